@@ -51,6 +51,7 @@ def test_xz_counts_nats_per_byte():
     assert counting.compressed(text) == pytest.approx(math.log(64), rel=0.05)
 
 
+@pytest.mark.campaign  # it counts the n-grams of the whole text
 def test_the_protocol_has_the_losses_of_counting(capsys):
     page = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()
 

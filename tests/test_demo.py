@@ -6,11 +6,12 @@ import sys
 import pytest
 
 from composable.comparison import Comparison
-from examples import demo
+from examples import demo, small_gpt
 from tests.test_small_gpt import short_texts  # noqa: F401 (a fixture of every test)
 
 
-def test_the_recipe_trains_and_its_model_writes():
+def test_the_recipe_trains_and_its_model_writes(monkeypatch):
+    monkeypatch.setattr(demo, "example", small_gpt)  # the module whose texts are short
     assert all(one.startswith(demo.PROMPT) for one in demo.samples(steps=2))
 
 

@@ -107,6 +107,7 @@ def test_a_method_that_is_added_by_the_five_steps_passes_every_check(tree):
     assert int(re.search(r"(\d+) passed", passed)[1]) > 60
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("step", "command", "message"),
     [
@@ -128,6 +129,7 @@ def test_a_step_that_is_skipped_is_named_with_the_file_to_write(tree, step, comm
         (tree / path).write_text(text)
 
 
+@pytest.mark.campaign
 def test_a_page_that_is_out_of_date_is_named_with_the_command_that_rewrites_it(tree):
     readme = (tree / "README.md").read_text()
     (tree / "README.md").write_text(readme.replace("flips images", "turns images"))

@@ -16,7 +16,7 @@ import composable
 from composable.callbacks import ExportForInference, MLPerfCallback, Profiler
 from composable.checkpoint import files
 from composable.comparison import Comparison
-from composable.comparison.execution import Machine
+from composable.comparison.execution import Worker
 from composable.comparison.study_file import write_study
 from composable.loggers import CSVLogger, JSONLinesLogger, TensorBoardLogger
 from composable.report import write_report
@@ -40,7 +40,7 @@ def autoresume(folder):
 
 
 def compare(folder):
-    Machine(folder, 1).start(0).shutdown()
+    Worker(folder, 0, threads=1).close()
 
 
 def mlperf(folder):

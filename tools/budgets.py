@@ -1,7 +1,7 @@
 """Measure the size and the structure of the package, against the budgets of `budgets.json`.
 
     python -m tools.budgets            # every number, and its budget
-    python -m tools.budgets --write    # lower the budgets to the numbers of today
+    python -m tools.budgets --write    # make the numbers of today the budgets
 
 A change that needs more raises a number in `budgets.json`, and gives the reason in its commit.
 """
@@ -118,13 +118,12 @@ def measure() -> dict[str, int]:
 def main() -> None:
     """Print the numbers, or write them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--write", action="store_true", help="lower the budgets to the numbers")
-    found, budgets = measure(), json.loads(BUDGETS.read_text()) if BUDGETS.exists() else {}
-    if parser.parse_args().write:
-        lowered = {name: min(value, budgets.get(name, value)) for name, value in found.items()}
-        BUDGETS.write_text(json.dumps(lowered, indent=2) + "\n")
+    parser.add_argument("--write", action="store_true", help="make the numbers the budgets")
+    found, budgets = measure(), json.loads(BUDGETS.read_text())
     for name, value in found.items():
         print(f"{value:7,} of {budgets.get(name, 0):7,}  {name}")
+    if parser.parse_args().write:
+        BUDGETS.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Read blocks of tensors from the files of a checkpoint, each file in one sequential pass."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import attrs
 import torch
@@ -14,7 +15,15 @@ from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheck
 from composable.checkpoint.layout import Region, Stored, parse_layout
 from composable.checkpoint.manifest import LAYOUT, Manifest
 
-__all__ = ["Headers", "check_all", "fetcher", "hash_files", "read_headers", "read_regions"]
+__all__ = [
+    "Fetch",
+    "Headers",
+    "check_all",
+    "fetcher",
+    "hash_files",
+    "read_headers",
+    "read_regions",
+]
 
 
 def check_all(inputs: Inputs, *, keep: bool) -> tuple[Manifest, dict[str, Tensor], JSON]:
@@ -25,6 +34,12 @@ def check_all(inputs: Inputs, *, keep: bool) -> tuple[Manifest, dict[str, Tensor
     wanted = headers.tensors if keep else {}
     regions = {name: Region.whole(each.shape) for name, each in wanted.items()}
     return manifest, read_regions(inputs, headers, regions, everything=True), data
+
+
+class Fetch(Protocol):
+    """A function that reads a tensor, or a region of it, by name."""
+
+    def __call__(self, name: str, region: Region | None = None) -> Tensor: ...
 
 
 @attrs.frozen
@@ -91,8 +106,9 @@ def read_regions(
         everything: Read and verify all files, instead of those that have a part of the regions.
         verify: Compare the hash of each file that is read, which reads all of its bytes.
     """
+    first = inputs.files[inputs.manifest.tensor_files[0]].where
     tensors = {
-        name: _empty(region.sizes, headers.tensors[name].dtype, name, inputs)
+        name: _empty(region.sizes, headers.tensors[name].dtype, name, first)
         for name, region in regions.items()
     }
     for number, name in enumerate(inputs.manifest.tensor_files, start=1):
@@ -126,26 +142,33 @@ def hash_files(inputs: Inputs, headers: Headers, names: Iterable[str]) -> None:
         file.check(inputs.manifest.files[name])
 
 
-def fetcher(inputs: Inputs, headers: Headers) -> Callable[[str], Tensor]:
-    """Return a function that reads one tensor, again, after all files were verified."""
+def fetcher(files: Mapping[str, Input], headers: Headers) -> Fetch:
+    """Return a function that reads one tensor, or a region of it, and verifies no hash.
+
+    Args:
+        files: The open files of tensors, by name.
+        headers: Their headers.
+    """
     places: dict[str, list[tuple[Input, int, Region]]] = {name: [] for name in headers.tensors}
-    for number, name in enumerate(inputs.manifest.tensor_files, start=1):
-        file, entries = inputs.files[name], headers.entries[name]
+    for number, (name, entries) in enumerate(headers.entries.items(), start=1):
+        file = files[name]
         file.hashing = False
         position = file.size - sum(entry.size for entry in entries)
         for entry in entries:
-            region = headers.tensors[entry.name].slices[number]
-            places[entry.name].append((file, position, region))
+            block = headers.tensors[entry.name].slices[number]
+            places[entry.name].append((file, position, block))
             position += entry.size
 
-    def fetch(name: str) -> Tensor:
+    def fetch(name: str, region: Region | None = None) -> Tensor:
         stored = headers.tensors[name]
-        whole = Region.whole(stored.shape)
-        tensor = _empty(stored.shape, stored.dtype, name, inputs)
+        wanted = Region.whole(stored.shape) if region is None else region
+        where = places[name][0][0].where if places[name] else name
+        tensor = _empty(wanted.sizes, stored.dtype, name, where)
         try:
-            for file, position, region in places[name]:
-                file.seek(position)
-                _read_part(file, region, region, tensor[region.within(whole)])
+            for file, position, block in places[name]:
+                if part := wanted.overlap(block):
+                    file.seek(position)
+                    _read_part(file, part, block, tensor[part.within(wanted)])
         except OSError as error:  # in the middle of writing another checkpoint
             raise UnreadableCheckpointError(
                 f"{file.where} cannot be read: {error.strerror or error}."
@@ -155,13 +178,12 @@ def fetcher(inputs: Inputs, headers: Headers) -> Callable[[str], Tensor]:
     return fetch
 
 
-def _empty(sizes: Sequence[int], dtype: torch.dtype, name: str, inputs: Inputs) -> Tensor:
+def _empty(sizes: Sequence[int], dtype: torch.dtype, name: str, where: str) -> Tensor:
     try:
         return torch.empty(sizes, dtype=dtype)
     except (RuntimeError, MemoryError) as error:  # also for a shape such as (0, 2**62, 4)
-        first = inputs.files[inputs.manifest.tensor_files[0]].where
         raise UnreadableCheckpointError(
-            f"{first}: tensor {name!r} of shape {list(sizes)} cannot be allocated."
+            f"{where}: tensor {name!r} of shape {list(sizes)} cannot be allocated."
         ) from error
 
 

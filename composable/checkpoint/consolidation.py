@@ -48,7 +48,7 @@ def consolidate(
         state = bytes(check_json(inputs, STATE))
         headers = read_headers(inputs)
         read_regions(inputs, headers, {}, everything=True)
-        fetch = fetcher(inputs, headers)
+        fetch = fetcher(inputs.files, headers)
         tensors = {
             name: torch.empty(stored.shape, dtype=stored.dtype, device="meta")
             for name, stored in headers.tensors.items()

@@ -2,8 +2,8 @@
 
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.files import read
 from composable.checkpoint.layout import Region
-from composable.checkpoint.shards import is_dtensor, like_dtensor, region_of
+from composable.checkpoint.shards import is_dtensor, local_of, region_of
 from composable.checkpoint.tree import identity_of, listed, unpack
+from composable.checkpoint.weight_files import files_of_model, open_checkpoint, open_files
 from composable.core._paths import open_regular
 from composable.functional._checks import as_path, check_flag, check_module
 
@@ -46,6 +47,8 @@ _OF_TRAINER = (
 )
 _OURS = "state/model/weights"
 _EXTRA = "_extra_state"
+_SAFETENSORS = ".safetensors"
+Read = Callable[..., Tensor]
 
 
 @attrs.frozen
@@ -76,8 +79,9 @@ def load_weights(
 
     Args:
         model: The model, modified in place.
-        path: A checkpoint of this library (a folder), a `.safetensors` file, or a file that
-            `torch.load(weights_only=True)` reads. Loading it never executes code.
+        path: A checkpoint of this library (a folder), a `.safetensors` file, a folder that
+            `save_pretrained` of Transformers wrote, or a file that `torch.load(weights_only=True)`
+            reads. Loading it never executes code.
         strict: Raise if names are missing or unexpected. A wrong shape always raises.
         ignore: Patterns of names to leave unchanged in the model, such as "head.*".
         key: The path of the weights in the file: "state_dict", or "state/model" with a slash for
@@ -105,20 +109,43 @@ def load_weights(
     patterns = as_patterns(ignore)
     if key is not None and not isinstance(key, str):
         raise TypeError(f"key={key!r} must be the path of the weights in the file, or None.")
-    weights = read_weights(path, key)
-    return _load_weights(model, weights, path, patterns, strict=strict, argument="ignore")
+    with _opened(model, path, key, _OF_FUNCTION) as (weights, read):
+        return _load_weights(model, weights, read, path, patterns, strict=strict, argument="ignore")
 
 
 def load_path_weights(model: nn.Module, path: Path, ignore: Sequence[str]) -> LoadedWeights:
     """Load the weights of `load_path`, as `load_weights` does; errors name those arguments."""
-    weights = read_weights(path, None, _OF_TRAINER)
-    patterns = as_patterns(ignore)
-    return _load_weights(model, weights, path, patterns, strict=True, argument="load_ignore_keys")
+    patterns, argument = as_patterns(ignore), "load_ignore_keys"
+    with _opened(model, path, None, _OF_TRAINER) as (weights, read):
+        return _load_weights(model, weights, read, path, patterns, strict=True, argument=argument)
+
+
+@contextmanager
+def _opened(
+    model: nn.Module, path: Path, key: str | None, advice: str
+) -> Iterator[tuple[dict[str, Any], Read]]:
+    """Yield the weights of a file, and what reads a region of one.
+
+    Those for a model that is sharded have no values yet: each process reads its part.
+    """
+    if any(map(is_dtensor, model.parameters())):
+        files = [path] if path.suffix == _SAFETENSORS else files_of_model(path)
+        if files or path.is_dir():
+            with open_files(files) if files else open_checkpoint(path) as source:
+                at = key if files else key or _OURS
+                yield _weights_in(source.tree, at, path, advice), source.read
+                return
+    yield read_weights(path, key, advice), _part_of
+
+
+def _part_of(value: Tensor, region: Region | None = None) -> Tensor:
+    return value if region is None else value[region.within(Region.whole(value.shape))]
 
 
 def _load_weights(
     model: nn.Module,
     weights: Mapping[str, Any],
+    read: Read,
     path: Path,
     patterns: list[str],
     *,
@@ -133,7 +160,7 @@ def _load_weights(
     tied = _tied(own)
     missing = [name for name in own if not any(other in found for other in tied[name])]
     faults = [f"{name}: {fault}" for name in found if (fault := _fault(own[name], found[name]))]
-    faults += _contradictions(found, tied)
+    faults += _contradictions(found, tied, read)
     if strict and missing:
         faults.append(f"missing in the file: {listed(missing)}")
     if strict and unexpected:
@@ -145,18 +172,27 @@ def _load_weights(
             + f"\nTo leave weights unchanged, list them in {argument}, such as "
             f"{argument}=['head.*']."
         )
-    _load(model, {name: _divided(value, own[name]) for name, value in found.items()}, path)
+    if any(map(is_dtensor, own.values())):
+        _load_parts(model, own, found, read, path)
+    else:
+        _load(model, found, path)
     return LoadedWeights(tuple(found), tuple(missing), tuple(unexpected))
 
 
-def _divided(value: Any, own: Any) -> Any:
-    """Return a value as a `DTensor` if the model's own is one: the part of this process."""
-    if not (is_dtensor(own) and isinstance(value, Tensor)):
-        return value
-    region, whole = region_of(own), Region.whole(value.shape)
-    if region is None:
-        region = Region(whole.offsets, (0,) * value.ndim)
-    return like_dtensor(value[region.within(whole)], own)
+def _load_parts(
+    model: nn.Module, own: Mapping[str, Any], found: Mapping[str, Any], read: Read, path: Path
+) -> None:
+    """Load the parts of this process, one tensor after another."""
+    _load(model, {n: value for n, value in found.items() if not isinstance(own[n], Tensor)}, path)
+    with torch.no_grad():
+        for name, value in found.items():
+            target = own[name]
+            if is_dtensor(target):
+                region = region_of(target)
+                if region is not None:
+                    local_of(target).copy_(read(value, region))
+            elif isinstance(target, Tensor):
+                target.copy_(read(value))
 
 
 def as_patterns(ignore: Any) -> list[str]:
@@ -205,19 +241,22 @@ def _tied(own: Mapping[str, Any]) -> dict[str, list[str]]:
     return of
 
 
-def _contradictions(found: Mapping[str, Any], tied: Mapping[str, list[str]]) -> list[str]:
+def _contradictions(
+    found: Mapping[str, Any], tied: Mapping[str, list[str]], read: Read
+) -> list[str]:
     """List the tied weights of the model whose values differ in the file."""
     faults = []
     for name in found:
         first = next(other for other in tied[name] if other in found)
         one, two = found[first], found[name]
-        if isinstance(one, Tensor) and isinstance(two, Tensor) and not _same(one, two):
+        both = isinstance(one, Tensor) and isinstance(two, Tensor)
+        if both and one is not two and not _same(read(one), read(two)):
             faults.append(f"{name}: tied to {first} in the model, but different in the file")
     return faults
 
 
 def _same(one: Tensor, two: Tensor) -> bool:
-    if one is two or one.shape != two.shape:
+    if one.shape != two.shape:
         return True  # a wrong shape is reported separately
     return bool(((one == two) | ((one != one) & (two != two))).all())
 
@@ -230,8 +269,6 @@ def _fault(own: Any, value: Any) -> str | None:
         return f"expected a tensor, got {type(value).__name__}"
     if own.is_meta and not nn.parameter.is_lazy(own):
         return "on the meta device in the model, without memory: call model.to_empty(device=...)"
-    if value.is_meta:
-        return "on the meta device in the file, without values"
     if own.layout is not value.layout:
         return f"layout {value.layout} in the file, {own.layout} in the model"
     if not nn.parameter.is_lazy(own) and own.shape != value.shape:
@@ -248,11 +285,24 @@ def _fault(own: Any, value: Any) -> str | None:
 
 def read_weights(path: Path, key: str | None, advice: str = _OF_FUNCTION) -> dict[str, Any]:
     """Return the weights of a file by name: see `load_weights`."""
-    if path.is_dir():
+    tree: Any
+    if files := files_of_model(path):
+        tree = {name: value for file in files for name, value in read_file(file).items()}
+    elif path.is_dir():
         contents = read(path)
         tree, key = unpack(contents.tensors, contents.data), key or _OURS
     else:
         tree = read_file(path)
+    weights = _weights_in(tree, key, path, advice)
+    if missing := [
+        name for name, one in weights.items() if isinstance(one, Tensor) and one.is_meta
+    ]:
+        raise MismatchError(f"{path}: {missing[0]} is on the meta device, without values.")
+    return weights
+
+
+def _weights_in(tree: Any, key: str | None, path: Path, advice: str) -> dict[str, Any]:
+    """Return the weights that a tree has at a path."""
     for part in (key or "").split("/") if key else []:
         if not isinstance(tree, Mapping) or part not in tree:
             raise MismatchError(f"{path} has no entry {key!r}: {_contents(tree)}.")
@@ -291,7 +341,7 @@ def read_file(path: Path) -> Any:
     """
     try:
         with open_regular(path) as file:
-            if path.suffix == ".safetensors":
+            if path.suffix == _SAFETENSORS:
                 return _read_safetensors(file, path)
             return load_plain(file, path, os.fstat(file.fileno()).st_size)
     except FileNotFoundError:

@@ -82,10 +82,8 @@ Runs = dict[str, dict[int, TrialResult]]
 
 def _runs_of(study: Study) -> dict[str, Runs]:
     found: dict[tuple[str, str], dict[int, TrialResult]] = {}
-    for result in sorted(study.results, key=lambda one: one.trial.seed):
+    for result in sorted(study.reported, key=lambda one: one.trial.seed):
         trial = result.trial
-        if trial.purpose != "reporting":
-            continue
         seeds = found.setdefault((trial.arm, trial.duration), {})
         if trial.seed in seeds:
             raise ValueError(
@@ -311,7 +309,9 @@ def _edges(protocol: Protocol, arm: str) -> Iterator[str]:
     """Yield a warning for each chosen number that is the lowest or highest of its grid."""
     for name, values in protocol.grids.get(arm, {}).items():
         chosen = protocol.chosen.get(arm, {}).get(name)
-        numbers = sorted({one for one in values if type(one) in (int, float)})
+        numbers = sorted(
+            {one for one in values if isinstance(one, (int, float)) and not isinstance(one, bool)}
+        )
         if len(numbers) < max(2, len(set(map(repr, values)))) or chosen not in numbers:
             continue
         if chosen in (numbers[0], numbers[-1]):

@@ -16,7 +16,6 @@ from composable.comparison.budget import length_of, parse_budget
 from composable.comparison.building import BuildError
 from composable.comparison.design import Design, Durations, default_folder, plan
 from composable.comparison.execution import (
-    Machine,
     Progress,
     Workers,
     check_not_in_worker,
@@ -123,7 +122,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             the analysis names, and analyze again, up to twice.
         cost: The seconds of a step by arm. Default: they are measured on this machine.
         executor: Runs the trials in the place of worker processes: any
-            `concurrent.futures.Executor`, such as that of Dask, Ray or submitit for many machines.
+            `concurrent.futures.Executor`, such as that of Dask, or an executor of submitit, for
+            many machines.
         workers: The number of trials that run at the same time. Default: one for each core,
             divided by `threads`, or one for each GPU of this machine.
         threads: The number of threads of each trial.
@@ -196,7 +196,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         design.subject,
         Cache(place / "trials", data=data_version),
         workers,
-        Machine(place / "logs", threads),
+        place / "logs",
         executor,
         progress,
     )
@@ -280,8 +280,7 @@ def check_results(study: Study, function: str) -> None:
         study: What was trained.
         function: The name of the compared function, for the error.
     """
-    protocol = study.protocol
-    reported = [one for one in study.results if one.trial.purpose == "reporting"]
+    protocol, reported = study.protocol, study.reported
     if not reported:
         raise NothingToCompareError(
             "the budget ended before all arms had one seed. Finished trials are kept: the same "
@@ -334,8 +333,8 @@ def equal_arms(study: Study) -> list[str]:
 def _curves(study: Study) -> Mapping[str, dict[tuple[str, int], str]]:
     """Return the results of reported runs that finished, by arm, duration and seed."""
     curves: dict[str, dict[tuple[str, int], str]] = {arm: {} for arm in study.protocol.arms}
-    for one in study.results:
-        if one.outcome == "finished" and one.trial.purpose == "reporting":
+    for one in study.reported:
+        if one.outcome == "finished":
             evaluations = str([(point.batch, dict(point.metrics)) for point in one.curve])
             curves[one.trial.arm][one.trial.duration, one.trial.seed] = evaluations
     return curves

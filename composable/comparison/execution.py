@@ -28,7 +28,7 @@ from composable.comparison.study_file import Cache
 from composable.comparison.trial import Request, Subject, failed, run_trial
 from composable.core._paths import check_no_link, open_to_write
 
-__all__ = ["ProcessRun", "Progress", "Workers", "check_not_in_worker", "pickled"]
+__all__ = ["ProcessRun", "Progress", "Worker", "Workers", "check_not_in_worker", "pickled"]
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _MARK = "COMPOSABLE_COMPARISON_WORKER"
@@ -98,37 +98,53 @@ def _end_with(parent: int) -> None:
 # --- processes ---
 
 
-@attrs.frozen(eq=False)
-class Machine:
-    """Starts worker processes on this machine, which log to files of a folder."""
+class Worker:
+    """A process on this machine, on the GPU of its number if there are any."""
 
-    folder: Path
-    threads: int
-
-    def start(self, number: int) -> Executor:
-        """Return an executor of one new process, on the GPU of its number if there are any."""
+    def __init__(self, folder: Path, number: int, threads: int) -> None:
         from loky import ProcessPoolExecutor
 
-        self.folder.mkdir(parents=True, exist_ok=True)
-        check_no_link(self.log(number))
-        environment = {**dict.fromkeys(_THREADS, str(self.threads)), _MARK: "1"}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = folder / f"worker-{number}.log"
+        check_no_link(self._log)
+        environment = {**dict.fromkeys(_THREADS, str(threads)), _MARK: "1"}
         if devices := _cuda_devices():
             environment["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
-        start = {"initializer": _start_worker, "initargs": (str(self.log(number).absolute()),)}
-        executor: Executor = ProcessPoolExecutor(1, env=environment, **start)
-        return executor
+        start = {"initializer": _start_worker, "initargs": (str(self._log.absolute()),)}
+        self._executor = ProcessPoolExecutor(1, env=environment, **start)
+        self.submit = self._executor.submit
 
-    def log(self, number: int) -> Path:
-        """Return the log file of a worker."""
-        return self.folder / f"worker-{number}.log"
-
-    def cause(self, number: int, error: BaseException) -> str:
-        """Return why a worker has died, with the end of its log."""
+    def cause(self, error: BaseException) -> str:
+        """Return why the process has died, with the end of its log."""
         codes = re.search(r"\{(.*)\}", str(error))
-        path = self.log(number)
-        text = path.read_text(errors="replace").strip() if path.exists() else ""
-        end = f"the end of its log {path}:\n{text[-_TAIL:]}" if text else f"its log {path} is empty"
+        text = self._log.read_text(errors="replace").strip() if self._log.exists() else ""
+        end = f"its log {self._log} is empty"
+        if text:
+            end = f"the end of its log {self._log}:\n{text[-_TAIL:]}"
         return f"the worker process died{f' ({codes[1]})' if codes else ''}; {end}"
+
+    def close(self) -> None:
+        """End the process at once."""
+        self._executor.shutdown(wait=True, kill_workers=True)
+
+
+class ProcessRun(Worker):
+    """A `paused_run` in a process of its own."""
+
+    def __init__(
+        self, folder: Path, number: int, subject: Subject, request: Request, steps: int
+    ) -> None:
+        super().__init__(folder, number, subject.threads)
+        self._begun = self.submit(_begin, _payload(subject, request), steps)
+
+    def advance(self) -> Block | None:
+        """Train the next block; an error says why the run failed, or its process died."""
+        try:
+            self._begun.result()
+            block: Block | None = self.submit(_advance).result()
+        except BrokenExecutor as error:
+            raise RuntimeError(self.cause(error)) from error
+        return block
 
 
 def _cuda_devices() -> list[str]:
@@ -146,33 +162,6 @@ def default_workers(threads: int) -> int:
     return len(_cuda_devices()) or max(1, cpu_count() // threads)
 
 
-def _end(executor: Any) -> None:
-    executor.shutdown(wait=True, kill_workers=True)
-
-
-class ProcessRun:
-    """A `paused_run` in a process of its own."""
-
-    def __init__(
-        self, machine: Machine, number: int, subject: Subject, request: Request, steps: int
-    ) -> None:
-        self._machine, self._number = machine, number
-        self._executor = machine.start(number)
-        self._begun = self._executor.submit(_begin, _payload(subject, request), steps)
-
-    def advance(self) -> Block | None:
-        """Train the next block; an error says why the run failed, or its process died."""
-        try:
-            self._begun.result()
-            return self._executor.submit(_advance).result()
-        except BrokenExecutor as error:
-            raise RuntimeError(self._machine.cause(self._number, error)) from error
-
-    def close(self) -> None:
-        """End the process at once."""
-        _end(self._executor)
-
-
 # --- trials ---
 
 
@@ -188,18 +177,18 @@ class Workers:
         subject: Subject,
         cache: Cache,
         workers: int,
-        machine: Machine,
+        folder: Path,
         executor: Executor | None = None,
         progress: "Progress | None" = None,
     ) -> None:
-        self.subject, self.cache, self.count, self.machine = subject, cache, workers, machine
+        self.subject, self.cache, self.count, self.folder = subject, cache, workers, folder
         self.executor, self.progress = executor, progress or Progress()
         self.context = cache.context(
             subject.function, subject.threads, subject.metrics, subject.split_evaluation
         )
         self.start_seconds = 0.0
         """How long it took to start a worker."""
-        self._executors: dict[int, Executor] = {}
+        self._own: dict[int, Worker] = {}
         self._wall = self._counted = 0.0
 
     @property
@@ -249,7 +238,7 @@ class Workers:
                 while waiting and free:
                     number, index = free.pop(), waiting.pop()
                     payload = _payload(self.subject, requests[index])
-                    job = self._executor(number).submit(_run, payload)
+                    job = (self.executor or self._worker(number)).submit(_run, payload)
                     running[_as_future(job)] = job, number, index, time.perf_counter()
                 left = None if until == math.inf else max(0.0, until - time.monotonic())
                 for future in wait(running, left, return_when=FIRST_COMPLETED).done:
@@ -262,12 +251,10 @@ class Workers:
                 for job, *_ in running.values():
                     job.cancel()
 
-    def _executor(self, number: int) -> Executor:
-        if self.executor is not None:
-            return self.executor
-        if number not in self._executors:
-            self._executors[number] = self.machine.start(number)
-        return self._executors[number]
+    def _worker(self, number: int) -> Worker:
+        if number not in self._own:
+            self._own[number] = Worker(self.folder, number, self.subject.threads)
+        return self._own[number]
 
     def _result(self, future: Future[Any], number: int, trial: Trial, begun: float) -> TrialResult:
         error = future.exception()
@@ -280,20 +267,21 @@ class Workers:
             self._counted += sum(attrs.astuple(result.seconds))
             return result
         if isinstance(error, BrokenExecutor) and self.executor is None:
-            _end(self._executors.pop(number))
-            return failed(trial, self.machine.cause(number, error))
+            dead = self._own.pop(number)
+            dead.close()
+            return failed(trial, dead.cause(error))
         if isinstance(error, BuildError | BrokenExecutor):
             raise error
         return failed(trial, f"{type(error).__name__}: {error}")  # such as a lost machine
 
     def stop(self) -> None:
         """End all worker processes at once. Later trials start new ones."""
-        while self._executors:
-            _end(self._executors.popitem()[1])
+        while self._own:
+            self._own.popitem()[1].close()
 
 
 def _as_future(job: Any) -> "Future[Any]":
-    """Return what an executor has returned as a future; the jobs of submitit are none."""
+    """Return what an executor has returned as a future, which a job of submitit is not."""
     if isinstance(job, Future):
         return job
     future = Future[Any]()

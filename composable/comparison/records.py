@@ -196,6 +196,11 @@ class Study:
     """Tuning and reporting trials, also failed ones."""
     costs: tuple[StepCost, ...]
 
+    @property
+    def reported(self) -> tuple[TrialResult, ...]:
+        """The results of reporting trials."""
+        return tuple(one for one in self.results if one.trial.purpose == "reporting")
+
     def __attrs_post_init__(self) -> None:
         named = (*(one.trial.arm for one in self.results), *(one.arm for one in self.costs))
         _check_arms(self.protocol, named)

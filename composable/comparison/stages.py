@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, zip_longest
 from statistics import fmean
 from typing import TypeAlias
@@ -58,7 +58,7 @@ class _Plan:
     estimates: Estimates
     size: Size
 
-    @property
+    @cached_property
     def tried(self) -> Tried:
         """The settings to try."""
         every = self.design.tried.items()
@@ -416,7 +416,7 @@ def _measure(
     with ExitStack() as stack:
         runs = [
             stack.enter_context(
-                closing(ProcessRun(workers.machine, number, workers.subject, one, count))
+                closing(ProcessRun(workers.folder, number, workers.subject, one, count))
             )
             for number, (one, count) in enumerate(zip(requests, steps, strict=True))
         ]
@@ -432,8 +432,8 @@ def _measured_runs(study: Study) -> dict[str, tuple[Trial, int]]:
     """Return the run of each arm whose steps are measured, and the number of its steps."""
     protocol = study.protocol
     finished: dict[str, dict[float, Trial]] = {}
-    for one in study.results:
-        if (one.trial.purpose, one.outcome) == ("reporting", "finished"):
+    for one in study.reported:
+        if one.outcome == "finished":
             finished.setdefault(one.trial.arm, {})[one.batches] = one.trial
     found = {}
     for arm in protocol.arms:

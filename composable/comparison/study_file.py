@@ -228,7 +228,7 @@ def _converter() -> "Converter":
     converter = Converter(forbid_extra_keys=True)
     hook = converter.register_structure_hook
 
-    @converter.register_structure_hook_factory(lambda kind: get_origin(kind) is tuple)
+    @converter.register_structure_hook_factory(_is_tuple)
     def structure_tuple(declared: Any) -> Any:
         items = homogenous_tuple_structure_factory(declared, converter)
         return lambda value, _: items(_checked(list, value), declared)
@@ -237,12 +237,16 @@ def _converter() -> "Converter":
     hook(float, lambda value, _: _number(value))
     for kind in (int, str):
         hook(kind, lambda value, kind: _checked(kind, value))
-    for kind, former in _FORMER.items():
-        structure = make_dict_structure_fn(kind, converter)
-        hook(kind, partial(_structure_without, former, structure))
+    for record, former in _FORMER.items():
+        structure: Any = make_dict_structure_fn(record, converter)
+        hook(record, partial(_structure_without, former, structure))
     converter.register_unstructure_hook(float, _finite)
     converter.register_unstructure_hook(Scalar, _marked)
     return converter
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple
 
 
 def _structure_without(

@@ -244,11 +244,11 @@ def format_html(study: Study, analysis: Analysis, plot: str | None = None) -> st
         tables["protocol"] = _protocol(study)
     source = files("composable.comparison").joinpath("page.html").read_text(encoding="utf-8")
     css = files("composable.report").joinpath("report.css").read_text(encoding="utf-8")
-    page = Environment(
+    template = Environment(
         autoescape=True,
         finalize=lambda value: printable(value) if type(value) is str else value,
     ).from_string(source)
-    return page.render(
+    page: str = template.render(
         title=headline(study, analysis),
         summary=_summary(study),
         sentences=_sentences(analysis),
@@ -259,6 +259,7 @@ def format_html(study: Study, analysis: Analysis, plot: str | None = None) -> st
         plot=None if plot is None else Markup(plot),
         tables=tables,
     )
+    return page
 
 
 # --- cells ---
@@ -290,10 +291,10 @@ def _final(quality: Quality) -> str:
 
 def _mean_setup(study: Study, arm: ArmAnalysis) -> str:
     """Return the mean seconds of set-up, compilation and first steps on the longest schedule."""
-    place = (arm.arm, arm.qualities[-1].duration, "reporting", "finished")
+    place = (arm.arm, arm.qualities[-1].duration, "finished")
     runs = [
         one.seconds.setup + one.seconds.warmup
-        for one in study.results
-        if (one.trial.arm, one.trial.duration, one.trial.purpose, one.outcome) == place
+        for one in study.reported
+        if (one.trial.arm, one.trial.duration, one.outcome) == place
     ]
     return show_number(1e3 * fmean(runs)) if runs else NOTHING

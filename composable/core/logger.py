@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from numbers import Real
 from typing import Any, Protocol
 
@@ -225,17 +226,22 @@ def to_numbers(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         ValueError: A metric is neither a number, a string nor a tensor of one element.
     """
     copies = [dict(record) for record in records]
-    by_device: dict[torch.device, list[tuple[dict[str, Any], str, Tensor]]] = {}
+    by_device: dict[torch.device, dict[torch.dtype, list[tuple[dict[str, Any], str, Tensor]]]] = {}
     for record in copies:
         for name, value in record.items():
             _check_metric(name, value)
             if isinstance(value, Tensor):
-                by_device.setdefault(value.device, []).append((record, name, value))
-    for device, found in by_device.items():
+                of_device = by_device.setdefault(value.device, {})
+                of_device.setdefault(value.dtype, []).append((record, name, value))
+    for device, kinds in by_device.items():
         # float64 represents every float32 and every count exactly.
         widest = widest_float(device)
-        values = torch.stack([value.detach().reshape(()).to(widest) for _, _, value in found])
-        for (record, name, value), number in zip(found, values.tolist(), strict=True):
+        stacked = [
+            torch.stack([value.detach().reshape(()) for _, _, value in found]).to(widest)
+            for found in kinds.values()
+        ]
+        numbers = torch.cat(stacked).tolist()
+        for (record, name, value), number in zip(chain(*kinds.values()), numbers, strict=True):
             record[name] = number if value.is_floating_point() else int(number)
     return copies
 

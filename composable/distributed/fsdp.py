@@ -1,6 +1,7 @@
 """Fully sharded data parallelism, by torch.distributed.fsdp."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -32,8 +33,12 @@ class FSDP2(Strategy):
             processes. Default: 1, so that all processes together hold one copy.
         wrap: The modules whose parameters are gathered together: types of modules, or a function of
             a module. Default: the items of each `nn.ModuleList` and `nn.Sequential` that have
-            parameters, such as the blocks of a transformer. The rest of the model is gathered with
-            the model itself.
+            parameters, such as the blocks of a transformer, but for those that share a parameter
+            with another module. The rest of the model is gathered with the model itself.
+        initialize: A function that sets the parameters and buffers of a module, for a model that
+            was built on the meta device. It is called for each module, after its children and after
+            its `reset_parameters`. Default: the method `_init_weights` of the model, as models of
+            Transformers have it.
         reshard_after_forward: Free the gathered parameters after the forward pass, and gather them
             again for the backward pass.
         mixed_precision: A `torch.distributed.fsdp.MixedPrecisionPolicy`: the dtypes of gathered
@@ -56,6 +61,7 @@ class FSDP2(Strategy):
     wrap: Sequence[type[nn.Module]] | Callable[[nn.Module], bool] | None = attrs.field(
         default=None, kw_only=True
     )
+    initialize: Callable[[nn.Module], object] | None = attrs.field(default=None, kw_only=True)
     reshard_after_forward: bool = attrs.field(default=True, kw_only=True)
     mixed_precision: MixedPrecisionPolicy | None = attrs.field(default=None, kw_only=True)
     offload: bool = attrs.field(default=False, kw_only=True)
@@ -77,6 +83,8 @@ class FSDP2(Strategy):
         types = isinstance(self.wrap, Sequence) and all(isinstance(one, type) for one in self.wrap)
         if self.wrap is not None and not callable(self.wrap) and not types:
             raise TypeError(f"wrap={self.wrap!r} must be types of modules, or a function of one.")
+        if self.initialize is not None and not callable(self.initialize):
+            raise TypeError(f"initialize={self.initialize!r} must be a function of a module.")
 
     def engine_for(self, processes: Processes, shards: int) -> Any:
         """Return the engine of a run: one process has the whole model."""
@@ -102,12 +110,19 @@ class FSDP2(Strategy):
         """Return the modules of a model that are sharded by themselves, children first.
 
         Raises:
-            ValueError: `wrap` selects none.
+            ValueError: `wrap` selects none, or one that shares a parameter with another module.
         """
         chosen = list(dict.fromkeys(self._chosen(model)))
         if self.wrap is not None and not chosen:
             raise ValueError(f"wrap={self.wrap!r} selects no module of {type(model).__name__}.")
-        return chosen[::-1]
+        uses = Counter(map(id, _parameters(model)))
+        apart = [one for one in chosen if _is_self_contained(one, uses)]
+        if self.wrap is not None and apart != chosen:
+            raise ValueError(
+                f"wrap={self.wrap!r} selects a module that shares a parameter with another one, "
+                "such as an embedding that is tied to the output: select a module around both."
+            )
+        return apart[::-1]
 
     def _chosen(self, model: nn.Module) -> Iterator[nn.Module]:
         for parent in model.modules():
@@ -123,3 +138,14 @@ class FSDP2(Strategy):
         if isinstance(self.wrap, Sequence):
             return isinstance(module, tuple(self.wrap))
         return bool(self.wrap(module))
+
+
+def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Iterate over parameters, each as often as it is used."""
+    return (parameter for _, parameter in module.named_parameters(remove_duplicate=False))
+
+
+def _is_self_contained(module: nn.Module, uses: Mapping[int, int]) -> bool:
+    """Return whether no parameter of a module is used outside of it."""
+    inside = Counter(map(id, _parameters(module)))
+    return all(uses[one] == count for one, count in inside.items())

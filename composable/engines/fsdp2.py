@@ -1,9 +1,12 @@
 """Fully sharded data parallelism: the parameters of a run are sharded by `fully_shard`."""
 
-from typing import Any
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, ClassVar
 
 import attrs
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed._composable import checkpoint  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -15,6 +18,7 @@ from torch.distributed.fsdp import (
 
 from composable.core.state import State
 from composable.distributed.fsdp import FSDP2
+from composable.engines.initialization import replace_parameters
 from composable.engines.modules import modules_of
 from composable.engines.partitioned import Partitioned
 from composable.engines.protocol import Setup, Sums
@@ -30,31 +34,50 @@ class Sharded(Partitioned):
     modules: list[FSDPModule] = attrs.field(init=False, factory=list)
     """What is sharded."""
 
+    loads_parts: ClassVar[bool] = True
+
     def prepare(self, state: State, setup: Setup) -> State:
         """Shard the model, and the module that computes the loss.
-
-        The optimizers get the new parameters in the places of the old ones.
 
         Raises:
             ValueError: An optimizer has a state already: it is that of whole parameters.
         """
-        state = super().prepare(state, setup)
         if any(optimizer.state for optimizer in state.optimizers):
             raise ValueError(
                 "optimizers must not have a state before the model is sharded; pass them as "
                 "functions of the parameters, and resume with load_path."
             )
+        return super().prepare(state, setup)
+
+    def place(self, state: State, setup: Setup) -> None:
+        """Shard the modules one after another: initialize each first, or copy that of rank 0.
+
+        So no process has more than the largest of them besides its parts. The optimizers get the
+        new parameters in the places of the old ones.
+
+        Raises:
+            ProcessError: The models differ.
+        """
         strategy: FSDP2 = self.strategy  # type: ignore[assignment]
-        mesh = strategy.mesh(self.processes, state.device)
-        replaced: dict[nn.Parameter, nn.Parameter] = {}
+        options = shard_options(strategy, strategy.mesh(self.processes, state.device))
+        if not setup.resumes:
+            self.check_same_models(state)
         for module in modules_of(state):
-            if module is state.model or any(True for _ in module.parameters()):
-                replaced |= shard_model(module, strategy, mesh)
-                self.modules += [module]  # type: ignore[list-item]  # fully_shard changes its class
-        for optimizer in state.optimizers:
-            for group in optimizer.param_groups:
-                group["params"] = [replaced.get(one, one) for one in group["params"]]
-        return state
+            if module is not state.model and not any(True for _ in module.parameters()):
+                continue
+            initialization, sent = self.initialization(module, state, reuse=True), set[Tensor]()
+            wrapped = strategy.wrapped(module) if module is state.model else []
+            for part in [*wrapped, module]:
+                replace_parameters(state.optimizers, initialization.fill(part))
+                if not setup.resumes:
+                    self.broadcast(one for one in whole_tensors(part) if one not in sent)
+                    sent.update(part.buffers())
+                if strategy.checkpointing and part is not module:
+                    # The functional form of torch.utils.checkpoint: names of parameters stay.
+                    checkpoint(part)
+                replace_parameters(state.optimizers, shard(part, options))
+            self.modules += [module]  # type: ignore[list-item]  # fully_shard changes its class
+        self.share_work(state)
 
     def shard_sums(self, state: State) -> Sums:
         """Return sums of losses and buffers: the backward pass sums gradients."""
@@ -89,32 +112,40 @@ class ScatteredSums(ShardSums):
                 module.set_requires_gradient_sync(last)
 
 
-def shard_model(
-    model: nn.Module, strategy: FSDP2, mesh: DeviceMesh
-) -> dict[nn.Parameter, nn.Parameter]:
-    """Shard a model in place, and return the new parameters by the old ones."""
-    before = dict(model.named_parameters(remove_duplicate=False))
+def whole_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Iterate over the parameters and buffers that are not sharded."""
+    for tensor in chain(module.parameters(), module.buffers()):
+        if not hasattr(tensor, "device_mesh"):
+            yield tensor
+
+
+def shard_options(strategy: FSDP2, mesh: DeviceMesh) -> dict[str, Any]:
+    """Return the arguments of `fully_shard`."""
+    return {
+        "mesh": mesh,
+        "reshard_after_forward": strategy.reshard_after_forward,
+        "mp_policy": strategy.mixed_precision or MixedPrecisionPolicy(),
+        "offload_policy": CPUOffloadPolicy() if strategy.offload else OffloadPolicy(),
+    }
+
+
+def shard(module: nn.Module, options: Mapping[str, Any]) -> dict[Tensor, Tensor]:
+    """Shard a module in place, whose children may be sharded already.
+
+    Returns:
+        The new parameters by the old ones.
+
+    Raises:
+        ValueError: A parameter is not contiguous.
+    """
+    named = module.named_parameters(remove_duplicate=False)
+    before = {name: p for name, p in named if not hasattr(p, "device_mesh")}
     for name, parameter in before.items():
         if not parameter.is_contiguous():
             raise ValueError(
                 f"{name} has the strides {parameter.stride()}, and only contiguous parameters can "
                 "be sharded; omit ChannelsLast, or use parallel='ddp'."
             )
-    options: dict[str, Any] = {
-        "mesh": mesh,
-        "reshard_after_forward": strategy.reshard_after_forward,
-        "mp_policy": strategy.mixed_precision or MixedPrecisionPolicy(),
-        "offload_policy": CPUOffloadPolicy() if strategy.offload else OffloadPolicy(),
-    }
-    for module in strategy.wrapped(model):
-        if strategy.checkpointing:
-            # The functional form of torch.utils.checkpoint: names of parameters stay.
-            from torch.distributed._composable import (  # type: ignore[attr-defined]
-                checkpoint,
-            )
-
-            checkpoint(module)
-        fully_shard(module, **options)
-    fully_shard(model, **options)
-    after = dict(model.named_parameters(remove_duplicate=False))
+    fully_shard(module, **options)
+    after = dict(module.named_parameters(remove_duplicate=False))
     return {old: after[name] for name, old in before.items()}

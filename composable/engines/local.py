@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from composable.checkpoint.errors import MismatchError
 from composable.core.batch_spec import BatchSpec
@@ -21,7 +21,8 @@ from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.distributed.strategies import Strategy
 from composable.engines.forward import ForwardPass
-from composable.engines.modules import trained_parameters
+from composable.engines.initialization import Initialization, is_unset, replace_parameters
+from composable.engines.modules import modules_of, trained_parameters
 from composable.engines.protocol import Engine, Setup, Sums
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares, StepShares
@@ -49,9 +50,11 @@ class Local:
     forward: ForwardPass = attrs.field(init=False, factory=ForwardPass)
     scaler: LossScaler = attrs.field(init=False)
     shares: LossShares = attrs.field(init=False)
+    _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
 
     mean_gradients: ClassVar[bool] = False
     reads_parts: ClassVar[bool] = False
+    loads_parts: ClassVar[bool] = False
     has_shards: ClassVar[bool] = False
 
     @property
@@ -60,14 +63,56 @@ class Local:
         return self.shards.processes
 
     def prepare(self, state: State, setup: Setup) -> State:
-        """Compile the forward pass if requested, in the precision of the state."""
+        """Compile the forward pass if requested, in the precision of the state; place the model.
+
+        Raises:
+            ValueError: The model was built on the meta device, and nothing sets a tensor.
+        """
         outputs: Callable[[State], Any] = State.forward
         if setup.compile:
             from composable.engines.compiled import compile_outputs  # on use
 
             outputs = compile_outputs(state, setup.compile, setup.algorithms)
         self._prepare_passes(state, outputs, compiled=bool(setup.compile))
+        self.place(state, setup)
+        if setup.load is not None:
+            setup.load(state)
+        if not setup.resumes:
+            self.check_weights(state)
         return state
+
+    def place(self, state: State, setup: Setup) -> None:
+        """Give memory and initial values to what was built on the meta device."""
+        for module in modules_of(state):
+            replace_parameters(state.optimizers, self.initialization(module, state).fill(module))
+
+    def initialization(
+        self, module: nn.Module, state: State, *, reuse: bool = False
+    ) -> Initialization:
+        """Return what initializes the tensors of the model, or of the loss."""
+        function = getattr(self.strategy, "initialize", None)
+        initialization = Initialization(module, state.key, state.device, function, reuse=reuse)
+        self._initializations.append((module, initialization))
+        return initialization
+
+    def check_weights(self, state: State) -> None:
+        """Check that all weights have values: initial ones, or those of a checkpoint.
+
+        Raises:
+            ValueError: One has none.
+        """
+        pending, self._initializations = self._initializations, []
+        for module, initialization in pending:
+            held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            unset = [name for name in initialization.unset if name in held]
+            if missing := [n for n in unset if self.processes.any(is_unset(held[n]))]:
+                raise ValueError(
+                    f"the {initialization.kind} was built on the meta device, and nothing sets "
+                    f"{', '.join(missing[:5])}: define reset_parameters in "
+                    f"{initialization.unset[missing[0]]}, pass parallel=FSDP2(initialize=...), a "
+                    "function that sets the tensors of a module, or load all weights with "
+                    "load_path."
+                )
 
     def _prepare_passes(
         self, state: State, outputs: Callable[[State], Any], *, compiled: bool = False

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from itertools import chain
@@ -29,7 +29,7 @@ from composable.engines.modules import modules_of
 from composable.engines.protocol import Setup, Sums
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
-from composable.optim.muon import Muon
+from composable.optim.muon import DEFAULT, Muon
 from composable.plan.compatibility import occurrences
 from composable.plan.dispatch import Dispatcher
 
@@ -54,21 +54,30 @@ class Parallel(Local):
     rescales: ClassVar[bool] = True
 
     def prepare(self, state: State, setup: Setup) -> State:
+        """Learn what algorithms may do, and place the model."""
+        parts = [one.algorithm for given in setup.algorithms for one in occurrences(given)]
+        self.may_omit = any("batch" in one.writes or not one.declares for one in parts)
+        return super().prepare(state, setup)
+
+    def place(self, state: State, setup: Setup) -> None:
         """Copy the weights of rank 0, unless they will be restored.
 
         Raises:
             ProcessError: The models differ.
         """
-        state = super().prepare(state, setup)
-        parts = [one.algorithm for given in setup.algorithms for one in occurrences(given)]
-        self.may_omit = any("batch" in one.writes or not one.declares for one in parts)
-        if not setup.resumes:
-            self.broadcast(state)
+        super().place(state, setup)
+        if self.processes.several and not setup.resumes:
+            self.check_same_models(state)
+            for module in modules_of(state):
+                self.broadcast(chain(module.parameters(), module.buffers()))
+        self.share_work(state)
+
+    def share_work(self, state: State) -> None:
+        """Let the processes share the work of optimizers that can divide it."""
         if self.processes.several:
             for optimizer in state.optimizers:
                 if isinstance(optimizer, Muon):
-                    optimizer.process_group = dist.group.WORLD
-        return state
+                    optimizer.process_group = DEFAULT
 
     def sums(self, state: State) -> Sums:
         """Return sums over the shards; over the microbatches of a batch that is not sharded."""
@@ -236,18 +245,19 @@ class Parallel(Local):
             return bool(self.user_events & (_LATE | _EARLY_OR_LATE))
         return bool(self.user_events - _LATE)
 
-    def broadcast(self, state: State) -> None:
-        """Copy the weights and buffers of rank 0 to every process.
+    def check_same_models(self, state: State) -> None:
+        """Check that the processes have built the same model.
 
         Raises:
             ProcessError: The models differ.
         """
-        if not self.processes.several:
-            return
         shapes = {n: [*p.shape, str(p.dtype)] for n, p in state.model.named_parameters()}
         self.check_same({"seed": state.key.seed, "parameters": shapes})
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Copy tensors of rank 0, such as weights and buffers, to every process."""
         with torch.no_grad():
-            for tensor in _tensors(state):
+            for tensor in tensors:
                 held = tensor.detach().contiguous()
                 dist.broadcast(held, 0)
                 tensor.copy_(held)
@@ -302,11 +312,6 @@ class _Exchange:
         if self.work is not None:
             self.work.wait()
         return self.table.T.tolist()
-
-
-def _tensors(state: State) -> Iterator[Tensor]:
-    for module in modules_of(state):
-        yield from chain(module.parameters(), module.buffers())
 
 
 _SAME = (

@@ -29,10 +29,9 @@ class Partitioned(Parallel):
 
     def prepare(self, state: State, setup: Setup) -> State:
         """Copy the given model, which can't be used once its parameters are in parts."""
-        state = super().prepare(state, setup)
         if state.model is setup.given and self.processes.several:
             state = bind_loss(state.evolve(model=copy_on_write(state.model)))
-        return state
+        return super().prepare(state, setup)
 
     def any_process(self, flag: Tensor) -> Tensor:
         """Return the largest value of a flag of gradients on any process."""

@@ -35,6 +35,8 @@ class Setup:
     """What `check_compile` returned."""
     resumes: bool = False
     """Whether weights will be restored from a checkpoint."""
+    load: Callable[[State], None] | None = None
+    """What loads the weights of a file when the model was placed."""
     fits_memory: bool = False
     """Whether a process computes its shards again in smaller parts if memory is short."""
     batch_size: int | None = None
@@ -73,8 +75,8 @@ class Sums(Protocol):
         """Return the loss of a part of which gradients are computed, between the two passes.
 
         Args:
-            loss: The loss.
-            value: Its value, 0 for a part with the weight 0.
+            loss: The loss, or one of the outputs where these have gradients.
+            value: The value of the loss, 0 for a part with the weight 0.
         """
 
     def add(self, state: State) -> None:
@@ -107,6 +109,8 @@ class Engine(Protocol):
     """Whether gradients are reduced to means over the processes, and not to sums."""
     reads_parts: ClassVar[bool] = False
     """Whether each process reads its part of the tensors of a checkpoint only."""
+    loads_parts: ClassVar[bool] = False
+    """Whether each process loads its part of the weights of a file, when the model was placed."""
 
     @property
     def processes(self) -> Processes:
@@ -122,6 +126,9 @@ class Engine(Protocol):
 
     def prepare(self, state: State, setup: Setup) -> State:
         """Prepare for a run, after all surgery: compile, copy, shard; and return the state."""
+
+    def check_weights(self, state: State) -> None:
+        """Check that all weights have values, once they were loaded."""
 
     # --- a step ---
 

@@ -157,13 +157,11 @@ class JSONLinesLogger(LoggerDestination):
     def _add(
         self, metrics: Mapping[str, Any], objects: Mapping[str, Any], timestamp: Timestamp
     ) -> None:
-        if reserved := sorted(_FIELDS & {*metrics, *objects}):
+        if reserved := sorted(_FIELDS & (metrics.keys() | objects.keys())):
             raise ValueError(
                 f"metric name {reserved[0]!r} is reserved for a field of JSONLinesLogger: use "
                 f"another name, such as 'metrics/{reserved[0]}'."
             )
-        if not Processes.current().is_main:
-            return
         self._pending.append((timestamp, metrics, objects))
         if len(self._pending) >= self._flush_interval:
             self.flush()
@@ -212,7 +210,9 @@ class JSONLinesLogger(LoggerDestination):
         return f"{path.parent.name}/{path.name}"
 
     def flush(self) -> None:
-        """Write the buffered records."""
+        """Write the buffered records, on the process of rank 0."""
+        if not Processes.current().is_main:
+            self._pending = []
         if not self._pending:
             return
         file = self._open()
@@ -305,7 +305,7 @@ def _lines(records: Sequence[_Record]) -> tuple[list[str], Exception | None]:
     try:
         numbers = to_numbers(metrics for _, metrics, _ in records)
         return [
-            json.dumps({**_times(when), **_printable(metrics), **objects}, allow_nan=False) + "\n"
+            _encode({**_times(when), **_printable(metrics), **objects}) + "\n"
             for (when, _, objects), metrics in zip(records, numbers, strict=True)
         ], None
     except Exception as error:
@@ -316,6 +316,7 @@ def _lines(records: Sequence[_Record]) -> tuple[list[str], Exception | None]:
     return [line for lines, _ in parts for line in lines], errors[0] if errors else None
 
 
+_encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps makes an encoder for each call
 _FIELDS = frozenset({"epoch", "batch", "sample", "seconds"})
 
 

@@ -1,8 +1,11 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from composable.core.event import Event
 from composable.core.key import Key
@@ -11,7 +14,11 @@ from composable.core.loss_mean import declared_by
 from composable.core.loss_weights import LossWeights
 from composable.core.state import State
 from composable.data.prefetch import CopyStream
+from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
+from composable.engines.build import engine_type
+from composable.engines.initialization import has_meta_tensors
+from composable.engines.protocol import Engine, Setup
 from composable.engines.shares import LossShares
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
@@ -19,8 +26,10 @@ from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
+from composable.trainer.guards import NonFiniteGuard
+from composable.trainer.microbatches import Microbatches
 from composable.trainer.options import TrainerOptions
-from composable.trainer.parameters import surgery
+from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.run import Checkpoints, Evaluation, Progress, Run
 from composable.trainer.training_data import TrainingData
 from composable.utils.reproducibility import get_random_seed
@@ -48,9 +57,9 @@ def build_state(options: TrainerOptions, plan: Plan, point: "ResumePoint | None"
     loss, precision = options.loss, options.precision.on(options.device)
     module = loss_module(loss, options.model)
     state = State(
-        model=precision.convert(options.model.to(options.device)),
+        model=precision.convert(moved(options.model, options.device)),
         loss_fn=loss,
-        loss_module=module if module is None else module.to(options.device),
+        loss_module=module if module is None else moved(module, options.device),
         max_duration=options.max_duration,
         epoch_length=options.epoch_length,
         key=Key(seed),
@@ -62,6 +71,48 @@ def build_state(options: TrainerOptions, plan: Plan, point: "ResumePoint | None"
     check.check_windows(plan, options.count_tokens, options.iteration_length)
     if options.train_dataloader is not None:
         plan.report_idle(state, check.absent_events(options.evaluators, options.schedulers))
+    return state
+
+
+def moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """Move a module in place, but for tensors on the meta device, which the engine initializes."""
+    if not has_meta_tensors(module):
+        return module.to(device)
+    module._apply(  # type: ignore[no-untyped-call]
+        lambda tensor: tensor if tensor.is_meta else tensor.to(device)
+    )
+    return module
+
+
+def load_weights(options: TrainerOptions, state: State) -> None:
+    """Load the weights of `load_path`; of a model that is sharded, the part of this process."""
+    from composable.checkpoint.weights import load_path_weights  # on use: it is slow to import
+    from composable.resume.select import latest_weights
+
+    path = latest_weights(options.load_path)  # type: ignore[arg-type]  # there is one
+    load_path_weights(state.model, path, options.load_ignore_keys)
+
+
+def loads_late(engine: Engine, state: State, plan: Plan) -> bool:
+    """Return whether the weights of `load_path` are loaded when the model was placed."""
+    if has_meta_tensors(state.model):
+        return True
+    return engine.loads_parts and not any(map(is_surgery, plan.transforms(Event.AFTER_LOAD)))
+
+
+def after_load(dispatcher: Dispatcher, state: State) -> State:
+    """Fire `AFTER_LOAD` when the model was placed.
+
+    Raises:
+        ValueError: An algorithm replaced the model.
+    """
+    model = state.model
+    state = dispatcher.fire(Event.AFTER_LOAD, state)
+    if state.model is not model:
+        raise ValueError(
+            "an algorithm replaced the model at AFTER_LOAD. The weights of a model that was built "
+            "on the meta device are loaded when it is complete: let it act at BEFORE_LOAD."
+        )
     return state
 
 
@@ -92,17 +143,9 @@ def build_run(
     )
     check.check_schedule_free(state.optimizers, rates, dispatcher.plan)
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
-    if point is None and options.load_path is not None:
-        from composable.checkpoint.weights import load_path_weights  # on use: it is slow to import
-        from composable.resume.select import latest_weights
-
-        path = latest_weights(options.load_path)
-        load_path_weights(state.model, path, options.load_ignore_keys)
-    if point is None:  # otherwise when its values are restored
-        state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
     signals = Signals()
-    engine = options.build_engine(signals, point)
-    state = engine.prepare(state, options.setup(dispatcher.plan, resumes=point is not None))
+    engine = _engine(options, signals, None if point is None else point.num_shards)
+    state = _prepare(options, engine, state, dispatcher, resumes=point is not None)
     weights = LossWeights(declared_by(options.loss_mean_over, state), bool(options.compile))
     weights.agree = engine.agree_on_calls
     engine.shares = LossShares(weights, engine.forward.loss)
@@ -119,8 +162,15 @@ def build_run(
         rates=rates,
         evaluation=Evaluation(options.evaluators, weights),
         checkpoints=Checkpoints(options.saver),
-        guard=options.guard(),
-        microbatches=options.microbatches(groups=engine.has_shards),
+        guard=NonFiniteGuard(
+            options.nonfinite_loss, options.nonfinite_loss != "raise" or state.device.type == "cpu"
+        ),
+        microbatches=Microbatches(
+            options.grad_accum,
+            None if options.microbatch_size == "auto" else options.microbatch_size,  # type: ignore[arg-type]
+            auto=options.microbatch_size == "auto",
+            groups=engine.has_shards or options.accumulate_batches > 1,
+        ),
         progress=Progress(options.max_duration),
         log_interval=options.log_interval,
         iteration_length=options.iteration_length,
@@ -128,4 +178,60 @@ def build_run(
         loss_shares=engine.shares,
         signals=signals,
         engine=engine,
+    )
+
+
+def _engine(options: TrainerOptions, signals: Signals, saved: int | None) -> Engine:
+    """Return the engine before it is prepared.
+
+    Args:
+        options: The arguments of the `Trainer`.
+        signals: The signals of this process.
+        saved: The number of shards of the run that is resumed, which is kept.
+    """
+    strategy, processes = options.parallel, options.processes
+    count = strategy.shard_count(processes, saved)
+    signals.shared = processes.several
+    kind = engine_type(strategy, processes, count)
+    engine: Engine = kind(strategy, Shards(count, processes), signals, options.is_local)
+    return engine
+
+
+def _prepare(
+    options: TrainerOptions,
+    engine: Engine,
+    state: State,
+    dispatcher: Dispatcher,
+    *,
+    resumes: bool,
+) -> State:
+    """Load the weights of `load_path`, and prepare the engine; fire `AFTER_LOAD`."""
+    loads = options.load_path is not None and not resumes
+    load = partial(load_weights, options) if loads else None
+    late = load is not None and loads_late(engine, state, dispatcher.plan)
+    if load is not None and not late:
+        load(state)
+    if not (resumes or late):  # otherwise when the values are loaded
+        state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
+    setup = _setup(options, dispatcher.plan, resumes=resumes, load=load if late else None)
+    state = engine.prepare(state, setup)
+    return after_load(dispatcher, state) if late else state
+
+
+def _setup(
+    options: TrainerOptions, plan: Plan, *, resumes: bool, load: Callable[[State], None] | None
+) -> Setup:
+    """Return what the engine is prepared for."""
+    size = getattr(options.train_dataloader, "batch_size", None)
+    if size is not None:
+        size *= (options.processes.size if options.is_local else 1) * options.accumulate_batches
+    return Setup(
+        given=options.model,
+        algorithms=plan.algorithms,
+        compile=options.compile,
+        resumes=resumes,
+        load=load,
+        fits_memory=options.microbatch_size == "auto",
+        batch_size=size,
+        grad_accum=(options.grad_accum or 1) * options.accumulate_batches,
     )

@@ -7,11 +7,11 @@ function is called once, on the outputs for all batches, which are kept on the C
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from composable.core.batch import children_of, map_tensors, rebuild, tensors_of
-from composable.core.loss import TargetLoss
+from composable.core.batch import map_tensors, tensors_of
+from composable.core.joined import join_parts
+from composable.core.loss import ModelLoss, TargetLoss
 from composable.core.loss_confirmation import LossOf
 from composable.core.loss_watch import LossWatch
 from composable.core.loss_weights import LossWeights
@@ -47,8 +47,11 @@ class EvaluatedLoss:
         self.watch: LossWatch | None = None
         self.form: tuple[Any, ...] | None = None
         """What the losses of the batches so far have in common."""
-        self.kept: list[tuple[Any, Any]] = []
-        """The outputs and targets of batches with unknown weights, on the CPU."""
+        self.kept: list[Any] = []
+        """The outputs and targets of batches with unknown weights, on the CPU, or the outputs and
+        the batch for a loss of the model; None for the only batch if its outputs have no rows."""
+        self.sizes: list[int] = []
+        """The numbers of examples of these batches."""
         self.first: Tensor | None = None
         """The loss of the first of them."""
         self.reason: SplitLossError | None = None
@@ -114,10 +117,11 @@ class EvaluatedLoss:
         if self.first is not None or self.batches is not None:
             self._check_loss(state)
         self.first = loss if self.first is None else self.first
-        if not isinstance(state.loss_fn, TargetLoss):
-            self.kept.append((None, None))
+        if not _has_rows(state):
+            self.kept.append(None)
             return
-        pair = state.outputs, state.targets
+        self.sizes.append(state.batch_spec.count(state.batch))
+        pair = state.outputs, state.targets if _takes_targets(state) else state.batch
         size = sum(tensor.nbytes for one in (*self.kept, pair) for tensor in tensors_of(one))
         if self.batches is not None and not self.kept:
             size *= self.batches
@@ -129,7 +133,7 @@ class EvaluatedLoss:
         self.kept.append(map_tensors(lambda tensor: tensor.detach().cpu(), pair))
 
     def _check_loss(self, state: State) -> None:
-        if not isinstance(state.loss_fn, TargetLoss) and self.reason is not None:
+        if not _has_rows(state) and self.reason is not None:
             raise self.reason
 
     def finish(self, state: State) -> None:
@@ -142,15 +146,15 @@ class EvaluatedLoss:
             self.averages.add("loss", self.first, 1)  # type: ignore[arg-type]
         if len(self.kept) < 2:
             return
-        outputs, targets = self._joined(state)
+        outputs, rest = self._joined(state)
+        loss_fn: Any = state.loss_fn.function if _takes_targets(state) else state.loss_fn  # type: ignore[union-attr]
         with state.precision.autocast(state.device):
-            loss = state.loss_fn.function(outputs, targets)  # type: ignore[union-attr]
-        self.averages.add("loss", loss, 1)
+            self.averages.add("loss", loss_fn(outputs, rest), 1)
 
     def _joined(self, state: State) -> Any:
         try:
-            whole = _join(self.kept)
-        except (RuntimeError, ValueError) as error:
+            whole = join_parts(self.kept, self.sizes, "(outputs, targets)")
+        except (TypeError, ValueError) as error:
             raise SplitLossError(
                 f"the loss of an evaluation is computed from the outputs for all batches, which "
                 f"can't be joined ({error}): {self.reason}"
@@ -158,29 +162,21 @@ class EvaluatedLoss:
         return map_tensors(lambda tensor: tensor.to(state.device), whole)
 
 
+def _takes_targets(state: State) -> bool:
+    """Return whether the loss is a function of outputs and targets, and not of the batch."""
+    return isinstance(state.loss_fn, TargetLoss)
+
+
+def _has_rows(state: State) -> bool:
+    """Return whether a loss is computed from outputs with a row for each example."""
+    if isinstance(state.loss_fn, ModelLoss):
+        listed = state.batch_spec.layout_of(state.batch) != "tensors"
+        return not listed and all(tensor.ndim for tensor in tensors_of(state.outputs))
+    return _takes_targets(state)
+
+
 def _length_of(loader: Any) -> int | None:
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
         return None
-
-
-def _join(trees: list[Any]) -> Any:
-    """Concatenate the tensors of trees of one structure.
-
-    Raises:
-        ValueError: A value that is not a tensor differs between the trees.
-    """
-    first = trees[0]
-    if isinstance(first, Tensor):
-        return torch.cat(trees)
-    columns = [children_of(tree) for tree in trees]
-    if columns[0] is None:
-        if any(tree != first for tree in trees):
-            raise ValueError("values that are not tensors differ between batches")
-        return first
-    names = columns[0].keys()
-    if any(column is None or column.keys() != names for column in columns):
-        raise ValueError("their structures differ between batches")
-    joined = {name: _join([column[name] for column in columns]) for name in names}  # type: ignore[index]
-    return rebuild(first, joined)

@@ -211,8 +211,12 @@ def schedule(run: Run, state: State, steps: Sequence[Callable[[State], None]]) -
 
 def log(run: Run, before: State, state: State) -> State:
     """Log loss and learning rates if due or requested."""
-    requested = run.dispatcher.pop(Control.LOG)
-    if not (requested or crossed(before, state, run.log_interval)):
+    requested = run.dispatcher.pending and run.dispatcher.pop(Control.LOG)
+    if run.logs_each_batch:
+        due = state.timestamp.batch != before.timestamp.batch
+    else:
+        due = crossed(before, state, run.log_interval)
+    if not (requested or due):
         return state
     metrics = {"loss/train": state.loss, **run.rates.last_lrs}
     run.dispatcher.logger.log_metrics(metrics, state.timestamp)

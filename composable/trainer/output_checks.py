@@ -88,7 +88,7 @@ class OutputChecks:
             raise SplitLossError(
                 f"{type(state.model).__name__} returned a tensor whose rows have the shape {shape} "
                 f"for {count} examples and {other_shape} for {len(indices)}: it compares the "
-                f"examples of a part of a batch, and is no part of the whole; {NAME_OUTPUTS}"
+                f"examples of a part of a batch, so it is not a part of the whole; {NAME_OUTPUTS}"
             )
 
     def compare(self, state: State, first: Any) -> None:

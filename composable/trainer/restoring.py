@@ -66,6 +66,7 @@ def resume(saving: Saving, point: ResumePoint) -> None:
     if ignored:
         tree = replaced(tree, saving.capture(False), expanded(ignored))
     _restore(saving, tree, point)
+    run.engine.check_weights(run.state)
     run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
     run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
     saving.resumed = True

@@ -45,6 +45,7 @@ class UnsupportedRequestWarning(UserWarning):
     """A callback requested something that this run cannot do."""
 
 
+_ONE_BATCH = Time(1, TimeUnit.BATCH)
 _PART = "name of the part in a checkpoint"
 
 
@@ -97,6 +98,8 @@ class Run:
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     fire_joined: Callable[[Event, State], State] = attrs.field(init=False)
     """Fires an event, after which the requests of callbacks are the same on all processes."""
+    logs_each_batch: bool = attrs.field(init=False)
+    """Whether `log_interval` is one batch, which need not be computed."""
     joins_requests: bool = attrs.field(init=False)
     """Whether the requests of other processes are to be joined."""
     after_dataloader: Step | None = attrs.field(init=False)
@@ -110,6 +113,7 @@ class Run:
     def __attrs_post_init__(self) -> None:
         self.fire = self.dispatcher.fire
         self.fire_joined = self.engine.joining(self.dispatcher)
+        self.logs_each_batch = self.log_interval == _ONE_BATCH
         self.joins_requests = self.fire_joined != self.fire
         self.weights = EvaluatedWeights(lambda: self.dispatcher.plan)
         self.compose()

@@ -68,6 +68,7 @@ class Saving:
         self.hyperparameters = describe_hyperparameters(run)
         """The hyperparameters of the run: the requested ones, or those of the checkpoint."""
         self.describe_request()
+        self._describe_environment()
         self.callbacks = CallbackStates(session)
         """The states of the callbacks, of which those that are added later have theirs restored."""
         run.checkpoints.save_with = self.save
@@ -87,6 +88,10 @@ class Saving:
     def describe_request(self) -> None:
         """Describe the request before training, in which settings of layers may be changed."""
         self._request = describe_request(self.options, self.run.state.model)
+
+    def _describe_environment(self) -> None:
+        """Describe the environment in which the run was built, or last trained."""
+        self._environment = describe_environment(command=self.options.record_command)
 
     def describe(self, state: State) -> dict[str, Any]:
         """Describe the run as plain values."""
@@ -108,7 +113,7 @@ class Saving:
             **self._request,
             "device": str(state.device),
             "torch": str(torch.__version__),
-            **describe_environment(command=self.options.record_command),
+            **self._environment,
         }
 
     @contextmanager
@@ -136,6 +141,7 @@ class Saving:
 
     def begin(self, logger: Logger) -> None:
         """Log and record the configuration of the run, after all processes have compared theirs."""
+        self._describe_environment()
         state, folder = self.run.state, self.options.save_folder
         description = self.describe(state)
         self.run.engine.begin(description, self.run.dispatcher)
@@ -224,6 +230,7 @@ class Saving:
 
     def save(self, manager: "CheckpointManager", state: State) -> None:
         """Save the run with a manager."""
+        self.run.data.gather_positions()
         manager.save(
             state,
             self.describe(state),
@@ -240,6 +247,7 @@ class Saving:
         if self.options.dry_run:
             return path
         processes = Processes.current()
+        self.run.data.gather_positions()
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))

@@ -4,12 +4,10 @@ import importlib.util
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import attrs
 import pytest
@@ -23,10 +21,9 @@ from composable.comparison.building import BuildError
 from composable.comparison.compare import NothingToCompareError, check_results, equal_arms
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
 from tests.comparison.small import build, descend, design
-from tests.support.signals import set_signals
+from tests.support.signals import signals_set
 
 compare_module = sys.modules["composable.comparison.compare"]
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "metric": "test/accuracy",
     "durations": ["1ep", "2ep"],
@@ -276,41 +273,37 @@ if __name__ == "__main__":
 OPTIONS = ["--metric", "test/accuracy", "--durations", "2ep,4ep", "--seeds", "2", "--workers", "1"]
 
 
-def command(script, *options):
-    return [sys.executable, "-m", "composable", "compare", str(script), *OPTIONS, *options]
+def interrupt(folder, trials):
+    """Send the signal of Ctrl-C as soon as some trials are stored."""
+
+    def watch():
+        until = time.monotonic() + 300
+        while time.monotonic() < until and len(list(folder.glob("trials/*.json"))) < trials:
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def test_the_command_resumes_after_an_interrupt_and_repeats_nothing(tmp_path, monkeypatch, capsys):
     script, folder = tmp_path / "points.py", tmp_path / "comparisons" / "points"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    options = {"cwd": tmp_path, "env": environment, "text": True}
-    started = subprocess.Popen(
-        command(script, "--no-repeat"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=set_signals,
-        **options,
-    )
-    until = time.monotonic() + 100
-    while time.monotonic() < until and len(list(folder.glob("trials/*.json"))) < 2:
-        time.sleep(0.1)
-    started.send_signal(signal.SIGINT)
-    output, errors = started.communicate(timeout=60)
-    assert started.returncode == 130, output + errors
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+    def run(*options):
+        monkeypatch.delitem(sys.modules, "points", raising=False)
+        return main(["compare", str(script), *OPTIONS, *options])
+
+    interrupt(folder, 2)
+    with signals_set():
+        assert run("--no-repeat") == 130
+    output, errors = capsys.readouterr()
     assert "of 8 planned trials are finished" in output
     assert f"To resume: composable compare {script}" in errors
     kept = {path.name: path.stat().st_mtime_ns for path in folder.glob("trials/*.json")}
     assert 2 <= len(kept) < 8
 
-    def run(*options):
-        """Run the command in this process."""
-        monkeypatch.delitem(sys.modules, "points", raising=False)
-        return main(command(script, *options)[3:])
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
     assert run("--no-repeat") == 0
     after = {path.name: path.stat().st_mtime_ns for path in folder.glob("*/*.json")}
     assert len(list(folder.glob("trials/*.json"))) == 8

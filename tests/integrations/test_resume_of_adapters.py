@@ -19,6 +19,7 @@ from tests.integrations import table, test_huggingface
 from tests.integrations.loops import Run, dense_net, trained
 from tests.integrations.table import SETS, SGD, SIX, evaluated, loader, probe, start
 from tests.integrations.test_own_loop import LOOPS, row
+from tests.support.campaign import each_once
 from tests.support.data import noisy_loader
 from tests.support.models import same
 
@@ -66,8 +67,7 @@ def train(t, optimizer, data, until=STEPS):
                 return
 
 
-@pytest.mark.parametrize("name", table.works_in("own loop"))
-@pytest.mark.parametrize("stop", [2, 3, 4])
+@pytest.mark.parametrize(("name", "stop"), each_once(table.works_in("own loop"), [2, 3, 4]))
 def test_own_loop_resumes_exactly(name, stop):
     data = loader(name)
     whole, optimizer = row(name)

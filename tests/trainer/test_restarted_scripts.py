@@ -15,6 +15,7 @@ from composable.callbacks import CheckpointSaver, EarlyStopper
 from composable.metrics import accuracy
 from composable.optim import cosine
 from composable.resume import ChangedRunWarning
+from tests.support.campaign import each_once
 from tests.support.data import batches, examples
 from tests.support.models import same, weights
 from tests.support.runs import make_trainer
@@ -43,8 +44,10 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("stops", [[2], [3], [4], [7], [2, 5], [4, 5, 6, 8], [9]], ids=str)
-@pytest.mark.parametrize("script", SCRIPTS)
+STOPS = [[2], [3], [4], [7], [2, 5], [4, 5, 6, 8], [9]]
+
+
+@pytest.mark.parametrize(("script", "stops"), each_once(list(SCRIPTS), STOPS), ids=str)
 def test_restarted_script_trains_as_long_as_one_that_was_not_stopped(script, stops, tmp_path):
     whole, calls, length = SCRIPTS[script]
 

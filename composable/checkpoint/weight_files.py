@@ -1,0 +1,129 @@
+"""Weights in files that are read tensor by tensor, of which each process needs a part."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.checkpoint import _json
+from composable.checkpoint._reader import Input, check_sizes, check_state, reading
+from composable.checkpoint._regions import Fetch, Headers, fetcher, hash_files, read_headers
+from composable.checkpoint._safetensors import read_header
+from composable.checkpoint.errors import (
+    DamagedCheckpointError,
+    MissingCheckpointError,
+    UnreadableCheckpointError,
+)
+from composable.checkpoint.layout import Region, Stored
+from composable.checkpoint.tree import unpack
+from composable.core._paths import open_regular
+from composable.distributed.processes import Processes
+
+__all__ = ["Source", "files_of_model", "open_checkpoint", "open_files"]
+
+_ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_MAX_INDEX = 100_000_000
+"""The size of an index in bytes above which it is refused."""
+
+
+@attrs.frozen(eq=False)
+class Source:
+    """The contents of files of tensors, without the values."""
+
+    tree: Any
+    """What the files have, with tensors on the meta device."""
+    _names: Mapping[int, str]
+    _fetch: Fetch
+
+    def read(self, tensor: Tensor, region: Region | None = None) -> Tensor:
+        """Read a tensor of the tree, or a region of it."""
+        return self._fetch(self._names[id(tensor)], region)
+
+
+def files_of_model(path: Path) -> list[Path]:
+    """Return the files of weights in a folder that `save_pretrained` of Transformers wrote.
+
+    Returns:
+        The files; none if it is no such folder.
+
+    Raises:
+        DamagedCheckpointError: Its index does not name files of the folder.
+    """
+    if (path / _ONE).is_file():
+        return [path / _ONE]
+    if not (path / _INDEX).is_file():
+        return []
+    with open_regular(path / _INDEX) as file:
+        raw = file.read(_MAX_INDEX)
+    index = _json.load(raw, str(path / _INDEX))
+    named = index.get("weight_map") if isinstance(index, dict) else None
+    names = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
+    if not names or any(Path(name).name != name for name in names):
+        raise DamagedCheckpointError(
+            f"{path / _INDEX} must map the names of tensors to files of its folder."
+        )
+    return [path / name for name in names]
+
+
+@contextmanager
+def open_files(paths: list[Path]) -> Iterator[Source]:
+    """Open files of safetensors.
+
+    Raises:
+        CheckpointError: One is missing or damaged, or two have a tensor of the same name.
+    """
+    with ExitStack() as opened:
+        files = {str(path): _open(opened, path) for path in paths}
+        entries = {name: read_header(file, file.size, name) for name, file in files.items()}
+        stored: dict[str, Stored] = {}
+        for number, own in enumerate(entries.values(), start=1):
+            for one in own:
+                if one.name in stored:
+                    raise DamagedCheckpointError(f"{one.name!r} is in two files of {paths}.")
+                blocks = {number: Region.whole(one.shape)}
+                stored[one.name] = Stored(one.dtype, one.shape, blocks)
+        headers = Headers(stored, entries)
+        tensors = _without_values(headers)
+        names = {id(tensor): name for name, tensor in tensors.items()}
+        yield Source(tensors, names, fetcher(files, headers))
+
+
+@contextmanager
+def open_checkpoint(folder: Path) -> Iterator[Source]:
+    """Open a checkpoint; all processes call this together, and each verifies some of its files.
+
+    Raises:
+        CheckpointError: See `read`.
+    """
+    processes = Processes.current()
+    with reading(folder) as inputs:
+        manifest = check_sizes(inputs)
+        data = check_state(inputs)
+        headers = read_headers(inputs)
+        own = manifest.tensor_files[processes.rank :: processes.size]
+        processes.together(lambda: hash_files(inputs, headers, own))
+        tensors = _without_values(headers)
+        names = {id(tensor): name for name, tensor in tensors.items()}
+        yield Source(unpack(tensors, data), names, fetcher(inputs.files, headers))
+
+
+def _open(opened: ExitStack, path: Path) -> Input:
+    try:
+        file = opened.enter_context(open_regular(path))
+    except FileNotFoundError:
+        raise MissingCheckpointError(f"no file {path}.") from None
+    except OSError as error:
+        raise UnreadableCheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    return Input(str(path), file.fileno(), os.fstat(file.fileno()).st_size, hashing=False)
+
+
+def _without_values(headers: Headers) -> dict[str, Tensor]:
+    return {
+        name: torch.empty(one.shape, dtype=one.dtype, device="meta")
+        for name, one in headers.tensors.items()
+    }
