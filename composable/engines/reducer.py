@@ -213,6 +213,7 @@ class _Messages:
         self.means = 1
         """By what the hook divides the sum over the processes."""
 
+    # DDP checks the annotation of the bucket.
     def send(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Send a message."""
         self.all_sent = bucket.is_last()

@@ -385,6 +385,44 @@ def test_a_message_is_sent_before_earlier_layers_have_gradients():
         assert [one for one in happened if one != "first layer"] == [0, 1, 2, 3, 4]
 
 
+class Backwards(nn.Module):
+    """Layers that are registered in another order than they are used."""
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = nn.Linear(4, 2), nn.Linear(3, 4)
+        filled(self)
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+
+def parameters_of_messages(ddp, steps):
+    model, found = Backwards(), [[]]
+    send = _Messages.send
+
+    def recorded(messages, bucket):
+        found[-1].append([tuple(one.shape) for one in bucket.parameters()])
+        return send(messages, bucket)
+
+    reduction = Reduction(ddp, 2)
+    _Messages.send = recorded
+    try:
+        for _ in range(steps):
+            reduction(state_of(model, examples(4)))
+            model.zero_grad()
+            found.append([])
+    finally:
+        _Messages.send = send
+    return [one[-5:] for one in found[:-1]]
+
+
+def test_a_first_step_has_the_messages_of_later_ones():
+    for first, second, third in run(parameters_of_messages, 2, MANY, 3):
+        assert first == second == third
+        assert first[:4] == [[(4,)], [(4, 3)], [(2,)], [(2, 4)]]
+
+
 def failing_once():
     model, reduction, shards = branches(), Reduction(), []
 

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from composable import Trainer
-from composable.algorithms import EMA, SAM, MixUp
 from composable.callbacks import ExportForInference, GradientNoise
 from composable.distributed import DDP, FSDP2, Processes
 from composable.engines.build import engine_type
@@ -16,9 +15,9 @@ from composable.engines.exact import Exact
 from composable.engines.fsdp2 import Sharded
 from composable.engines.local import Local
 from tests.support import parallel_messages, parallel_runs
+from tests.support.derived_strategies import Sharding, Undone
 from tests.support.processes import attempt, run
 from tests.support.runs import make_trainer
-from tests.support.torch_ddp import Sharding, TorchDDP, Undone
 
 ONE, TWO = Processes(), Processes(0, 2)
 
@@ -93,23 +92,3 @@ def test_every_process_names_a_weight_that_is_not_finite_in_the_part_of_one():
     for failed in attempt(fit, 2, {**options, "metrics": {}}):
         assert failed.kind == "NonFiniteLossError"
         assert "weights of the model were not finite when training began" in failed.message
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"grad_accum": 2, "algorithms": [MixUp(), EMA(half_life="2ba")]},
-        {"algorithms": [SAM()], "accumulate_batches": 2},
-        {"loss_fn": parallel_runs.weighted, "shards": 4, "count": 43},
-    ],
-    ids=["microbatches", "two passes", "a weighted loss in four shards"],
-)
-def test_torch_can_sum_the_gradients(options):
-    shards = options.pop("shards", 2)
-    found, expected = (
-        run(fit, 2, {**options, "parallel": strategy(shards=shards)})
-        for strategy in (TorchDDP, DDP)
-    )
-    assert found[0]["losses"] == pytest.approx(expected[0]["losses"], rel=1e-5)
-    assert found[0]["size"] == pytest.approx(expected[0]["size"], rel=1e-5)
-    assert found[0]["weights"] == found[1]["weights"]
