@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from composable.data import UnshardedStreamWarning
-from composable.data.sharding import is_sharded
+from composable.data.sharding import is_local
 from composable.data.stream_parts import shard_stream
 from composable.distributed import Processes
 
@@ -39,7 +39,7 @@ def test_stream_with_a_method_is_divided_into_the_same_global_batches():
     first, second = parts(Shardable(range(10)))
     assert [batch.tolist() for batch in first] == [[0, 2], [4, 6], [8]]
     assert [batch.tolist() for batch in second] == [[1, 3], [5, 7], [9]]
-    assert is_sharded(first, 2)
+    assert is_local(first, 2)
     assert shard_stream(first, PAIR[0]) is first
 
 
@@ -86,11 +86,11 @@ def test_streams_of_packages_that_divide_themselves_are_local(package):
     own = type("Own", (kind,), {})
     for stream in (kind(range(4)), own(range(4))):
         loader = DataLoader(stream, batch_size=2)
-        assert is_sharded(loader, 2)
+        assert is_local(loader, 2)
         assert shard_stream(loader, PAIR[0]) is loader
 
 
 def test_data_pipes_are_divided_by_pytorch_if_they_have_a_filter():
     pipe = IterableWrapper(range(4))
-    assert is_sharded(DataLoader(pipe.shuffle().sharding_filter().map(float)), 2)
-    assert not is_sharded(DataLoader(pipe.shuffle()), 2)
+    assert is_local(DataLoader(pipe.shuffle().sharding_filter().map(float)), 2)
+    assert not is_local(DataLoader(pipe.shuffle()), 2)
