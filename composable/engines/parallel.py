@@ -311,7 +311,7 @@ class _Exchange:
         """Return the numbers: a list over the processes for each."""
         if self.work is not None:
             self.work.wait()
-        return self.table.T.tolist()  # type: ignore[no-any-return]
+        return self.table.T.tolist()
 
 
 _SAME = (

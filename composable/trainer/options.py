@@ -1,14 +1,16 @@
 """The arguments of the `Trainer`: documented, typed and validated once."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec
 
 import attrs
 import torch
 from torch import nn
 
+from composable._other_trainers import ARGUMENTS, advice_on
 from composable.core.batch_spec import BatchSpec
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from composable.resume.verify import Reader, ResumePoint
     from composable.trainer.run import Run
 
-__all__ = ["TrainerOptions"]
+__all__ = ["TrainerOptions", "takes_arguments_of"]
 
 _NEED_A_FOLDER = (
     "save_interval",
@@ -501,3 +503,49 @@ class TrainerOptions:
 
     def attach(self, run: "Run") -> None:
         """Do nothing; a replay follows the run that was built."""
+
+
+# --- the signature of the Trainer ---
+
+_SIMILAR = 0.75
+
+P = ParamSpec("P")
+
+
+def takes_arguments_of(
+    source: Callable[P, Any],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Make a decorator for a method that takes the arguments of `source`, and documents them.
+
+    The method raises a `TypeError` for an unknown argument, and suggests a similar one, or the
+    counterpart of an argument of another trainer.
+    """
+    signature = inspect.signature(source)
+
+    def decorate(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        @wraps(method)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            owner = method.__qualname__.partition(".")[0]
+            for name in kwargs.keys() - signature.parameters.keys():
+                raise TypeError(f"{owner} got an unexpected argument {name!r}{_hint(name)}")
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{owner}: {error}") from None
+            method(self, *args, **kwargs)
+
+        def _hint(name: str) -> str:
+            from difflib import get_close_matches  # only for an error
+
+            if advice := advice_on(name, ARGUMENTS):
+                return f"{advice}."
+            close = get_close_matches(name, signature.parameters, 1, _SIMILAR)
+            return f"; did you mean {close[0]!r}?" if close else "."
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        parameters = signature.parameters.values()
+        checked.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        checked.__doc__ = source.__doc__
+        return checked  # type: ignore[return-value]
+
+    return decorate

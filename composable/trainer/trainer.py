@@ -17,8 +17,7 @@ from composable.distributed.starting import failing_together
 from composable.functional._checks import as_path, check_flag
 from composable.plan.declarations import as_observer
 from composable.trainer import arguments as check
-from composable.trainer._signature import takes_arguments_of
-from composable.trainer.options import TrainerOptions
+from composable.trainer.options import TrainerOptions, takes_arguments_of
 from composable.trainer.views import RunView
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
 
