@@ -85,6 +85,15 @@ def test_values_that_are_there_are_kept():
     assert not model[1].weight.any()
 
 
+def test_given_weight_of_a_module_is_not_drawn_again():
+    model = on_meta(lambda: nn.Sequential(nn.Linear(2, 2)))
+    model[0].weight = nn.Parameter(torch.ones(2, 2))
+    initialization = Initialization(model, Key(3), CPU)
+    initialization.fill(model)
+    assert model[0].weight.all()
+    assert initialization.unset == {"0.bias": "Linear"}
+
+
 @pytest.mark.parametrize("algorithm", [BlurPool(), SqueezeExcite(min_channels=2)], ids=repr)
 def test_algorithms_replace_layers_of_a_model_on_the_meta_device(algorithm):
     trainer = make_trainer(
