@@ -222,7 +222,8 @@ class _Messages:
 def _sum(_: Any, bucket: Any) -> Future[Tensor]:
     """Sum a bucket of gradients, where DDP would compute the mean."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[no-any-return]
+    summed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return summed
 
 
 def flags_like(tensor: Tensor, flags: Sequence[bool]) -> Tensor:
@@ -301,7 +302,8 @@ class _Report(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
-        return ctx.values(), None
+        values: Tensor = ctx.values()
+        return values, None
 
 
 def _send_undefined(parameters: Sequence[Tensor]) -> None:
@@ -331,5 +333,5 @@ class _Undefined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:
-        absent: tuple[None, ...] = (None,) * ctx.count
-        return absent
+        count: int = ctx.count
+        return (None,) * count
