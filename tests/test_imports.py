@@ -19,7 +19,7 @@ def run(*parts):
         [sys.executable, "-c", "".join(map(textwrap.dedent, parts))],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -18,7 +18,6 @@ __all__ = ["failing_together", "form_group", "join_processes", "leave_processes"
 
 _FAILED = "composable/failed"
 _WAITING = "composable/waiting"
-_LEFT = "composable/left"
 _GRACE = 5.0  # seconds; processes that wait for another one stop at about the same time
 
 
@@ -80,29 +79,16 @@ def leave_processes() -> None:
     error = getattr(sys, "last_value", None)
     if error is not None:  # the script ends with it
         _report(error)
-        _leave_after_an_error()
+        _abort()
         return
     with suppress(RuntimeError):  # another process failed
         Processes.current().barrier()
     dist.destroy_process_group()
 
 
-def _leave_after_an_error() -> None:
-    """Close all connections, without waiting for what is being sent, as destroying would.
-
-    The store, which has the report of an error, ends with the process of rank 0, unless a launcher
-    has it. So that process waits until all others have ended or read the report.
-    """
-    rank, size, store = dist.get_rank(), dist.get_world_size(), _store()
-    with suppress(RuntimeError):  # the process that has the store may be gone
-        store.set(f"{_LEFT}/{rank}", "")
+def _abort() -> None:
+    """Close all connections, without waiting for what is being sent, as destroying would."""
     dist.distributed_c10d._abort_process_group()
-    if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return
-    end = time.monotonic() + _GRACE
-    others = [f"{_LEFT}/{other}" for other in range(1, size)]
-    while not all(store.check([one]) for one in others) and time.monotonic() < end:
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -126,7 +112,7 @@ def failing_together(agreed: Callable[[], bool] = lambda: False) -> Iterator[Non
         other = _failure_elsewhere(error)
         if other is None:
             _report(error)
-        _leave_after_an_error()
+        _abort()
         if other is None:
             raise
         raise other from error
@@ -169,8 +155,8 @@ def _silence(error: BaseException) -> str:
         return f"all processes wait, each for another one: {error}"
     silent = ", ".join(map(str, sorted(ranks)))
     return (
-        f"rank {silent} did not answer in time: it hangs, or is slower than the others by more than "
-        f"the timeout of the process group, which timeout= of the strategy sets ({error})"
+        f"rank {silent} did not answer in time: it hangs, or is slower than the others by more "
+        f"than the timeout of the process group, which timeout= of the strategy sets ({error})"
     )
 
 

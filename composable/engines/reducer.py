@@ -23,7 +23,7 @@ from composable.engines.flat import flat_gradients, kinds_of, write_gradients
 
 __all__ = ["GradientReducer", "Hook", "drop_absent", "flags_like"]
 
-Hook: TypeAlias = Callable[[Any, dist.GradBucket], Future[Tensor]]
+Hook: TypeAlias = Callable[[Any, Any], Future[Tensor]]
 
 _CARRIERS = (torch.float32, torch.float64)
 """The dtypes of gradients that a report can be sent with."""
@@ -133,7 +133,7 @@ class GradientReducer:
         """
         self._messages.all_sent, self._joined = False, None
         # A backward pass goes back in time, so that of the first operation is the last one.
-        self._last = _Report.apply(self.report, lambda: self._values(report))
+        self._last = _Report.apply(self.report, lambda: self._values(report))  # type: ignore[no-untyped-call]
 
     def join(self, loss: Tensor) -> Tensor:
         """Return a loss, with whose backward pass the gradients are sent."""
@@ -144,7 +144,7 @@ class GradientReducer:
         return joined  # type: ignore[no-any-return]
 
     def finish(self) -> Tensor | None:
-        """Send what is left after the backward pass, and return the sum of the reports.
+        """Send the remaining gradients after the backward pass, and return the sum of the reports.
 
         The gradients of the parameters are then the sums. They are None where no process has one.
 
@@ -205,16 +205,17 @@ class _Messages:
         self.means = 1
         """By what the hook divides the sum over the processes."""
 
-    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def send(self, bucket: Any) -> Future[Tensor]:
         """Send a message."""
         self.all_sent = bucket.is_last()
         return self.hook(self.state, bucket)
 
 
-def _sum(_: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+def _sum(_: Any, bucket: Any) -> Future[Tensor]:
     """Sum a bucket of gradients, where DDP would compute the mean."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[union-attr,no-any-return]
+    summed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return summed
 
 
 def flags_like(tensor: Tensor, flags: Sequence[bool]) -> Tensor:
@@ -266,7 +267,7 @@ class _Held(nn.Module):
 
     def forward(self, loss: Tensor, *others: Tensor) -> Tensor:
         """Return the loss."""
-        joined: Tensor = _Joined.apply(loss, *others)
+        joined: Tensor = _Joined.apply(loss, *others)  # type: ignore[no-untyped-call]
         return joined
 
 
@@ -274,12 +275,12 @@ class _Joined(torch.autograd.Function):
     """A loss whose backward pass includes those of other values, with undefined gradients."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, *others: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, loss: Tensor, *others: Tensor) -> Tensor:
         ctx.count = len(others)
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return gradient, *(None,) * ctx.count
 
 
@@ -287,13 +288,14 @@ class _Report(torch.autograd.Function):
     """A value whose backward pass gives the report its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, report: Tensor, values: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, report: Tensor, values: Callable[[], Tensor]) -> Tensor:
         ctx.values = values
         return report.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return ctx.values(), None
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        values: Tensor = ctx.values()
+        return values, None
 
 
 def _send_undefined(parameters: Sequence[Tensor]) -> None:
@@ -304,7 +306,7 @@ def _send_undefined(parameters: Sequence[Tensor]) -> None:
         setattr(one, name, OrderedDict())
     try:
         if parameters:
-            _Undefined.apply(*parameters).backward()
+            _Undefined.apply(*parameters).backward()  # type: ignore[no-untyped-call]
     finally:
         for (one, name), hooks in zip(hooked, held, strict=True):
             setattr(one, name, hooks)
@@ -317,10 +319,11 @@ class _Undefined(torch.autograd.Function):
     """A value whose backward pass gives parameters undefined gradients."""
 
     @staticmethod
-    def forward(ctx: Any, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, *parameters: Tensor) -> Tensor:
         ctx.count = len(parameters)
         return torch.zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:  # type: ignore[override]
-        return (None,) * ctx.count
+    def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:
+        count: int = ctx.count
+        return (None,) * count

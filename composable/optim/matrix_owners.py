@@ -201,7 +201,7 @@ def _all_to_all(
     _fill(flat, [one for row in sent for one in row])
     received = torch.empty(sum(counts), dtype=dtype, device=device)
     dist.all_to_all_single(received, flat, counts, lengths, group=group)
-    pairs = zip(received.split(counts), shapes, strict=True)
+    pairs = zip(torch.split(received, counts), shapes, strict=True)
     return [_split(one, row) for one, row in pairs]
 
 
@@ -210,7 +210,7 @@ def _count(shape: torch.Size) -> int:
 
 
 def _split(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    parts = flat.split([shape.numel() for shape in shapes])
+    parts = torch.split(flat, [shape.numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

@@ -78,7 +78,10 @@ def moved(module: nn.Module, device: torch.device) -> nn.Module:
     """Move a module in place, but for tensors on the meta device, which the engine initializes."""
     if not has_meta_tensors(module):
         return module.to(device)
-    return module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    module._apply(  # type: ignore[no-untyped-call]
+        lambda tensor: tensor if tensor.is_meta else tensor.to(device)
+    )
+    return module
 
 
 def load_weights(options: TrainerOptions, state: State) -> None:
@@ -86,7 +89,7 @@ def load_weights(options: TrainerOptions, state: State) -> None:
     from composable.checkpoint.weights import load_path_weights  # on use: it is slow to import
     from composable.resume.select import latest_weights
 
-    path = latest_weights(options.load_path)
+    path = latest_weights(options.load_path)  # type: ignore[arg-type]  # there is one
     load_path_weights(state.model, path, options.load_ignore_keys)
 
 

@@ -279,6 +279,7 @@ class TrainerOptions:
 
     def __attrs_post_init__(self) -> None:
         self._use_deepspeed()
+        self._divide_stream()
         loss = self.loss
         self.precision.on(self.device)
         if not self.metrics:
@@ -306,6 +307,13 @@ class TrainerOptions:
             mode = self.save_best_mode or declared_modes(evaluators).get(name)
             mode_of(name, mode, "save_best_mode", "save_best")
             check_result("save_best", name, evaluators)
+
+    def _divide_stream(self) -> None:
+        if self.processes.several and self.parallel.data == "auto":
+            from composable.data.stream_parts import divide_stream  # on use
+
+            divided = divide_stream(self.train_dataloader, self.processes)
+            object.__setattr__(self, "train_dataloader", divided)
 
     def _use_deepspeed(self) -> None:
         if self.deepspeed_config is not None:

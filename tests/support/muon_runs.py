@@ -64,7 +64,7 @@ def steps(how: str, dtype: str, **options: Any) -> dict[str, Any]:
         muon_groups(model, stacked={"*.in_proj_weight": 3}),
         lr=0.02,
         dtype=getattr(torch, dtype),
-        process_group=dist.group.WORLD if how == "copies" and processes.several else None,
+        process_group="default" if how == "copies" and processes.several else None,
         **options,
     )
     generator = torch.Generator().manual_seed(1)
