@@ -233,7 +233,7 @@ class TrainerOptions:
     callbacks: Any = ()
     loggers: Any = attrs.field(default=(), converter=_loggers)
     metrics: Mapping[str, Any] = attrs.field(default=None, converter=check.check_metrics)
-    eval_interval: Any = "1ep"
+    eval_interval: IntervalLike = "1ep"
     log_interval: Time = attrs.field(default=Time.parse("1ba"), converter=check.check_log_interval)
     progress_bar: bool = _flag(default=True)
     device: torch.device = attrs.field(default=None, converter=check.check_device)
