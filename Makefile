@@ -75,15 +75,16 @@ shapes:
 	    '--jaxtyping-packages=composable.functional,$(BEARTYPE)'
 package:
 	$(PYTEST) tests/test_package.py
+# worksteal: half of the tests for each worker, in order, so that those of a file share fixtures.
 tests:
-	$(PYTEST) -n 2 --dist loadscope --durations=10
+	$(PYTEST) -n 2 --dist worksteal --durations=10
 
 # ------------------------------------------------------------------------------------------------
 # Other tasks
 
 # Apart from `make test`, which runs a few of each: every case of every test, and more examples.
 campaign: $(VENV)/.ready
-	CAMPAIGN=1 HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 2 -m '' tests property_tests
+	CAMPAIGN=1 HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 2 --dist worksteal -m '' tests property_tests
 	$(BIN)/python -m tools.kill_campaign --runs 200
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	$(BIN)/python -m tools.kill_shards --runs 100

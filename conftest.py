@@ -62,32 +62,6 @@ ABSENT = [library for library in ADAPTERS if importlib.util.find_spec(library) i
 collect_ignore += [path for library in ABSENT for path in ADAPTERS[library]]
 
 
-# Their tests share what takes seconds to make, so one worker runs them.
-SHARING = (
-    "tests/distributed/test_algorithms.py",
-    "tests/distributed/test_divided_resume.py",
-    "tests/integrations/test_adapters_under_ddp.py",
-    "tests/loggers/test_kills.py",
-    "tests/test_five_steps.py",
-    "tests/test_imports.py",
-    "tests/test_package.py",
-)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Let `--dist loadscope` distribute tests one by one, except those of `SHARING`."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    if config.getvalue("dist") != "loadscope":
-        return None
-    scheduler = LoadScopeScheduling(config, log)
-    scheduler._split_scope = lambda nodeid: (
-        nodeid if (file := nodeid.partition("::")[0]) not in SHARING else file
-    )
-    return scheduler
-
-
 def pytest_collection_finish():
     """Let the garbage collector ignore the modules and the tests: it would visit them for long."""
     gc.freeze()

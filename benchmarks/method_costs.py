@@ -617,6 +617,29 @@ def linear_cross_entropy() -> list[Candidates]:
     return [{name: with_gradients(loss) for name, loss in candidates.items()}]
 
 
+def cached_gradients() -> list[Candidates]:
+    """Compare the gradients of a batch with those in eight parts, plainly and cached."""
+    model, (images, labels) = network(), batch()
+    params = dict(model.named_parameters())
+    parts, targets = images.split(8), labels.split(8)
+
+    def in_parts() -> None:
+        for part, classes in zip(parts, targets, strict=True):
+            torch.autograd.grad(cross_entropy(model(part), classes), params.values())
+
+    return [
+        {
+            "gradients of a batch": lambda: torch.autograd.grad(
+                cross_entropy(model(images), labels), params.values()
+            ),
+            "of eight parts, each with a loss": in_parts,
+            "cached_gradients of eight parts": lambda: F.cached_gradients(
+                model, parts, lambda outputs: cross_entropy(outputs, labels), params
+            ),
+        }
+    ]
+
+
 def pack_documents() -> list[Candidates]:
     """Compare steps of a GPT-2 on 16 documents of 32 to 512 tokens, padded and packed."""
     model, generator = gpt2(), torch.Generator().manual_seed(0)
@@ -682,6 +705,7 @@ METHODS = {
         ),
         *(gyro_dropout, channels_last, randaugment),
         *(alibi, rotary, gated_linear_units, linear_cross_entropy, pack_documents),
+        cached_gradients,
     )
 }
 

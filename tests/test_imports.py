@@ -19,7 +19,7 @@ def run(*parts):
         [sys.executable, "-c", "".join(map(textwrap.dedent, parts))],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -115,24 +115,41 @@ def test_numpy_is_not_required():
     )
 
 
-def test_a_run_without_a_progress_bar_imports_no_more_than_a_plain_loop():
-    new = run(
-        TRAIN,
-        """
+@pytest.fixture(scope="module")
+def imported():
+    """Return the modules after a plain loop, then a run, then a run with algorithms."""
+    script = """
         import json, sys
         model = torch.nn.Linear(4, 3)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(torch.zeros(2, 4)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        modules = set(sys.modules)
+        modules = [list(sys.modules)]
+        train()
+        modules.append(list(sys.modules))
         from composable.algorithms import EMA, LabelSmoothing, MixUp
         train(algorithms=[EMA("2ba"), LabelSmoothing(), MixUp()], eval_dataloader=data)
-        print(json.dumps(sorted(set(sys.modules) - modules)))
-        """,
-    )
+        modules.append(list(sys.modules))
+        print(json.dumps(modules))
+    """
+    return [set(modules) for modules in run(TRAIN, script)]
 
-    assert others(new) == set()
+
+def test_a_run_without_a_progress_bar_imports_no_more_than_a_plain_loop(imported):
+    assert others(imported[2] - imported[0]) == set()
+
+
+def test_a_run_imports_what_it_needs_alone(imported):
+    unused = (
+        *("composable.checkpoint.tree", "composable.checkpoint.files", "composable.runs.recorder"),
+        *("composable.loggers.", "composable.callbacks.checkpoint", "composable.trainer.restoring"),
+        *(f"composable.resume.{name}" for name in ("parts", "verify", "optimizers", "lock")),
+        "cattrs",
+    )
+    new = imported[1] - imported[0]
+    assert [name for name in new if name.startswith(unused)] == []
+    assert "composable.trainer.loop" in new
 
 
 PACKAGES = [
@@ -218,25 +235,6 @@ def test_importing_the_trainer_imports_few_modules():
 
     assert len(new) <= MOST
     assert [name for name in new if name.startswith(UNUSED)] == []
-
-
-def test_a_run_imports_what_it_needs_alone():
-    new = run(
-        TRAIN,
-        """
-        import json, sys
-        train()
-        print(json.dumps([name for name in sys.modules if name.startswith("composable.")]))
-        """,
-    )
-
-    unused = (
-        *("composable.checkpoint.tree", "composable.checkpoint.files", "composable.runs.recorder"),
-        *("composable.loggers.", "composable.callbacks.checkpoint", "composable.trainer.restoring"),
-        *(f"composable.resume.{name}" for name in ("parts", "verify", "optimizers", "lock")),
-        "cattrs",
-    )
-    assert [name for name in new if name.startswith(unused)] == []
 
 
 def test_threads_import_the_same_names_and_modules_do_not_hide_functions():

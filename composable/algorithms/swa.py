@@ -21,7 +21,7 @@ from composable.functional import (
     recompute_batch_norm_statistics,
     swa,
 )
-from composable.functional._lent import is_divided
+from composable.functional._lent import is_sharded
 from composable.plan.spans import fraction_of_run
 
 __all__ = ["SWA"]
@@ -213,7 +213,7 @@ class SWA(WeightAverage):
         """Add the batch to the running statistics for the averaged weights."""
         memory = state.memory[self.name]
         model = self.averaged_model(state)
-        if is_divided(state.model) and batch_norm_statistics(state.model):
+        if is_sharded(state.model) and batch_norm_statistics(state.model):
             raise ValueError(
                 "SWA cannot recompute the statistics of the batch norms of a sharded model, which "
                 'it does after swa_end; use swa_end="1dur", or parallel="ddp".'

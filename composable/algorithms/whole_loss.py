@@ -43,6 +43,6 @@ class WholeLoss(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Request the loss of the whole; at `INIT`, let the model return the named outputs."""
-        if event is Event.BEFORE_TRAIN_BATCH:
-            return state.evolve(whole_loss=True)
-        return state.evolve(model_call=NamedOutputs(state.model_call, self.outputs))
+        if event is Event.INIT and self.outputs is not None:
+            return state.evolve(model_call=NamedOutputs(state.model_call, self.outputs))
+        return state.evolve(whole_loss=True)

@@ -83,7 +83,7 @@ def export_dcp(
         state = check_json(inputs, STATE)
         headers = read_headers(inputs)
         read_regions(inputs, headers, {}, everything=True)
-        fetch = fetcher(inputs, headers)
+        fetch = fetcher(inputs.files, headers)
         rest = {_STATE: _as_tensor(state), _INFO: _as_tensor(_json.dump(dict(manifest.info)))}
         stand_ins = {
             name: _stand_in(stored.dtype, stored.shape) for name, stored in headers.tensors.items()

@@ -25,7 +25,7 @@ def export_weights(model: nn.Module, path: Path, processes: Processes, *, overwr
     """Write the weights of a model; all processes call it together.
 
     Args:
-        model: The model, whose parameters may be divided among processes.
+        model: The model, whose parameters may be sharded.
         path: A file with the suffix ".safetensors", or a folder for a model of Transformers.
         processes: The processes, of which rank 0 writes.
         overwrite: Replace the file.

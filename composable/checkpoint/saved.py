@@ -58,12 +58,12 @@ class Saved:
         )
 
     def write(self, path: Path, *, overwrite: bool) -> Path:
-        """Write a checkpoint: all processes together if tensors are divided, otherwise rank 0."""
+        """Write a checkpoint: all processes together if tensors are sharded, otherwise rank 0."""
         from composable.checkpoint import files  # on use: it is slow to import
 
         processes = Processes.current()
-        divided = any(hasattr(tensor, "device_mesh") for tensor in self.tensors.values())
-        if not (divided or processes.is_main):  # the parts of the processes were excluded
+        sharded = any(hasattr(tensor, "device_mesh") for tensor in self.tensors.values())
+        if not (sharded or processes.is_main):  # the parts of the processes were excluded
             return path
         return files.write(
             path,
@@ -71,7 +71,7 @@ class Saved:
             self.data,
             overwrite=overwrite,
             info=self.info,
-            processes=processes if divided else None,
+            processes=processes if sharded else None,
         )
 
     def copied(self) -> "Saved":

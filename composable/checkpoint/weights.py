@@ -115,9 +115,9 @@ def load_weights(
 
 def load_path_weights(model: nn.Module, path: Path, ignore: Sequence[str]) -> LoadedWeights:
     """Load the weights of `load_path`, as `load_weights` does; errors name those arguments."""
-    named = {"strict": True, "argument": "load_ignore_keys"}
+    patterns, argument = as_patterns(ignore), "load_ignore_keys"
     with _opened(model, path, None, _OF_TRAINER) as (weights, read):
-        return _load_weights(model, weights, read, path, as_patterns(ignore), **named)
+        return _load_weights(model, weights, read, path, patterns, strict=True, argument=argument)
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from composable.data.fetching import is_map_style
 from composable.data.grouping import split_into_shards
 from composable.data.order import seeded_batches
 from composable.data.sampler import GlobalBatchSampler
+from composable.data.stream_parts import is_divided_stream
 from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 
-__all__ = ["IndexShards", "batches_in_turn", "divided_batches", "is_divided", "numbered_batches"]
+__all__ = ["IndexShards", "batches_in_turn", "divided_batches", "is_local", "numbered_batches"]
 
 
 class IndexShards:
@@ -49,7 +50,7 @@ class IndexShards:
                 own = []
 
 
-def is_divided(loader: Any, processes: int) -> bool:
+def is_local(loader: Any, processes: int) -> bool:
     """Return whether a loader is known to yield this process's part of the data only.
 
     Args:
@@ -58,7 +59,7 @@ def is_divided(loader: Any, processes: int) -> bool:
     """
     if not isinstance(loader, DataLoader):
         return False
-    if getattr(loader.dataset, "_distributed", None) is not None:  # datasets.distributed
+    if is_divided_stream(loader):
         return True
     samplers = [loader.batch_sampler, loader.sampler, getattr(loader.batch_sampler, "sampler", 0)]
     return any(
@@ -100,7 +101,7 @@ def numbered_batches(
 
 
 def _own_batches(loader: Any, key: Key, rank: int, size: int) -> Iterator[tuple[int, Any, bool]]:
-    if size > 1 and is_divided(loader, size):
+    if size > 1 and is_local(loader, size):
         batches = seeded_batches(loader, key, epoch=0)
         return ((i * size + rank, batch, True) for i, batch in enumerate(batches))
     if not is_map_style(loader):
@@ -120,7 +121,7 @@ def batches_in_turn(loader: Any, key: Key, processes: Processes) -> Iterator[tup
 
     A process that has none of the last batches gets another one, which does not count.
     """
-    if is_divided(loader, processes.size):
+    if is_local(loader, processes.size):
         yield from numbered_batches(loader, key, processes)
         return
     numbered = enumerate(seeded_batches(loader, key, epoch=0))
@@ -143,7 +144,7 @@ def divided_batches(
         processes: The processes that share the evaluation.
         spec: What the examples of a batch are.
     """
-    if is_divided(loader, processes.size):
+    if is_local(loader, processes.size):
         yield from numbered_batches(loader, key, processes)
         return
     shards = Shards(processes.size, processes)

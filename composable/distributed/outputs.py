@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def gather_outputs(
-    own: Sequence[tuple[int, Any]], template: Any, processes: Processes
+    own: Sequence[tuple[Any, Any]], template: Any, processes: Processes
 ) -> list[Any]:
     """Return the outputs for all batches in their order, on every process.
 

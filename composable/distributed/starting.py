@@ -155,8 +155,8 @@ def _silence(error: BaseException) -> str:
         return f"all processes wait, each for another one: {error}"
     silent = ", ".join(map(str, sorted(ranks)))
     return (
-        f"rank {silent} did not answer in time: it hangs, or is slower than the others by more than "
-        f"the timeout of the process group, which timeout= of the strategy sets ({error})"
+        f"rank {silent} did not answer in time: it hangs, or is slower than the others by more "
+        f"than the timeout of the process group, which timeout= of the strategy sets ({error})"
     )
 
 

@@ -105,10 +105,8 @@ class DDP(Strategy):
         data: What the loader of a process yields: "global" batches, of which each process uses its
             part, or "local" ones, for a loader that is already divided among the processes.
             Default: "local" for a `DistributedSampler`, a `GlobalBatchSampler` with several
-            processes and a dataset of `datasets.distributed`, otherwise "global".
-        timeout: After how many seconds without an answer of another process the run ends, if the
-            process group is not initialized yet. Default: that of PyTorch, 30 minutes with gloo and
-            10 with NCCL.
+            processes, and streams that are divided or say how: see
+            `composable.data.stream_parts`; otherwise "global".
         exact: Sum gradients over the shards in a fixed order, so that the weights are the same, to
             the bit, for any number of processes. `shards` must be a power of two. The reduction
             takes about three times as long.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from composable.core.event import Event
 from composable.core.state import State
-from composable.engines.modules import modules_of, trained_parameters
+from composable.engines.modules import all_modules, trained_parameters
 from composable.engines.parallel import Parallel
 from composable.engines.protocol import Setup, Sums
 from composable.engines.reducer import GradientReducer, drop_absent, flags_like
@@ -69,13 +69,19 @@ class Replicated(Parallel):
             same = len(parameters) == len(reducer.parameters) and all(
                 one is other for one, other in zip(parameters, reducer.parameters, strict=True)
             )
-            if same and reducer.size == size and reducer.is_complete:
+            if same and reducer.size == size:
                 return reducer
-            self.reducer = None  # frees its memory
+            self.drop_reducer()
         self.reducer = GradientReducer(
             parameters, size, state.device, sparse=_sparse(state), **self._options
         )
         return self.reducer
+
+    def drop_reducer(self) -> None:
+        """Free the memory of the reducer."""
+        if self.reducer is not None:
+            self.reducer.close()
+        self.reducer = None
 
 
 class ReducedSums(ShardSums):
@@ -131,10 +137,18 @@ class ReducedSums(ShardSums):
         drop_absent(self.reducer.parameters, both[len(report) :], self.reducer.present)
         return both[: len(report)]
 
+    def parameters_of(self, state: State) -> list[Tensor]:
+        """Return the parameters that were reduced."""
+        return self.reducer.parameters
+
+    def end(self) -> None:
+        """Forget a reduction that was not completed, after an error."""
+        if self.engine.reducer is not None and not self.engine.reducer.is_complete:
+            self.engine.drop_reducer()
+
 
 def _sparse(state: State) -> list[Tensor]:
     """Return the parameters that have sparse gradients."""
-    modules = (one for root in modules_of(state) for one in root.modules())
     kinds = nn.Embedding, nn.EmbeddingBag
-    found = [one.weight for one in modules if isinstance(one, kinds) and one.sparse]
+    found = [one.weight for one in all_modules(state) if isinstance(one, kinds) and one.sparse]
     return [one for one in dict.fromkeys(found) if one.requires_grad]

@@ -73,6 +73,7 @@ class Initialization:
         old = dict(_meta_tensors(part))
         if not old:
             return {}
+        self._move(part)
         new = self._allocate(list(dict.fromkeys(old.values())))
         for (module, name), tensor in old.items():
             _own_dict(module, name)[name] = new[tensor]
@@ -88,13 +89,24 @@ class Initialization:
                 self.unset[full] = type(module).__name__
         return {tensor: _own_dict(*place)[place[1]] for place, tensor in old.items()}
 
+    def _move(self, part: nn.Module) -> None:
+        """Move what has values to the device, such as layers that an algorithm has added."""
+        for module in part.modules():
+            for name, tensor in _own(module).items():
+                if tensor.is_meta or hasattr(tensor, "device_mesh"):
+                    continue
+                if name in module._parameters:
+                    tensor.data = tensor.data.to(self.device)
+                else:
+                    module._buffers[name] = tensor.to(self.device)
+
     def _allocate(self, tensors: list[Tensor]) -> dict[Tensor, Tensor]:
         """Return tensors with memory, whose values show that they were not set."""
         shared = [one for one in tensors if self._reuse and isinstance(one, nn.Parameter)]
         sizes = [-(-one.numel() * one.element_size() // _ALIGNED) * _ALIGNED for one in shared]
         if sum(sizes) > len(self._memory):
             self._memory = self._memory.new_empty(sum(sizes))
-        places = iter(self._memory[: sum(sizes)].split(sizes))
+        places = iter(torch.split(self._memory[: sum(sizes)], sizes))
         new: dict[Tensor, Tensor] = {}
         for one in tensors:
             if self._reuse and isinstance(one, nn.Parameter):

@@ -22,7 +22,7 @@ from composable.distributed.signals import Signals
 from composable.distributed.strategies import Strategy
 from composable.engines.forward import ForwardPass
 from composable.engines.initialization import Initialization, is_unset, replace_parameters
-from composable.engines.modules import modules_of
+from composable.engines.modules import modules_of, trained_parameters
 from composable.engines.protocol import Engine, Setup, Sums
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares, StepShares
@@ -268,7 +268,9 @@ class LocalSums:
     def reduce(self, state: State) -> Tensor:
         """Let the gradients be those of the whole batch, and return its loss."""
         loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
-        return loss if self.shares is None else self.shares.finish(state, loss, self.shares.seen)
+        if self.shares is None:
+            return loss
+        return self.shares.finish(lambda: trained_parameters(state), loss, self.shares.seen)
 
     def end(self) -> None:
         """Do nothing."""

@@ -29,7 +29,7 @@ from composable.engines.modules import modules_of
 from composable.engines.protocol import Setup, Sums
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
-from composable.optim.muon import Muon
+from composable.optim.muon import DEFAULT, Muon
 from composable.plan.compatibility import occurrences
 from composable.plan.dispatch import Dispatcher
 
@@ -77,7 +77,7 @@ class Parallel(Local):
         if self.processes.several:
             for optimizer in state.optimizers:
                 if isinstance(optimizer, Muon):
-                    optimizer.process_group = dist.group.WORLD
+                    optimizer.process_group = DEFAULT
 
     def sums(self, state: State) -> Sums:
         """Return sums over the shards; over the microbatches of a batch that is not sharded."""
@@ -311,7 +311,7 @@ class _Exchange:
         """Return the numbers: a list over the processes for each."""
         if self.work is not None:
             self.work.wait()
-        return self.table.T.tolist()  # type: ignore[no-any-return]
+        return self.table.T.tolist()
 
 
 _SAME = (

@@ -75,8 +75,8 @@ class Sums(Protocol):
         """Return the loss of a part of which gradients are computed, between the two passes.
 
         Args:
-            loss: The loss.
-            value: Its value, 0 for a part with the weight 0.
+            loss: The loss, or one of the outputs where these have gradients.
+            value: The value of the loss, 0 for a part with the weight 0.
         """
 
     def add(self, state: State) -> None:

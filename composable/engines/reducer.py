@@ -9,6 +9,7 @@ which is 0 in the sum. The last message says which parameters have a gradient on
 the gradients of the others stay None.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -22,7 +23,7 @@ from composable.engines.flat import flat_gradients, kinds_of, write_gradients
 
 __all__ = ["GradientReducer", "Hook", "drop_absent", "flags_like"]
 
-Hook: TypeAlias = Callable[[Any, dist.GradBucket], Future[Tensor]]
+Hook: TypeAlias = Callable[[Any, Any], Future[Tensor]]
 
 _CARRIERS = (torch.float32, torch.float64)
 """The dtypes of gradients that a report can be sent with."""
@@ -112,9 +113,13 @@ class GradientReducer:
             self.start(lambda: self.report.new_zeros(self.size))
             joined: Any = self.ddp(torch.zeros(()), self._last)
             for one in reversed(self._dense):
-                _undefined([one]).backward()
+                _send_undefined([one])
             joined.backward()
             self._clear()
+
+    def close(self) -> None:
+        """Stop listening to gradients, also after a step that was not completed."""
+        self.ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
 
     def _clear(self) -> None:
         for one in [*self.parameters, self.report]:
@@ -128,17 +133,18 @@ class GradientReducer:
         """
         self._messages.all_sent, self._joined = False, None
         # A backward pass goes back in time, so that of the first operation is the last one.
-        self._last = _Report.apply(self.report, lambda: self._values(report))
+        self._last = _Report.apply(self.report, lambda: self._values(report))  # type: ignore[no-untyped-call]
 
     def join(self, loss: Tensor) -> Tensor:
         """Return a loss, with whose backward pass the gradients are sent."""
         self._before = [one.grad for one in self._dense]
-        self._joined = joined = self.ddp(loss, self._last, *self._touched)
+        touched = [one for one in self._touched if not any(getattr(one, x) for x in _HOOKS)]
+        self._joined = joined = self.ddp(loss, self._last, *touched)
         self._last = None
         return joined  # type: ignore[no-any-return]
 
     def finish(self) -> Tensor | None:
-        """Send what is left after the backward pass, and return the sum of the reports.
+        """Send the remaining gradients after the backward pass, and return the sum of the reports.
 
         The gradients of the parameters are then the sums. They are None where no process has one.
 
@@ -147,10 +153,12 @@ class GradientReducer:
             this case, no gradient is None.
         """
         if self._joined is None:
-            self.ddp(_undefined(self._dense), self._last).backward()
-            self._last = None
+            joined = self.ddp(torch.zeros(()), self._last)
+            _send_undefined(self._dense)
+            joined.backward()
+            del joined, self._last
         elif not self.is_complete:  # DDP waits for parameters without a gradient
-            _undefined(self._late()).backward()
+            _send_undefined(self._late())
         self._joined, self._before = None, []
         self._sum_sparse()
         report, self.report.grad = self.report.grad, None
@@ -197,16 +205,17 @@ class _Messages:
         self.means = 1
         """By what the hook divides the sum over the processes."""
 
-    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:
+    def send(self, bucket: Any) -> Future[Tensor]:
         """Send a message."""
         self.all_sent = bucket.is_last()
         return self.hook(self.state, bucket)
 
 
-def _sum(_: Any, bucket: dist.GradBucket) -> Future[Tensor]:
+def _sum(_: Any, bucket: Any) -> Future[Tensor]:
     """Sum a bucket of gradients, where DDP would compute the mean."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])  # type: ignore[union-attr,no-any-return]
+    summed: Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+    return summed
 
 
 def flags_like(tensor: Tensor, flags: Sequence[bool]) -> Tensor:
@@ -258,7 +267,7 @@ class _Held(nn.Module):
 
     def forward(self, loss: Tensor, *others: Tensor) -> Tensor:
         """Return the loss."""
-        joined: Tensor = _Joined.apply(loss, *others)
+        joined: Tensor = _Joined.apply(loss, *others)  # type: ignore[no-untyped-call]
         return joined
 
 
@@ -266,12 +275,12 @@ class _Joined(torch.autograd.Function):
     """A loss whose backward pass includes those of other values, with undefined gradients."""
 
     @staticmethod
-    def forward(ctx: Any, loss: Tensor, *others: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, loss: Tensor, *others: Tensor) -> Tensor:
         ctx.count = len(others)
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return gradient, *(None,) * ctx.count
 
 
@@ -279,28 +288,42 @@ class _Report(torch.autograd.Function):
     """A value whose backward pass gives the report its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, report: Tensor, values: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, report: Tensor, values: Callable[[], Tensor]) -> Tensor:
         ctx.values = values
         return report.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return ctx.values(), None
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
+        values: Tensor = ctx.values()
+        return values, None
 
 
-def _undefined(parameters: Sequence[Tensor]) -> Any:
-    """Return a value whose backward pass gives parameters undefined gradients."""
-    return _Undefined.apply(*parameters) if parameters else torch.zeros(())
+def _send_undefined(parameters: Sequence[Tensor]) -> None:
+    """Give parameters undefined gradients, of which their hooks are not called."""
+    hooked = [(one, name) for one in parameters for name in _HOOKS if getattr(one, name)]
+    held = [getattr(one, name) for one, name in hooked]
+    for one, name in hooked:
+        setattr(one, name, OrderedDict())
+    try:
+        if parameters:
+            _Undefined.apply(*parameters).backward()  # type: ignore[no-untyped-call]
+    finally:
+        for (one, name), hooks in zip(hooked, held, strict=True):
+            setattr(one, name, hooks)
+
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class _Undefined(torch.autograd.Function):
     """A value whose backward pass gives parameters undefined gradients."""
 
     @staticmethod
-    def forward(ctx: Any, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, *parameters: Tensor) -> Tensor:
         ctx.count = len(parameters)
         return torch.zeros(())
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:  # type: ignore[override]
-        return (None,) * ctx.count
+    def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:
+        count: int = ctx.count
+        return (None,) * count

@@ -28,7 +28,6 @@ from composable.core.part_weights import Count, SplitLossError, TermWeights, Wei
 from composable.core.state import State
 from composable.core.stateful import Factor, SavedFields, saved
 from composable.data.grouping import Examples, total_weight
-from composable.engines.modules import trained_parameters
 from composable.functional._foreach import compute_dtype
 from composable.functional._lent import local_part
 
@@ -168,11 +167,17 @@ class StepShares:
             _clear_gradient(outputs, share)
         return state, outputs, weight.of_weight(loss), share
 
-    def finish(self, state: State, loss: Tensor, seen: Any, omitted: Any = 0.0) -> Tensor:
+    def finish(
+        self,
+        parameters: Callable[[], Iterable[Tensor]],
+        loss: Tensor,
+        seen: Any,
+        omitted: Any = 0.0,
+    ) -> Tensor:
         """Let the gradients and the loss be those of the whole, and return the loss.
 
         Args:
-            state: The state, with the gradients of all parts.
+            parameters: Returns those that have the gradients of all parts.
             loss: The sum of the weighted losses.
             seen: The weight of all parts on all processes, if the second way was taken.
             omitted: The examples of all processes that algorithms have omitted.
@@ -186,7 +191,7 @@ class StepShares:
         self.run.factor = 1.0 if factor is None else factor
         if factor is None:
             return loss
-        return rescale(trained_parameters(state), loss, factor)
+        return rescale(parameters(), loss, factor)
 
     def _share_of(self, weight: Weight, *, empty: bool) -> Any:
         """Return the share of a part with a weight that is known with its loss."""

@@ -11,7 +11,7 @@ from composable.data.grouping import ShardedBatch, batches_of
 from composable.distributed.processes import Processes
 from composable.distributed.reduction import TreeSum
 from composable.distributed.shards import Shards
-from composable.engines.modules import modules_of
+from composable.engines.modules import buffers_of, trained_parameters
 from composable.engines.shares import LossShares, StepShares
 
 __all__ = ["ShardSums", "Summing"]
@@ -69,7 +69,7 @@ class ShardSums:
     def begin(self, state: State) -> None:
         """Start with the first shard of this process."""
         self.shares.restart()
-        buffers = dict.fromkeys(one for module in modules_of(state) for one in module.buffers())
+        buffers = buffers_of(state)
         self.buffers = [one for one in buffers if one.is_floating_point()]
         self.counters = [one for one in buffers if one.ndim == 0 and _is_integer(one)]
         self.counts = _counts(self.counters)
@@ -111,7 +111,13 @@ class ShardSums:
         report = self.total()
         self._write_buffers(report[2:-1])
         loss = report[0] / self.means
-        return self.shares.finish(state, loss, report[1], self._omitted(report[-1])).to(self.dtype)
+        omitted = self._omitted(report[-1])
+        loss = self.shares.finish(lambda: self.parameters_of(state), loss, report[1], omitted)
+        return loss.to(self.dtype)
+
+    def parameters_of(self, state: State) -> list[Tensor]:
+        """Return the parameters that may have a gradient."""
+        return trained_parameters(state)
 
     def _omitted(self, count: Tensor) -> Any:
         """Return the examples that algorithms have omitted: a tensor where the host would wait."""
@@ -143,7 +149,9 @@ class ShardSums:
             for buffer, part in zip(self.buffers, parts, strict=True):
                 buffer.copy_((part / self.number).view_as(buffer))
             if self.counters:
-                for counter, count in zip(self.counters, self.counts + counted.round(), strict=True):
+                for counter, count in zip(
+                    self.counters, self.counts + counted.round(), strict=True
+                ):
                     counter.copy_(count)
 
 

@@ -1,4 +1,4 @@
-"""Other weights for a model whose parameters are divided among processes."""
+"""Other weights for a model whose parameters are sharded."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LentModel", "divided_like", "is_divided", "local_part", "whole", "whole_like"]
+__all__ = ["LentModel", "is_sharded", "local_part", "sharded_like", "whole", "whole_like"]
 
 
-def is_divided(model: nn.Module) -> bool:
-    """Return whether parameters of a model are divided among processes, as by `fully_shard`."""
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether parameters of a model are sharded, as by `fully_shard`."""
     return any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
 
 
@@ -27,8 +27,8 @@ def whole(tensor: Tensor) -> Tensor:
     return getattr(tensor, "full_tensor", lambda: tensor)()
 
 
-def divided_like(tensor: Tensor, parameter: Tensor | None) -> Tensor:
-    """Divide a whole tensor among processes as a parameter is, if it has the same shape.
+def sharded_like(tensor: Tensor, parameter: Tensor | None) -> Tensor:
+    """Shard a whole tensor as a parameter is, if it has the same shape.
 
     Every process has the whole tensor; nothing is sent.
     """
@@ -44,7 +44,7 @@ def divided_like(tensor: Tensor, parameter: Tensor | None) -> Tensor:
 
 
 def whole_like(tensor: Tensor, device: str) -> Tensor:
-    """Return an empty tensor, not divided, like one that may be."""
+    """Return an empty tensor, not sharded, like one that may be."""
     if not hasattr(tensor, "device_mesh"):
         return torch.empty_like(tensor, device=device, requires_grad=False)
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)

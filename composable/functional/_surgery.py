@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ._checks import check_module, check_tensors
-from ._lent import LentModel, is_divided
+from ._lent import LentModel, is_sharded
 from ._pretrained import guard_saving
 from ._references import References
 from ._warnings import NoEffectWarning, warn_user
@@ -155,7 +155,7 @@ def with_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:
     """
     check_module("model", model)
     check_tensors("tensors", tensors)
-    if is_divided(model):
+    if is_sharded(model):
         return LentModel(model, tensors)  # type: ignore[return-value]
     return copy_on_write(model, tensors)
 

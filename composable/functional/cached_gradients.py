@@ -84,8 +84,9 @@ def cached_gradients(
         raise TypeError(f"parts={parts!r} must be a list or a tuple of at least one part.")
     check_tensors("params", params)
     check_generator(generator)
-    given = {} if generator is None else {"generator": generator}
-    *seeds, last = torch.randint(2**63 - 1, (len(parts) + 1,), **given).tolist()
+    device = None if generator is None else generator.device
+    drawn = torch.randint(2**63 - 1, (len(parts) + 1,), generator=generator, device=device)
+    *seeds, last = drawn.tolist()
     trained = {name: param for name, param in params.items() if param.requires_grad}
     with _forked(params.values()):
         outputs = []

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from composable.core.event import Event
 from composable.core.key import Key
-from composable.core.loss import check_loss, check_scalar
+from composable.core.loss import check_scalar
 from composable.core.loss_weights import LossWeights
 from composable.core.part_weights import TermWeights, Weight
 from composable.core.state import State
 from composable.distributed.processes import Processes
+from composable.engines.forward import ForwardPass
 from composable.engines.modules import write_gradients
 from composable.integrations._accumulation import Accumulation
 from composable.integrations._refusals import (
@@ -25,6 +26,7 @@ from composable.integrations._refusals import (
 )
 from composable.plan.plan import Plan
 from composable.trainer.parameters import drop_batch, frozen_parameters
+from composable.trainer.step import observed_loss
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["StepEvents"]
@@ -144,28 +146,26 @@ class StepEvents:
                 "every batch of t.epoch(loader). To step once for several batches, pass "
                 "accumulate_batches= there."
             )
-        state = self._fire(Event.AFTER_FORWARD, self.state.evolve(outputs=outputs))
-        state = self._fire(Event.BEFORE_LOSS, state)
+        state, weights = self.state, self._weights_of_losses
         if state.loss_fn is None:
             raise ValueError(
                 f"t.loss(outputs) needs a loss; pass loss_fn to adapt_loop, or give "
                 f"{type(state.model).__name__} a method loss(outputs, batch)."
             )
         split = self._micro.accumulate_batches > 1
-        watch = self._weights_of_losses.watch(state, state.batch) if split else None
-        with self._weights_of_losses.around_loss(state, watch):
-            loss = check_loss(_loss_of(state, state.outputs))
-            before, state = state, self._fire(Event.AFTER_LOSS, state.evolve(loss=loss))
+        whole: Any = self._whole  # start_batch has set it
+        watch = weights.watch(state, whole.batch) if split else None
+        compute = observed_loss(self._fire, ForwardPass(lambda _: outputs, _loss_of))
+        state, outputs, own, loss = compute(state, around_loss=weights.around_loss(state, watch))
         weight: Any = Weight(self._micro.sizes[-1])
         if split:
-            found = self._weights_of_losses.weigh(before, outputs, loss, watch, _loss_of)
-            if state.loss is not loss and state.loss is not None:
-                found = self._weights_of_losses.weight_of_other(state, state.loss, watch, found)
-            if isinstance(found, TermWeights):
-                found = found.in_one("in an external loop before the last microbatch")
-            weight = found
-        self._advance(Event.BEFORE_BACKWARD, self._fire(Event.BEFORE_BACKWARD, state))
-        weighted = self._micro.weigh(self.state.loss, weight)  # type: ignore[arg-type]
+            weight = weights.weigh(state, outputs, own, watch, _loss_of)
+            if loss is not own:  # of an algorithm
+                weight = weights.weight_of_other(state, loss, watch, weight)
+            if isinstance(weight, TermWeights):
+                weight = weight.in_one("in an external loop before the last microbatch")
+        self._advance(Event.BEFORE_BACKWARD, state)
+        weighted = self._micro.weigh(loss, weight)
         if self._unstepped and len(self._micro.sizes) == 1:
             weighted.register_hook(self._check_cleared)  # type: ignore[no-untyped-call]
         return weighted

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from composable.functional._lent import divided_like, local_part, whole
+from composable.functional._lent import local_part, sharded_like, whole
 
 __all__ = ["Batch", "compute_by_owners"]
 
@@ -144,7 +144,7 @@ def _gathered(values: Sequence[Tensor], batches: Sequence[Batch], compute: Compu
         matrices = [values[i] for i in batch.indices]
         results = compute([whole(one) for one in matrices])
         pairs = zip(results, matrices, strict=True)
-        yield batch, [local_part(divided_like(result, one)) for result, one in pairs]
+        yield batch, [local_part(sharded_like(result, one)) for result, one in pairs]
 
 
 def _group_of_rows(mesh: Any, placements: Any) -> Any:
@@ -201,7 +201,7 @@ def _all_to_all(
     _fill(flat, [one for row in sent for one in row])
     received = torch.empty(sum(counts), dtype=dtype, device=device)
     dist.all_to_all_single(received, flat, counts, lengths, group=group)
-    pairs = zip(received.split(counts), shapes, strict=True)
+    pairs = zip(torch.split(received, counts), shapes, strict=True)
     return [_split(one, row) for one, row in pairs]
 
 
@@ -210,7 +210,7 @@ def _count(shape: torch.Size) -> int:
 
 
 def _split(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    parts = flat.split([shape.numel() for shape in shapes])
+    parts = torch.split(flat, [shape.numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

@@ -23,7 +23,10 @@ from composable.optim.matrix_owners import Batch, compute_by_owners
 from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.muon_groups import ADAMW, MUON, check_matrix, muon_groups, roles_of
 
-__all__ = ["Muon"]
+__all__ = ["DEFAULT", "Muon"]
+
+DEFAULT = "default"
+"""The default process group: one that is held keeps its connections open after an error."""
 
 _SCALINGS = (None, "original", "match_rms_adamw")
 _ELEMENTS, _ELEMENTS_ON_CPU = 2**24, 2**18
@@ -62,9 +65,10 @@ class Muon(Optimizer):
         adamw_eps: The epsilon of AdamW.
         adamw_weight_decay: The weight decay of AdamW, by default `weight_decay`.
         process_group: The processes that have the same parameters and gradients, as with
-            `DistributedDataParallel`. Each orthogonalizes some of the matrices, and sends the
-            results to the others. By default, each process orthogonalizes all. The `Trainer` sets
-            it. A `DTensor` needs none: its rows are sent to one of its processes.
+            `DistributedDataParallel`: "default" for all, or a group. Each orthogonalizes some of
+            the matrices, and sends the results to the others. Without one, each process
+            orthogonalizes all. The `Trainer` sets it. A `DTensor` needs none: its rows are sent to
+            one of its processes.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -124,10 +128,12 @@ class Muon(Optimizer):
         }
         _check_adamw(others, "adamw_")
         self._halves: dict[str, dict[str, Any]] = {MUON: matrices, ADAMW: others}
-        if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
+        if process_group not in (None, DEFAULT) and not isinstance(
+            process_group, dist.ProcessGroup
+        ):
             raise TypeError(
-                f"process_group={process_group!r} must be a torch.distributed.ProcessGroup, such "
-                "as torch.distributed.group.WORLD, or None."
+                f"process_group={process_group!r} must be 'default', a "
+                "torch.distributed.ProcessGroup, or None."
             )
         self.process_group = process_group
         super().__init__(_groups(params), {"lr": lr, "weight_decay": weight_decay})
@@ -191,7 +197,7 @@ class Muon(Optimizer):
             updates,
             list(_batches(params, group["stacked"])),
             partial(_orthogonalized, group=group),
-            group=self.process_group,
+            group=dist.group.WORLD if self.process_group == DEFAULT else self.process_group,
             dtype=_narrower(group["dtype"], params[0].dtype),
         )
         for batch, results in computed:

@@ -13,7 +13,7 @@ from composable.core.key import Key
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed.processes import ProcessError, Processes
-from composable.functional._lent import divided_like, is_divided
+from composable.functional._lent import is_sharded, sharded_like
 from composable.resume.sharded import sharded_pairs
 from composable.resume.values import short, with_tensors
 
@@ -68,15 +68,15 @@ class ResumePoint:
         Args:
             state: The state of the run that was built.
         """
-        if not (self.reader.divided or is_divided(state.model)):
+        if not (self.reader.sharded or is_sharded(state.model)):
             return self
         like = {id(tensor): parameter for tensor, parameter in sharded_pairs(state, self.tree)}
         named = {n: like[id(one)] for n, one in self.contents.tensors.items() if id(one) in like}
         contents = self.reader.read_values(self.contents, named)
         tree = self.reader.unpack(contents)["state"]
         # A tensor whose dimensions were saved in another order, as channels_last, was read whole.
-        divided = {id(one): divided_like(one, like) for one, like in sharded_pairs(state, tree)}
-        return attrs.evolve(self, tree=with_tensors(tree, divided), contents=contents)
+        sharded = {id(one): sharded_like(one, like) for one, like in sharded_pairs(state, tree)}
+        return attrs.evolve(self, tree=with_tensors(tree, sharded), contents=contents)
 
 
 @attrs.frozen
@@ -86,18 +86,18 @@ class Reader:
     Args:
         device: Where tensors go that were not on the CPU.
         processes: The processes, which call the methods together.
-        divided: Whether each process needs only a part of the tensors. Their values are then read
+        sharded: Whether each process needs only a part of the tensors. Their values are then read
             by `ResumePoint.load`, when the run is built and these parts are known.
     """
 
     device: torch.device
     processes: Processes = attrs.field(factory=Processes)
-    divided: bool = False
+    sharded: bool = False
 
     def point(self, path: Path, ignored: Sequence[str] = ()) -> ResumePoint:
-        """Read and verify a checkpoint; if `divided`, without the values of its tensors.
+        """Read and verify a checkpoint; if `sharded`, without the values of its tensors.
 
-        If `divided`, each file is hashed by one of the processes; otherwise each of them hashes
+        If `sharded`, each file is hashed by one of the processes; otherwise each of them hashes
         all that it reads.
 
         Args:
@@ -115,7 +115,7 @@ class Reader:
     def _point(self, path: Path, ignored: Sequence[str]) -> ResumePoint:
         from composable.checkpoint import files, outline  # on use: they are slow to import
 
-        outlined = self.divided
+        outlined = self.sharded
         contents = outline.read_outline(path, self.processes) if outlined else files.read(path)
         data, info = contents.data, contents.manifest.info
         if not isinstance(data, dict) or not {"run", "on_device", "state"} <= data.keys():
@@ -171,7 +171,7 @@ class Reader:
                 raise _replaced(contents.path)
             return found
 
-        return self.agree(read) if self.divided else contents
+        return self.agree(read) if self.sharded else contents
 
     def agree(self, function: Callable[[], Result]) -> Result:
         """Call a function on every process; if it raises on any of them, raise on all.

@@ -1,5 +1,6 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,11 @@ from composable.core.loss_mean import declared_by
 from composable.core.loss_weights import LossWeights
 from composable.core.state import State
 from composable.data.prefetch import CopyStream
+from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
+from composable.engines.build import engine_type
 from composable.engines.initialization import has_meta_tensors
+from composable.engines.protocol import Engine, Setup
 from composable.engines.shares import LossShares
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
@@ -22,6 +26,8 @@ from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
+from composable.trainer.guards import NonFiniteGuard
+from composable.trainer.microbatches import Microbatches
 from composable.trainer.options import TrainerOptions
 from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.run import Checkpoints, Evaluation, Progress, Run
@@ -29,7 +35,6 @@ from composable.trainer.training_data import TrainingData
 from composable.utils.reproducibility import get_random_seed
 
 if TYPE_CHECKING:
-    from composable.engines.protocol import Engine
     from composable.resume.verify import ResumePoint
 
 __all__ = ["build_run", "build_state"]
@@ -73,7 +78,10 @@ def moved(module: nn.Module, device: torch.device) -> nn.Module:
     """Move a module in place, but for tensors on the meta device, which the engine initializes."""
     if not has_meta_tensors(module):
         return module.to(device)
-    return module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    module._apply(  # type: ignore[no-untyped-call]
+        lambda tensor: tensor if tensor.is_meta else tensor.to(device)
+    )
+    return module
 
 
 def load_weights(options: TrainerOptions, state: State) -> None:
@@ -81,11 +89,11 @@ def load_weights(options: TrainerOptions, state: State) -> None:
     from composable.checkpoint.weights import load_path_weights  # on use: it is slow to import
     from composable.resume.select import latest_weights
 
-    path = latest_weights(options.load_path)
+    path = latest_weights(options.load_path)  # type: ignore[arg-type]  # there is one
     load_path_weights(state.model, path, options.load_ignore_keys)
 
 
-def loads_late(engine: "Engine", state: State, plan: Plan) -> bool:
+def loads_late(engine: Engine, state: State, plan: Plan) -> bool:
     """Return whether the weights of `load_path` are loaded when the model was placed."""
     if has_meta_tensors(state.model):
         return True
@@ -136,19 +144,8 @@ def build_run(
     check.check_schedule_free(state.optimizers, rates, dispatcher.plan)
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
     signals = Signals()
-    engine = options.build_engine(signals, point)
-    load = (
-        None if point is not None or options.load_path is None else partial(load_weights, options)
-    )
-    late = load is not None and loads_late(engine, state, dispatcher.plan)
-    if load is not None and not late:
-        load(state)
-    if point is None and not late:  # otherwise when the values are loaded
-        state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
-    setup = options.setup(dispatcher.plan, resumes=point is not None, load=load if late else None)
-    state = engine.prepare(state, setup)
-    if late:
-        state = after_load(dispatcher, state)
+    engine = _engine(options, signals, None if point is None else point.num_shards)
+    state = _prepare(options, engine, state, dispatcher, resumes=point is not None)
     weights = LossWeights(declared_by(options.loss_mean_over, state), bool(options.compile))
     weights.agree = engine.agree_on_calls
     engine.shares = LossShares(weights, engine.forward.loss)
@@ -165,8 +162,15 @@ def build_run(
         rates=rates,
         evaluation=Evaluation(options.evaluators, weights),
         checkpoints=Checkpoints(options.saver),
-        guard=options.guard(),
-        microbatches=options.microbatches(groups=engine.has_shards),
+        guard=NonFiniteGuard(
+            options.nonfinite_loss, options.nonfinite_loss != "raise" or state.device.type == "cpu"
+        ),
+        microbatches=Microbatches(
+            options.grad_accum,
+            None if options.microbatch_size == "auto" else options.microbatch_size,  # type: ignore[arg-type]
+            auto=options.microbatch_size == "auto",
+            groups=engine.has_shards or options.accumulate_batches > 1,
+        ),
         progress=Progress(options.max_duration),
         log_interval=options.log_interval,
         iteration_length=options.iteration_length,
@@ -174,4 +178,60 @@ def build_run(
         loss_shares=engine.shares,
         signals=signals,
         engine=engine,
+    )
+
+
+def _engine(options: TrainerOptions, signals: Signals, saved: int | None) -> Engine:
+    """Return the engine before it is prepared.
+
+    Args:
+        options: The arguments of the `Trainer`.
+        signals: The signals of this process.
+        saved: The number of shards of the run that is resumed, which is kept.
+    """
+    strategy, processes = options.parallel, options.processes
+    count = strategy.shard_count(processes, saved)
+    signals.shared = processes.several
+    kind = engine_type(strategy, processes, count)
+    engine: Engine = kind(strategy, Shards(count, processes), signals, options.is_local)
+    return engine
+
+
+def _prepare(
+    options: TrainerOptions,
+    engine: Engine,
+    state: State,
+    dispatcher: Dispatcher,
+    *,
+    resumes: bool,
+) -> State:
+    """Load the weights of `load_path`, and prepare the engine; fire `AFTER_LOAD`."""
+    loads = options.load_path is not None and not resumes
+    load = partial(load_weights, options) if loads else None
+    late = load is not None and loads_late(engine, state, dispatcher.plan)
+    if load is not None and not late:
+        load(state)
+    if not (resumes or late):  # otherwise when the values are loaded
+        state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
+    setup = _setup(options, dispatcher.plan, resumes=resumes, load=load if late else None)
+    state = engine.prepare(state, setup)
+    return after_load(dispatcher, state) if late else state
+
+
+def _setup(
+    options: TrainerOptions, plan: Plan, *, resumes: bool, load: Callable[[State], None] | None
+) -> Setup:
+    """Return what the engine is prepared for."""
+    size = getattr(options.train_dataloader, "batch_size", None)
+    if size is not None:
+        size *= (options.processes.size if options.is_local else 1) * options.accumulate_batches
+    return Setup(
+        given=options.model,
+        algorithms=plan.algorithms,
+        compile=options.compile,
+        resumes=resumes,
+        load=load,
+        fits_memory=options.microbatch_size == "auto",
+        batch_size=size,
+        grad_accum=(options.grad_accum or 1) * options.accumulate_batches,
     )

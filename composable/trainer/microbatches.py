@@ -151,11 +151,11 @@ def each_shard(gradients: Callable[..., State]) -> Callable[[State, Sums], State
         whole, key, own = state.batch, state.key, state.loss_fn
         if not isinstance(whole, ShardedBatch):
             return gradients(state, sums)
-        before = Buffers.of(state)
+        before = Buffers.of(state) if len(whole.batches) > 1 else None
         for number, batch, loss_fn, empty in zip(
             whole.numbers, whole.batches, whole.loss_fns, whole.empty, strict=True
         ):
-            if number != whole.shards.own.start:
+            if before is not None and number != whole.shards.own.start:
                 before.restore()
             loss_fn, shard = loss_fn or own, key.of_batch(number)
             part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn, key=shard)

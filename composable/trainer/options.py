@@ -1,14 +1,16 @@
 """The arguments of the `Trainer`: documented, typed and validated once."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec
 
 import attrs
 import torch
 from torch import nn
 
+from composable._other_trainers import ARGUMENTS, advice_on
 from composable.core.batch_spec import BatchSpec
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike
@@ -28,15 +30,11 @@ from composable.trainer import arguments as check
 
 # A module that is imported on use is not needed by each run, or not before it is built.
 if TYPE_CHECKING:
-    from composable.distributed.signals import Signals
-    from composable.engines.protocol import Engine, Setup
     from composable.resume.lock import RunLock
     from composable.resume.verify import Reader, ResumePoint
-    from composable.trainer.guards import NonFiniteGuard
-    from composable.trainer.microbatches import Microbatches
     from composable.trainer.run import Run
 
-__all__ = ["TrainerOptions"]
+__all__ = ["TrainerOptions", "takes_arguments_of"]
 
 _NEED_A_FOLDER = (
     "save_interval",
@@ -281,6 +279,7 @@ class TrainerOptions:
 
     def __attrs_post_init__(self) -> None:
         self._use_deepspeed()
+        self._divide_stream()
         loss = self.loss
         self.precision.on(self.device)
         if not self.metrics:
@@ -308,6 +307,13 @@ class TrainerOptions:
             mode = self.save_best_mode or declared_modes(evaluators).get(name)
             mode_of(name, mode, "save_best_mode", "save_best")
             check_result("save_best", name, evaluators)
+
+    def _divide_stream(self) -> None:
+        if self.processes.several and self.parallel.data == "auto":
+            from composable.data.stream_parts import divide_stream  # on use
+
+            divided = divide_stream(self.train_dataloader, self.processes)
+            object.__setattr__(self, "train_dataloader", divided)
 
     def _use_deepspeed(self) -> None:
         if self.deepspeed_config is not None:
@@ -357,46 +363,10 @@ class TrainerOptions:
         if not self.processes.several:
             return False
         if self.parallel.data == "auto":
-            from composable.data.sharding import is_divided  # on use
+            from composable.data.sharding import is_local  # on use
 
-            return is_divided(self.train_dataloader, self.processes.size)
+            return is_local(self.train_dataloader, self.processes.size)
         return self.parallel.data == "local"
-
-    def build_engine(self, signals: "Signals", point: "ResumePoint | None") -> "Engine":
-        """Return the engine, which is prepared when the run is built.
-
-        Args:
-            signals: The signals of this process.
-            point: The checkpoint to resume from, whose number of shards is kept.
-        """
-        from composable.distributed.shards import Shards  # on use
-        from composable.engines.build import engine_type
-
-        saved = None if point is None else point.num_shards
-        count = self.parallel.shard_count(self.processes, saved)
-        signals.shared = self.processes.several
-        engine: Engine = engine_type(self.parallel, self.processes, count)(
-            self.parallel, Shards(count, self.processes), signals, self.is_local
-        )
-        return engine
-
-    def setup(self, plan: Plan, *, resumes: bool, load: Callable[[State], None] | None) -> "Setup":
-        """Return what the engine is prepared for."""
-        from composable.engines.protocol import Setup  # on use
-
-        size = getattr(self.train_dataloader, "batch_size", None)
-        if size is not None:
-            size *= (self.processes.size if self.is_local else 1) * self.accumulate_batches
-        return Setup(
-            given=self.model,
-            algorithms=plan.algorithms,
-            compile=self.compile,
-            resumes=resumes,
-            load=load,
-            fits_memory=self.microbatch_size == "auto",
-            batch_size=size,
-            grad_accum=(self.grad_accum or 1) * self.accumulate_batches,
-        )
 
     # --- what the Trainer is built from ---
 
@@ -415,23 +385,6 @@ class TrainerOptions:
         """The evaluators, complete with metrics and intervals."""
         return check.check_evaluators(self.eval_dataloader, self.metrics, self.eval_interval)
 
-    def microbatches(self, *, groups: bool) -> "Microbatches":
-        """Return how batches are split.
-
-        Args:
-            groups: Whether the batch of a step is a group in any case: of its shards.
-        """
-        from composable.trainer.microbatches import Microbatches  # on use
-
-        groups = groups or self.accumulate_batches > 1
-        if self.microbatch_size == "auto":
-            return Microbatches(auto=True, groups=groups)
-        return Microbatches(
-            self.grad_accum,
-            self.microbatch_size,  # type: ignore[arg-type]
-            groups=groups,
-        )
-
     @property
     def epoch_length(self) -> int | None:
         """The number of steps in an epoch, or None if unknown."""
@@ -440,13 +393,6 @@ class TrainerOptions:
             lengths = self.processes.gather(batches)
             batches = None if None in lengths else max(lengths)
         return None if batches is None else -(-batches // self.accumulate_batches)
-
-    def guard(self) -> "NonFiniteGuard":
-        """Return the guard against losses that are not finite."""
-        from composable.trainer.guards import NonFiniteGuard  # on use
-
-        immediate = self.nonfinite_loss != "raise" or self.device.type == "cpu"
-        return NonFiniteGuard(self.nonfinite_loss, immediate)
 
     def plan(self) -> Plan:
         """Compile the algorithms, callbacks and loggers, and the Trainer's own callbacks.
@@ -530,8 +476,8 @@ class TrainerOptions:
         from composable.engines.build import reads_parts  # on use
         from composable.resume.verify import Reader
 
-        divided = reads_parts(self.parallel, self.processes)
-        return Reader(self.device, self.processes, divided=divided)
+        sharded = reads_parts(self.parallel, self.processes)
+        return Reader(self.device, self.processes, sharded=sharded)
 
     def lock(self) -> "RunLock | None":
         """Return the lock of the folder in which the run trains.
@@ -557,3 +503,49 @@ class TrainerOptions:
 
     def attach(self, run: "Run") -> None:
         """Do nothing; a replay follows the run that was built."""
+
+
+# --- the signature of the Trainer ---
+
+_SIMILAR = 0.75
+
+P = ParamSpec("P")
+
+
+def takes_arguments_of(
+    source: Callable[P, Any],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Make a decorator for a method that takes the arguments of `source`, and documents them.
+
+    The method raises a `TypeError` for an unknown argument, and suggests a similar one, or the
+    counterpart of an argument of another trainer.
+    """
+    signature = inspect.signature(source)
+
+    def decorate(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        @wraps(method)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            owner = method.__qualname__.partition(".")[0]
+            for name in kwargs.keys() - signature.parameters.keys():
+                raise TypeError(f"{owner} got an unexpected argument {name!r}{_hint(name)}")
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{owner}: {error}") from None
+            method(self, *args, **kwargs)
+
+        def _hint(name: str) -> str:
+            from difflib import get_close_matches  # only for an error
+
+            if advice := advice_on(name, ARGUMENTS):
+                return f"{advice}."
+            close = get_close_matches(name, signature.parameters, 1, _SIMILAR)
+            return f"; did you mean {close[0]!r}?" if close else "."
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        parameters = signature.parameters.values()
+        checked.__signature__ = inspect.Signature([own, *parameters])  # type: ignore[attr-defined]
+        checked.__doc__ = source.__doc__
+        return checked  # type: ignore[return-value]
+
+    return decorate

@@ -16,7 +16,7 @@ from composable.core.key import Key
 from composable.core.state import State
 from composable.core.stateful import Kind, is_number
 from composable.core.time import Time, Timestamp
-from composable.functional._lent import is_divided
+from composable.functional._lent import is_sharded
 from composable.plan.compatibility import occurrences
 from composable.resume.modules import (
     ModuleState,
@@ -209,8 +209,8 @@ def _trained(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Ten
     return {
         name: own[name].detach()
         for name, value in evaluated.items()
-        # The processes of a divided model must agree on the names.
-        if is_divided(model) or not same_bits(own[name].detach(), value.to(own[name].device))
+        # The processes of a sharded model must agree on the names.
+        if is_sharded(model) or not same_bits(own[name].detach(), value.to(own[name].device))
     }
 
 

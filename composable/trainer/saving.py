@@ -230,6 +230,7 @@ class Saving:
 
     def save(self, manager: "CheckpointManager", state: State) -> None:
         """Save the run with a manager."""
+        self.run.data.gather_positions()
         manager.save(
             state,
             self.describe(state),
@@ -246,6 +247,7 @@ class Saving:
         if self.options.dry_run:
             return path
         processes = Processes.current()
+        self.run.data.gather_positions()
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))

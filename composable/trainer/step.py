@@ -34,7 +34,7 @@ from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["Step", "build_step"]
+__all__ = ["Step", "build_step", "observed_loss"]
 
 Step: TypeAlias = Callable[[State], State]
 Gradients: TypeAlias = Callable[..., State]
@@ -143,12 +143,33 @@ def chain(*functions: Step | None) -> Step:
 def computes_loss(
     dispatcher: Dispatcher, forward: ForwardPass
 ) -> Callable[..., tuple[State, Any, Tensor, Tensor]]:
-    """Return the forward pass and the loss, with the events in between if anything listens.
+    """Return the forward pass and the loss, with the events in between if anything listens."""
+    between = (AFTER_FORWARD, BEFORE_LOSS, AFTER_LOSS, BEFORE_BACKWARD)
+    if any(map(dispatcher.listens, between)):
+        return observed_loss(dispatcher.fire, forward)
+    outputs_of, loss_of = forward.outputs, forward.loss
+
+    def unobserved(
+        state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
+    ) -> tuple[State, Any, Tensor, Tensor]:
+        with around_outputs:
+            outputs = outputs_of(state)
+        with around_loss:
+            loss = check_loss(loss_of(state, outputs))
+        return state, outputs, loss, loss
+
+    return unobserved
+
+
+def observed_loss(
+    fire: Callable[[Event, State], State], forward: ForwardPass
+) -> Callable[..., tuple[State, Any, Tensor, Tensor]]:
+    """Return the forward pass and the loss, with the events in between; in external loops too.
 
     The result is the state, the outputs, the loss of the loss function, and the loss after the
     events.
     """
-    fire, outputs_of, loss_of = dispatcher.fire, forward.outputs, forward.loss
+    outputs_of, loss_of = forward.outputs, forward.loss
 
     def observed(
         state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
@@ -163,17 +184,7 @@ def computes_loss(
             state = fire(BEFORE_BACKWARD, state)
         return state, state.outputs, loss, state.loss  # type: ignore[return-value]
 
-    def unobserved(
-        state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
-    ) -> tuple[State, Any, Tensor, Tensor]:
-        with around_outputs:
-            outputs = outputs_of(state)
-        with around_loss:
-            loss = check_loss(loss_of(state, outputs))
-        return state, outputs, loss, loss
-
-    between = (AFTER_FORWARD, BEFORE_LOSS, AFTER_LOSS, BEFORE_BACKWARD)
-    return observed if any(map(dispatcher.listens, between)) else unobserved
+    return observed
 
 
 def forward_backward(

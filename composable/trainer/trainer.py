@@ -17,8 +17,7 @@ from composable.distributed.starting import failing_together
 from composable.functional._checks import as_path, check_flag
 from composable.plan.declarations import as_observer
 from composable.trainer import arguments as check
-from composable.trainer._signature import takes_arguments_of
-from composable.trainer.options import TrainerOptions
+from composable.trainer.options import TrainerOptions, takes_arguments_of
 from composable.trainer.views import RunView
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
 
@@ -230,7 +229,7 @@ class Trainer(RunView):
     def export_weights(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the weights that `eval` measures, to use them without this library.
 
-        If the parameters are divided among processes, all of them call this method.
+        If the parameters are sharded, all processes call this method.
 
         Args:
             path: A file that ends in ".safetensors", whose names are those of the model's state

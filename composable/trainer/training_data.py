@@ -1,6 +1,8 @@
 """The training loader, and the position in it."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -56,6 +58,9 @@ class DataState(TypedDict):
     first_batch: FirstBatch | None
 
 
+_LOCAL, _NOT_PLAIN = "local", "not plain data"
+
+
 @attrs.define(eq=False)
 class TrainingData:
     """The training loader, and the position in it."""
@@ -73,6 +78,8 @@ class TrainingData:
     _generators: list[Tensor] | None = None
     """The states of the loader's own generators at the start of the epoch; None between epochs."""
     _prefetcher: Prefetcher | None = None
+    _positions: Any = None
+    """The states of the loaders of all processes, for the checkpoint that is saved next."""
     _first_batch: FirstBatch | None = None
     """The last first batch."""
     _compares: bool = False
@@ -195,10 +202,51 @@ class TrainingData:
     def _epoch_generators(self) -> list[Tensor]:
         return get_generator_states(self.loader) if self._generators is None else self._generators
 
+    def gather_positions(self) -> None:
+        """Gather the states of the loaders of all processes, before a checkpoint is saved.
+
+        Warns:
+            UserWarning: They are not plain data, so that of rank 0 is saved for all.
+        """
+        if not (self.engine.is_local and is_stateful(self.loader)):
+            return
+        own = self._read_loader_state()
+        try:
+            json.dumps(own)
+        except TypeError:
+            own = _NOT_PLAIN
+        found = self.engine.processes.gather(own)
+        if _NOT_PLAIN not in found:
+            self._positions = {_LOCAL: found}
+        elif self.engine.processes.is_main:
+            warn_user(
+                "the state of the train_dataloader is not plain data, so the checkpoint has that "
+                "of rank 0 for all processes: a run that is resumed within an epoch may repeat or "
+                "omit examples of the other processes.",
+                UserWarning,
+            )
+
+    def _own_position(self, state: Any) -> Any:
+        """Return the state of this process's loader, of those of all processes.
+
+        Raises:
+            ValueError: They are those of another number of processes.
+        """
+        if not (isinstance(state, Mapping) and state.keys() == {_LOCAL}):
+            return state
+        found, processes = state[_LOCAL], self.engine.processes
+        if not self.engine.is_local or len(found) != processes.size:
+            raise ValueError(
+                f"it has the positions of {len(found)} processes, each with its part of the data: "
+                "resume on as many, or from the end of an epoch."
+            )
+        return found[processes.rank]
+
     def state_dict(self) -> DataState:
         """Return the state of the loader, and of its generators at the start of the epoch."""
+        positions, self._positions = self._positions, None
         return {
-            "loader": self._read_loader_state(),
+            "loader": self._read_loader_state() if positions is None else positions,
             "generators": self._epoch_generators(),
             "batches_per_step": self.batches_per_step,
             "shards": self.engine.shards.count,
@@ -242,7 +290,7 @@ class TrainingData:
                 "has no state_dict. Build the Trainer as in the saved run."
             )
         try:
-            check_loader_state(self.loader, state["loader"])
+            check_loader_state(self.loader, self._own_position(state["loader"]))
         except ValueError as error:
             raise MismatchError(
                 f"{where}/loader does not fit the train_dataloader: {error} Build the Trainer as "
@@ -251,7 +299,10 @@ class TrainingData:
 
     def load_state_dict(self, state: DataState) -> None:
         """Restore what `state_dict` returned."""
-        self._loader_state, self._generators = state["loader"], state["generators"]
+        self._loader_state = None
+        with suppress(ValueError):  # at the end of an epoch, where a position is not used
+            self._loader_state = self._own_position(state["loader"])
+        self._generators = state["generators"]
         self._first_batch, self._compares = state["first_batch"], True
         self._prefetcher = None
 

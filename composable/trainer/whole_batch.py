@@ -49,7 +49,7 @@ class Part:
         own, other = list(tensors_of(self.outputs)), tensors_of(self.other)
         if self.examples:
             found = (tensor.grad for tensor in own)
-            self.gradients = [None if grad is None else grad * scale for grad in found]
+            self.gradients = [g if g is None or scale == 1 else g * scale for g in found]
         else:
             used = (tensor.grad is not None for tensor in other)
             self.gradients = [

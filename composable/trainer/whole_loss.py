@@ -142,7 +142,8 @@ class _WholeLoss:
         loss = check_loss(engine.forward.loss(state, state.outputs))
         state = fire(Event.AFTER_LOSS, state.evolve_unchecked(loss=loss))
         state = fire(Event.BEFORE_BACKWARD, state)
-        (engine.scaler.backward if engine.scaler.enabled else torch.autograd.backward)(state.loss)
+        whole: Any = state.loss
+        (engine.scaler.backward if engine.scaler.enabled else torch.autograd.backward)(whole)
         if not (engine.mean_gradients or engine.processes.is_main):
             zero_grad(state)  # each process has those of the loss's parameters, which count once
         scale = engine.processes.size if engine.mean_gradients else 1

@@ -64,7 +64,7 @@ CASE = Case(
         group=COMPUTE,
         summary="computes any loss of a whole batch, such as a contrastive one, in parts",
         changes="nothing: the loss of the whole batch, in the memory of a part",
-        cost="one more forward pass",
+        cost="× 1.24 of the unsplit batch",
         evidence="paper: [Gao et al. 2021](https://arxiv.org/abs/2101.06983)",
         use_for="contrastive and other losses that compare examples, in batches beyond the memory",
     ),

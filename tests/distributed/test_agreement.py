@@ -16,6 +16,7 @@ from composable.data.prefetch import Prefetcher
 from composable.distributed import ProcessError, Processes, Shards
 from composable.engines.parallel import Parallel
 from composable.engines.partitioned import Partitioned
+from composable.engines.protocol import Setup
 from composable.metrics import Averages
 from composable.plan.dispatch import Dispatcher
 from tests.support.threads import run_ranks
@@ -194,6 +195,10 @@ def test_what_may_differ_between_processes():
     run_ranks(work)
 
 
+def place(engine, state):
+    engine.place(state, Setup(given=state.model, algorithms=()))
+
+
 def model_and_loss(rank):
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     model[0].weight = nn.Parameter(torch.empty(3, 2).t())  # not contiguous
@@ -213,7 +218,7 @@ def tensors_of(state):
 def test_all_processes_begin_with_the_weights_and_buffers_of_rank_0():
     def work(processes):
         state = model_and_loss(processes.rank)
-        engine_of(processes).broadcast(state)
+        place(engine_of(processes), state)
         return [float(tensor.detach().double().mean()) for tensor in tensors_of(state)]
 
     first, second = run_ranks(work)
@@ -224,7 +229,7 @@ def test_models_of_different_shapes_are_an_error():
     def work(processes):
         model = nn.Linear(2, 2 + processes.rank)
         with pytest.raises(ProcessError, match=r"on rank 0 and .* on rank 1"):
-            engine_of(processes).broadcast(State(model))
+            place(engine_of(processes), State(model))
 
     run_ranks(work)
 
@@ -324,7 +329,7 @@ def test_one_process_exchanges_with_itself():
     def work(processes):
         engine = engine_of(processes)
         engine.join_requests(Event.BATCH_END, dispatcher_of())
-        engine.broadcast(State(nn.Linear(2, 2)))
+        place(engine, State(nn.Linear(2, 2)))
         ((batch, samples, tokens),) = loaded(engine, batches_of(engine, [3]))
         assert (batch.examples.own, samples, tokens) == (3, 3, 30)
         return engine.evaluating(Averages({}, torch.device("cpu")))

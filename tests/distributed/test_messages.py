@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from composable.engines.buckets import buckets_of
 
 from composable.algorithms import SelectiveBackprop
 from composable.distributed import DDP, FSDP2
@@ -49,15 +48,48 @@ def built(model):
 COPIED = {**SHARDED, "grad_accum": None, "parallel": DDP(shards=4)}
 
 
+def each_step(key, few, many):
+    """Return what each step adds to counts."""
+    steps = len(many["losses"]) - len(few["losses"])
+    added = {name: count - few[key].get(name, 0) for name, count in many[key].items()}
+    return {name: count / steps for name, count in added.items() if count}
+
+
 def test_step_of_copies_has_two_messages():
     few, many = (run(fit, 2, {**COPIED, "count": count})[0] for count in (32, 64))
-    extra = {name: many["messages"][name] - few["messages"][name] for name in few["messages"]}
-    assert len(many["losses"]) - len(few["losses"]) == 2
-    assert {name: count for name, count in extra.items() if count} == {"allreduce": 2 * 2}
+    assert each_step("messages", few, many) == {"allreduce": 2}
+    parameters = [one.numel() for one in parallel_runs.plain_net().parameters()]
+    report = 3 + len(parameters)  # loss, weight, omitted examples, and which gradients there are
+    table = 2 * 6 * 8
+    assert (many["bytes"] - few["bytes"]) / 2 == 4 * (sum(parameters) + report) + table
 
 
-def fit_in_buckets(size, options):
-    return parallel_messages.fit_in_buckets(size, **options)
+def fit_as_on_a_gpu(options):
+    return parallel_messages.fit_as_on_a_gpu(**options)
+
+
+UNREAD = {
+    "plain": {},
+    "microbatches": {"grad_accum": 2},
+    "labels": {"kind": "ignored", "loss_fn": parallel_runs.token_loss},
+    "omitted": {
+        "algorithms": [SelectiveBackprop(start=0.0, end=1.0)],
+        "loss_mean_over": "examples",
+    },
+    "buffers": {"model": parallel_runs.conv_net},
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_no_step_waits_for_a_gpu(name):
+    options = {**COPIED, **UNREAD[name]}
+    few, many = (run(fit_as_on_a_gpu, 2, {**options, "count": count})[0] for count in (32, 64))
+    assert each_step("messages", few, many) == {"allreduce": 2}
+    assert each_step("reads", few, many) == {"tolist": 1}  # of the counts, which are on the CPU
+
+
+def fit_in_buckets(mib, options):
+    return parallel_messages.fit_in_buckets(mib, **options)
 
 
 CHANGED = {
@@ -75,8 +107,8 @@ CHANGED = {
 @pytest.mark.parametrize("name", CHANGED)
 def test_gradients_sent_during_the_backward_pass_are_those_sent_at_its_end(name):
     options = {**COPIED, "model": built(parallel_messages.Sometimes), **CHANGED[name]}
-    whole = run(fit_in_buckets, 2, 2**30, options)
-    parts = run(fit_in_buckets, 2, 1, options)
+    whole = run(fit_in_buckets, 2, 1024, options)
+    parts = run(fit_in_buckets, 2, 1e-6, options)
     assert parts[0]["messages"]["allreduce"] > whole[0]["messages"]["allreduce"]
     assert {one["weights"] for one in parts} == {whole[0]["weights"]}
     assert parts[0]["losses"] == whole[0]["losses"]
@@ -102,10 +134,3 @@ def test_loss_is_the_mean_over_the_examples_that_an_algorithm_keeps():
 
 def len_of_targets(batch):
     return len(batch[1])
-
-
-def test_messages_have_the_last_layers_first_and_one_dtype_each():
-    tensors = [torch.ones(2), torch.ones(2), torch.ones(3).double(), torch.ones(1)]
-    assert buckets_of(tensors, size=12) == [[2], [3, 1], [0]]
-    assert buckets_of(tensors, size=2**20) == [[3, 1, 0], [2]]
-    assert buckets_of([], size=1) == []

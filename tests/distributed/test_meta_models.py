@@ -7,7 +7,7 @@ import pytest
 
 from composable.distributed import FSDP2
 from tests.support import meta_runs as runs
-from tests.support.processes import run
+from tests.support.processes import attempt, run
 
 EQUAL = {
     "attention": ("copies", "parts", "whole parts"),
@@ -37,8 +37,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("case", FAULTS, ids=str)
 def test_model_without_an_initializer_is_an_error_on_all_processes(case):
-    for (text,) in run(runs.each, 2, [case]):  # an error ends the connections
-        assert FAULTS[case] in text
+    for one in attempt(runs.each, 2, [case]):
+        assert one.kind == "ValueError"
+        assert FAULTS[case] in one.message
 
 
 @pytest.mark.parametrize("kind", ["weights.safetensors", "checkpoint"])
@@ -47,6 +48,23 @@ def test_weights_of_a_file_are_loaded_by_parts(kind, tmp_path):
     cases = [("Network", "parts"), ("Network", "copies")]
     for found in run(runs.each, 2, cases, str(tmp_path / kind)):
         assert [one for one, _ in found] == [expected] * 2
+
+
+def test_folder_of_transformers_is_loaded_by_parts(tmp_path):
+    (names,) = run(runs.pretrained, 1, str(tmp_path))
+    assert len([name for name in names if name.endswith(".safetensors")]) > 1
+    (alone,) = run(runs.each, 1, [("language", "one")], str(tmp_path))
+    for found in run(runs.each, 2, [("language", "parts")], str(tmp_path)):
+        assert found[0][0] == alone[0][0]
+        assert found[0][1] == pytest.approx(alone[0][1], rel=1e-5)
+
+
+def test_model_on_the_meta_device_resumes(tmp_path):
+    (whole,) = run(runs.resumed, 1, str(tmp_path / "whole"), "Network", "parts", "2ep")
+    run(runs.resumed, 2, str(tmp_path / "parts"), "Network", "parts", "1ep")
+    for first, loss in run(runs.resumed, 2, str(tmp_path / "parts"), "Network", "parts", "2ep"):
+        assert first == 3
+        assert loss == pytest.approx(whole[1], rel=1e-5)
 
 
 SIZE = 1 << (30 if os.environ.get("CAMPAIGN") else 27)

@@ -1,5 +1,6 @@
 """Runs of 1, 2 and 4 processes, compared with one another."""
 
+import inspect
 import re
 import shutil
 from functools import partial
@@ -109,6 +110,17 @@ def test_processes_of_unequal_loaders_train_on_all_batches():
 
 
 LOCAL = {"parallel": DDP(data="local"), "model": runs.plain_net}
+
+
+def test_stream_is_divided_and_each_process_resumes_at_its_own_position(tmp_path):
+    options = {"kind": "shards", "parallel": DDP(), "model": runs.plain_net}
+    whole = run(fit, 2, options)[0]
+    assert (whole["batch"], whole["sample"]) == (6, 88)
+    options["folder"] = str(tmp_path / "run")
+    run(fit, 2, {**options, "callbacks": [runs.SignalAt(1, rank=1)]})
+    resumed = run(fit, 2, options)[0]
+    assert resumed["weights"] == whole["weights"]
+    assert resumed["sample"] == whole["sample"]
 
 
 SHARDED = {
@@ -277,6 +289,15 @@ def test_number_of_shards_that_does_not_fit_is_refused(parallel, size, message):
         ({"shards": 6, "exact": True}, "shards=6 must be a power of two"),
         ({"exact": 1}, "exact=1 must be"),
         ({"data": "mine"}, "data='mine' must be one of"),
+        ({"timeout": 0}, "timeout=0 must be"),
+        ({"timeout": "1min"}, "timeout='1min' must be"),
+        ({"bucket_cap_mb": 0}, "bucket_cap_mb=0 must be"),
+        ({"static_graph": 1}, "static_graph=1 must be True or False"),
+        ({"find_unused_parameters": None}, "find_unused_parameters=None must be True or False"),
+        ({"comm_hook": "bf16"}, "comm_hook='bf16' must be a function"),
+        ({"comm_hook_state": 1}, "comm_hook_state is passed without comm_hook"),
+        ({"exact": True, "bucket_cap_mb": 1}, "exact=True .* omit bucket_cap_mb"),
+        ({"exact": True, "static_graph": True}, "exact=True .* omit static_graph"),
         ({"replicas": 0}, "replicas=0 must be"),
         ({"offload": "cpu"}, "offload='cpu' must be"),
         ({"mixed_precision": "bf16"}, "mixed_precision='bf16' must be"),
@@ -284,7 +305,7 @@ def test_number_of_shards_that_does_not_fit_is_refused(parallel, size, message):
     ],
 )
 def test_rejects_invalid_arguments(arguments, message):
-    strategy = DDP if arguments.keys() <= {"shards", "exact", "data"} else FSDP2
+    strategy = DDP if arguments.keys() <= set(inspect.signature(DDP).parameters) else FSDP2
     with pytest.raises((ValueError, TypeError), match=message):
         strategy(**arguments)
 

@@ -1,9 +1,16 @@
 """What processes exchange."""
 
-import torch
+import atexit
+import time
+from datetime import timedelta
+from unittest import mock
 
-from composable.distributed import Processes
-from composable.distributed.starting import join_processes
+import pytest
+import torch
+import torch.distributed as dist
+
+from composable.distributed import Processes, starting
+from composable.distributed.starting import failing_together, join_processes
 from tests.support.processes import Failed, attempt, run
 
 
@@ -29,6 +36,16 @@ def fail(rank, way):
             raise OSError("no space")
 
     getattr(one, way)(function)
+
+
+def be_silent(silent):
+    """Wait for each other, but for some ranks, which hang."""
+    one = join_processes(timeout=1.0)
+    with mock.patch.object(starting, "_GRACE", 1.0), failing_together():
+        one.barrier()
+        if one.rank in silent:
+            time.sleep(4.0)
+        one.barrier()
 
 
 def test_values_are_exchanged():
@@ -58,3 +75,26 @@ def test_failure_of_a_rank_is_raised_on_all():
         assert all(isinstance(one, Failed) for one in results)
         assert repr(results[rank]) == "OSError: no space"
         assert repr(results[1 - rank]) == f"ProcessError: rank {rank} failed: OSError: no space"
+
+
+@pytest.mark.parametrize(("silent", "named"), [([1], "rank 1"), ([0, 2], "rank 0, 2")])
+def test_ranks_that_do_not_answer_in_time_are_named(silent, named):
+    results = attempt(be_silent, 4, silent)
+    for rank in {0, 1, 2, 3} - set(silent):
+        assert results[rank].kind == "ProcessError"
+        assert results[rank].message.startswith(f"{named} did not answer in time: it hangs, or")
+    assert all(isinstance(one, Failed) for one in results)
+
+
+def test_a_group_is_initialized_with_a_timeout_and_the_device(monkeypatch):
+    given = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **options: given.update(options))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(atexit, "register", lambda function: None)
+    names = {"WORLD_SIZE": 8, "RANK": 6, "LOCAL_RANK": 2, "MASTER_ADDR": "host", "MASTER_PORT": 1}
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+    join_processes(timeout=90)
+    assert given == {"timeout": timedelta(seconds=90), "device_id": torch.device("cuda", 2)}

@@ -1,12 +1,18 @@
-"""The gradients of shards, summed over ranks that are threads."""
+"""The gradients of shards, summed over processes."""
 
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
+    allreduce_hook,
+    bf16_compress_hook,
+)
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
+from torch.utils.checkpoint import checkpoint
 
 from composable import State
 from composable.core.batch_spec import BatchSpec
@@ -14,18 +20,26 @@ from composable.core.key import Key
 from composable.core.loss_mean import Declared, ExampleCounter
 from composable.core.loss_weights import LossWeights
 from composable.data.grouping import Examples, shards_of, split_into_shards
-from composable.distributed import Shards
+from composable.distributed import DDP, Shards
 from composable.distributed.reduction import TreeSum, all_reduce, all_reduce_exactly
-from composable.engines import buckets
+from composable.distributed.starting import join_processes
 from composable.engines.ddp import Replicated
 from composable.engines.exact import Exact
+from composable.engines.flat import kinds_of
+from composable.engines.reducer import _Messages
 from composable.engines.shares import LossShares, times
+from composable.engines.sums import ShardSums
 from composable.trainer.microbatches import Microbatches, each_shard, fit_memory, reduce
+from tests.support.processes import run
 from tests.support.threads import run_ranks
+
+MANY, ONE, EXACT = DDP(bucket_cap_mb=1e-6), DDP(), DDP(exact=True)
+IN_MESSAGES = pytest.mark.parametrize("ddp", [MANY, ONE], ids=["many messages", "one message"])
+IN_ANY_WAY = pytest.mark.parametrize("ddp", [MANY, ONE, EXACT], ids=["many", "one", "exact"])
 
 
 def filled(model):
-    """Set parameters to values without torch's generator, which the threads share."""
+    """Set parameters to values that the processes have in common."""
     with torch.no_grad():
         for parameter in model.parameters():
             values = torch.arange(1, parameter.numel() + 1).sin().view(parameter.shape)
@@ -53,6 +67,7 @@ class Branches(nn.Module):
         if self.rank == 0:
             hidden = hidden + self.sometimes(hidden)
         self.seen += x.mean()
+        self.count += len(x)
         return self.last(self.frozen(hidden))
 
 
@@ -77,10 +92,14 @@ def shard_batch(batch, shards, **changes):
 class Reduction:
     """A step of one rank, up to its gradients."""
 
-    def __init__(self, processes, shards=4, *, exact=False, auto=False, weight=None, passes=1):
-        self.engine = (Exact if exact else Replicated)(shards=Shards(shards, processes))
+    def __init__(self, ddp=ONE, shards=4, *, auto=False, weight=None, passes=1, observed=False):
+        self.processes = join_processes()
+        engine = Exact if ddp.exact else Replicated
+        self.engine = engine(ddp, Shards(shards, self.processes))
         if auto:
             self.engine.overlaps = False
+        if not ddp.exact:
+            self.engine._observed = observed
         counted = Declared(weight or (lambda batch: len(batch[1])))
         self.passes, self.engine.shares = passes, LossShares(LossWeights(counted), None)
         self.auto = auto
@@ -106,7 +125,7 @@ class Reduction:
                 self.compute_loss, state, state.batch, empty=empty
             )
             loss = times(loss, share) / self.passes
-            loss.backward()
+            sums.joined(loss, loss).backward()
             total = total + loss.detach()
         return state.evolve_unchecked(loss=total)
 
@@ -114,7 +133,15 @@ class Reduction:
         """Return the loss and the gradients of a global batch."""
         sharded = shard_batch(state.batch, self.engine.shards)
         state = self.reduced(state.evolve(batch=sharded))
-        return state, [parameter.grad for parameter in state.model.parameters()]
+        return state.loss, gradients_of(state.model)
+
+
+def gradients_of(model):
+    return [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+
+
+def branches():
+    return Branches(join_processes().rank)
 
 
 def gradients_of_shards(count, shards=4, size=2):
@@ -129,13 +156,7 @@ def gradients_of_shards(count, shards=4, size=2):
         loss = cross_entropy(model(inputs[own]), targets[own], reduction="sum") / count
         loss.backward()
         total += loss.item()
-    return total, [parameter.grad for parameter in model.parameters()]
-
-
-@pytest.fixture(params=[1, 2**20], ids=["many messages", "one message"])
-def bucket_size(request, monkeypatch):
-    """Send gradients from a number of bytes."""
-    monkeypatch.setattr(buckets.buckets_of, "__defaults__", (request.param,))
+    return total, gradients_of(model)
 
 
 def assert_equal_gradients(found, expected):
@@ -145,57 +166,94 @@ def assert_equal_gradients(found, expected):
             torch.testing.assert_close(one, other)
 
 
-@pytest.mark.usefixtures("bucket_size")
-@pytest.mark.parametrize("exact", [False, True])
+def of_branches(count, **options):
+    return Reduction(**options)(state_of(branches(), examples(count)))
+
+
+@IN_ANY_WAY
 @pytest.mark.parametrize("count", [8, 5, 3])  # the last has fewer examples than shards
-def test_gradients_are_those_of_the_global_batch(count, exact):
+def test_gradients_are_those_of_the_global_batch(count, ddp):
     loss, expected = gradients_of_shards(count)
-
-    def work(processes):
-        return Reduction(processes, exact=exact)(
-            state_of(Branches(processes.rank), examples(count))
-        )
-
-    for state, found in run_ranks(work):
-        assert float(state.loss) == pytest.approx(loss, rel=1e-5)
-        assert_equal_gradients(found, expected)
+    for found, gradients in run(partial(of_branches, count, ddp=ddp), 2):
+        assert float(found) == pytest.approx(loss, rel=1e-5)
+        assert_equal_gradients(gradients, expected)
 
 
-@pytest.mark.usefixtures("bucket_size")
-def test_gradients_of_several_backward_passes_are_summed():
+@IN_MESSAGES
+@pytest.mark.parametrize(
+    "options", [{"passes": 2}, {"observed": True}, {"auto": True}, {"passes": 3, "observed": True}]
+)
+def test_gradients_are_the_same_in_other_passes(options, ddp):
     _, expected = gradients_of_shards(8)
-
-    def work(processes):
-        reduction = Reduction(processes, passes=2)
-        return reduction(state_of(Branches(processes.rank), examples(8)))[1]
-
-    for found in run_ranks(work):
-        assert_equal_gradients(found, expected)
+    for _, gradients in run(partial(of_branches, 8, ddp=ddp, **options), 2):
+        assert_equal_gradients(gradients, expected)
 
 
-@pytest.mark.usefixtures("bucket_size")
-def test_gradients_that_one_rank_changes_after_they_were_sent_are_sent_again():
-    def work(processes):
-        reduction = Reduction(processes, 2)
-        gradients = reduction.gradients
+OPTIONS = {
+    "hook": {"comm_hook": allreduce_hook},
+    "hook in many messages": {"comm_hook": allreduce_hook, "bucket_cap_mb": 1e-6},
+    "unused": {"find_unused_parameters": True, "bucket_cap_mb": 1e-6},
+    "unused and hook": {"find_unused_parameters": True, "comm_hook": allreduce_hook},
+}
 
-        def changed(*args):
-            state = gradients(*args)
-            if processes.rank == 1:
-                state.model[1].weight.grad.mul_(2.0)
-            return state
 
-        reduction.compose(changed)
-        return reduction(state_of(two_layers(), examples(4)))[1]
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients_are_the_same_with_options_of_torch(name, passes):
+    loss, expected = gradients_of_shards(8)
+    options = {"ddp": DDP(**OPTIONS[name]), "passes": passes}
+    for found, gradients in run(partial(of_branches, 8, **options), 2):
+        assert float(found) == pytest.approx(loss, rel=1e-5)
+        assert_equal_gradients(gradients, expected)
 
+
+def of_layers(ddp, passes, steps):
+    reduction, model = Reduction(ddp, 2, passes=passes), two_layers()
+    found = []
+    for _ in range(steps):
+        found.append(reduction(state_of(model, examples(4))))
+        model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("ddp", [DDP(static_graph=True), DDP(comm_hook=bf16_compress_hook)])
+def test_gradients_of_all_steps_are_the_same_with_options_of_torch(ddp, passes):
+    model, (inputs, targets) = two_layers(), examples(4)
+    expected = cross_entropy(model(inputs), targets)
+    expected.backward()
+    tolerance = {"rtol": 1e-2, "atol": 1e-3} if ddp.comm_hook else {"rtol": 1e-5, "atol": 1e-6}
+    for steps in run(of_layers, 2, ddp, passes, 3):
+        for loss, gradients in steps:
+            torch.testing.assert_close(loss, expected.detach())  # not compressed
+            for one, other in zip(gradients, gradients_of(model), strict=True):
+                torch.testing.assert_close(one, other, **tolerance)
+
+
+def changed_on_rank_1(ddp):
+    reduction = Reduction(ddp, 2, observed=True)
+    gradients = reduction.gradients
+
+    def changed(*args):
+        state = gradients(*args)
+        if reduction.processes.rank == 1:
+            state.model[1].weight.grad.mul_(2.0)
+        return state
+
+    reduction.compose(changed)
+    return reduction(state_of(two_layers(), examples(4)))[1]
+
+
+@IN_MESSAGES
+def test_gradients_that_a_listener_may_change_are_sent_afterwards(ddp):
     inputs, targets = examples(4)
     model, grads = two_layers(), []
     for own, factor in ((slice(0, 2), 1.0), (slice(2, 4), 2.0)):
         model.zero_grad()
         (cross_entropy(model(inputs[own]), targets[own]) / 2).backward()
         model[1].weight.grad.mul_(factor)
-        grads.append([parameter.grad for parameter in model.parameters()])
-    for found in run_ranks(work):
+        grads.append(gradients_of(model))
+    for found in run(changed_on_rank_1, 2, ddp):
         assert_equal_gradients(found, [one + other for one, other in zip(*grads, strict=True)])
 
 
@@ -203,84 +261,99 @@ def two_layers():
     return filled(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
 
 
-@pytest.mark.usefixtures("bucket_size")
-def test_messages_have_one_order_whatever_that_of_the_backward_pass():
-    class Ordered(nn.Module):
-        def __init__(self, rank):
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2, bias=False)])
-            self.order = [0, 1] if rank == 0 else [1, 0]
-            filled(self)
+class Ordered(nn.Module):
+    """Layers that each rank uses in another order."""
 
-        def forward(self, x):
-            return sum(self.layers[i](x) for i in self.order)
+    def __init__(self, rank):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2, bias=False)])
+        self.order = [0, 1] if rank == 0 else [1, 0]
+        filled(self)
 
-    inputs, targets = examples(4)
-    alone = Ordered(0)
+    def forward(self, x):
+        return sum(self.layers[i](x) for i in self.order)
+
+
+def of_ordered(ddp):
+    reduction = Reduction(ddp, 2)
+    return reduction(state_of(Ordered(reduction.processes.rank), examples(4)))[1]
+
+
+@IN_MESSAGES
+def test_messages_have_one_order_whatever_that_of_the_backward_pass(ddp):
+    alone, (inputs, targets) = Ordered(0), examples(4)
     cross_entropy(alone(inputs), targets).backward()
-
-    def work(processes):
-        return Reduction(processes, 2)(state_of(Ordered(processes.rank), (inputs, targets)))[1]
-
-    for found in run_ranks(work):
-        assert_equal_gradients(found, [parameter.grad for parameter in alone.parameters()])
+    for found in run(of_ordered, 2, ddp):
+        assert_equal_gradients(found, gradients_of(alone))
 
 
-def test_buffers_are_the_mean_over_the_shards():
-    inputs, _ = examples(8)
-    means = [inputs[2 * shard : 2 * shard + 2].mean() for shard in range(4)]
+def buffers_of_branches(ddp, count):
+    model = branches()
+    Reduction(ddp)(state_of(model, examples(count)))
+    return model.seen, model.count
 
-    def work(processes):
-        return Reduction(processes)(state_of(Branches(processes.rank), examples(8)))[0].model.seen
 
-    for seen in run_ranks(work):
+@IN_ANY_WAY
+def test_buffers_are_the_mean_over_the_shards_and_counts_those_of_the_first(ddp):
+    inputs, _ = examples(7)
+    means = [one.mean() for one in inputs.split([1, 2, 2, 2])]
+    for seen, count in run(buffers_of_branches, 2, ddp, 7):
         torch.testing.assert_close(seen, sum(means) / 4)  # every shard began with 0
+        assert count == 1  # on a rank whose own shards have two examples too
 
 
-@pytest.mark.parametrize("weight", [torch.tensor, float])
-def test_weights_are_shares_of_the_sum_over_all_processes(weight):
+def weighted(kind):
     terms = [0.5, 1.0, 2.25, 0.0]  # of each shard of two examples
     inputs, targets = examples(8)
-    weights = torch.tensor(terms).repeat_interleave(2) / 3.75
-    model = nn.Linear(3, 2)
-    nn.init.ones_(model.weight)
-    losses = cross_entropy(model(inputs), targets, reduction="none")
+    order = {float(inputs[2 * i, 0]): term for i, term in enumerate(terms)}
+    reduction = Reduction(weight=lambda batch: kind(order[float(batch[0][0, 0])]))
+    return reduction(state_of(filled(nn.Linear(3, 2)), (inputs, targets)))[0]
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, float])
+def test_weights_are_shares_of_the_sum_over_all_processes(kind):
+    inputs, targets = examples(8)
+    weights = torch.tensor([0.5, 1.0, 2.25, 0.0]).repeat_interleave(2) / 3.75
+    losses = cross_entropy(filled(nn.Linear(3, 2))(inputs), targets, reduction="none")
     expected = (losses * weights / 2).sum()
-
-    def work(processes):
-        own = nn.Linear(3, 2)
-        own.load_state_dict(model.state_dict())
-        order = {float(inputs[2 * i, 0]): term for i, term in enumerate(terms)}
-        reduction = Reduction(processes, weight=lambda batch: weight(order[float(batch[0][0, 0])]))
-        return reduction(state_of(own, (inputs, targets)))[0].loss
-
-    for loss in run_ranks(work):
+    for loss in run(weighted, 2, kind):
         torch.testing.assert_close(loss, expected.detach())
 
 
-def test_examples_that_an_algorithm_omits_do_not_count():
+def omitting(on_cpu):
+    inputs, targets = examples(6)
+    model = filled(nn.Linear(3, 2))
+    reduction = Reduction(shards=2, weight=ExampleCounter(BatchSpec()))
+    rows = [[0, 1, 2], [4]][reduction.processes.rank]
+    began = ShardSums.begin
+
+    def beginning(sums, state):
+        began(sums, state)
+        sums.on_cpu = on_cpu
+
+    ShardSums.begin = beginning
+    sharded = shard_batch((inputs, targets), reduction.engine.shards)
+    sharded = type(sharded)(
+        ((inputs[rows], targets[rows]),),
+        (None,),
+        shards=sharded.shards,
+        examples=Examples(3, 6),
+    )
+    try:
+        state = reduction.reduced(state_of(model).evolve(batch=sharded))
+    finally:
+        ShardSums.begin = began
+    return state.loss, model.weight.grad.clone()
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_examples_that_an_algorithm_omits_do_not_count(on_cpu):
     inputs, targets = examples(6)
     kept = [0, 1, 2, 4]  # the third shard has lost both of its last examples
-    model = nn.Linear(3, 2)
+    model = filled(nn.Linear(3, 2))
     expected = cross_entropy(model(inputs[kept]), targets[kept])
     expected.backward()
-
-    def work(processes):
-        own = nn.Linear(3, 2)
-        own.load_state_dict(model.state_dict())
-        reduction = Reduction(processes, 2, weight=ExampleCounter(BatchSpec()))
-        rows = [[0, 1, 2], [4]][processes.rank]
-        sharded = shard_batch((inputs, targets), reduction.engine.shards)
-        sharded = type(sharded)(
-            ((inputs[rows], targets[rows]),),
-            (None,),
-            shards=sharded.shards,
-            examples=Examples(3, 6),
-        )
-        state = reduction.reduced(state_of(own).evolve(batch=sharded))
-        return state.loss, own.weight.grad
-
-    for loss, grad in run_ranks(work):
+    for loss, grad in run(omitting, 2, on_cpu):
         torch.testing.assert_close(loss, expected.detach())
         torch.testing.assert_close(grad, model.weight.grad)
 
@@ -288,72 +361,91 @@ def test_examples_that_an_algorithm_omits_do_not_count():
 # --- messages ---
 
 
-def test_a_message_is_sent_before_earlier_layers_have_gradients(monkeypatch):
-    monkeypatch.setattr(buckets.buckets_of, "__defaults__", (1,))
-    happened = []
-    send = buckets.OverlappedSum._send
+def order_of_messages(ddp):
+    happened, model = [], two_layers()
+    send = _Messages.send
 
-    def recorded(self, *more):
-        happened.append((self.processes.rank, "sent"))
-        return send(self, *more)
+    def recorded(messages, bucket):
+        happened.append(bucket.index())
+        return send(messages, bucket)
 
-    monkeypatch.setattr(buckets.OverlappedSum, "_send", recorded)
-
-    def work(processes):
-        model = two_layers()
-        first = (processes.rank, "first layer")
-        model[0].weight.register_post_accumulate_grad_hook(lambda _: happened.append(first))
-        Reduction(processes)(state_of(model, examples(4)))
-
-    run_ranks(work)
-    for rank in range(2):
-        own = [what for one, what in happened if one == rank]
-        # Of two shards, the last one; of four parameters, those of the last layer.
-        assert own[:4] == ["first layer", "sent", "sent", "sent"]
-        assert own.count("sent") == 4
+    reduction = Reduction(ddp)
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: happened.append("first layer"))
+    _Messages.send = recorded
+    try:
+        reduction(state_of(model, examples(4)))
+    finally:
+        _Messages.send = send
+    return happened[-6:]  # in the second of two shards
 
 
-@pytest.mark.usefixtures("bucket_size")
-def test_nothing_is_left_of_a_step_that_failed():
-    def work(processes):
-        model = Branches(processes.rank)
-        reduction = Reduction(processes)
-
-        shards = []
-
-        def fail_in_last_shard(grad):
-            shards.append(1)
-            if len(shards) == 2:
-                raise OSError("no space")
-
-        model.left.weight.register_hook(fail_in_last_shard)
-        with suppress(OSError):
-            reduction(state_of(model, examples(8)))
-        hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
-        return [one for one in hooks if one]
-
-    assert run_ranks(work) == [[]] * 2
+def test_a_message_is_sent_before_earlier_layers_have_gradients():
+    for happened in run(order_of_messages, 2, MANY):
+        assert happened.index(0) < happened.index(1) < happened.index("first layer")
+        assert [one for one in happened if one != "first layer"] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.usefixtures("bucket_size")
+def failing_once():
+    model, reduction, shards = branches(), Reduction(), []
+
+    def fail_in_last_shard(grad):
+        shards.append(1)
+        if len(shards) == 2:
+            raise OSError("no space")
+
+    handle = model.left.weight.register_hook(fail_in_last_shard)
+    with suppress(OSError):
+        reduction(state_of(model, examples(8)))
+    handle.remove()
+    model.zero_grad()
+    model.seen.zero_()
+    return reduction(state_of(model, examples(8)))
+
+
+def test_a_step_after_one_that_failed_on_all_ranks_is_that_of_a_new_run():
+    loss, expected = gradients_of_shards(8)
+    for found, gradients in run(failing_once, 2):
+        assert float(found) == pytest.approx(loss, rel=1e-5)
+        assert_equal_gradients(gradients, expected)
+
+
+def without_memory():
+    model, reduction, shards = branches(), Reduction(auto=True), []
+
+    def full(grad):
+        shards.append(1)
+        if len(shards) == 2 and reduction.processes.rank == 1:  # the last one of rank 1
+            raise torch.OutOfMemoryError("no memory")
+
+    model.left.weight.register_hook(full)
+    return reduction(state_of(model, examples(8)))[1], len(shards)
+
+
 def test_a_rank_that_runs_out_of_memory_repeats_its_shards():
     _, expected = gradients_of_shards(8)
-    shards = []
+    (first, two), (second, four) = run(without_memory, 2)
+    assert (two, four) == (2, 4)
+    assert_equal_gradients(first, expected)
+    assert_equal_gradients(second, expected)
 
-    def work(processes):
-        model = Branches(processes.rank)
 
-        def full(grad):
-            shards.append(processes.rank)
-            if shards.count(1) == 2 and processes.rank == 1:  # the last one of rank 1
-                raise torch.OutOfMemoryError("no memory")
+def changing(ddp):
+    model, reduction, found = two_layers(), Reduction(ddp, 2), []
+    for trained in (True, False, True):
+        model[0].weight.requires_grad_(trained)
+        found.append(reduction(state_of(model, examples(4)))[1])
+        model.zero_grad()
+    return found
 
-        model.left.weight.register_hook(full)
-        return Reduction(processes, auto=True)(state_of(model, examples(8)))[1]
 
-    for found in run_ranks(work):
-        assert_equal_gradients(found, expected)
-    assert shards.count(1) == 4
+@IN_MESSAGES
+def test_parameters_may_be_frozen_and_trained_again(ddp):
+    model, (inputs, targets) = two_layers(), examples(4)
+    cross_entropy(model(inputs), targets).backward()
+    weight, *others = gradients_of(model)
+    for found in run(changing, 2, ddp):
+        for gradients, first in zip(found, (weight, None, weight), strict=True):
+            assert_equal_gradients(gradients, [first, *others])
 
 
 # --- kinds of parameters ---
@@ -377,74 +469,120 @@ def mean_square(outputs, batch):
     return outputs.square().mean()
 
 
-@pytest.mark.usefixtures("bucket_size")
-@pytest.mark.parametrize("exact", [False, True])
-def test_gradients_of_sparse_complex_and_low_precision_parameters(exact):
+def of_kinds(ddp):
+    words = torch.tensor([0, 1, 1, 3])
+    return Reduction(ddp, 2)(state_of(Kinds(), (words, words), mean_square))
+
+
+@IN_ANY_WAY
+def test_gradients_of_sparse_complex_and_low_precision_parameters(ddp):
     words = torch.tensor([0, 1, 1, 3])
     alone = Kinds()
     mean_square(alone(words), None).backward()
-
-    def work(processes):
-        state = state_of(Kinds(), (words, words), mean_square)
-        return Reduction(processes, 2, exact=exact)(state)
-
-    for state, found in run_ranks(work):
+    for loss, found in run(of_kinds, 2, ddp):
         for grad, parameter in zip(found, alone.parameters(), strict=True):
             expected = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
             tolerance = 1e-2 if grad.dtype == torch.bfloat16 else 1e-5
             torch.testing.assert_close(grad, expected, rtol=tolerance, atol=1e-5)
-        torch.testing.assert_close(state.loss, mean_square(alone(words), None).detach())
+        torch.testing.assert_close(loss, mean_square(alone(words), None).detach())
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_gradients_of_a_model_in_bfloat16(exact):
+def in_bfloat16(ddp):
     inputs, targets = examples(4)
-    batch = inputs.bfloat16(), targets
-    alone = nn.Linear(3, 2, dtype=torch.bfloat16)
-    loss = cross_entropy(alone(batch[0]), targets)
-    loss.backward()
+    model = filled(nn.Linear(3, 2, dtype=torch.bfloat16))
+    return Reduction(ddp, 2)(state_of(model, (inputs.bfloat16(), targets)))
 
-    def work(processes):
-        model = nn.Linear(3, 2, dtype=torch.bfloat16)
-        model.load_state_dict(alone.state_dict())
-        return Reduction(processes, 2, exact=exact)(state_of(model, batch))
 
-    for state, (weight, bias) in run_ranks(work):
-        assert state.loss.dtype == torch.bfloat16
-        torch.testing.assert_close(state.loss, loss.detach(), rtol=2e-2, atol=1e-3)
+@IN_ANY_WAY
+def test_gradients_of_a_model_in_bfloat16(ddp):
+    inputs, targets = examples(4)
+    alone = filled(nn.Linear(3, 2, dtype=torch.bfloat16))
+    expected = cross_entropy(alone(inputs.bfloat16()), targets)
+    expected.backward()
+    for loss, (weight, bias) in run(in_bfloat16, 2, ddp):
+        assert loss.dtype == torch.bfloat16
+        torch.testing.assert_close(loss, expected.detach(), rtol=2e-2, atol=1e-3)
         torch.testing.assert_close(weight, alone.weight.grad, rtol=5e-2, atol=1e-2)
         torch.testing.assert_close(bias, alone.bias.grad, rtol=5e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_a_module_that_computes_the_loss_and_tensors_of_optimizers_are_trained(exact):
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(2.0))
-            self.register_buffer("last", torch.zeros(()))
+class Scaled(nn.Module):
+    """A loss with a parameter and a buffer."""
 
-        def forward(self, outputs, batch):
-            self.last += outputs.detach().mean()
-            return cross_entropy(outputs * self.scale, batch[1])
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("last", torch.zeros(()))
 
-    def results(processes):
-        model, loss, shift = filled(nn.Linear(3, 2)), Scaled(), torch.zeros(2, requires_grad=True)
-        optimizers = (SGD([*model.parameters(), *loss.parameters(), shift], 0.1),)
-        state = state_of(
-            model,
-            examples(4),
-            lambda outputs, batch: loss(outputs + shift, batch),
-            loss_module=loss,
-            optimizers=optimizers,
-        )
-        Reduction(processes, 2, exact=exact)(state)
-        return loss.scale.grad, shift.grad, loss.last
+    def forward(self, outputs, batch):
+        self.last += outputs.detach().mean()
+        return cross_entropy(outputs * self.scale, batch[1])
 
-    (alone,) = run_ranks(results, 1)
-    for one in run_ranks(results):
+
+def with_loss_module(ddp):
+    model, loss, shift = filled(nn.Linear(3, 2)), Scaled(), torch.zeros(2, requires_grad=True)
+    optimizers = (SGD([*model.parameters(), *loss.parameters(), shift], 0.1),)
+    state = state_of(
+        model,
+        examples(4),
+        lambda outputs, batch: loss(outputs + shift, batch),
+        loss_module=loss,
+        optimizers=optimizers,
+    )
+    Reduction(ddp, 2)(state)
+    return loss.scale.grad.clone(), shift.grad.clone(), loss.last
+
+
+@IN_ANY_WAY
+def test_a_module_that_computes_the_loss_and_tensors_of_optimizers_are_trained(ddp):
+    (alone,) = run(with_loss_module, 1, ddp)
+    for one in run(with_loss_module, 2, ddp):
         for tensor, expected in zip(one, alone, strict=True):
             torch.testing.assert_close(tensor, expected)
+
+
+class Identity(torch.autograd.Function):
+    """A function that has no gradient for one of its arguments."""
+
+    @staticmethod
+    def forward(ctx, x, ignored):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Odd(nn.Module):
+    """A parameter with an undefined gradient, one that is not used, and a checkpoint."""
+
+    def __init__(self):
+        super().__init__()
+        self.ignored, self.unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
+        filled(self)
+
+    def forward(self, x):
+        hidden = checkpoint(self.first, x.requires_grad_(), use_reentrant=True)
+        return self.second(Identity.apply(hidden, self.ignored))
+
+
+def of_odd(ddp):
+    model, reduction = Odd(), Reduction(ddp, 2)
+    found = []
+    for _ in range(2):
+        found.append(reduction(state_of(model, examples(4)))[1])
+        model.zero_grad()
+    return found
+
+
+@IN_ANY_WAY
+def test_gradients_that_are_undefined_or_computed_in_a_checkpoint(ddp):
+    alone, (inputs, targets) = Odd(), examples(4)
+    cross_entropy(alone(inputs), targets).backward()
+    for steps in run(of_odd, 2, ddp):
+        for found in steps:
+            assert_equal_gradients(found, gradients_of(alone))
 
 
 # --- sums ---
@@ -471,3 +609,9 @@ def test_the_tree_of_parts_that_are_no_power_of_two_adds_the_last_ones_first():
         total.add([torch.tensor(part)])
     # (((0 + 3) + 3) + 1e8); 1e8 + 3 is 1e8 in float32
     assert total.value == [torch.tensor(1e8) + 6.0]
+
+
+def test_kinds_have_the_last_parameters_first_and_one_dtype_each():
+    tensors = [torch.ones(2), torch.ones(2), torch.ones(3).double(), torch.ones(1)]
+    assert kinds_of(tensors) == [[3, 1, 0], [2]]
+    assert kinds_of([]) == []

@@ -55,7 +55,8 @@ def pairs(*sizes: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     left = torch.randn(sum(sizes), 6, generator=generator)
     right = torch.randn(sum(sizes), 5, generator=generator)
     classes = torch.arange(sum(sizes)) % 7
-    return list(zip(*(one.split(list(sizes)) for one in (left, right, classes)), strict=True))
+    columns = (torch.split(one, list(sizes)) for one in (left, right, classes))
+    return list(zip(*columns, strict=True))
 
 
 def trained_pair(
@@ -81,7 +82,7 @@ def trained_pair(
     trainer.fit()
     state = trainer.state
     weights = {name: whole(one) for name, one in state.named_parameters()}
-    calls = int(state.loss_module.calls)  # type: ignore[union-attr, operator, arg-type]
+    calls = int(state.loss_module.calls)  # type: ignore[union-attr, arg-type]
     return {"losses": losses, "gradients": gradients, "weights": weights, "calls": calls}
 
 

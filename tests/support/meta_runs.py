@@ -140,11 +140,7 @@ def each(cases: list[tuple[str, str]], folder: str | None = None) -> list[Any]:
     found: list[Any] = []
     for model, strategy in cases:
         options = {} if folder is None else {"load_path": folder, "load_weights_only": True}
-        try:
-            trainer = built(globals()[model], strategy, **options)
-        except ValueError as error:
-            found.append(str(error))
-            continue
+        trainer = built(globals()[model], strategy, **options)
         first = weights_of(trainer)
         trainer.fit()
         found.append((first, float(trainer.state.loss)))  # type: ignore[arg-type]
@@ -158,6 +154,23 @@ def saved(folder: str, strategy: str) -> str:
     trainer.export_weights(Path(folder, "weights.safetensors"))
     trainer.save_checkpoint(Path(folder, "checkpoint"), weights_only=True)
     return weights_of(trainer)
+
+
+def pretrained(folder: str) -> list[str]:
+    """Write a folder for `from_pretrained` with several files, and return their names."""
+    torch.manual_seed(5)
+    language().save_pretrained(folder, max_shard_size="4KB")  # type: ignore[operator]
+    return [path.name for path in Path(folder).iterdir()]
+
+
+def resumed(folder: str, model: str, strategy: str, duration: str) -> tuple[int, float]:
+    """Train a model until a time, from the last checkpoint on."""
+    join_processes()
+    saving = {"save_folder": folder, "autoresume": True, "save_interval": "1ba"}
+    trainer = built(globals()[model], strategy, max_duration=duration, **saving)
+    first = trainer.state.timestamp.batch
+    trainer.fit()
+    return first, float(trainer.state.loss)  # type: ignore[arg-type]
 
 
 class Wide(nn.Module):

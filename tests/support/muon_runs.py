@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
 from composable.distributed.starting import join_processes
-from composable.functional._lent import divided_like
+from composable.functional._lent import sharded_like
 from composable.optim import Muon, muon_groups
 
 STEPS = 3
@@ -64,14 +64,14 @@ def steps(how: str, dtype: str, **options: Any) -> dict[str, Any]:
         muon_groups(model, stacked={"*.in_proj_weight": 3}),
         lr=0.02,
         dtype=getattr(torch, dtype),
-        process_group=dist.group.WORLD if how == "copies" and processes.several else None,
+        process_group="default" if how == "copies" and processes.several else None,
         **options,
     )
     generator = torch.Generator().manual_seed(1)
     with counted_messages() as found:
         for _ in range(STEPS):
             for p in model.parameters():
-                p.grad = divided_like(torch.randn(p.shape, generator=generator), p)
+                p.grad = sharded_like(torch.randn(p.shape, generator=generator), p)
             optimizer.step()
     whole = [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
     return {"weights": [one.tolist() for one in whole], "messages": found}

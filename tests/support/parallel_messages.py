@@ -2,14 +2,17 @@
 
 from collections import Counter
 from typing import Any
+from unittest import mock
 
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composable import Event
 from composable.distributed import Processes
+from composable.engines.sums import ShardSums
 from tests.support import parallel_runs as runs
 from tests.support.models import CLASSES, SIDE
 
@@ -20,11 +23,13 @@ class Messages(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the operation."""
         if func.namespace == "c10d":
             self.counts[func._opname.strip("_")] += 1
+            self.bytes += sum(one.nbytes for one in args[0] if isinstance(one, Tensor))
         return func(*args, **(kwargs or {}))
 
 
@@ -32,7 +37,7 @@ def fit_counting(**options: Any) -> dict[str, Any]:
     """Train like `fit`, and add the numbers of collectives."""
     with Messages() as messages:
         result = runs.fit(**options)
-    return {**result, "messages": dict(messages.counts)}
+    return {**result, "messages": dict(messages.counts), "bytes": messages.bytes}
 
 
 class Sometimes(nn.Module):
@@ -103,6 +108,35 @@ def replace_gradients(event: Event, state: Any) -> Any:
 
 def fit_in_buckets(mib: float, **options: Any) -> dict[str, Any]:
     """Train like `fit_counting`, with messages of a size in MiB."""
-    return fit_counting(
-        **options, parallel=attrs.evolve(options.pop("parallel"), bucket_cap_mb=mib)
-    )
+    parallel = attrs.evolve(options.pop("parallel"), bucket_cap_mb=mib)
+    return fit_counting(**options, parallel=parallel)
+
+
+class Reads(TorchFunctionMode):
+    """Counts the calls for which the host would wait for a GPU, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function."""
+        if func.__name__ in _READS:
+            self.counts[func.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+_READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__")
+
+
+def fit_as_on_a_gpu(**options: Any) -> dict[str, Any]:
+    """Train like `fit_counting` with sums that take the CPU for a GPU, and count reads."""
+    begin = ShardSums.begin
+
+    def beginning(sums: Any, state: Any) -> None:
+        begin(sums, state)
+        sums.on_cpu = False
+
+    with mock.patch.object(ShardSums, "begin", beginning), Reads() as reads:
+        result = fit_counting(**options, nonfinite_loss="ignore")
+    return {**result, "reads": dict(reads.counts)}

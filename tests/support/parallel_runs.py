@@ -81,6 +81,8 @@ def loader(kind: str, count: int, batch_size: int) -> Any:
         return list(DataLoader(data, batch_size=batch_size))
     if kind == "stateful":
         return DataLoader(Stateful(data), batch_size=batch_size)
+    if kind == "shards":
+        return DataLoader(Shardable(data), batch_size=batch_size)
     if kind == "stream":
         return DataLoader(Stream(data), batch_size=batch_size)
     if kind == "divided":
@@ -138,6 +140,35 @@ class Stateful(Stream):
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Start the next iteration there."""
         self.begin = state["at"]
+
+
+class Shardable(Stateful):
+    """A stream of which each part has a state of its own: part 1 of 2 is ahead of part 0."""
+
+    def shard(self, num_shards: int, index: int) -> "Shardable":
+        """Return a part."""
+        part = Shardable(self.inner)
+        part.numbers = list(range(len(self.inner)))[index::num_shards]
+        part.ahead = 100 * index
+        return part
+
+    numbers: list[int] | None = None
+    ahead = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = range(len(self.inner)) if self.numbers is None else self.numbers
+        self.at, self.begin = self.begin, 0
+        while self.at < len(numbers):
+            self.at += 1
+            yield self.inner[numbers[self.at - 1]]
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position."""
+        return {"at": self.at + self.ahead}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Start the next iteration there."""
+        self.begin = state["at"] - self.ahead
 
 
 class StopAt(Callback):

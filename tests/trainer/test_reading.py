@@ -59,7 +59,7 @@ def test_checkpoint_that_only_rank_0_can_read_is_not_skipped(error):
 
 
 def test_checkpoint_that_is_replaced_before_its_values_are_read_is_refused(tmp_path):
-    reader, tensors = Reader(CPU, divided=True), {"w": torch.ones(3)}
+    reader, tensors = Reader(CPU, sharded=True), {"w": torch.ones(3)}
     outline = read_outline(write(tmp_path / "it", tensors, None), Processes())
     assert torch.equal(reader.read_values(outline, {}).tensors["w"], tensors["w"])
 

@@ -14,6 +14,7 @@ from composable.core.algorithm import Stage
 from composable.distributed import DDP
 from tests.support.contrastive import KEYS, Contrast, TwoEncoders, pairs, trained_pair
 from tests.support.data import batches
+from tests.support.hub_models import NOT_MEANS, captions
 from tests.support.models import linear, same, weights
 from tests.support.runs import adam, make_trainer, trained
 
@@ -402,3 +403,60 @@ def test_a_model_with_a_loss_of_its_own_gets_the_batch_of_the_whole():
 def test_the_error_about_a_split_offers_the_loss_of_the_whole():
     with pytest.raises(SplitLossError, match=r"add WholeLoss\(\) to algorithms"):
         pair_run(TwoEncoders(), grad_accum=3)
+
+
+# --- CLIP of Transformers ---
+
+
+def clip_run(**options):
+    """Train CLIP, whose temperature is a parameter of the model, on the embeddings it returns."""
+    clip, batch = NOT_MEANS["contrastive"].build(), captions([5, 3, 4, 5, 2, 5])
+
+    def loss_fn(outputs, labels):
+        logits = clip.logit_scale.exp() * outputs[0] @ outputs[1].T
+        pairs = torch.arange(len(logits))
+        return (cross_entropy(logits, pairs) + cross_entropy(logits.T, pairs)) / 2
+
+    algorithms = [WholeLoss(outputs=lambda outputs: (outputs.text_embeds, outputs.image_embeds))]
+    given = {"loss_fn": loss_fn, "algorithms": algorithms, "max_duration": "1ba", **options}
+    make_trainer(clip, [{**batch, "labels": torch.zeros(6)}], **given).fit()
+    return weights(clip)
+
+
+def test_clip_is_trained_by_the_embeddings_that_are_named():
+    expected = clip_run()
+
+    found = clip_run(microbatch_size=2)
+
+    assert not torch.equal(expected["logit_scale"], NOT_MEANS["contrastive"].build().logit_scale)
+    for name, one in expected.items():
+        assert torch.allclose(found[name], one, atol=1e-9), name
+
+
+def test_a_loss_that_transformers_computes_is_refused_with_the_cure():
+    with pytest.raises(SplitLossError, match=r"pass loss_fn, .* and name those outputs"):
+        clip_run(loss_fn=None, microbatch_size=2)
+
+
+# --- evaluation ---
+
+
+class OwnContrast(TwoEncoders):
+    """A model that computes a contrastive loss of its own."""
+
+    def forward(self, batch):
+        return super().forward(*batch[:2])
+
+    def loss(self, outputs, batch):
+        return Contrast().eval()(outputs, batch[2])
+
+
+@pytest.mark.parametrize("model", [TwoEncoders, OwnContrast])
+def test_an_evaluation_computes_the_loss_of_the_whole(model):
+    loss_fn = Contrast() if model is TwoEncoders else None
+
+    def evaluated(*sizes):
+        trainer = make_trainer(model(), loss_fn=loss_fn, algorithms=[WholeLoss()], **KEYS)
+        return trainer.eval(pairs(*sizes))["eval"]["loss"]
+
+    assert evaluated(5, 5, 3) == pytest.approx(evaluated(13))

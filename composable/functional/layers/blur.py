@@ -90,6 +90,8 @@ class Blurred(nn.Module):
         self.blur_first = blur_first
         self.blur_stride = per_dimension(self.stride, self.dims)
         sizes = tuple(3 if step > 1 else 1 for step in self.blur_stride)
+        if like is not None and like.is_meta:  # only weights get their values later
+            like = torch.empty((), dtype=like.dtype, device="cpu")
         self.register_buffer("blur_kernel", _kernel(sizes, like=like), persistent=False)
         if not blur_first:  # the layer runs with stride 1, and the blur after it subsamples
             self.stride = (1,) * self.dims

@@ -1,0 +1,96 @@
+"""Streams that say how they are divided among processes."""
+
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+from composable.data import UnshardedStreamWarning
+from composable.data.sharding import is_divided
+from composable.data.stream_parts import divide_stream
+from composable.distributed import Processes
+
+PAIR = [Processes(0, 2), Processes(1, 2)]
+
+
+class Stream(IterableDataset):
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def __iter__(self):
+        return iter(self.numbers)
+
+
+class Shardable(Stream):
+    def shard(self, num_shards, index):
+        return Shardable(self.numbers[index::num_shards])
+
+
+def parts(stream, batch_size=4, **options):
+    loader = DataLoader(stream, batch_size=batch_size, **options)
+    return [divide_stream(loader, one) for one in PAIR]
+
+
+def test_stream_with_a_method_is_divided_into_the_same_global_batches():
+    first, second = parts(Shardable(range(10)))
+    assert [batch.tolist() for batch in first] == [[0, 2], [4, 6], [8]]
+    assert [batch.tolist() for batch in second] == [[1, 3], [5, 7], [9]]
+    assert is_divided(first, 2)
+    assert divide_stream(first, PAIR[0]) is first
+
+
+def test_divided_stream_keeps_what_the_loader_has():
+    first, _ = parts(Shardable(range(10)), drop_last=True, collate_fn=torch.tensor)
+    assert [batch.tolist() for batch in first] == [[0, 2], [4, 6]]
+
+
+def test_stream_of_datasets_is_split_by_its_library(monkeypatch):
+    kind = type("IterableDataset", (Stream,), {"__module__": "datasets.iterable_dataset"})
+    library = types.ModuleType("datasets.distributed")
+    library.split_dataset_by_node = lambda one, *, rank, world_size: kind(
+        one.numbers[rank::world_size]
+    )
+    monkeypatch.setitem(sys.modules, "datasets", types.ModuleType("datasets"))
+    monkeypatch.setitem(sys.modules, "datasets.distributed", library)
+
+    first, second = parts(kind(range(8)))
+    assert [batch.tolist() for batch in first] == [[0, 2], [4, 6]]
+    assert [batch.tolist() for batch in second] == [[1, 3], [5, 7]]
+
+
+@pytest.mark.parametrize(
+    ("stream", "batch_size", "text"),
+    [
+        (Stream(range(4)), 4, "reads all of the stream Stream.*a method shard"),
+        (Shardable(range(4)), 3, "batch_size=3 of the DataLoader is not a multiple of 2"),
+        (Shardable(range(4)), None, "batch_size=None"),
+    ],
+)
+def test_stream_that_is_not_divided_is_reported_by_rank_0(stream, batch_size, text):
+    loader = DataLoader(stream, batch_size=batch_size)
+    with pytest.warns(UnshardedStreamWarning, match=text):
+        assert divide_stream(loader, PAIR[0]) is loader
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert divide_stream(loader, PAIR[1]) is loader
+        assert divide_stream(loader, Processes()) is loader
+
+
+@pytest.mark.parametrize("package", ["webdataset.compat", "streaming.base.dataset"])
+def test_streams_of_packages_that_divide_themselves_are_local(package):
+    kind = type("Theirs", (Stream,), {"__module__": package})
+    own = type("Own", (kind,), {})
+    for stream in (kind(range(4)), own(range(4))):
+        loader = DataLoader(stream, batch_size=2)
+        assert is_divided(loader, 2)
+        assert divide_stream(loader, PAIR[0]) is loader
+
+
+def test_data_pipes_are_divided_by_pytorch_if_they_have_a_filter():
+    pipe = IterableWrapper(range(4))
+    assert is_divided(DataLoader(pipe.shuffle().sharding_filter().map(float)), 2)
+    assert not is_divided(DataLoader(pipe.shuffle()), 2)

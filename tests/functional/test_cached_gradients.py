@@ -1,0 +1,121 @@
+"""Cached gradients: those of the whole batch, for any loss and any split."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from composable.functional import cached_gradients
+from tests.support.contrastive import Contrast, TwoEncoders, pairs
+from tests.support.losses import RECOGNIZED, REFUSED
+
+LOSSES = {**RECOGNIZED, **REFUSED}
+X = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(12) % 4
+
+
+def network(dropout=0.0):
+    torch.default_generator.manual_seed(0)
+    layers = nn.Linear(3, 5), nn.Tanh(), nn.Dropout(dropout), nn.Linear(5, 4)
+    return nn.Sequential(*layers).double()
+
+
+def plain(model, loss_fn, outputs):
+    loss = loss_fn(outputs)
+    names, params = zip(*model.named_parameters(), strict=True)
+    return loss, dict(zip(names, torch.autograd.grad(loss, params), strict=True))
+
+
+def same(found, expected):
+    loss, grads = expected
+    assert torch.allclose(found.loss, loss, equal_nan=True)  # some losses divide by a count of 0
+    assert found.grads.keys() == grads.keys()
+    assert all(
+        torch.allclose(found.grads[name], grad, equal_nan=True) for name, grad in grads.items()
+    )
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(sorted(LOSSES)), st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_gradients_of_any_loss_and_split_are_those_of_the_whole(name, sizes):
+    model, x, y = network(), X[: sum(sizes)], Y[: sum(sizes)]
+
+    def loss_fn(outputs):
+        return LOSSES[name](outputs, y)
+
+    found = cached_gradients(model, x.split(sizes), loss_fn, dict(model.named_parameters()))
+
+    same(found, plain(model, loss_fn, model(x)))
+
+
+def test_parameters_of_the_loss_get_their_gradient():
+    model, loss = TwoEncoders(), Contrast()
+    ((left, right, classes),) = pairs(13)
+    params = {**dict(model.named_parameters()), "temperature": loss.temperature}
+    parts = list(zip(left.split(5), right.split(5), strict=True))
+
+    found = cached_gradients(
+        lambda part: model(*part), parts, lambda outputs: loss(outputs, classes), params
+    )
+
+    loss(model(left, right), classes).backward()
+    for name, param in params.items():
+        assert torch.allclose(found.grads[name], param.grad, atol=1e-6)
+    assert loss.calls == 2
+
+
+def test_both_passes_draw_the_numbers_of_the_generator():
+    model, drawn = network(dropout=0.5), []
+
+    def forward(part):
+        drawn.append(model(part))
+        return drawn[-1]
+
+    before = torch.get_rng_state()
+    found = [
+        cached_gradients(
+            forward,
+            X.split(5),
+            lambda outputs: cross_entropy(outputs, Y),
+            dict(model.named_parameters()),
+            generator=torch.Generator().manual_seed(seed),
+        )
+        for seed in (1, 1, 2)
+    ]
+
+    assert torch.equal(torch.get_rng_state(), before)
+    for i in range(3):
+        assert torch.equal(drawn[i], drawn[3 + i])
+    assert torch.equal(found[0].grads["0.weight"], found[1].grads["0.weight"])
+    assert not torch.equal(found[0].grads["0.weight"], found[2].grads["0.weight"])
+    assert model[0].weight.grad is None
+
+
+def test_an_unused_parameter_has_no_gradient():
+    model = network()
+    params = {"unused": nn.Parameter(torch.ones(1)), "frozen": torch.ones(1)}
+
+    found = cached_gradients(model, [X], lambda outputs: outputs.sum(), params)
+
+    assert found.grads == {"unused": None, "frozen": None}
+
+
+@pytest.mark.parametrize(
+    ("forward", "error", "message"),
+    [
+        (lambda part: "nothing", TypeError, "forward must return a tensor"),
+        (lambda part: part.sum(), ValueError, "a row for each example"),
+        (lambda part: part[:, : len(part)], ValueError, "equal in dtype and in all other sizes"),
+        (lambda part: [part] * len(part), ValueError, "the same number of tensors"),
+    ],
+)
+def test_outputs_that_can_not_be_joined_are_refused(forward, error, message):
+    with pytest.raises(error, match=message):
+        cached_gradients(forward, X.split([1, 2, 9]), torch.sum, {})
+
+
+def test_a_loss_with_dimensions_is_refused():
+    with pytest.raises(ValueError, match=r"loss_fn must return .*, not shape \(12, 4\)"):
+        cached_gradients(network(), [X], lambda outputs: outputs, {})
