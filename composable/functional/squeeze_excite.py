@@ -128,7 +128,8 @@ class SqueezeExcitation(nn.Module):
         """Draw the weights again, from torch's global generator."""
         with torch.no_grad():
             for weight in (self.squeeze, self.excite):
-                weight.copy_(_draw(*weight.shape, None))
+                outputs, inputs = weight.shape
+                weight.copy_(_draw(outputs, inputs, None))
 
     def forward(
         self, inputs: Shaped[Tensor, " batch channels *rest"]
