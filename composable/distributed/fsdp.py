@@ -24,8 +24,8 @@ class FSDP2(Strategy):
     """Fully sharded data parallelism: parameters, gradients and optimizer state are divided.
 
     The model is sharded by `torch.distributed.fsdp.fully_shard`, after all algorithms that replace
-    layers. `shards` and `data` are those of `DDP`. The same run on another number of processes has
-    the same losses, to rounding, if `shards` is the same.
+    layers. `shards`, `data` and `timeout` are those of `DDP`. The same run on another number of
+    processes has the same losses, to rounding, if `shards` is the same.
 
     Args:
         replicas: Number of groups of processes that each hold the whole model (HSDP): gradients
