@@ -205,7 +205,8 @@ class _Messages:
         self.means = 1
         """By what the hook divides the sum over the processes."""
 
-    def send(self, bucket: Any) -> Future[Tensor]:
+    # DDP checks the annotation.
+    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Send a message."""
         self.all_sent = bucket.is_last()
         return self.hook(self.state, bucket)
