@@ -14,10 +14,10 @@ import numpy as np
 from composable.comparison.records import Protocol, StepCost, Study, TrialResult
 from composable.comparison.statistics import (
     CONTRAST,
-    Curve,
-    Interval,
-    Kind,
-    Part,
+    CostCurve,
+    DistanceKind,
+    LogInterval,
+    VariancePart,
     cost_ratio,
     extension,
     holm,
@@ -157,7 +157,7 @@ def _costs_of(study: Study, arm: str) -> list[StepCost]:
 
 def _curves(
     baseline: Sequence[Quality], arm: Sequence[Quality], sign: int
-) -> tuple[Curve | None, Curve | None, bool]:
+) -> tuple[CostCurve | None, CostCurve | None, bool]:
     """Return the curves of the baseline and of an arm, and whether their seeds are paired.
 
     Seeds are paired if both have at least two of them in common: then the curves have those only.
@@ -177,7 +177,7 @@ def _curves(
     return base, other, paired
 
 
-def _curve(schedules: Sequence[Quality], seeds: set[int], sign: int) -> Curve | None:
+def _curve(schedules: Sequence[Quality], seeds: set[int], sign: int) -> CostCurve | None:
     """Return the curve; None with fewer than two schedules or two seeds."""
     by_cost = {
         log(one.seconds): [sign * (one.results[seed] or 0.0) for seed in sorted(seeds)]
@@ -186,7 +186,7 @@ def _curve(schedules: Sequence[Quality], seeds: set[int], sign: int) -> Curve | 
     if len(by_cost) < 2 or len(seeds) < 2:
         return None
     costs = sorted(by_cost)
-    return Curve(np.asarray(costs), np.asarray([by_cost[one] for one in costs]))
+    return CostCurve(np.asarray(costs), np.asarray([by_cost[one] for one in costs]))
 
 
 # --- arms ---
@@ -216,7 +216,7 @@ def _draft(study: Study, arm: str, runs: Mapping[str, Runs]) -> ArmAnalysis:
 
 
 def _distance(
-    protocol: Protocol, baseline: Sequence[Quality], own: Sequence[Quality], error: Part
+    protocol: Protocol, baseline: Sequence[Quality], own: Sequence[Quality], error: VariancePart
 ) -> dict[str, Any]:
     """Return the fields of an arm that follow from the curves."""
     sign = 1 if protocol.mode == "max" else -1
@@ -246,7 +246,7 @@ def _distance(
     return fields
 
 
-def _estimate(log_ratio: Interval, kind: Kind, seeds: int) -> Estimate:
+def _estimate(log_ratio: LogInterval, kind: DistanceKind, seeds: int) -> Estimate:
     """Return a ratio; one of bounds is open on the other side."""
     value, low, high = (exp(one) for one in log_ratio[:3])
     if kind == "at least":
@@ -258,12 +258,12 @@ def _estimate(log_ratio: Interval, kind: Kind, seeds: int) -> Estimate:
     return Estimate(value, low, high, log_ratio.p, seeds)
 
 
-def _compare_steps(base: Quality, arm: Quality) -> tuple[Estimate | None, Part]:
+def _compare_steps(base: Quality, arm: Quality) -> tuple[Estimate | None, VariancePart]:
     """Return the ratio of step costs, and the error of its logarithm."""
     if base.cost == arm.cost:
-        return Estimate(1.0, 1.0, 1.0, 1.0, len(arm.cost.seconds[0])), Part(0.0, 1)
+        return Estimate(1.0, 1.0, 1.0, 1.0, len(arm.cost.seconds[0])), VariancePart(0.0, 1)
     if not all(one.seconds and one.steps for one in (base, arm)):
-        return None, Part(0.0, 1)
+        return None, VariancePart(0.0, 1)
     value = arm.seconds / arm.steps * base.steps / base.seconds
     ratio, error = cost_ratio(base.cost.seconds, arm.cost.seconds, value)
     return _estimate(ratio, "distance", len(arm.cost.seconds[0])), error

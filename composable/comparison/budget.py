@@ -17,15 +17,15 @@ __all__ = [
     "Estimates",
     "Rung",
     "Size",
-    "batches_of",
+    "count_batches",
     "elapsed_seconds",
     "equal_seconds",
     "fit_budget",
     "format_seconds",
     "full_size",
     "halving",
-    "length_of",
     "parse_budget",
+    "run_length",
     "short_trials",
 ]
 
@@ -81,16 +81,16 @@ def format_seconds(seconds: float) -> str:
 # --- lengths ---
 
 
-def batches_of(duration: str, epoch_length: int | None) -> float | None:
+def count_batches(duration: str, epoch_length: int | None) -> float | None:
     """Return the number of batches of a run; None if it is not known."""
     time = Time.parse(duration)
     each = {TimeUnit.BATCH: 1, TimeUnit.EPOCH: epoch_length}.get(time.unit)
     return None if each is None else float(time.value * each)
 
 
-def length_of(duration: str, epoch_length: int | None) -> float:
+def run_length(duration: str, epoch_length: int | None) -> float:
     """Return the number of batches of a run, or its length in its own unit."""
-    batches = batches_of(duration, epoch_length)
+    batches = count_batches(duration, epoch_length)
     return float(Time.parse(duration).value) if batches is None else batches
 
 
@@ -103,7 +103,7 @@ def short_trials(
     """Return a trial of an eighth of the shortest schedule of each arm, at least 20 batches."""
 
     def shortened(duration: str) -> str:
-        length = batches_of(duration, epoch_length)
+        length = count_batches(duration, epoch_length)
         if length is None:
             return duration
         return f"{int(min(length, max(length // _PART, _FEWEST)))}ba"
@@ -123,8 +123,8 @@ def equal_seconds(duration: str, relative_rate: float, epoch_length: int | None)
     time, steps = Time.parse(duration), round(4 * math.log2(relative_rate))
     if abs(steps) < 2 or time.unit in (TimeUnit.SECOND, TimeUnit.ITERATION):
         return duration
-    unit = time.unit if batches_of(duration, epoch_length) is None else TimeUnit.BATCH
-    length = length_of(duration, epoch_length)
+    unit = time.unit if count_batches(duration, epoch_length) is None else TimeUnit.BATCH
+    length = run_length(duration, epoch_length)
     return str(Time(max(1, round(length / 2 ** (steps / 4))), unit))
 
 
@@ -147,8 +147,8 @@ class Estimates:
     def rate(self, arm: str) -> float:
         """Return the seconds of a unit of length: of a batch, where these can be counted."""
         one = self.ran[arm]
-        length = length_of(one.trial.duration, self.epoch_length)
-        if one.outcome == "diverged" and batches_of(one.trial.duration, self.epoch_length):
+        length = run_length(one.trial.duration, self.epoch_length)
+        if one.outcome == "diverged" and count_batches(one.trial.duration, self.epoch_length):
             length = min(length, one.batches)
         return one.seconds.training / length
 
@@ -156,7 +156,7 @@ class Estimates:
         """Return the seconds of a trial; an arm without an estimate costs nothing: it fails."""
         if trial.arm not in self.ran:
             return 0.0
-        one, length = self.ran[trial.arm], length_of(trial.duration, self.epoch_length)
+        one, length = self.ran[trial.arm], run_length(trial.duration, self.epoch_length)
         evaluations = max(1.0, length / self.epoch_length if self.epoch_length else 1.0)
         return (
             one.seconds.setup
@@ -201,11 +201,6 @@ class Size(NamedTuple):
     schedules: int
     """Of each arm, the shortest ones."""
 
-    @property
-    def product(self) -> int:
-        """The number of reported trials of an arm, for each configuration."""
-        return self.configurations * self.seeds * self.schedules
-
 
 def halving(count: int, durations: Sequence[str]) -> tuple[Rung, ...]:
     """Return rounds of which each keeps the better half of the configurations.
@@ -240,4 +235,7 @@ def fit_budget(
     ]
     fitting = [size for size in sizes if seconds(size) <= left]
     # The first of equal ones is kept, and the full size is first.
-    return max(fitting or sizes[-1:], key=lambda size: (size.product, size.seeds))
+    return max(
+        fitting or sizes[-1:],
+        key=lambda one: (one.configurations * one.seeds * one.schedules, one.seeds),
+    )

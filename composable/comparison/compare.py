@@ -12,11 +12,11 @@ from typing import Any
 import attrs
 
 from composable.comparison.arms import ArmLike
-from composable.comparison.budget import length_of, parse_budget
+from composable.comparison.budget import parse_budget, run_length
 from composable.comparison.building import BuildError
 from composable.comparison.design import Design, Durations, default_folder, plan
 from composable.comparison.execution import (
-    Progress,
+    TrialProgress,
     Workers,
     check_not_in_worker,
     default_workers,
@@ -189,8 +189,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     _check_sendable(design)
     given = _given_costs(design, cost)
     place = default_folder(design.subject.function) if folder is None else as_path("folder", folder)
-    progress = Progress(
-        lambda trial: length_of(trial.duration, design.epoch_length), show=progress_bar
+    progress = TrialProgress(
+        lambda trial: run_length(trial.duration, design.epoch_length), show=progress_bar
     )
     pool = Workers(
         design.subject,

@@ -17,13 +17,13 @@ import attrs
 
 from composable.comparison.building import BuildError
 from composable.comparison.records import StepCost, Trial
-from composable.comparison.trial import Request, Stopwatch, Subject, run_trial, yield_reports
+from composable.comparison.trial import Stopwatch, Subject, TrialRequest, run_trial, yield_reports
 
 __all__ = [
     "Block",
     "interleave",
     "paused_run",
-    "rescale",
+    "rescale_cost",
     "run_seconds",
     "step_cost",
     "step_seconds",
@@ -46,7 +46,7 @@ class Block:
     """Of one step."""
 
 
-def paused_run(subject: Subject, request: Request, steps: int) -> Iterator[Block | None]:
+def paused_run(subject: Subject, request: TrialRequest, steps: int) -> Iterator[Block | None]:
     """Train a run of so many steps block by block; what is yielded first is None: it is set up.
 
     The first step of a block is not measured: the caches hold the data of another arm. A loop that
@@ -123,7 +123,7 @@ def step_cost(trial: Trial, blocks: Sequence[Block], steps: int) -> StepCost | N
     )
 
 
-def rescale(cost: StepCost, measured: StepCost, reference: StepCost) -> StepCost:
+def rescale_cost(cost: StepCost, measured: StepCost, reference: StepCost) -> StepCost:
     """Scale costs by those of the baseline in the same measurement and in a reference."""
     now, then = fmean(step_seconds(measured)), fmean(step_seconds(reference))
     factor = then / now if now else 1.0

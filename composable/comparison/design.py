@@ -22,10 +22,10 @@ from composable.callbacks._results import (
 )
 from composable.comparison.arms import Arm, RunArm, as_arms, check_composed, derive, repeat
 from composable.comparison.building import inspect_build
-from composable.comparison.digest import digest_of
+from composable.comparison.digest import stable_digest
 from composable.comparison.grids import configurations, grids_of, hyperparameters
 from composable.comparison.records import Protocol, Purpose, Settings, Trial
-from composable.comparison.trial import Request, Subject
+from composable.comparison.trial import Subject, TrialRequest
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
 from composable.functional._checks import check_flag
 from composable.metrics import Evaluator
@@ -64,9 +64,9 @@ class Design:
         offset = self.seed_offset if arm == self.protocol.repeated else 0
         return tuple(seed + offset for seed in tuning or self.protocol.seeds)
 
-    def request(self, trial: Trial) -> Request:
+    def request(self, trial: Trial) -> TrialRequest:
         """Return the trial with the arguments of the compared function."""
-        return Request(trial, self.arms[trial.arm].arguments(trial.settings))
+        return TrialRequest(trial, self.arms[trial.arm].arguments(trial.settings))
 
 
 def plan(  # noqa: PLR0913 (the arguments of `compare`)
@@ -158,7 +158,7 @@ def plan(  # noqa: PLR0913 (the arguments of `compare`)
             "torch": str(torch.__version__),
             "composable": __version__,
             "device": processor(device),
-            "build": digest_of(subject.function)[:16],
+            "build": stable_digest(subject.function)[:16],
         },
         notes=(*notes, *_remarks(reported, best, tuned=tuned, tune=tune)),
     )

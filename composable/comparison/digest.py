@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["digest_of"]
+__all__ = ["stable_digest"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), PurePath, torch.dtype)
 _BUILTIN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType)
@@ -42,7 +42,7 @@ _UNSTABLE = (
 """The attributes of a class that differ between processes, or say nothing of what it does."""
 
 
-def digest_of(*values: Any) -> str:
+def stable_digest(*values: Any) -> str:
     """Return a digest of values: of functions, their code and what they refer to.
 
     A function is described by its bytecode, its defaults, the values that it closes over and the
@@ -53,10 +53,10 @@ def digest_of(*values: Any) -> str:
     not part of the digest.
 
     Example:
-        >>> from composable.comparison.digest import digest_of
-        >>> digest_of(lambda x: x + 1) == digest_of(lambda x: x + 1)
+        >>> from composable.comparison.digest import stable_digest
+        >>> stable_digest(lambda x: x + 1) == stable_digest(lambda x: x + 1)
         True
-        >>> digest_of(lambda x: x + 1) == digest_of(lambda x: x + 2)
+        >>> stable_digest(lambda x: x + 1) == stable_digest(lambda x: x + 2)
         False
     """
     digest = sha256()

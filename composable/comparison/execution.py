@@ -25,10 +25,10 @@ from composable.comparison.building import BuildError
 from composable.comparison.cost import Block, paused_run
 from composable.comparison.records import Trial, TrialResult
 from composable.comparison.study_file import Cache
-from composable.comparison.trial import Request, Subject, failed, run_trial
+from composable.comparison.trial import Subject, TrialRequest, failed, run_trial
 from composable.core._paths import check_no_link, open_to_write
 
-__all__ = ["ProcessRun", "Progress", "Worker", "Workers", "check_not_in_worker", "pickled"]
+__all__ = ["ProcessRun", "TrialProgress", "Worker", "Workers", "check_not_in_worker", "pickled"]
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _MARK = "COMPOSABLE_COMPARISON_WORKER"
@@ -132,7 +132,7 @@ class ProcessRun(Worker):
     """A `paused_run` in a process of its own."""
 
     def __init__(
-        self, folder: Path, number: int, subject: Subject, request: Request, steps: int
+        self, folder: Path, number: int, subject: Subject, request: TrialRequest, steps: int
     ) -> None:
         super().__init__(folder, number, subject.threads)
         self._begun = self.submit(_begin, _payload(subject, request), steps)
@@ -179,10 +179,10 @@ class Workers:
         workers: int,
         folder: Path,
         executor: Executor | None = None,
-        progress: "Progress | None" = None,
+        progress: "TrialProgress | None" = None,
     ) -> None:
         self.subject, self.cache, self.count, self.folder = subject, cache, workers, folder
-        self.executor, self.progress = executor, progress or Progress()
+        self.executor, self.progress = executor, progress or TrialProgress()
         self.context = cache.context(
             subject.function, subject.threads, subject.metrics, subject.split_evaluation
         )
@@ -199,7 +199,7 @@ class Workers:
     def train(
         self,
         what: str,
-        requests: Sequence[Request],
+        requests: Sequence[TrialRequest],
         later: Sequence[Trial] = (),
         until: float = math.inf,
         *,
@@ -229,7 +229,9 @@ class Workers:
             self.progress.finish(result.trial)
         return [found.get(index) for index in range(len(requests))]
 
-    def _run(self, requests: Sequence[Request], until: float) -> Iterator[tuple[int, TrialResult]]:
+    def _run(
+        self, requests: Sequence[TrialRequest], until: float
+    ) -> Iterator[tuple[int, TrialResult]]:
         """Yield results by index, as they complete."""
         waiting, free = list(range(len(requests)))[::-1], list(range(self.count))
         running: dict[Future[Any], tuple[Any, int, int, float]] = {}
@@ -296,14 +298,14 @@ def _as_future(job: Any) -> "Future[Any]":
     return future
 
 
-class Progress:
+class TrialProgress:
     """Counts trials, and shows the time left by their lengths."""
 
-    def __init__(self, length_of: Callable[[Trial], float] = lambda _: 1.0, show: bool = False):
+    def __init__(self, run_length: Callable[[Trial], float] = lambda _: 1.0, show: bool = False):
         from tqdm.auto import tqdm  # on use: it is slow, because it searches for notebooks
 
         self.finished = self.total = 0
-        self._length_of = length_of
+        self._length_of = run_length
         self._bar: Any = tqdm(
             bar_format="{desc} {bar} {elapsed}, {remaining} left", disable=not show, initial=0
         )
@@ -331,7 +333,7 @@ class Progress:
 # --- what is sent ---
 
 
-def _payload(subject: Subject, request: Request) -> bytes:
+def _payload(subject: Subject, request: TrialRequest) -> bytes:
     name = f"the arguments of arm {request.trial.arm!r}"
     return pickled(name, (subject, request), subject.function)
 

@@ -16,24 +16,24 @@ from composable.comparison.budget import (
     Estimates,
     Rung,
     Size,
-    batches_of,
+    count_batches,
     elapsed_seconds,
     equal_seconds,
     fit_budget,
     format_seconds,
     full_size,
-    length_of,
+    run_length,
     short_trials,
 )
 from composable.comparison.building import BuildError
-from composable.comparison.cost import interleave, rescale, step_cost
+from composable.comparison.cost import interleave, rescale_cost, step_cost
 from composable.comparison.design import Design
-from composable.comparison.digest import digest_of
+from composable.comparison.digest import stable_digest
 from composable.comparison.execution import ProcessRun, Workers
 from composable.comparison.grids import sample
 from composable.comparison.records import Settings, StepCost, Study, Trial, TrialResult
 from composable.comparison.study_file import read_stored, write_stored
-from composable.comparison.trial import Request
+from composable.comparison.trial import TrialRequest
 from composable.core.time import Time
 
 __all__ = ["extend", "measure_costs", "train"]
@@ -117,8 +117,8 @@ class _Plan:
         epoch, found = self.design.epoch_length, 0.0
         for arm, durations in self.schedules.items():
             if arm != self.design.protocol.repeated:
-                lengths = {length_of(one, epoch): one for one in durations}
-                countable = batches_of(durations[0], epoch) is not None
+                lengths = {run_length(one, epoch): one for one in durations}
+                countable = count_batches(durations[0], epoch) is not None
                 length, factor = _measured_length(lengths) if countable else (max(lengths), 1)
                 trial = Trial(arm, {}, lengths[length], 0, "reporting")
                 found += factor * self.estimates.seconds(trial) * self.workers.slowdown
@@ -380,7 +380,7 @@ def measure_costs(
         return (), ["The costs of steps are not measured: no run of the baseline finished."]
     requests = [design.request(trial) for trial, _ in runs.values()]
     names = [workers.cache.path(workers.context, one).name for one in requests]
-    key = digest_of("interleaved", names, study.protocol.versions["device"])[:32]
+    key = stable_digest("interleaved", names, study.protocol.versions["device"])[:32]
     path = workers.cache.folder.parent / "costs" / f"{key}.json"
     stored = read_stored(tuple[StepCost, ...], path, "the costs of steps are measured again")
     if stored is not None and len(stored) == len(requests):  # arms may have other names since
@@ -402,14 +402,14 @@ def measure_costs(
                 arm = requests[index].trial.arm
                 notes.append(f"the cost of a step of arm {arm!r} cannot be measured: {cost}")
             else:
-                costs.append(rescale(cost, base, costs[0]))
+                costs.append(rescale_cost(cost, base, costs[0]))
     if not notes:
         write_stored(tuple(costs), path)
     return tuple(costs), notes
 
 
 def _measure(
-    workers: Workers, requests: Sequence[Request], steps: Sequence[int], until: float
+    workers: Workers, requests: Sequence[TrialRequest], steps: Sequence[int], until: float
 ) -> list[StepCost | str]:
     """Return the cost of each arm, or why it cannot be measured."""
     workers.progress.start("costs of steps", [])

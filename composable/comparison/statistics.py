@@ -24,13 +24,13 @@ from scipy.optimize import brentq, isotonic_regression
 
 __all__ = [
     "CONTRAST",
-    "Curve",
+    "CostCurve",
     "Distance",
-    "Interval",
-    "Kind",
-    "Part",
+    "DistanceKind",
+    "LogInterval",
     "Power",
     "Shares",
+    "VariancePart",
     "cost_ratio",
     "extension",
     "holm",
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 Array: TypeAlias = Any
-Kind: TypeAlias = Literal["distance", "at least", "at most"]
+DistanceKind: TypeAlias = Literal["distance", "at least", "at most"]
 Shape: TypeAlias = Literal["smooth", "bent", "straight"]
 
 CONTRAST = 4.0
@@ -59,7 +59,7 @@ _LARGEST_SHIFT = 37.0
 # --- intervals ---
 
 
-class Interval(NamedTuple):
+class LogInterval(NamedTuple):
     """An estimate with its 95 % interval."""
 
     value: float
@@ -69,7 +69,7 @@ class Interval(NamedTuple):
     """Of no effect, two-sided; None without a spread."""
 
 
-class Part(NamedTuple):
+class VariancePart(NamedTuple):
     """A part of the variance of an estimate."""
 
     variance: Any
@@ -77,7 +77,7 @@ class Part(NamedTuple):
     """Of freedom."""
 
 
-def intervals_of(estimates: Array, parts: Sequence[Part]) -> list[Interval]:
+def intervals_of(estimates: Array, parts: Sequence[VariancePart]) -> list[LogInterval]:
     """Return the t intervals of estimates; each covers those of all its alternatives.
 
     Args:
@@ -96,7 +96,9 @@ def intervals_of(estimates: Array, parts: Sequence[Part]) -> list[Interval]:
     agree = (np.sign(estimates) == np.sign(estimates[0])).all(axis=0)
     p = np.where(agree, p.max(axis=0), 1.0)
     rows = zip(*(row.tolist() for row in (estimates[0], low, high, p, error[0])), strict=True)
-    return [Interval(value, low, high, _p(value, p, error)) for value, low, high, p, error in rows]
+    return [
+        LogInterval(value, low, high, _p(value, p, error)) for value, low, high, p, error in rows
+    ]
 
 
 def _p(value: float, p: float, error: float) -> float | None:
@@ -110,14 +112,14 @@ def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the 95 % t interval of a mean; None, None for a single value."""
     if len(values) < 2:
         return None, None
-    part = Part(np.full((1, 1), np.var(values, ddof=1) / len(values)), len(values) - 1)
+    part = VariancePart(np.full((1, 1), np.var(values, ddof=1) / len(values)), len(values) - 1)
     (found,) = intervals_of(np.full((1, 1), np.mean(values)), [part])
     return found.low, found.high
 
 
 def cost_ratio(
     baseline: Sequence[Sequence[float]], arm: Sequence[Sequence[float]], value: float
-) -> tuple[Interval, Part]:
+) -> tuple[LogInterval, VariancePart]:
     """Return the logarithm of the ratio of two measured step costs, and its error.
 
     With one round, or if a round took no measurable time, the error is unknown.
@@ -131,10 +133,12 @@ def cost_ratio(
     rounds = min(len(one) for one in (*baseline[:points], *arm[:points]))
     pair = [np.asarray([one[:rounds] for one in each[:points]]) for each in (baseline, arm)]
     if rounds < 2 or min(one.min() for one in pair) <= 0:  # a clock may be coarser than a block
-        return Interval(log(value), log(value), log(value), None), Part(0.0, 1)
+        return LogInterval(log(value), log(value), log(value), None), VariancePart(0.0, 1)
     chosen = np.random.default_rng(_SEED).integers(rounds, size=(_RESAMPLES, rounds))
     quartiles = [np.log(np.percentile(one[:, chosen], 25, axis=-1)).mean(axis=0) for one in pair]
-    part = Part(float(np.var(quartiles[1] - quartiles[0])) * rounds / (rounds - 1), rounds - 1)
+    part = VariancePart(
+        float(np.var(quartiles[1] - quartiles[0])) * rounds / (rounds - 1), rounds - 1
+    )
     return intervals_of(np.full((1, 1), log(value)), [part])[0], part
 
 
@@ -192,7 +196,7 @@ def _power(shift: float, seeds: int) -> float:
 
 
 @attrs.frozen(eq=False, slots=False)
-class Curve:
+class CostCurve:
     """The final results of an arm, by schedule and seed; higher is better."""
 
     log_costs: Array
@@ -223,9 +227,9 @@ class Curve:
         """The worst and the best result."""
         return float(self.means[0]), float(self.means[-1])
 
-    def without(self, seed: int) -> "Curve":
+    def without(self, seed: int) -> "CostCurve":
         """Return the curve without the seed at this index."""
-        return Curve(self.log_costs, np.delete(self.results, seed, 1))
+        return CostCurve(self.log_costs, np.delete(self.results, seed, 1))
 
     def cost(self, results: Array, shape: Shape = "smooth", *, extend: bool = False) -> Array:
         """Return the log costs; beyond the ends those of the ends, or on a straight line."""
@@ -247,13 +251,13 @@ class Curve:
 class Distance(NamedTuple):
     """How far the arm's curve is to the left of the baseline's."""
 
-    kind: Kind
+    kind: DistanceKind
     """Whether the curves reach the same results, or else which bound their ends give."""
     results: tuple[float, ...]
     """The results at which the distance is measured, from the worst to the best."""
-    at: tuple[Interval, ...]
+    at: tuple[LogInterval, ...]
     """The distance at each of them."""
-    mean: Interval
+    mean: LogInterval
     pair: float
     """The standard deviation of a pair of seeds, from the jackknife."""
 
@@ -270,7 +274,12 @@ class Shares(NamedTuple):
 
 
 def measure(
-    baseline: Curve, arm: Curve, *, level: float | None = None, paired: bool = True, cost: Part
+    baseline: CostCurve,
+    arm: CostCurve,
+    *,
+    level: float | None = None,
+    paired: bool = True,
+    cost: VariancePart,
 ) -> Distance | None:
     """Measure the distance between two curves of at least two schedules and seeds.
 
@@ -290,7 +299,7 @@ def measure(
     if kind is None or (kind == "distance" and min(baseline.contrast, arm.contrast) < CONTRAST):
         return None
 
-    def sample(base: Curve, other: Curve, *, extend: bool) -> Array:
+    def sample(base: CostCurve, other: CostCurve, *, extend: bool) -> Array:
         """Return the mean distance and the distances, by interpolation."""
         at = _results(base, other, kind, level)
         rows = [
@@ -303,7 +312,7 @@ def measure(
     for pairs in _replicates(baseline, arm, paired):
         # Without a seed, a curve may end before the level.
         values = [sample(*pair, extend=level is not None) for pair in pairs]
-        parts.append(Part((len(pairs) - 1) * np.var(values, axis=0), len(pairs) - 1))
+        parts.append(VariancePart((len(pairs) - 1) * np.var(values, axis=0), len(pairs) - 1))
     if not all(np.isfinite(part.variance).all() for part in parts):
         return None  # without one seed, the curves don't reach the same results
     mean, *at = intervals_of(sample(baseline, arm, extend=False), parts)
@@ -315,7 +324,9 @@ def measure(
     )
 
 
-def _replicates(baseline: Curve, arm: Curve, paired: bool) -> Iterator[list[tuple[Curve, Curve]]]:
+def _replicates(
+    baseline: CostCurve, arm: CostCurve, paired: bool
+) -> Iterator[list[tuple[CostCurve, CostCurve]]]:
     """Yield the curves without each seed: of both at once if they are paired."""
     if paired:
         yield [(baseline.without(i), arm.without(i)) for i in range(arm.seeds)]
@@ -324,7 +335,7 @@ def _replicates(baseline: Curve, arm: Curve, paired: bool) -> Iterator[list[tupl
     yield [(baseline, arm.without(i)) for i in range(arm.seeds)]
 
 
-def _kind(base: Curve, arm: Curve, level: float | None) -> Kind | None:
+def _kind(base: CostCurve, arm: CostCurve, level: float | None) -> DistanceKind | None:
     """Return what the ends of the curves determine."""
     if level is None:
         if max(base.ends[0], arm.ends[0]) < min(base.ends[1], arm.ends[1]):
@@ -338,7 +349,7 @@ def _kind(base: Curve, arm: Curve, level: float | None) -> Kind | None:
     return "at least" if places[0] > places[1] else "at most"
 
 
-def _results(base: Curve, arm: Curve, kind: Kind, level: float | None) -> Array:
+def _results(base: CostCurve, arm: CostCurve, kind: DistanceKind, level: float | None) -> Array:
     if level is not None:
         return np.asarray([level])
     low, high = base.ends
@@ -347,7 +358,7 @@ def _results(base: Curve, arm: Curve, kind: Kind, level: float | None) -> Array:
     return np.linspace(low, high, _POINTS) if low < high else np.full(_POINTS, np.nan)
 
 
-def shares_of(baseline: Curve, arm: Curve) -> Shares:
+def shares_of(baseline: CostCurve, arm: CostCurve) -> Shares:
     """Return the shares of the baseline's results on which there is a statement."""
     results = np.linspace(*baseline.ends, 1001)
     both = (results >= arm.ends[0]) & (results <= arm.ends[1])
@@ -359,7 +370,7 @@ def shares_of(baseline: Curve, arm: Curve) -> Shares:
     )
 
 
-def extension(baseline: Curve, arm: Curve, level: float | None) -> float | None:
+def extension(baseline: CostCurve, arm: CostCurve, level: float | None) -> float | None:
     """Return how much longer, or shorter, a schedule of the arm would have to be, at most 8 times.
 
     Below 1 for a schedule shorter than the first one, above 1 for one that is longer than the last

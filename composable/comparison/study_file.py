@@ -17,9 +17,9 @@ import attrs
 import torch
 
 from composable._version import __version__
-from composable.comparison.digest import digest_of
+from composable.comparison.digest import stable_digest
 from composable.comparison.records import Evaluation, Scalar, Study, TrialResult
-from composable.comparison.trial import Request
+from composable.comparison.trial import TrialRequest
 from composable.core import _json
 from composable.core._paths import write_atomically
 from composable.core._printable import shorten
@@ -159,21 +159,21 @@ class Cache:
     def context(self, *parts: Any) -> str:
         """Return the digest of the values that all trials share: the function, and its options."""
         versions = (platform.python_version(), torch.__version__, __version__)
-        return digest_of(_CACHE_FORMAT, versions, torch.cuda.is_available(), self.data, *parts)
+        return stable_digest(_CACHE_FORMAT, versions, torch.cuda.is_available(), self.data, *parts)
 
-    def path(self, context: str, request: Request) -> Path:
+    def path(self, context: str, request: TrialRequest) -> Path:
         """Return the file of a trial in a context."""
         trial, arguments = request.trial, dict(request.arguments)
-        key = digest_of(context, arguments, dict(trial.settings), trial.duration, trial.seed)
+        key = stable_digest(context, arguments, dict(trial.settings), trial.duration, trial.seed)
         return self.folder / f"{key[:32]}.json"
 
-    def get(self, context: str, request: Request) -> TrialResult | None:
+    def get(self, context: str, request: TrialRequest) -> TrialResult | None:
         """Return the result of a trial, or None if it is not stored."""
         found = read_stored(TrialResult, self.path(context, request), "its trial is run again")
         # The arm may have another name.
         return None if found is None else attrs.evolve(found, trial=request.trial)
 
-    def put(self, context: str, request: Request, result: TrialResult) -> None:
+    def put(self, context: str, request: TrialRequest, result: TrialResult) -> None:
         """Store the result of a trial, unless it failed."""
         if result.outcome in _KEPT:
             write_stored(result, self.path(context, request))

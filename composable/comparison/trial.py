@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from composable.core.logger import Logger
     from composable.core.state import State
 
-__all__ = ["Pause", "Request", "Stopwatch", "Subject", "failed", "run_trial", "yield_reports"]
+__all__ = ["Pause", "Stopwatch", "Subject", "TrialRequest", "failed", "run_trial", "yield_reports"]
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Subject:
 
 
 @attrs.frozen(eq=False)
-class Request:
+class TrialRequest:
     """A trial to run."""
 
     trial: Trial
@@ -157,24 +157,12 @@ class _Recorder:
         return max(0.0, first - _WARMUP_STEPS * (last - first) / _COMPARED_STEPS)
 
 
-def run_trial(subject: Subject, request: Request, pause: Pause | None = None) -> TrialResult:
+def run_trial(subject: Subject, request: TrialRequest, pause: Pause | None = None) -> TrialResult:
     """Train from beginning to end, and record the evaluations and the seconds.
 
     A Trainer writes no files, logs nothing and shows no progress bar. The global random generators
     are seeded with the seed of the trial before the function is called, and restored afterwards.
     An exception gives a failed trial, except for a `BuildError`: the function cannot be compared.
-
-    Example:
-        >>> from composable.comparison import Trial
-        >>> from composable.comparison.trial import Request, Subject, run_trial
-        >>> def run(arm, seed, duration):
-        ...     for step in range(1, duration.value + 1):
-        ...         yield step, 1 / (arm * step + seed)
-        >>> trial = Trial("fast", {}, "4ba", seed=0, purpose="reporting")
-        >>> subject = Subject(run=run, metrics=("eval/loss",))
-        >>> result = run_trial(subject, Request(trial, {"arm": 2}))
-        >>> result.outcome, [one.metrics["eval/loss"] for one in result.curve]
-        ('finished', [0.5, 0.25, 0.16666666666666666, 0.125])
     """
     recorder, trial = _Recorder(subject, pause), request.trial
     follow = _follow_trainer if subject.build is not None else _follow_loop
@@ -211,7 +199,7 @@ def _describe(error: BaseException) -> str:
 # --- a Trainer ---
 
 
-def _follow_trainer(subject: Subject, request: Request, recorder: _Recorder) -> Any:
+def _follow_trainer(subject: Subject, request: TrialRequest, recorder: _Recorder) -> Any:
     trial = request.trial
     assert subject.build is not None
     trainer = build_trainer(
@@ -314,7 +302,7 @@ def yield_reports(train: Callable[[Callable[[T], None]], object]) -> Iterator[T]
         turns.put(False)
 
 
-def _follow_loop(subject: Subject, request: Request, recorder: _Recorder) -> Any:
+def _follow_loop(subject: Subject, request: TrialRequest, recorder: _Recorder) -> Any:
     """Follow a generator: the time until a yield with a further step is that of training."""
     trial, watch = request.trial, recorder.watch
     assert subject.run is not None

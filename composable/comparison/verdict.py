@@ -12,7 +12,7 @@ import attrs
 
 from composable.comparison.cost import run_seconds
 from composable.comparison.records import StepCost
-from composable.comparison.statistics import Kind, Power, Shares
+from composable.comparison.statistics import DistanceKind, Power, Shares
 
 __all__ = [
     "COVERED",
@@ -111,7 +111,7 @@ class ArmAnalysis:
     baseline, and without measured costs."""
     notes: tuple[str, ...]
     """Failed runs, settings at the edge of their grid, times that are not measured."""
-    kind: Kind | None = None
+    kind: DistanceKind | None = None
     """What the curves give: a distance, or a bound by their ends."""
     speedup: Estimate | None = None
     """The mean over the results that both curves reach, or the speed-up at the target; open on

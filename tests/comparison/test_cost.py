@@ -9,13 +9,13 @@ from composable.comparison.cost import (
     Block,
     interleave,
     paused_run,
-    rescale,
+    rescale_cost,
     run_seconds,
     step_cost,
     step_seconds,
 )
 from composable.comparison.records import StepCost
-from composable.comparison.trial import Request, Subject
+from composable.comparison.trial import Subject, TrialRequest
 from tests.comparison.small import descend
 from tests.support.comparison import BATCHES, build, request, trial
 
@@ -56,8 +56,8 @@ def test_a_later_measurement_is_scaled_to_the_speed_of_the_first():
     def of(*seconds):
         return cost((0.5,), [seconds])
 
-    assert rescale(of(6.0, 8.0), of(2.0, 2.0), of(1.0, 1.0)) == of(3.0, 4.0)
-    assert rescale(of(6.0, 8.0), of(0.0, 0.0), of(1.0, 1.0)) == of(6.0, 8.0)
+    assert rescale_cost(of(6.0, 8.0), of(2.0, 2.0), of(1.0, 1.0)) == of(3.0, 4.0)
+    assert rescale_cost(of(6.0, 8.0), of(0.0, 0.0), of(1.0, 1.0)) == of(6.0, 8.0)
 
 
 def test_a_point_has_the_blocks_around_it_as_rounds():
@@ -108,7 +108,7 @@ def test_the_time_of_other_arms_is_not_counted(monkeypatch):
 
     subject = Subject(run=loop, metrics=("test/loss",))
     runs = [
-        Here(subject, Request(trial(duration="30ba"), {"arm": seconds}), 30)
+        Here(subject, TrialRequest(trial(duration="30ba"), {"arm": seconds}), 30)
         for seconds in (1.0, 3.0)
     ]
     blocks, errors = interleave([run.advance for run in runs])
@@ -118,7 +118,7 @@ def test_the_time_of_other_arms_is_not_counted(monkeypatch):
 
 def test_a_loop_that_yields_less_often_has_blocks_from_yield_to_yield():
     subject = Subject(run=descend, metrics=("test/loss",))
-    blocks = all_blocks(subject, Request(trial(duration="30ba"), {"arm": {"factor": 1}}), 30)
+    blocks = all_blocks(subject, TrialRequest(trial(duration="30ba"), {"arm": {"factor": 1}}), 30)
     assert [(one.begin, one.end) for one in blocks] == [(at, at + 5) for at in range(5, 30, 5)]
 
 
@@ -163,4 +163,4 @@ def test_a_run_that_ends_before_its_second_step_has_no_block(how):
 
     subject = Subject(run=loop, metrics=("test/loss",))
     with pytest.raises((RuntimeError, BuildError), match=r"no such data|at least 1"):
-        next(paused_run(subject, Request(trial(), {"arm": None}), 30))
+        next(paused_run(subject, TrialRequest(trial(), {"arm": None}), 30))

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from composable.algorithms import MixUp
-from composable.comparison.digest import digest_of
+from composable.comparison.digest import stable_digest
 
 WIDTH = 5
 
@@ -70,14 +70,14 @@ DIFFERENT = {
 def test_code_that_does_the_same_has_the_same_digest(case):
     first, second = map(compiled, SAME[case])
 
-    assert digest_of(first) == digest_of(second)
+    assert stable_digest(first) == stable_digest(second)
 
 
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_code_that_does_something_else_has_another_digest(case):
     first, second = map(compiled, DIFFERENT[case])
 
-    assert digest_of(first) != digest_of(second)
+    assert stable_digest(first) != stable_digest(second)
 
 
 @attrs.frozen
@@ -106,21 +106,25 @@ VALUES = [
 
 
 def test_different_values_have_different_digests():
-    assert len({digest_of(one) for one in VALUES}) == len(VALUES)
+    assert len({stable_digest(one) for one in VALUES}) == len(VALUES)
 
 
 def test_a_loader_is_described_by_its_data_and_options():
     def loader(value, size):
         return DataLoader(TensorDataset(torch.full((4,), value)), batch_size=size)
 
-    first = digest_of(loader(1.0, 2))
-    assert first == digest_of(loader(1.0, 2))
-    assert first != digest_of(loader(2.0, 2))
-    assert first != digest_of(loader(1.0, 4))
+    first = stable_digest(loader(1.0, 2))
+    assert first == stable_digest(loader(1.0, 2))
+    assert first != stable_digest(loader(2.0, 2))
+    assert first != stable_digest(loader(1.0, 4))
 
 
 def test_an_object_that_cannot_be_pickled_is_described_by_its_class():
-    assert digest_of(threading.Lock()) == digest_of(threading.Lock()) != digest_of(object())
+    assert (
+        stable_digest(threading.Lock())
+        == stable_digest(threading.Lock())
+        != stable_digest(object())
+    )
 
 
 @pytest.fixture
@@ -141,23 +145,23 @@ def package(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["build.py", "models.py", "sizes.py"])
 def test_a_module_is_described_by_its_source_and_by_what_it_imports(package, name):
     module = importlib.import_module("digested.build")
-    before = digest_of(module)
-    assert digest_of(module) == before
+    before = stable_digest(module)
+    assert stable_digest(module) == before
 
     with (package / name).open("a") as file:
         file.write("more = 1\n")
-    assert digest_of(module) != before
+    assert stable_digest(module) != before
 
 
 def test_an_object_that_contains_itself_has_a_digest():
     loop = []
     loop.append(loop)
 
-    assert digest_of(loop) != digest_of([])
+    assert stable_digest(loop) != stable_digest([])
 
 
 def test_the_order_of_a_mapping_does_not_count():
-    assert digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1})
+    assert stable_digest({"a": 1, "b": 2}) == stable_digest({"b": 2, "a": 1})
 
 
 PROGRAM = """
@@ -165,7 +169,7 @@ from functools import partial
 import attrs
 import torch
 from composable.algorithms import EMA
-from composable.comparison.digest import digest_of
+from composable.comparison.digest import stable_digest
 names = {"b", "a", "c"}
 @attrs.frozen
 class Sizes:
@@ -175,7 +179,7 @@ class Model(torch.nn.Linear):
         return super().forward(x) if "x" in {"x", "y", "z"} else x
 def build(algorithms, seed):
     return Model(2, Sizes(3).width), names, lambda: partial(torch.optim.SGD, lr=0.1)
-print(digest_of(build, [EMA()], Model))
+print(stable_digest(build, [EMA()], Model))
 """
 
 

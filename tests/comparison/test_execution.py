@@ -20,7 +20,7 @@ import composable.functional as F
 from composable import algorithms, optim
 from composable.algorithms import MixUp
 from composable.comparison.building import BuildError
-from composable.comparison.execution import ProcessRun, Progress, Workers, pickled
+from composable.comparison.execution import ProcessRun, TrialProgress, Workers, pickled
 from composable.comparison.study_file import Cache
 from composable.comparison.trial import Subject, run_trial
 from tests.support.comparison import build, build_or_die, request, trial
@@ -125,7 +125,7 @@ def test_a_fault_of_the_function_ends_the_comparison(tmp_path):
 
 
 def test_the_progress_counts_trials_and_takes_cached_ones_as_done():
-    progress = Progress(lambda trial: 2.0, show=True)
+    progress = TrialProgress(lambda trial: 2.0, show=True)
     progress.start("tuning", [trial(seed) for seed in range(4)])
     progress.finish(trial(0), cached=True)
     progress.finish(trial(1))
@@ -173,7 +173,7 @@ from composable import Trainer
 from composable.comparison.study_file import Cache
 from composable.comparison.execution import Workers
 from composable.comparison.records import Trial
-from composable.comparison.trial import Request, Subject
+from composable.comparison.trial import TrialRequest, Subject
 
 class Model(torch.nn.Linear):
     pass
@@ -192,7 +192,8 @@ def build(algorithms, seed):
     )
 
 requests = [
-    Request(Trial("plain", {}, "2ep", seed, "reporting"), {"algorithms": []}) for seed in (0, 1)
+    TrialRequest(Trial("plain", {}, "2ep", seed, "reporting"), {"algorithms": []})
+    for seed in (0, 1)
 ]
 subject = Subject(build=build)  # no `if __name__`: workers don't run the script
 Workers(subject, Cache(folder / "cache"), 1, folder).train("trials", requests)

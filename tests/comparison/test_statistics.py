@@ -6,8 +6,8 @@ import pytest
 from scipy import stats
 
 from composable.comparison.statistics import (
-    Curve,
-    Part,
+    CostCurve,
+    VariancePart,
     cost_ratio,
     extension,
     holm,
@@ -18,14 +18,14 @@ from composable.comparison.statistics import (
     shares_of,
 )
 
-EXACT = Part(0.0, 1)
+EXACT = VariancePart(0.0, 1)
 
 
-def curve(costs: list[float], results: list[float], noise: float = 0.01) -> Curve:
+def curve(costs: list[float], results: list[float], noise: float = 0.01) -> CostCurve:
     """Return a curve of four seeds with some noise, whose mean is exact."""
     offsets = noise * np.array([-1.0, 1.0, -2.0, 2.0])
     rows = [np.roll(offsets, i) + one for i, one in enumerate(results)]
-    return Curve(np.log(costs), np.asarray(rows))
+    return CostCurve(np.log(costs), np.asarray(rows))
 
 
 def test_the_interval_of_a_mean_is_that_of_the_t_test() -> None:
@@ -35,13 +35,13 @@ def test_the_interval_of_a_mean_is_that_of_the_t_test() -> None:
 
 
 def test_errors_of_several_sources_add_up() -> None:
-    (found,) = intervals_of(np.array([[1.0]]), [Part(0.04, 4), Part(0.09, 9)])
+    (found,) = intervals_of(np.array([[1.0]]), [VariancePart(0.04, 4), VariancePart(0.09, 9)])
     degrees = 0.13**2 / (0.04**2 / 4 + 0.09**2 / 9)
     assert found.high - 1 == pytest.approx(stats.t.ppf(0.975, degrees) * 0.13**0.5)
 
 
 def test_an_interval_covers_those_of_the_alternatives() -> None:
-    (found,) = intervals_of(np.array([[1.0], [-2.0]]), [Part(0.01, 4)])
+    (found,) = intervals_of(np.array([[1.0], [-2.0]]), [VariancePart(0.01, 4)])
     assert found.value == 1
     assert found.low < -2
     assert found.p == 1
@@ -74,7 +74,7 @@ def test_swapped_roles_give_the_reciprocal() -> None:
 
 def test_the_error_of_costs_widens_the_interval() -> None:
     base, arm = curve([1, 2, 4], [1, 2, 3]), curve([1, 2, 4], [1, 2, 3])
-    found = measure(base, arm, cost=Part(0.01, 11))
+    found = measure(base, arm, cost=VariancePart(0.01, 11))
     assert found is not None
     assert found.mean.high == pytest.approx(stats.t.ppf(0.975, 11) * 0.1)
 
@@ -90,7 +90,7 @@ def test_unpaired_seeds_have_wider_intervals_than_paired_ones() -> None:
 def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     offsets = np.array([0.01, -0.02, 0.03, -0.01])
     base = curve([1, 2, 4], [1, 2, 3], noise=0.0)
-    arm = Curve(base.log_costs, base.results + offsets)  # each seed shifts the whole curve
+    arm = CostCurve(base.log_costs, base.results + offsets)  # each seed shifts the whole curve
     found = measure(base, arm, cost=EXACT)
     assert found is not None
     assert found.pair == pytest.approx(log(2) * offsets.std(ddof=1), rel=0.01)

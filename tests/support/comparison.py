@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
 from composable.comparison.records import Trial
-from composable.comparison.trial import Request
+from composable.comparison.trial import TrialRequest
 from composable.metrics import accuracy
 from composable.utils.reproducibility import seed_context
 
@@ -63,6 +63,6 @@ def trial(seed=0, duration="2ep", arm="plain", **settings):
 
 def request(*algorithms, seed=0, duration="2ep", arm="plain", **arguments):
     """Return a trial to run."""
-    return Request(
+    return TrialRequest(
         trial(seed, duration, arm, **arguments), {"algorithms": list(algorithms), **arguments}
     )
