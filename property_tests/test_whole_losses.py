@@ -32,7 +32,7 @@ def check(outcomes):
     assert "right" in outcomes.values()
 
 
-@pytest.mark.parametrize(("split", "algorithms", "precision"), CASES if FULL else CASES[::3])
+@pytest.mark.parametrize(("split", "algorithms", "precision"), CASES if FULL else CASES[::5])
 def test_update_by_any_loss_is_that_of_the_unsplit_batch(split, algorithms, precision):
     base = base_of(SPLITS[split], algorithms)
 

@@ -1,6 +1,7 @@
 """The loss of a whole batch in several processes: its parameters count once, and bits stay."""
 
 import pytest
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from composable.algorithms import EMA, GradientClipping, WholeLoss
 from composable.distributed import DDP, FSDP2
@@ -24,10 +25,11 @@ def close(found, expected, tolerance=1e-5):
         {"parallel": DDP()},
         {"parallel": DDP(shards=4), "grad_accum": 2},
         {"parallel": DDP(shards=16)},
+        {"parallel": DDP(comm_hook=allreduce_hook), "grad_accum": 2},
         {"parallel": FSDP2()},
         {"parallel": FSDP2(), "microbatch_size": 2},
     ],
-    ids=["ddp", "microbatches", "empty shards", "fsdp2", "fsdp2, microbatches"],
+    ids=["ddp", "microbatches", "empty shards", "hook", "fsdp2", "fsdp2, microbatches"],
 )
 def test_a_learned_temperature_and_both_encoders_get_the_gradients_of_the_whole(options):
     algorithms = [EMA(half_life="2ba"), GradientClipping("norm", 0.1)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from composable.algorithms import EMA, MixUp
+from composable.algorithms import EMA, MixUp, WholeLoss
 from composable.distributed import DDP
 from tests.support import fake_deepspeed, parallel_runs
 from tests.support.processes import run
@@ -32,3 +32,13 @@ def test_a_run_is_that_of_ddp_and_is_resumed(size, tmp_path):
     assert whole[0]["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert stopped["ended"] == "preempted"
     assert {one["weights"] for one in (*whole, *resumed)} == {whole[0]["weights"]}
+
+
+def test_the_loss_of_the_whole_is_that_of_ddp():
+    options = {"model": parallel_runs.plain_net, "grad_accum": 2, "algorithms": [WholeLoss()]}
+
+    expected = run(fit, 2, {**options, "parallel": DDP(shards=2)})[0]
+
+    found, other = run(fit_with_deepspeed, 2, options)
+    assert found["losses"] == pytest.approx(expected["losses"], rel=1e-5)
+    assert found["weights"] == other["weights"]

@@ -151,7 +151,7 @@ def test_every_field_of_the_state_that_can_be_written_to_is_looked_at():
     frozen = {
         *("timestamp", "previous_timestamp", "max_duration", "epoch_length", "key", "device"),
         *("batch_spec", "model_call", "precision", "frozen", "to_log"),
-        "replaced_modules",
+        *("replaced_modules", "whole_loss"),
     }
     functions = {"loss_fn", "schedulers", "second_pass", "lr_override"}
 
