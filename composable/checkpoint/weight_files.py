@@ -24,7 +24,7 @@ from composable.checkpoint.tree import unpack
 from composable.core._paths import open_regular
 from composable.distributed.processes import Processes
 
-__all__ = ["Source", "files_of_model", "open_checkpoint", "open_files"]
+__all__ = ["TensorFiles", "files_of_model", "open_checkpoint", "open_files"]
 
 _ONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_INDEX = 100_000_000
@@ -32,7 +32,7 @@ _MAX_INDEX = 100_000_000
 
 
 @attrs.frozen(eq=False)
-class Source:
+class TensorFiles:
     """The contents of files of tensors, without the values."""
 
     tree: Any
@@ -71,7 +71,7 @@ def files_of_model(path: Path) -> list[Path]:
 
 
 @contextmanager
-def open_files(paths: list[Path]) -> Iterator[Source]:
+def open_files(paths: list[Path]) -> Iterator[TensorFiles]:
     """Open files of safetensors.
 
     Raises:
@@ -90,11 +90,11 @@ def open_files(paths: list[Path]) -> Iterator[Source]:
         headers = Headers(stored, entries)
         tensors = _without_values(headers)
         names = {id(tensor): name for name, tensor in tensors.items()}
-        yield Source(tensors, names, fetcher(files, headers))
+        yield TensorFiles(tensors, names, fetcher(files, headers))
 
 
 @contextmanager
-def open_checkpoint(folder: Path) -> Iterator[Source]:
+def open_checkpoint(folder: Path) -> Iterator[TensorFiles]:
     """Open a checkpoint; all processes call this together, and each verifies some of its files.
 
     Raises:
@@ -109,7 +109,7 @@ def open_checkpoint(folder: Path) -> Iterator[Source]:
         processes.together(lambda: hash_files(inputs, headers, own))
         tensors = _without_values(headers)
         names = {id(tensor): name for name, tensor in tensors.items()}
-        yield Source(unpack(tensors, data), names, fetcher(inputs.files, headers))
+        yield TensorFiles(unpack(tensors, data), names, fetcher(inputs.files, headers))
 
 
 def _open(opened: ExitStack, path: Path) -> Input:

@@ -13,7 +13,7 @@ from composable.data.fetching import is_map_style
 from composable.data.grouping import split_into_shards
 from composable.data.order import seeded_batches
 from composable.data.sampler import GlobalBatchSampler
-from composable.data.stream_parts import is_divided_stream
+from composable.data.stream_parts import is_local_stream
 from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 
@@ -59,7 +59,7 @@ def is_local(loader: Any, processes: int) -> bool:
     """
     if not isinstance(loader, DataLoader):
         return False
-    if is_divided_stream(loader):
+    if is_local_stream(loader):
         return True
     samplers = [loader.batch_sampler, loader.sampler, getattr(loader.batch_sampler, "sampler", 0)]
     return any(

@@ -12,20 +12,20 @@ from composable.data.fetching import copy_loader
 from composable.data.order import is_stream
 from composable.distributed.processes import Processes
 
-__all__ = ["divide_stream", "is_divided_stream"]
+__all__ = ["is_local_stream", "shard_stream"]
 
 _DIVIDE_THEMSELVES = ("streaming", "webdataset")
 """Packages whose streams have the part of their process."""
-_divided: WeakSet[DataLoader[Any]] = WeakSet()
+_sharded: WeakSet[DataLoader[Any]] = WeakSet()
 
 
-def is_divided_stream(loader: DataLoader[Any]) -> bool:
+def is_local_stream(loader: DataLoader[Any]) -> bool:
     """Return whether a loader has the part of its process of a stream.
 
-    These are what `divide_stream` returned; streams of WebDataset and MosaicML Streaming; data
+    These are what `shard_stream` returned; streams of WebDataset and MosaicML Streaming; data
     pipes with a `sharding_filter`, which PyTorch divides; and those of `datasets.distributed`.
     """
-    if loader in _divided or getattr(loader.dataset, "_distributed", None) is not None:
+    if loader in _sharded or getattr(loader.dataset, "_distributed", None) is not None:
         return True
     packages = {kind.__module__.partition(".")[0] for kind in type(loader.dataset).__mro__}
     if not packages.isdisjoint(_DIVIDE_THEMSELVES):
@@ -33,7 +33,7 @@ def is_divided_stream(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.dataset, IterDataPipe) and _is_filtered(loader.dataset)
 
 
-def divide_stream(loader: Any, processes: Processes) -> Any:
+def shard_stream(loader: Any, processes: Processes) -> Any:
     """Return a loader of the part of this process, if its stream says how it is divided.
 
     A stream has a method `shard(num_shards, index)` for this, as those of `datasets` do. The
@@ -46,7 +46,7 @@ def divide_stream(loader: Any, processes: Processes) -> Any:
     Warns:
         UnshardedStreamWarning: Each process reads all of the stream.
     """
-    if not (processes.several and is_stream(loader)) or is_divided_stream(loader):
+    if not (processes.several and is_stream(loader)) or is_local_stream(loader):
         return loader
     size, batch_size = processes.size, loader.batch_size
     shard = _shard_of(loader.dataset)
@@ -63,7 +63,7 @@ def divide_stream(loader: Any, processes: Processes) -> Any:
         batch_size=batch_size,
         batch_sampler=BatchSampler(loader.sampler, batch_size, loader.drop_last),
     )
-    _divided.add(divided)
+    _sharded.add(divided)
     return divided
 
 

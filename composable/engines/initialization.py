@@ -54,7 +54,7 @@ class Initialization:
         self.unset: dict[str, str] = {}
         """The names of tensors that nothing has set, with the types of their modules."""
         self._names = {id(one): name for name, one in model.named_modules()}
-        self._given = {id(one) for one in model.modules() if _has_values(one)}
+        self._given = {id(one) for one in model.modules() if _has_weights(one)}
         self._done: set[int] = set()
         self._functions = dict(_functions(model, None))
 
@@ -124,7 +124,7 @@ class Initialization:
             return
         seed_all(self.key.fold(self._names[id(module)]).seed)
         reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
-        if owns and reset is not None:
+        if owns and reset is not None and id(module) not in self._given:
             reset()
         function = self.function or self._functions.get(id(module))
         if function is None:
@@ -191,8 +191,9 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in both.items() if tensor is not None}
 
 
-def _has_values(module: nn.Module) -> bool:
-    return any(not tensor.is_meta for tensor in _own(module).values())
+def _has_weights(module: nn.Module) -> bool:
+    """Return whether a module has parameters of its own that are not on the meta device."""
+    return any(not one.is_meta for one in module._parameters.values() if one is not None)
 
 
 def _meta_tensors(part: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:

@@ -11,6 +11,7 @@ the gradients of the others stay None.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -24,6 +25,7 @@ from composable.engines.flat import flat_gradients, kinds_of, write_gradients
 __all__ = ["GradientReducer", "Hook", "drop_absent", "flags_like"]
 
 Hook: TypeAlias = Callable[[Any, Any], Future[Tensor]]
+"""A communication hook of DDP: a function of a state and a `GradBucket`."""
 
 _CARRIERS = (torch.float32, torch.float64)
 """The dtypes of gradients that a report can be sent with."""
@@ -71,7 +73,7 @@ class GradientReducer:
                 device=device,
             )
         )
-        self.present: list[bool] = []
+        self.present = [True] * len(parameters)
         """Whether each parameter had a gradient in this process, in the last step."""
         self._touched = self._dense if find_unused_parameters else []
         self._unreached: set[int] = set()
@@ -133,7 +135,8 @@ class GradientReducer:
         """
         self._messages.all_sent, self._joined = False, None
         # A backward pass goes back in time, so that of the first operation is the last one.
-        self._last = _Report.apply(self.report, lambda: self._values(report))  # type: ignore[no-untyped-call]
+        values = partial(self._values, report)
+        self._last: Any = _Report.apply(self.report, values)  # type: ignore[no-untyped-call]
 
     def join(self, loss: Tensor) -> Tensor:
         """Return a loss, with whose backward pass the gradients are sent."""
@@ -153,10 +156,11 @@ class GradientReducer:
             this case, no gradient is None.
         """
         if self._joined is None:
+            self.present = self._has_gradients()
             joined = self.ddp(torch.zeros(()), self._last)
             _send_undefined(self._dense)
             joined.backward()
-            del joined, self._last
+            self._last = None
         elif not self.is_complete:  # DDP waits for parameters without a gradient
             _send_undefined(self._late())
         self._joined, self._before = None, []
@@ -190,9 +194,13 @@ class GradientReducer:
             write_gradients(parameters, flat / self._messages.means)
 
     def _values(self, report: Callable[[], Tensor]) -> Tensor:
-        self.present = [one.grad is not None for one in self.parameters]
+        if self._joined is not None:
+            self.present = self._has_gradients()
         values = report().to(self.report.dtype)
         return torch.cat([values, flags_like(values, self.present)])
+
+    def _has_gradients(self) -> list[bool]:
+        return [one.grad is not None for one in self.parameters]
 
 
 class _Messages:
@@ -205,7 +213,7 @@ class _Messages:
         self.means = 1
         """By what the hook divides the sum over the processes."""
 
-    def send(self, bucket: Any) -> Future[Tensor]:
+    def send(self, bucket: dist.GradBucket) -> Future[Tensor]:  # type: ignore[name-defined]
         """Send a message."""
         self.all_sent = bucket.is_last()
         return self.hook(self.state, bucket)

@@ -124,6 +124,13 @@ class SqueezeExcitation(nn.Module):
         self.squeeze = nn.Parameter(_draw(int(latent), channels, generator))
         self.excite = nn.Parameter(_draw(channels, int(latent), generator))
 
+    def reset_parameters(self) -> None:
+        """Draw the weights again, from torch's global generator."""
+        with torch.no_grad():
+            for weight in (self.squeeze, self.excite):
+                outputs, inputs = weight.shape
+                weight.copy_(_draw(outputs, inputs, None))
+
     def forward(
         self, inputs: Shaped[Tensor, " batch channels *rest"]
     ) -> Shaped[Tensor, " batch channels *rest"]:

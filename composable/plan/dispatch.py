@@ -1,6 +1,7 @@
 """Dispatching of events to the algorithms and callbacks of a plan."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
@@ -107,6 +108,11 @@ class Dispatcher:
     def listens(self, event: Event) -> bool:
         """Return whether any algorithm or callback listens to an event."""
         return event in self._table
+
+    def firing(self, event: Event) -> Callable[[State], State] | None:
+        """Return a function of the state that fires an event of this plan; None without effect."""
+        listeners = self._table.get(event)
+        return None if listeners is None else partial(self._run, listeners, event)
 
     # --- events ---
 

@@ -233,7 +233,7 @@ class TrainerOptions:
     callbacks: Any = ()
     loggers: Any = attrs.field(default=(), converter=_loggers)
     metrics: Mapping[str, Any] = attrs.field(default=None, converter=check.check_metrics)
-    eval_interval: Any = "1ep"
+    eval_interval: IntervalLike = "1ep"
     log_interval: Time = attrs.field(default=Time.parse("1ba"), converter=check.check_log_interval)
     progress_bar: bool = _flag(default=True)
     device: torch.device = attrs.field(default=None, converter=check.check_device)
@@ -279,7 +279,7 @@ class TrainerOptions:
 
     def __attrs_post_init__(self) -> None:
         self._use_deepspeed()
-        self._divide_stream()
+        self._shard_stream()
         loss = self.loss
         self.precision.on(self.device)
         if not self.metrics:
@@ -308,11 +308,11 @@ class TrainerOptions:
             mode_of(name, mode, "save_best_mode", "save_best")
             check_result("save_best", name, evaluators)
 
-    def _divide_stream(self) -> None:
+    def _shard_stream(self) -> None:
         if self.processes.several and self.parallel.data == "auto":
-            from composable.data.stream_parts import divide_stream  # on use
+            from composable.data.stream_parts import shard_stream  # on use
 
-            divided = divide_stream(self.train_dataloader, self.processes)
+            divided = shard_stream(self.train_dataloader, self.processes)
             object.__setattr__(self, "train_dataloader", divided)
 
     def _use_deepspeed(self) -> None:

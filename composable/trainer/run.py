@@ -125,10 +125,11 @@ class Run:
         self.flops_counter = None
         for callback in self.dispatcher.plan.callbacks:
             callback.attach(self)
-        each = each_batch(self.fire) if self.microbatches.groups else self.fire
-        self.after_dataloader = self._firing(Event.AFTER_DATALOADER, each)
-        self.batch_end = self._firing(Event.BATCH_END, self.fire_joined)
-        self.batch_checkpoint = self._firing(Event.BATCH_CHECKPOINT, self.fire_joined)
+        self.after_dataloader = self.dispatcher.firing(Event.AFTER_DATALOADER)
+        if self.microbatches.groups and self.after_dataloader is not None:
+            self.after_dataloader = partial(each_batch(self.fire), Event.AFTER_DATALOADER)
+        self.batch_end = self._firing_joined(Event.BATCH_END)
+        self.batch_checkpoint = self._firing_joined(Event.BATCH_CHECKPOINT)
         self.step = build_step(
             self.dispatcher,
             self.engine,
@@ -138,10 +139,11 @@ class Run:
             None if self.data.copies is None else self.data.fetch_ahead,
         )
 
-    def _firing(self, event: Event, fire: Callable[[Event, State], State]) -> Step | None:
-        """Return a function of the state that fires an event, or None if that has no effect."""
-        joins = fire is self.fire_joined and self.joins_requests
-        return partial(fire, event) if joins or self.dispatcher.listens(event) else None
+    def _firing_joined(self, event: Event) -> Step | None:
+        """Return what fires an event and joins requests, or None if that has no effect."""
+        if self.joins_requests:
+            return partial(self.fire_joined, event)
+        return self.dispatcher.firing(event)
 
     @property
     def parts(self) -> dict[str, Stateful]:

@@ -77,7 +77,7 @@ def build_step(
         guard: Checks the loss before the optimizers step.
         fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one.
     """
-    at, scaler = partial(listening, dispatcher), engine.scaler
+    at, scaler = dispatcher.firing, engine.scaler
     gradients = sum_gradients(
         forward_backward(at, computes_loss(dispatcher, engine.forward), engine.backward),
         engine,
@@ -116,11 +116,6 @@ def build_step(
     if scaler.enabled:
         step = skip_overflow(step, dispatcher, scaler)
     return chain(at(BATCH_START), skip_batches(step, dispatcher, guard))
-
-
-def listening(dispatcher: Dispatcher, event: Event) -> Step | None:
-    """Return a function of the state that fires an event, or None if nothing listens."""
-    return partial(dispatcher.fire, event) if dispatcher.listens(event) else None
 
 
 def chain(*functions: Step | None) -> Step:

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from composable.data import UnshardedStreamWarning
-from composable.data.sharding import is_divided
-from composable.data.stream_parts import divide_stream
+from composable.data.sharding import is_local
+from composable.data.stream_parts import shard_stream
 from composable.distributed import Processes
 
 PAIR = [Processes(0, 2), Processes(1, 2)]
@@ -32,15 +32,15 @@ class Shardable(Stream):
 
 def parts(stream, batch_size=4, **options):
     loader = DataLoader(stream, batch_size=batch_size, **options)
-    return [divide_stream(loader, one) for one in PAIR]
+    return [shard_stream(loader, one) for one in PAIR]
 
 
 def test_stream_with_a_method_is_divided_into_the_same_global_batches():
     first, second = parts(Shardable(range(10)))
     assert [batch.tolist() for batch in first] == [[0, 2], [4, 6], [8]]
     assert [batch.tolist() for batch in second] == [[1, 3], [5, 7], [9]]
-    assert is_divided(first, 2)
-    assert divide_stream(first, PAIR[0]) is first
+    assert is_local(first, 2)
+    assert shard_stream(first, PAIR[0]) is first
 
 
 def test_divided_stream_keeps_what_the_loader_has():
@@ -73,11 +73,11 @@ def test_stream_of_datasets_is_split_by_its_library(monkeypatch):
 def test_stream_that_is_not_divided_is_reported_by_rank_0(stream, batch_size, text):
     loader = DataLoader(stream, batch_size=batch_size)
     with pytest.warns(UnshardedStreamWarning, match=text):
-        assert divide_stream(loader, PAIR[0]) is loader
+        assert shard_stream(loader, PAIR[0]) is loader
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert divide_stream(loader, PAIR[1]) is loader
-        assert divide_stream(loader, Processes()) is loader
+        assert shard_stream(loader, PAIR[1]) is loader
+        assert shard_stream(loader, Processes()) is loader
 
 
 @pytest.mark.parametrize("package", ["webdataset.compat", "streaming.base.dataset"])
@@ -86,11 +86,11 @@ def test_streams_of_packages_that_divide_themselves_are_local(package):
     own = type("Own", (kind,), {})
     for stream in (kind(range(4)), own(range(4))):
         loader = DataLoader(stream, batch_size=2)
-        assert is_divided(loader, 2)
-        assert divide_stream(loader, PAIR[0]) is loader
+        assert is_local(loader, 2)
+        assert shard_stream(loader, PAIR[0]) is loader
 
 
 def test_data_pipes_are_divided_by_pytorch_if_they_have_a_filter():
     pipe = IterableWrapper(range(4))
-    assert is_divided(DataLoader(pipe.shuffle().sharding_filter().map(float)), 2)
-    assert not is_divided(DataLoader(pipe.shuffle()), 2)
+    assert is_local(DataLoader(pipe.shuffle().sharding_filter().map(float)), 2)
+    assert not is_local(DataLoader(pipe.shuffle()), 2)

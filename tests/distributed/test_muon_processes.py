@@ -25,7 +25,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_steps_have_the_bits_of_one_process(name, alone):
     size, how, dtype = CASES[name]
-    for one in run(muon_runs.steps, size, how, dtype):
+    found, work = run(muon_runs.steps, size, how, dtype), alone[dtype]["work"]
+    if how in ("copies", "rows"):
+        assert sum(one["work"] for one in found) == work
+        assert max(one["work"] for one in found) < 0.8 * work
+    for one in found:
         assert one["weights"] == alone[dtype]["weights"]
         if how == "copies":  # a message of each owner, for each of two groups of matrices
             assert one["messages"] == ["broadcast"] * 3 * muon_runs.STEPS

@@ -274,6 +274,8 @@ def test_runs_that_differ_between_ranks_are_refused(what):
     [
         (DDP(shards=3), 2, "shards=3 must be a multiple of the number of processes, which is 2"),
         (DDP(exact=True), 3, "a power of two, and this run has 3"),
+        (FSDP2(replicas=2), 3, "replicas=2 must divide the number of processes, which is 3"),
+        (FSDP2(wrap=[nn.LSTM]), 2, "selects no module of Sequential"),
     ],
 )
 def test_number_of_shards_that_does_not_fit_is_refused(parallel, size, message):

@@ -197,18 +197,18 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("more", [{}, {"passes": 2}, {"observed": True}])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_gradients_are_the_same_with_options_of_torch(name, passes):
+def test_gradients_are_the_same_with_options_of_torch(name, more):
     loss, expected = gradients_of_shards(8)
-    options = {"ddp": DDP(**OPTIONS[name]), "passes": passes}
+    options = {"ddp": DDP(**OPTIONS[name]), **more}
     for found, gradients in run(partial(of_branches, 8, **options), 2):
         assert float(found) == pytest.approx(loss, rel=1e-5)
         assert_equal_gradients(gradients, expected)
 
 
-def of_layers(ddp, passes, steps):
-    reduction, model = Reduction(ddp, 2, passes=passes), two_layers()
+def of_layers(ddp, options, steps):
+    reduction, model = Reduction(ddp, 2, **options), two_layers()
     found = []
     for _ in range(steps):
         found.append(reduction(state_of(model, examples(4))))
@@ -216,14 +216,14 @@ def of_layers(ddp, passes, steps):
     return found
 
 
-@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"passes": 2}, {"observed": True}])
 @pytest.mark.parametrize("ddp", [DDP(static_graph=True), DDP(comm_hook=bf16_compress_hook)])
-def test_gradients_of_all_steps_are_the_same_with_options_of_torch(ddp, passes):
+def test_gradients_of_all_steps_are_the_same_with_options_of_torch(ddp, options):
     model, (inputs, targets) = two_layers(), examples(4)
     expected = cross_entropy(model(inputs), targets)
     expected.backward()
     tolerance = {"rtol": 1e-2, "atol": 1e-3} if ddp.comm_hook else {"rtol": 1e-5, "atol": 1e-6}
-    for steps in run(of_layers, 2, ddp, passes, 3):
+    for steps in run(of_layers, 2, ddp, options, 3):
         for loss, gradients in steps:
             torch.testing.assert_close(loss, expected.detach())  # not compressed
             for one, other in zip(gradients, gradients_of(model), strict=True):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.distributed.tensor import Shard
 
 from composable.distributed.starting import join_processes
 from composable.functional._lent import sharded_like
-from composable.optim import Muon, muon_groups
+from composable.optim import Muon, muon, muon_groups
 
 STEPS = 3
 
@@ -49,7 +50,7 @@ def counted_messages() -> Iterator[list[str]]:
 
 
 def steps(how: str, dtype: str, **options: Any) -> dict[str, Any]:
-    """Step with given gradients, and return the parameters and the names of messages.
+    """Step with given gradients, and return the parameters, the messages and the work.
 
     Args:
         how: "copies", whose work is shared; "rows", "hybrid" or "columns" of a sharded model.
@@ -68,13 +69,15 @@ def steps(how: str, dtype: str, **options: Any) -> dict[str, Any]:
         **options,
     )
     generator = torch.Generator().manual_seed(1)
-    with counted_messages() as found:
+    spy = mock.patch.object(muon, "iterate", wraps=muon.iterate)
+    with counted_messages() as found, spy as iterate:
         for _ in range(STEPS):
             for p in model.parameters():
                 p.grad = sharded_like(torch.randn(p.shape, generator=generator), p)
             optimizer.step()
+    work = sum(call.args[0].numel() for call in iterate.call_args_list)
     whole = [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
-    return {"weights": [one.tolist() for one in whole], "messages": found}
+    return {"weights": [one.tolist() for one in whole], "messages": found, "work": work}
 
 
 def _shard(model: nn.Module, how: str, size: int) -> None:
