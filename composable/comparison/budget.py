@@ -15,8 +15,8 @@ from composable.core.time import Time, TimeUnit
 __all__ = [
     "BudgetError",
     "Estimates",
+    "Extent",
     "Rung",
-    "Size",
     "count_batches",
     "elapsed_seconds",
     "equal_seconds",
@@ -191,7 +191,7 @@ class Rung:
     """The number of configurations of each arm that enter it."""
 
 
-class Size(NamedTuple):
+class Extent(NamedTuple):
     """How much a comparison trains."""
 
     configurations: int
@@ -213,15 +213,15 @@ def halving(count: int, durations: Sequence[str]) -> tuple[Rung, ...]:
     return tuple(Rung(one, math.ceil(count / 2**at)) for at, one in enumerate(used))
 
 
-def full_size(configurations: int, seeds: int, durations: Sequence[str], most: int) -> Size:
+def full_size(configurations: int, seeds: int, durations: Sequence[str], most: int) -> Extent:
     """Return the size without a budget: every configuration for the longest duration."""
     rungs = (Rung(durations[-1], configurations),) if configurations > 1 else ()
-    return Size(configurations, rungs, seeds, most)
+    return Extent(configurations, rungs, seeds, most)
 
 
 def fit_budget(
-    full: Size, durations: Sequence[str], seconds: Callable[[Size], float], left: float
-) -> Size:
+    full: Extent, durations: Sequence[str], seconds: Callable[[Extent], float], left: float
+) -> Extent:
     """Return the largest size that fits, by the product of its numbers and then by its seeds.
 
     At least two configurations are tried, and three seeds and two schedules are run, where there
@@ -230,7 +230,7 @@ def fit_budget(
     pairs = ((full.configurations, 2), (full.seeds, 3), (full.schedules, 2))
     counts = (range(most, min(most, least) - 1, -1) for most, least in pairs)
     sizes = [full] + [
-        Size(configurations, halving(configurations, durations[:schedules]), seeds, schedules)
+        Extent(configurations, halving(configurations, durations[:schedules]), seeds, schedules)
         for configurations, seeds, schedules in product(*counts)
     ]
     fitting = [size for size in sizes if seconds(size) <= left]

@@ -14,7 +14,7 @@ import attrs
 from composable.comparison.arms import ArmLike
 from composable.comparison.budget import parse_budget, run_length
 from composable.comparison.building import BuildError
-from composable.comparison.design import Design, Durations, default_folder, plan
+from composable.comparison.design import Design, Durations, default_folder, plan_design
 from composable.comparison.execution import (
     TrialProgress,
     Workers,
@@ -25,7 +25,7 @@ from composable.comparison.execution import (
 from composable.comparison.records import StepCost, Study
 from composable.comparison.result import Comparison, missing_extra
 from composable.comparison.stages import extend as add_schedules
-from composable.comparison.stages import measure_costs, train
+from composable.comparison.stages import measure_costs, train_design
 from composable.comparison.study_file import Cache, write_study
 from composable.core._secrets import redact_command
 from composable.functional._checks import as_path, check_count, check_flag
@@ -167,7 +167,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     workers = default_workers(threads) if workers is None else workers
     check_count("workers", workers, 1)
     until = begun + parse_budget(budget)
-    design = plan(
+    design = plan_design(
         build=build,
         run=run,
         arms=arms or {},
@@ -254,7 +254,7 @@ def _run(
     design: Design, pool: Workers, until: float, extensions: int, costs: tuple[StepCost, ...] | None
 ) -> Study:
     """Train, measure the costs of steps, and add the schedules that the analysis names."""
-    study = train(design, pool, until)
+    study = train_design(design, pool, until)
     check_results(study, design.subject.name)
     notes = ["The costs of steps were given, not measured."]
     if costs is None:

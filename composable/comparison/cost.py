@@ -17,7 +17,7 @@ import attrs
 
 from composable.comparison.building import BuildError
 from composable.comparison.records import StepCost, Trial
-from composable.comparison.trial import Stopwatch, Subject, TrialRequest, run_trial, yield_reports
+from composable.comparison.trial import Compared, Stopwatch, TrialRequest, run_trial, yield_reports
 
 __all__ = [
     "Block",
@@ -46,7 +46,7 @@ class Block:
     """Of one step."""
 
 
-def paused_run(subject: Subject, request: TrialRequest, steps: int) -> Iterator[Block | None]:
+def paused_run(subject: Compared, request: TrialRequest, steps: int) -> Iterator[Block | None]:
     """Train a run of so many steps block by block; what is yielded first is None: it is set up.
 
     The first step of a block is not measured: the caches hold the data of another arm. A loop that

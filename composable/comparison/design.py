@@ -25,12 +25,12 @@ from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
 from composable.comparison.grids import configurations, grids_of, hyperparameters
 from composable.comparison.records import Protocol, Purpose, Settings, Trial
-from composable.comparison.trial import Subject, TrialRequest
+from composable.comparison.trial import Compared, TrialRequest
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
 from composable.functional._checks import check_flag
 from composable.metrics import Evaluator
 
-__all__ = ["Design", "Durations", "default_folder", "plan"]
+__all__ = ["Design", "Durations", "default_folder", "plan_design"]
 
 Durations: TypeAlias = TimeLike | Sequence[TimeLike] | Mapping[str, TimeLike | Sequence[TimeLike]]
 """The schedules of all arms, or by the name of an arm."""
@@ -40,7 +40,7 @@ Durations: TypeAlias = TimeLike | Sequence[TimeLike] | Mapping[str, TimeLike | S
 class Design:
     """What is compared, and how."""
 
-    subject: Subject
+    subject: Compared
     arms: Mapping[str, Arm]
     """By name, the baseline first, and the A/A arm last."""
     protocol: Protocol
@@ -69,7 +69,7 @@ class Design:
         return TrialRequest(trial, self.arms[trial.arm].arguments(trial.settings))
 
 
-def plan(  # noqa: PLR0913 (the arguments of `compare`)
+def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     *,
     build: Any,
     run: Any,
@@ -131,7 +131,7 @@ def plan(  # noqa: PLR0913 (the arguments of `compare`)
     reported, tuning_result, best, tuning_mode = check_metrics(
         evaluators, metric, tuning_metric, mode, tuned=tuned
     )
-    subject = Subject(
+    subject = Compared(
         build=build,
         run=run,
         metrics=tuple(dict.fromkeys((reported, tuning_result))),

@@ -25,7 +25,7 @@ from composable.comparison.building import BuildError
 from composable.comparison.cost import Block, paused_run
 from composable.comparison.records import Trial, TrialResult
 from composable.comparison.study_file import Cache
-from composable.comparison.trial import Subject, TrialRequest, failed, run_trial
+from composable.comparison.trial import Compared, TrialRequest, failed, run_trial
 from composable.core._paths import check_no_link, open_to_write
 
 __all__ = ["ProcessRun", "TrialProgress", "Worker", "Workers", "check_not_in_worker", "pickled"]
@@ -132,7 +132,7 @@ class ProcessRun(Worker):
     """A `paused_run` in a process of its own."""
 
     def __init__(
-        self, folder: Path, number: int, subject: Subject, request: TrialRequest, steps: int
+        self, folder: Path, number: int, subject: Compared, request: TrialRequest, steps: int
     ) -> None:
         super().__init__(folder, number, subject.threads)
         self._begun = self.submit(_begin, _payload(subject, request), steps)
@@ -174,7 +174,7 @@ class Workers:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: Compared,
         cache: Cache,
         workers: int,
         folder: Path,
@@ -333,7 +333,7 @@ class TrialProgress:
 # --- what is sent ---
 
 
-def _payload(subject: Subject, request: TrialRequest) -> bytes:
+def _payload(subject: Compared, request: TrialRequest) -> bytes:
     name = f"the arguments of arm {request.trial.arm!r}"
     return pickled(name, (subject, request), subject.function)
 

@@ -14,8 +14,8 @@ import attrs
 from composable.comparison.budget import (
     BudgetError,
     Estimates,
+    Extent,
     Rung,
-    Size,
     count_batches,
     elapsed_seconds,
     equal_seconds,
@@ -36,7 +36,7 @@ from composable.comparison.study_file import read_stored, write_stored
 from composable.comparison.trial import TrialRequest
 from composable.core.time import Time
 
-__all__ = ["extend", "measure_costs", "train"]
+__all__ = ["extend", "measure_costs", "train_design"]
 
 _RESERVE = 0.9
 """The part of the time left that is planned: the rest is for what estimates miss."""
@@ -56,7 +56,7 @@ class _Plan:
     design: Design
     workers: Workers
     estimates: Estimates
-    size: Size
+    size: Extent
 
     @cached_property
     def tried(self) -> Tried:
@@ -126,7 +126,7 @@ class _Plan:
                 found += self.workers.start_seconds / self.workers.count
         return found
 
-    def fitted(self, full: Size, until: float) -> "_Plan":
+    def fitted(self, full: Extent, until: float) -> "_Plan":
         """Return the plan of the largest size that the time allows."""
         if until == math.inf:
             return attrs.evolve(self, size=full)
@@ -140,7 +140,7 @@ class _Plan:
         )
 
 
-def train(design: Design, workers: Workers, until: float = math.inf) -> Study:
+def train_design(design: Design, workers: Workers, until: float = math.inf) -> Study:
     """Train a design: as much as fits until a reading of `time.monotonic`.
 
     Returns:
@@ -215,7 +215,7 @@ def _estimated(plan: _Plan, until: float) -> _Plan:
     return attrs.evolve(plan, estimates=Estimates.of(ran, design.epoch_length))
 
 
-def _reduced(design: Design, full: Size, size: Size) -> list[str]:
+def _reduced(design: Design, full: Extent, size: Extent) -> list[str]:
     """Return a note if the budget has reduced the comparison."""
     if size == full:
         return []

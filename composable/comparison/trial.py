@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from composable.core.logger import Logger
     from composable.core.state import State
 
-__all__ = ["Pause", "Stopwatch", "Subject", "TrialRequest", "failed", "run_trial", "yield_reports"]
+__all__ = ["Compared", "Pause", "Stopwatch", "TrialRequest", "failed", "run_trial", "yield_reports"]
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ _MOST = 2000
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class Subject:
+class Compared:
     """What is compared: a function that builds a Trainer, or a training loop."""
 
     build: Callable[..., Trainer] | None = None
@@ -108,7 +108,7 @@ Pause: TypeAlias = Callable[[int, Stopwatch], None]
 class _Recorder:
     """The evaluations of a trial, and its seconds."""
 
-    def __init__(self, subject: Subject, pause: Pause | None) -> None:
+    def __init__(self, subject: Compared, pause: Pause | None) -> None:
         self.metrics, self.watch, self.pause = subject.metrics, Stopwatch(subject.clock), pause
         self.batches = 0
         self.diverged: str | None = None
@@ -157,7 +157,7 @@ class _Recorder:
         return max(0.0, first - _WARMUP_STEPS * (last - first) / _COMPARED_STEPS)
 
 
-def run_trial(subject: Subject, request: TrialRequest, pause: Pause | None = None) -> TrialResult:
+def run_trial(subject: Compared, request: TrialRequest, pause: Pause | None = None) -> TrialResult:
     """Train from beginning to end, and record the evaluations and the seconds.
 
     A Trainer writes no files, logs nothing and shows no progress bar. The global random generators
@@ -199,7 +199,7 @@ def _describe(error: BaseException) -> str:
 # --- a Trainer ---
 
 
-def _follow_trainer(subject: Subject, request: TrialRequest, recorder: _Recorder) -> Any:
+def _follow_trainer(subject: Compared, request: TrialRequest, recorder: _Recorder) -> Any:
     trial = request.trial
     assert subject.build is not None
     trainer = build_trainer(
@@ -302,7 +302,7 @@ def yield_reports(train: Callable[[Callable[[T], None]], object]) -> Iterator[T]
         turns.put(False)
 
 
-def _follow_loop(subject: Subject, request: TrialRequest, recorder: _Recorder) -> Any:
+def _follow_loop(subject: Compared, request: TrialRequest, recorder: _Recorder) -> Any:
     """Follow a generator: the time until a yield with a further step is that of training."""
     trial, watch = request.trial, recorder.watch
     assert subject.run is not None

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from composable import Evaluator, Trainer
-from composable.comparison.design import plan
+from composable.comparison.design import plan_design
 from composable.metrics import accuracy
 
 BATCHES = 10
@@ -74,4 +74,4 @@ OPTIONS = {
 
 def design(**changes):
     """Return the design of these arguments of `compare`."""
-    return plan(**{**OPTIONS, **changes})
+    return plan_design(**{**OPTIONS, **changes})

@@ -4,8 +4,8 @@ import pytest
 
 from composable.comparison.budget import (
     Estimates,
+    Extent,
     Rung,
-    Size,
     elapsed_seconds,
     equal_seconds,
     fit_budget,
@@ -114,7 +114,7 @@ def seconds(size):
 
 
 def test_without_a_budget_every_configuration_is_trained_for_the_longest_schedule():
-    assert full_size(6, 5, DURATIONS, 3) == Size(6, (Rung("4ep", 6),), 5, 3)
+    assert full_size(6, 5, DURATIONS, 3) == Extent(6, (Rung("4ep", 6),), 5, 3)
     assert full_size(1, 5, DURATIONS, 3).rungs == ()
 
 

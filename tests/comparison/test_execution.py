@@ -22,7 +22,7 @@ from composable.algorithms import MixUp
 from composable.comparison.building import BuildError
 from composable.comparison.execution import ProcessRun, TrialProgress, Workers, pickled
 from composable.comparison.study_file import Cache
-from composable.comparison.trial import Subject, run_trial
+from composable.comparison.trial import Compared, run_trial
 from tests.support.comparison import build, build_or_die, request, trial
 
 REQUESTS = {
@@ -34,7 +34,7 @@ REQUESTS = {
 
 
 def workers(folder, function, count=1, executor=None):
-    subject = Subject(build=function, metrics=("eval/loss",))
+    subject = Compared(build=function, metrics=("eval/loss",))
     return Workers(subject, Cache(folder / "cache"), count, folder, executor)
 
 
@@ -56,7 +56,7 @@ def ran(tmp_path_factory):
 
 def test_a_trial_gives_the_same_results_as_in_this_process(ran):
     request, found = REQUESTS["first"], ran[1]["first"]
-    here = run_trial(Subject(build=build_or_die), request)
+    here = run_trial(Compared(build=build_or_die), request)
 
     assert (found.outcome, found.trial) == ("finished", request.trial)
     assert [one.metrics for one in found.curve] == [one.metrics for one in here.curve]
@@ -110,7 +110,7 @@ def test_trials_are_given_up_when_the_time_ends(tmp_path):
 
 
 def test_a_measurement_whose_process_dies_says_so(tmp_path):
-    subject = Subject(build=build_or_die)
+    subject = Compared(build=build_or_die)
     run = ProcessRun(tmp_path, 0, subject, request(how="exit"), 24)
     with closing(run), pytest.raises(RuntimeError, match=r"process died \(EXIT\(7\)\)"):
         run.advance()
@@ -173,7 +173,7 @@ from composable import Trainer
 from composable.comparison.study_file import Cache
 from composable.comparison.execution import Workers
 from composable.comparison.records import Trial
-from composable.comparison.trial import TrialRequest, Subject
+from composable.comparison.trial import TrialRequest, Compared
 
 class Model(torch.nn.Linear):
     pass
@@ -195,7 +195,7 @@ requests = [
     TrialRequest(Trial("plain", {}, "2ep", seed, "reporting"), {"algorithms": []})
     for seed in (0, 1)
 ]
-subject = Subject(build=build)  # no `if __name__`: workers don't run the script
+subject = Compared(build=build)  # no `if __name__`: workers don't run the script
 Workers(subject, Cache(folder / "cache"), 1, folder).train("trials", requests)
 """
 

@@ -13,7 +13,7 @@ from composable.comparison import stages
 from composable.comparison.budget import BudgetError
 from composable.comparison.cost import Block
 from composable.comparison.records import Evaluation, Seconds, Study, Trial, TrialResult
-from composable.comparison.stages import extend, measure_costs, train, whole_seeds
+from composable.comparison.stages import extend, measure_costs, train_design, whole_seeds
 from composable.comparison.study_file import Cache, DamagedCacheWarning
 from composable.core.time import Time
 from tests.comparison.small import BATCHES, design
@@ -67,7 +67,7 @@ class Machine:
 
 def test_without_tuning_only_the_reported_runs_are_trained(clock):
     machine = Machine(clock)
-    trained = train(design(seeds=3), machine)
+    trained = train_design(design(seeds=3), machine)
     assert machine.of("tuning") == []
     assert len(machine.of("reporting")) == 3 * 3 * 3
     assert trained.protocol.seeds == (0, 1, 2)
@@ -78,7 +78,7 @@ def test_without_tuning_only_the_reported_runs_are_trained(clock):
 
 def test_every_arm_is_tuned_and_reported_on_its_own_seeds(clock):
     made, machine = design(tune=RATES, seeds=3), Machine(clock)
-    trained = train(made, machine)
+    trained = train_design(made, machine)
     assert set(map(str, trained.protocol.chosen.values())) == {"{'lr': 0.1}"}
     full = [one for one in machine.of("tuning") if one.duration == "4ep"]
     assert [sum(one.arm == arm for one in full) for arm in made.arms] == [8, 8, 8]
@@ -98,7 +98,7 @@ def test_all_arms_are_tuned_for_the_same_seconds(clock, durations, rate):
         design(tune=RATES, seeds=1, durations=durations),
         Machine(clock, {"other": rate}),
     )
-    trained = train(made, machine)
+    trained = train_design(made, machine)
     tuning = [one for one in trained.results if one.trial.purpose == "tuning"]
     seconds = {
         arm: sum(one.seconds.training for one in tuning if one.trial.arm == arm)
@@ -112,15 +112,15 @@ def test_all_arms_are_tuned_for_the_same_seconds(clock, durations, rate):
 
 def test_a_budget_that_suffices_changes_nothing(clock):
     made, free, limited = design(tune=RATES, seeds=3), Machine(clock), Machine(clock)
-    train(made, free)
-    assert train(made, limited, clock[0] + 10_000).protocol.notes == made.protocol.notes
+    train_design(made, free)
+    assert train_design(made, limited, clock[0] + 10_000).protocol.notes == made.protocol.notes
     assert limited.trials[1:] == free.trials  # after a warm-up
 
 
 @pytest.mark.parametrize("budget", [900, 1200, 1500, 2000])
 def test_a_smaller_budget_is_kept_and_what_is_left_out_is_said(clock, budget):
     machine = Machine(clock)
-    trained = train(design(tune=RATES, seeds=5), machine, budget)
+    trained = train_design(design(tune=RATES, seeds=5), machine, budget)
     assert clock[0] <= budget
     assert len(trained.protocol.seeds) >= 3
     assert all(len(kept) >= 2 for kept in trained.protocol.schedules.values())
@@ -131,19 +131,19 @@ def test_a_smaller_budget_is_kept_and_what_is_left_out_is_said(clock, budget):
 def test_a_budget_without_a_verdict_is_refused_before_anything_else_is_trained(clock):
     machine = Machine(clock)
     with pytest.raises(BudgetError, match="the smallest comparison that gives a verdict takes"):
-        train(design(tune=RATES, seeds=5), machine, 300)
+        train_design(design(tune=RATES, seeds=5), machine, 300)
     assert len(machine.trials) == 4  # the short ones
 
 
 def test_a_budget_that_ends_in_the_short_trials_is_refused(clock):
     with pytest.raises(BudgetError, match="before a short trial of each arm"):
-        train(design(seeds=5), Machine(clock), 25)
+        train_design(design(seeds=5), Machine(clock), 25)
 
 
 def test_with_a_budget_each_worker_is_warm_before_the_costs_are_measured(clock):
     machine = Machine(clock)
     machine.count = 2
-    train(design(seeds=3), machine, 10_000)
+    train_design(design(seeds=3), machine, 10_000)
     arms = [one.arm for one in machine.trials[:5]]
     assert arms == ["baseline", "baseline", "baseline", "other", "baseline (repeated)"]
     assert len({one.duration for one in machine.trials[:5]}) == 1
@@ -160,7 +160,7 @@ def test_tuning_leaves_the_time_of_the_reported_runs(clock):
         return result(trial)
 
     machine.result = slower
-    trained = train(design(tune=RATES, seeds=5), machine, 2500)
+    trained = train_design(design(tune=RATES, seeds=5), machine, 2500)
     assert clock[0] <= 2500
     assert len(trained.protocol.seeds) >= 3
     assert any("Tuning was cut short" in note for note in trained.protocol.notes)
@@ -168,7 +168,7 @@ def test_tuning_leaves_the_time_of_the_reported_runs(clock):
 
 def test_a_budget_that_ends_early_reports_whole_seeds(clock):
     machine = Machine(clock, late=60)
-    trained = train(design(seeds=5), machine, 1600)
+    trained = train_design(design(seeds=5), machine, 1600)
     assert clock[0] <= 1600
     assert len(trained.protocol.seeds) == 1
     assert "reported runs not run: 1 of 5 seeds are complete" in trained.protocol.notes[-1]
@@ -194,7 +194,7 @@ def test_only_whole_seeds_are_kept(results, complete, notes):
 
 def test_a_needed_schedule_is_trained_with_the_settings_and_seeds_that_were_reported(clock):
     made, machine = design(tune=RATES, seeds=3), Machine(clock)
-    trained = train(made, machine)
+    trained = train_design(made, machine)
     before = len(machine.trials)
     extended = extend(made, machine, trained, {"other": "8ep"})
     added = machine.trials[before:]
@@ -212,7 +212,7 @@ def test_a_needed_schedule_is_trained_with_the_settings_and_seeds_that_were_repo
 
 def test_a_schedule_for_which_no_time_is_left_is_not_added(clock):
     made, machine = design(seeds=3), Machine(clock)
-    trained = train(made, machine)
+    trained = train_design(made, machine)
     extended = extend(made, machine, trained, {"other": "8ep"}, clock[0] + 100)
     assert extended.protocol.schedules == trained.protocol.schedules
     assert (

@@ -13,7 +13,7 @@ from composable import Callback, Control
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver
 from composable.comparison.building import BuildError
-from composable.comparison.trial import Subject, TrialRequest, yield_reports
+from composable.comparison.trial import Compared, TrialRequest, yield_reports
 from composable.comparison.trial import run_trial as run_request
 from composable.core.algorithm import FunctionAlgorithm
 from composable.loggers import JSONLinesLogger
@@ -24,7 +24,7 @@ PLAIN = {"algorithms": []}
 
 
 def run_trial(build, arguments, trial, **options):
-    return run_request(Subject(build=build, **options), TrialRequest(trial, arguments))
+    return run_request(Compared(build=build, **options), TrialRequest(trial, arguments))
 
 
 def test_records_each_evaluation():
@@ -321,7 +321,7 @@ def test_refuses_to_split_two_evaluators():
 
 
 def run_loop(loop, duration="10ba", **options):
-    subject = Subject(run=loop, metrics=("test/loss",), **options)
+    subject = Compared(run=loop, metrics=("test/loss",), **options)
     return run_request(subject, TrialRequest(trial(duration=duration), {"arm": {"factor": 1}}))
 
 
