@@ -1,6 +1,5 @@
 """The manifest of a checkpoint: versions, and the size and hash of each file."""
 
-import json
 import os
 import re
 import sys
@@ -131,8 +130,8 @@ def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> byte
     }
     try:
         raw = _seal(body)
-        same = json.loads(raw)["info"] == info
-    except (TypeError, ValueError, RecursionError) as error:
+        same = _json.load(raw, "info")["info"] == info
+    except (TypeError, ValueError, RecursionError, DamagedCheckpointError) as error:
         raise UnsavableError(f"info is not JSON: {error}.") from None
     if not same or len(raw) > MAX_MANIFEST:
         raise UnsavableError(f"info is not JSON, or has more than {MAX_MANIFEST} bytes.")

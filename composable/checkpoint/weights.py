@@ -297,7 +297,9 @@ def read_weights(path: Path, key: str | None, advice: str = _OF_FUNCTION) -> dic
     if missing := [
         name for name, one in weights.items() if isinstance(one, Tensor) and one.is_meta
     ]:
-        raise MismatchError(f"{path}: {missing[0]} is on the meta device, without values.")
+        raise MismatchError(
+            f"{path}: {missing[0]} is on the meta device in the file, without values."
+        )
     return weights
 
 

@@ -84,10 +84,10 @@ def cached_gradients(
         raise TypeError(f"parts={parts!r} must be a list or a tuple of at least one part.")
     check_tensors("params", params)
     check_generator(generator)
+    trained = {name: param for name, param in params.items() if param.requires_grad}
     device = None if generator is None else generator.device
     drawn = torch.randint(2**63 - 1, (len(parts) + 1,), generator=generator, device=device)
     *seeds, last = drawn.tolist()
-    trained = {name: param for name, param in params.items() if param.requires_grad}
     with _forked(params.values()):
         outputs = []
         for part, seed in zip(parts, seeds, strict=True):
@@ -159,7 +159,7 @@ def _product(
         for output, grad in zip(outputs, grads, strict=True)
         if grad is not None and output.requires_grad
     ]
-    if not pairs:
+    if not pairs or not params:
         return {}
     tensors, cached = zip(*pairs, strict=True)
     found = torch.autograd.grad(tensors, list(params.values()), cached, allow_unused=True)

@@ -128,9 +128,8 @@ class Muon(Optimizer):
         }
         _check_adamw(others, "adamw_")
         self._halves: dict[str, dict[str, Any]] = {MUON: matrices, ADAMW: others}
-        if process_group not in (None, DEFAULT) and not isinstance(
-            process_group, dist.ProcessGroup
-        ):
+        known = isinstance(process_group, (str, dist.ProcessGroup)) or process_group is None
+        if not known or (isinstance(process_group, str) and process_group != DEFAULT):
             raise TypeError(
                 f"process_group={process_group!r} must be 'default', a "
                 "torch.distributed.ProcessGroup, or None."

@@ -21,7 +21,7 @@ ORDER = [  # one line per stage
     *("LowPrecisionGroupNorm", "LowPrecisionLayerNorm"),
     *("GradientClipping", "LayerFreezing", "SAM"),
     *("EMA", "SWA"),
-    "NoOpModel",
+    *("NoOpModel", "WholeLoss"),
 ]
 
 

@@ -522,6 +522,7 @@ OTHERS: list[Any] = [
 ]
 
 PASSED_ON = {
+    "cached_gradients": ("parts",),
     "recompute_batch_norm_statistics": ("model", "batches"),
     "map_tensors": ("tree",),
     "seeded_batches": ("dataloader",),
@@ -531,6 +532,7 @@ PASSED_ON = {
 """Arguments with which a model or a function of the caller is called."""
 
 CALLED = {
+    "cached_gradients": ("forward", "loss_fn"),
     "map_tensors": ("function",),
     "adapt_loop": ("algorithms",),
     "Trainer": ("algorithms", "callbacks", "optimizers", "schedulers"),
@@ -545,12 +547,14 @@ BASE = "A base class or a protocol without arguments of its own."
 LAYER = "Its arguments are those of the layer of torch that it replaces."
 LONG = "It trains for long in each call; its arguments have tests of their own."
 NOT_CALLED = {
+    "cached_gradients": ("forward", "loss_fn"),
     **dict.fromkeys(
         ("AugMixDraw", "ColOutDraw", "CutMixDraw", "CutOutDraw", "MixUpDraw", "RandAugmentDraw",
          "ResizeDraw", "FrozenLayers", "MixedBatch", "MixedTargets", "ResizedBatch", "Broken",
          "Pruning", "Contents", "FileRecord", "Found", "LoadedWeights", "Manifest", "Caveat",
          "Timeline", "LoopAdapter", "AlgorithmReport", "Answer", "FunctionReport",
-         "FactorizedLayer", "ModelLoss", "TargetLoss"),
+         "FactorizedLayer", "ModelLoss", "TargetLoss",
+         "WholeGradients"),
         RESULT,
     ),
     **dict.fromkeys(("Control", "Event", "Stage", "TimeUnit"), NAMES),

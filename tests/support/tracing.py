@@ -1,7 +1,8 @@
 """Traces of runs: the algorithms and observers at each event, and their reads, writes and draws."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import groupby
 from typing import Any
 from unittest import mock
@@ -121,6 +122,9 @@ def traced() -> Iterator[Trace]:
         finally:
             trace.depth -= 1
 
+    def firing_and_note(self: Dispatcher, event: Event) -> Callable[[State], State]:
+        return partial(fire_and_note, self, event)
+
     def call_and_note(self: Algorithm, event: Event, state: State) -> State:
         if not trace.depth:  # the Trainer asks with which weights the state is evaluated
             return call(self, event, state)
@@ -155,6 +159,7 @@ def traced() -> Iterator[Trace]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(Dispatcher, "fire", fire_and_note))
+        stack.enter_context(mock.patch.object(Dispatcher, "firing", firing_and_note))
         stack.enter_context(mock.patch.object(Algorithm, "__call__", call_and_note))
         stack.enter_context(mock.patch.object(Key, "fold", fold_and_note))
         stack.enter_context(mock.patch.object(State, "__getattribute__", read_and_note))
