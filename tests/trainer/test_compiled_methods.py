@@ -5,9 +5,8 @@ import re
 import pytest
 import torch
 
-from tests.support.campaign import FULL
 from tests.support.cases import ROOT, all_cases
-from tests.support.compiled import CountingBackend, counting_aot
+from tests.support.compiled import counting_aot
 from tests.support.models import weights
 from tests.support.runs import PROBLEMS
 
@@ -28,7 +27,7 @@ def test_method_trains_compiled_model(name):
     algorithm = METHODS[name]
     problem = next(one for one in PROBLEMS if algorithm.acts_on(one))
     torch.compiler.reset()
-    backend = counting_aot() if FULL else CountingBackend()
+    backend = counting_aot()
 
     def train(**options):
         return problem.trainer(
