@@ -74,6 +74,10 @@ def test_another_seed_changes_order_dropout_and_draws(two_seeds):
     assert not same(*map(noise, two_seeds))
 
 
+NOW = ("batch", "timestamp", "memory", "averages", "key")
+"""The fields that a step depends on, beside the model and its optimizers."""
+
+
 @few
 @given(st.data(), algorithm_sets(), seeds, st.integers(0, 5), st.integers(1, 3))
 def test_a_step_replayed_alone_gives_the_same_weights_and_loss(data, algorithms, seed, k, split):
@@ -89,7 +93,7 @@ def test_a_step_replayed_alone_gives_the_same_weights_and_loss(data, algorithms,
         read=lambda state: {
             "model": copy.deepcopy(state.model.state_dict()),
             "optimizer": copy.deepcopy(state.optimizers[0].state_dict()),
-            "now": {name: getattr(state, name) for name in ("batch", "timestamp", "memory", "key")},
+            "now": {name: getattr(state, name) for name in NOW},
         },
     )
     after = Watch(

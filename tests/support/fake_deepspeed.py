@@ -1,6 +1,7 @@
 """A package `deepspeed` with stage 0 of ZeRO: what the engine calls, for tests without it."""
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -46,6 +47,7 @@ class FakeEngine:
 def install() -> None:
     """Let `import deepspeed` import the fake."""
     fake: Any = ModuleType("deepspeed")
+    fake.__spec__ = ModuleSpec("deepspeed", None)  # as code that looks for the package expects
     fake.ops = SimpleNamespace(__compatible_ops__={})
     fake.initialize = lambda *, model, optimizer, **_: [FakeEngine(model, optimizer)]
     sys.modules["deepspeed"] = fake
