@@ -521,6 +521,9 @@ def takes_arguments_of(
     counterpart of an argument of another trainer.
     """
     signature = inspect.signature(source)
+    by_position = [
+        name for name, one in signature.parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
 
     def decorate(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         @wraps(method)
@@ -528,6 +531,11 @@ def takes_arguments_of(
             owner = method.__qualname__.partition(".")[0]
             for name in kwargs.keys() - signature.parameters.keys():
                 raise TypeError(f"{owner} got an unexpected argument {name!r}{_hint(name)}")
+            if len(args) > len(by_position):
+                raise TypeError(
+                    f"{owner} got {len(args)} positional arguments, and takes {by_position}; pass "
+                    "the others by name, such as train_dataloader=..."
+                )
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
