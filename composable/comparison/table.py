@@ -213,11 +213,13 @@ def format_markdown(study: Study, analysis: Analysis) -> str:
     rows = [[*table[0]], ["---"] * len(table[0]), *([*row.values()] for row in table)]
     lines = [f"| {' | '.join(map(_escape, row))} |" for row in rows]
     told = [_escape(line) for line in (*_sentences(analysis), *_notes(analysis))]
+    names = tuple(f"{_escape(one.arm)}:" for one in analysis.arms)
+    told = [one if one.startswith(names) else one[:1].upper() + one[1:] for one in told]
     blocks = [
         f"**{_escape(headline(study, analysis))}.**",
         f"{_escape(_summary(study))}; 95 % intervals; p after Holm’s correction.",
         "\n".join(lines),
-        "\n".join(f"- {line[:1].upper()}{line[1:].rstrip('.')}." for line in told),
+        "\n".join(f"- {line.rstrip('.')}." for line in told),
     ]
     if (command := study.protocol.command) is not None:
         shown = "\n".join(printable(line) for line in command.splitlines())
