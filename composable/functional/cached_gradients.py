@@ -4,7 +4,7 @@ Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size under 
 Setup", 2021, https://arxiv.org/abs/2101.06983
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -56,8 +56,8 @@ def cached_gradients(
             concatenated: a tensor without dimensions. It is called once.
         params: The parameters by name: those of `forward`, and those of `loss_fn`, such as a
             temperature.
-        generator: Source of the seeds with which `forward` and `loss_fn` are called. Without one,
-            torch's global generator.
+        generator: Source of the seeds with which `forward` and `loss_fn` are called, on the CPU.
+            Without one, torch's global generator.
 
     Returns:
         The loss and the gradients: those of the whole batch, to rounding.
@@ -65,7 +65,8 @@ def cached_gradients(
     Raises:
         TypeError: An argument is of the wrong type, there is no part, or `forward` returns no
             tensor.
-        ValueError: Outputs can't be concatenated, or the loss has dimensions.
+        ValueError: Outputs can't be concatenated, the loss has dimensions, or the generator is not
+            on the CPU.
 
     Example:
         >>> encoder = torch.nn.Linear(3, 2)
@@ -85,20 +86,23 @@ def cached_gradients(
     check_tensors("params", params)
     check_generator(generator)
     trained = {name: param for name, param in params.items() if param.requires_grad}
-    device = None if generator is None else generator.device
-    drawn = torch.randint(2**63 - 1, (len(parts) + 1,), generator=generator, device=device)
-    *seeds, last = drawn.tolist()
-    with _forked(params.values()):
+    if generator is not None and generator.device.type != "cpu":
+        raise ValueError(
+            f"generator must be on the CPU, not on {generator.device}: the host would wait for the "
+            "seeds that are drawn from it; pass torch.Generator()."
+        )
+    *seeds, last = torch.randint(2**63 - 1, (len(parts) + 1,), generator=generator).tolist()
+    with _seeding(params.values()) as seed_all:
         outputs = []
         for part, seed in zip(parts, seeds, strict=True):
-            torch.manual_seed(seed)
+            seed_all(seed)
             with torch.no_grad():
                 outputs.append(_as_leaves(forward(part)))
-        torch.manual_seed(last)
+        seed_all(last)
         loss, grads, of_outputs = _gradients_of_loss(loss_fn, outputs, trained)
         del outputs
         for part, seed, cached in zip(parts, seeds, of_outputs, strict=True):
-            torch.manual_seed(seed)
+            seed_all(seed)
             again = [tensor for _, tensor in named_tensors(forward(part))]
             _add(grads, _product(again, cached, trained))
     return WholeGradients(loss, {name: grads.get(name) for name in params})
@@ -174,8 +178,14 @@ def _add(grads: dict[str, Tensor | None], more: Mapping[str, Tensor | None]) -> 
 
 
 @contextmanager
-def _forked(tensors: Any) -> Iterator[None]:
-    """Restore the global generators of PyTorch at the end."""
-    devices = {one.device.index or 0 for one in tensors if one.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices)):
-        yield
+def _seeding(tensors: Iterable[Tensor]) -> Iterator[Callable[[int], None]]:
+    """Yield a function that seeds the generators of the tensors' devices, and restore them."""
+    devices = sorted({one.device.index or 0 for one in tensors if one.device.type == "cuda"})
+
+    def seed(number: int) -> None:
+        # torch.manual_seed would seed all devices, of which these alone are restored.
+        for one in (torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)):
+            one.manual_seed(number)
+
+    with torch.random.fork_rng(devices=devices):
+        yield seed

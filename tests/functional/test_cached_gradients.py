@@ -1,5 +1,7 @@
 """Cached gradients: those of the whole batch, for any loss and any split."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -90,6 +92,13 @@ def test_both_passes_draw_the_numbers_of_the_generator():
     assert torch.equal(found[0].grads["0.weight"], found[1].grads["0.weight"])
     assert not torch.equal(found[0].grads["0.weight"], found[2].grads["0.weight"])
     assert model[0].weight.grad is None
+
+
+def test_refuses_a_generator_on_an_accelerator():
+    generator = mock.Mock(spec=torch.Generator, device=torch.device("cuda"))
+
+    with pytest.raises(ValueError, match="generator must be on the CPU, not on cuda"):
+        cached_gradients(network(), [X], torch.sum, {}, generator=generator)
 
 
 def test_an_unused_parameter_has_no_gradient():
