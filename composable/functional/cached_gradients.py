@@ -82,7 +82,8 @@ def cached_gradients(
         if not callable(function):
             raise TypeError(f"{name} must be a function, not {kind_of(function)}.")
     if not isinstance(parts, (list, tuple)) or not parts:
-        raise TypeError(f"parts={parts!r} must be a list or a tuple of at least one part.")
+        got = f"{parts!r}" if isinstance(parts, (list, tuple)) else kind_of(parts)
+        raise TypeError(f"parts must be a list or a tuple of at least one part, not {got}.")
     check_tensors("params", params)
     check_generator(generator)
     trained = {name: param for name, param in params.items() if param.requires_grad}
