@@ -4,12 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from attrs.validators import is_callable, optional
+from attrs.validators import optional
 
+from composable.algorithms._validators import passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.model_call import NamedOutputs
 from composable.core.state import State
+from composable.functional._checks import check_function
 
 __all__ = ["WholeLoss"]
 
@@ -29,7 +31,7 @@ class WholeLoss(Algorithm):
     """
 
     outputs: Callable[[Any], Any] | None = attrs.field(
-        default=None, validator=optional(is_callable())
+        default=None, validator=optional(passes(check_function))
     )
 
     events = frozenset({Event.INIT, Event.BEFORE_TRAIN_BATCH})

@@ -19,6 +19,7 @@ __all__ = [
     "check_device",
     "check_draw",
     "check_flag",
+    "check_function",
     "check_generator",
     "check_module",
     "check_one_batch",
@@ -106,6 +107,12 @@ def check_generator(generator: Any) -> None:
             f"generator must be a torch.Generator or None, not {kind_of(generator)}; for a seed, "
             "pass torch.Generator().manual_seed(seed)."
         )
+
+
+def check_function(name: str, value: Any) -> None:
+    """Raise a TypeError unless the value can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, not {kind_of(value)}.")
 
 
 def check_flag(name: str, value: Any) -> None:

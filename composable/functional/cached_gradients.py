@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._checks import check_generator, check_tensors, kind_of
+from ._checks import check_function, check_generator, check_tensors, kind_of
 from ._tree import map_named_tensors, named_tensors
 
 __all__ = ["WholeGradients", "cached_gradients"]
@@ -78,9 +78,8 @@ def cached_gradients(
         >>> torch.allclose(grads["weight"], encoder.weight.grad, atol=1e-6)
         True
     """
-    for name, function in (("forward", forward), ("loss_fn", loss_fn)):
-        if not callable(function):
-            raise TypeError(f"{name} must be a function, not {kind_of(function)}.")
+    check_function("forward", forward)
+    check_function("loss_fn", loss_fn)
     if not isinstance(parts, (list, tuple)) or not parts:
         got = f"{parts!r}" if isinstance(parts, (list, tuple)) else kind_of(parts)
         raise TypeError(f"parts must be a list or a tuple of at least one part, not {got}.")
