@@ -112,7 +112,9 @@ class ShardSums:
         self._write_buffers(report[2:-1])
         loss = report[0] / self.means
         omitted = self._omitted(report[-1])
-        loss = self.shares.finish(lambda: self.parameters_of(state), loss, report[1], omitted)
+        loss = self.shares.finish(
+            lambda: self.parameters_of(state), loss, report[1], omitted, on_cpu=self.on_cpu
+        )
         return loss.to(self.dtype)
 
     def parameters_of(self, state: State) -> list[Tensor]:
@@ -142,6 +144,8 @@ class ShardSums:
         return 3 + sum(one.numel() for one in self.buffers) + len(self.counters)
 
     def _write_buffers(self, sums: Tensor) -> None:
+        if not (self.buffers or self.counters):
+            return
         *parts, counted = sums.split_with_sizes(
             [*(one.numel() for one in self.buffers), len(self.counters)]
         )

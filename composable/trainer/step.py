@@ -75,7 +75,8 @@ def build_step(
         rates: The learning rates, which an algorithm may override for one step.
         microbatches: How batches are split.
         guard: Checks the loss before the optimizers step.
-        fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one.
+        fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one, or
+            another process has them still to send.
     """
     at, scaler = dispatcher.firing, engine.scaler
     gradients = sum_gradients(
@@ -150,7 +151,8 @@ def computes_loss(
         with around_outputs:
             outputs = outputs_of(state)
         with around_loss:
-            loss = check_loss(loss_of(state, outputs))
+            loss = loss_of(state, outputs)
+        check_loss(loss)  # beside a watch, which sees each look at the tensor
         return state, outputs, loss, loss
 
     return unobserved

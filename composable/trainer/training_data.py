@@ -69,7 +69,7 @@ class TrainingData:
     count_tokens: Callable[[Any], int] | None = None
     batches_per_step: int = 1
     copies: Copies | None = None
-    """Copies batches to the device ahead of their steps; None unless the device is a GPU."""
+    """Copies batches to the device ahead of their steps; None if none is fetched ahead."""
     engine: Engine = attrs.field(kw_only=True)
     """Splits batches among processes."""
     _loader_state: Any = None
