@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from composable.core.event import Event
 from composable.core.state import State
+from composable.engines.engine import Setup, Sums
 from composable.engines.modules import all_modules, trained_parameters
 from composable.engines.parallel import Parallel
-from composable.engines.protocol import Setup, Sums
 from composable.engines.reducer import GradientReducer, drop_absent, flags_like
 from composable.engines.sums import ShardSums
 from composable.plan.dispatch import Dispatcher

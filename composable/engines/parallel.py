@@ -24,9 +24,8 @@ from composable.data.grouping import Examples, ShardedBatch, shards_of, split_in
 from composable.data.sharding import IndexShards
 from composable.distributed.processes import ProcessError, Processes
 from composable.distributed.starting import failing_together
-from composable.engines.local import Local, LocalSums
+from composable.engines.engine import Engine, Setup, Sums
 from composable.engines.modules import modules_of
-from composable.engines.protocol import Setup, Sums
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
 from composable.optim.muon import DEFAULT, Muon
@@ -39,19 +38,16 @@ _END = object()
 
 
 @attrs.define(eq=False)
-class Parallel(Local):
+class Parallel(Engine):
     """The shards of a global batch, and the processes that compute them."""
 
     seconds: float = attrs.field(init=False, default=0.0)
     """How long the last batch took, on rank 0."""
     joined_events: frozenset[Event] = attrs.field(init=False, default=frozenset())
     """The events after which the requests of processes may differ."""
-    may_omit: bool = attrs.field(init=False, default=True)
-    """Whether an algorithm may omit examples of a batch."""
     _exchanged: float = attrs.field(init=False, factory=time.perf_counter)
 
     has_shards: ClassVar[bool] = True
-    rescales: ClassVar[bool] = True
 
     def prepare(self, state: State, setup: Setup) -> State:
         """Learn what algorithms may do, and place the model."""
@@ -83,7 +79,7 @@ class Parallel(Local):
         """Return sums over the shards; over the microbatches of a batch that is not sharded."""
         if isinstance(state.batch, ShardedBatch):
             return self.shard_sums(state)
-        return LocalSums(self.shares)  # a step by itself, such as that of a replay
+        return Sums(self.shares)  # a step by itself, such as that of a replay
 
     def shard_sums(self, state: State) -> Sums:
         """Return the sums over the shards of a batch."""

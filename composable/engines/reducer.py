@@ -151,7 +151,7 @@ class GradientReducer:
         if touched:
             joined = joined + _undefined(touched).to(loss.dtype)
         self._joined = self.ddp(joined)
-        return self._joined  # type: ignore[return-value]
+        return self._joined
 
     def finish(self) -> Tensor | None:
         """Send the remaining gradients after the backward pass, and return the sum of the reports.

@@ -7,9 +7,9 @@ of two ways:
 1. Where the weights follow from the batches, the total is known before the first backward pass, and
    the loss of a part is multiplied by weight / total. In a sum of terms with different divisors,
    each term is multiplied by its own share.
-2. Else by weight / unit, where the unit is the largest power of two below the last total. After the last part,
-   gradients and loss are multiplied by unit / total. A power of two changes no digits, so the
-   result has the same bits whatever the unit was.
+2. Else by weight / unit, where the unit is the largest power of two below the last total. After the
+   last part, gradients and loss are multiplied by unit / total. A power of two changes no digits,
+   so the result has the same bits whatever the unit was.
 """
 
 import math

@@ -17,8 +17,8 @@ from composable.data.prefetch import Copies, CopyStream, OnHost
 from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.engines.build import engine_type
+from composable.engines.engine import Engine, Setup
 from composable.engines.initialization import has_meta_tensors
-from composable.engines.protocol import Engine, Setup
 from composable.engines.shares import LossShares
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates

@@ -13,8 +13,8 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.core.stateful import Size
 from composable.data.grouping import BatchGroup, ShardedBatch, batches_of
+from composable.engines.engine import Engine, Sums
 from composable.engines.modules import Buffers
-from composable.engines.protocol import Engine, Sums
 from composable.optim.stepping import zero_grad
 from composable.trainer.guards import halve_microbatch
 

@@ -20,9 +20,9 @@ from torch import Tensor
 from composable.core.event import Event
 from composable.core.loss import check_loss
 from composable.core.state import State
+from composable.engines.engine import Engine, Sums
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import Buffers, write_gradients
-from composable.engines.protocol import Engine, Sums
 from composable.engines.scaled import skip_overflow, unscale_gradients
 from composable.engines.shares import times, without_nothing
 from composable.optim.learning_rates import LearningRates

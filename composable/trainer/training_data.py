@@ -30,7 +30,7 @@ from composable.data.order import (
     set_generator_states,
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
-from composable.engines.protocol import Engine
+from composable.engines.engine import Engine
 from composable.resume.changes import ChangedRunWarning
 from composable.resume.values import check_as_many
 

@@ -14,9 +14,9 @@ from composable.core.control import Control
 from composable.data.grouping import ShardedBatch
 from composable.data.prefetch import Prefetcher
 from composable.distributed import ProcessError, Processes, Shards
+from composable.engines.engine import Setup
 from composable.engines.parallel import Parallel, joined_events
 from composable.engines.partitioned import Partitioned
-from composable.engines.protocol import Setup
 from composable.metrics import Averages
 from composable.plan.dispatch import Dispatcher
 from tests.support.threads import run_ranks
