@@ -100,7 +100,7 @@ class Reduction:
             self.engine.overlaps = False
         if not ddp.exact:
             self.engine._observed = observed
-        counted = Declared(weight or (lambda batch: len(batch[1])))
+        counted = Declared(weight or (lambda batch: len(batch[1]) / passes))
         self.passes, self.engine.shares = passes, LossShares(LossWeights(counted), None)
         self.auto = auto
         self.compose(self.gradients)
@@ -124,7 +124,7 @@ class Reduction:
             *_, loss, share = sums.shares.compute(
                 self.compute_loss, state, state.batch, empty=empty
             )
-            loss = times(loss, share) / self.passes
+            loss = times(loss, share)
             sums.joined(loss, loss).backward()
             total = total + loss.detach()
         return state.evolve_unchecked(loss=total)
