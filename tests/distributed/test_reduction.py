@@ -24,8 +24,7 @@ from composable.distributed import DDP, Shards
 from composable.distributed.reduction import TreeSum, all_reduce_exactly
 from composable.distributed.starting import join_processes
 from composable.engines.ddp import Replicated
-from composable.engines.exact import Exact
-from composable.engines.flat import kinds_of
+from composable.engines.exact import Exact, kinds_of
 from composable.engines.reducer import _Messages
 from composable.engines.shares import LossShares, times
 from composable.engines.sums import ShardSums
