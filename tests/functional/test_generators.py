@@ -12,7 +12,7 @@ def states(generators):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Generators in the place of those of three GPUs, of which the second is the current one."""
+    """Put generators in the place of those of three GPUs, of which the second is the current."""
     found = tuple(torch.Generator().manual_seed(i) for i in range(3))
     monkeypatch.setattr(torch.cuda, "default_generators", found)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
@@ -37,10 +37,14 @@ def test_only_generators_of_the_devices_are_seeded_and_restored(gpus, name, numb
 
 
 def test_generators_are_restored_after_an_error():
+    def fail():
+        with preserving_generators([torch.device("meta")]) as seed:
+            seed(17)
+            raise KeyError
+
     before = torch.get_rng_state()
 
-    with pytest.raises(KeyError), preserving_generators([torch.device("meta")]) as seed:
-        seed(17)
-        raise KeyError
+    with pytest.raises(KeyError):
+        fail()
 
     assert torch.equal(torch.get_rng_state(), before)
