@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -215,30 +215,29 @@ class Workers:
             stored: Take the results of finished trials from the cache, and add them.
         """
         self.progress.start(what, [*(one.trial for one in requests), *later])
-        found: dict[int, TrialResult] = {}
-        for index, request in enumerate(requests):
-            known = self.cache.get(self.context, request) if stored else None
-            if known is not None:
-                found[index] = known
-                self.progress.finish(known.trial, cached=True)
-        missing = [index for index in range(len(requests)) if index not in found]
-        for at, result in self._run([requests[index] for index in missing], until):
-            found[missing[at]] = result
+        found: list[TrialResult | None] = [
+            self.cache.get(self.context, request) if stored else None for request in requests
+        ]
+        for known in filter(None, found):
+            self.progress.finish(known.trial, cached=True)
+        missing = [index for index, known in enumerate(found) if known is None]
+        for index, result in self._run(requests, missing, until):
+            found[index] = result
             if stored:
-                self.cache.put(self.context, requests[missing[at]], result)
+                self.cache.put(self.context, requests[index], result)
             self.progress.finish(result.trial)
-        return [found.get(index) for index in range(len(requests))]
+        return found
 
     def _run(
-        self, requests: Sequence[TrialRequest], until: float
+        self, requests: Sequence[TrialRequest], waiting: list[int], until: float
     ) -> Iterator[tuple[int, TrialResult]]:
-        """Yield results by index, as they complete."""
-        waiting, free = list(range(len(requests)))[::-1], list(range(self.count))
+        """Yield the results of the trials that wait, as they complete."""
+        free = list(range(self.count))
         running: dict[Future[Any], tuple[Any, int, int, float]] = {}
         try:
             while (waiting or running) and time.monotonic() < until:
                 while waiting and free:
-                    number, index = free.pop(), waiting.pop()
+                    number, index = free.pop(), waiting.pop(0)
                     payload = _payload(self.subject, requests[index])
                     job = (self.executor or self._worker(number)).submit(_run, payload)
                     running[_as_future(job)] = job, number, index, time.perf_counter()
@@ -261,13 +260,12 @@ class Workers:
     def _result(self, future: Future[Any], number: int, trial: Trial, begun: float) -> TrialResult:
         error = future.exception()
         if error is None:
-            result: TrialResult
             result, seconds = future.result()
             started = time.perf_counter() - begun - seconds
             self.start_seconds = max(self.start_seconds, started)
             self._wall += seconds
             self._counted += sum(attrs.astuple(result.seconds))
-            return result
+            return cast(TrialResult, result)
         if isinstance(error, BrokenExecutor) and self.executor is None:
             dead = self._own.pop(number)
             dead.close()
@@ -305,7 +303,7 @@ class TrialProgress:
         from tqdm.auto import tqdm  # on use: it is slow, because it searches for notebooks
 
         self.finished = self.total = 0
-        self._length_of = run_length
+        self._length_of, self._what = run_length, ""
         self._bar: Any = tqdm(
             bar_format="{desc} {bar} {elapsed}, {remaining} left", disable=not show, initial=0
         )
@@ -315,18 +313,17 @@ class TrialProgress:
         """Begin a stage; the trials are all that remain."""
         self._what, self.total = what, self.finished + len(trials)
         self._bar.total = self._bar.n + sum(map(self._length_of, trials))
-        self._advance(0, 0.0)
+        self._show()
 
     def finish(self, trial: Trial, *, cached: bool = False) -> None:
         """Count a trial that has ended; a cached one says nothing about the speed."""
-        length = self._length_of(trial)
+        self.finished += 1
+        self._bar.n += self._length_of(trial)
         if cached and not self._bar.disable:
-            self._bar.initial += length
-        self._advance(1, length)
+            self._bar.initial += self._length_of(trial)
+        self._show()
 
-    def _advance(self, trials: int, length: float) -> None:
-        self.finished += trials
-        self._bar.n += length
+    def _show(self) -> None:
         self._bar.set_description_str(f"{self._what}: {self.finished}/{self.total} trials")
 
 
@@ -356,7 +353,8 @@ def pickled(name: str, value: Any, function: Any = None) -> bytes:
 @contextmanager
 def _by_value(cloudpickle: Any, function: Any) -> Iterator[None]:
     """Pickle the functions of a module by value if workers could not import it."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    name = getattr(function, "__module__", None) or ""
+    module = None if name == "__main__" else sys.modules.get(name)  # which cloudpickle does itself
     if module is None or _is_importable(module):
         yield
         return
@@ -369,8 +367,6 @@ def _by_value(cloudpickle: Any, function: Any) -> Iterator[None]:
 
 def _is_importable(module: ModuleType) -> bool:
     """Return whether the import system finds a module and its parents, in the same file."""
-    if module.__name__ == "__main__":
-        return True  # cloudpickle pickles its functions by value itself
     kept = sys.modules.pop(module.__name__)
     try:
         spec = importlib.util.find_spec(module.__name__)
@@ -378,5 +374,4 @@ def _is_importable(module: ModuleType) -> bool:
         return False
     finally:
         sys.modules[module.__name__] = kept
-    file = getattr(module, "__file__", None)
-    return spec is not None and (file is None or spec.origin == file)
+    return spec is not None and spec.origin == getattr(module, "__file__", spec.origin)
