@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from math import isfinite
 from typing import Any, TypeAlias, get_args
 
 import torch
@@ -64,14 +65,18 @@ def _values(name: str, values: Any) -> tuple[Scalar, ...]:
     tried = tuple(values)
     if not tried:
         raise ValueError(f"tune[{name!r}] must have at least one value.")
-    if any(not isinstance(one, get_args(Scalar)) for one in tried):
+    if not all(map(_is_scalar, tried)):
         raise TypeError(
-            f"tune[{name!r}]={values!r} must be numbers, strings, True, False or None, which "
-            "study.json can hold; for anything else, pass its name, and look it up in build."
+            f"tune[{name!r}]={values!r} must be finite numbers, strings, True, False or None, "
+            "which study.json can hold; for anything else, pass its name, and look it up in build."
         )
     if any(one in tried[:at] for at, one in enumerate(tried)):
         raise ValueError(f"tune[{name!r}]={list(tried)} has a value twice; list each once.")
     return tried
+
+
+def _is_scalar(value: Any) -> bool:
+    return isfinite(value) if isinstance(value, float) else isinstance(value, get_args(Scalar))
 
 
 def _check_known(arm: Arm, given: Iterable[str], taken: Sequence[str] | None) -> None:
