@@ -80,18 +80,19 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _check_known(arm: Arm, given: Iterable[str], taken: Sequence[str] | None) -> None:
-    passed = [name for name in given if name in _PASSED and name not in arm.takes]
+    own = arm.takes
+    passed = [name for name in given if name in _PASSED and name not in own]
     if passed:
         raise ValueError(f"tune has {passed}, which compare itself passes to build; drop it.")
     allowed = [one for one in taken or () if one not in _PASSED]
-    unknown = [] if taken is None else [n for n in given if n not in (*allowed, *arm.takes)]
+    unknown = [] if taken is None else [n for n in given if n not in (*allowed, *own)]
     if unknown:
         raise ValueError(
             f"tune has {unknown} for arm {arm.name!r}, which neither the function nor the arm "
-            f"takes: it takes {allowed}, the arm {list(arm.takes)}. For hyperparameters of one "
+            f"takes: it takes {allowed}, the arm {list(own)}. For hyperparameters of one "
             f"arm, pass tune={{'NAME OF THE ARM': {{...}}}}."
         )
-    missing = [name for name in arm.requires if name not in given]
+    missing = [name for name, one in own.items() if one.default is one.empty and name not in given]
     if missing:
         raise ValueError(
             f"the function of arm {arm.name!r} requires {missing}; give it a default, or pass "
