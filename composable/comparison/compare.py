@@ -193,7 +193,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     )
     pool = Workers(
         design.subject,
-        Cache(place / "trials", data=data_version),
+        Cache(place / "trials", design.subject, data=data_version),
         workers,
         place / "logs",
         executor,
@@ -226,11 +226,10 @@ def _check_packages() -> None:
 
 def _check_sendable(design: Design) -> None:
     """Check before training that the function and all arms can be sent to other processes."""
-    function = design.subject.function
-    pickled(design.subject.name, function, function)
+    pickled(design.subject.name, design.subject.function)
     for name, arm in design.arms.items():
         for settings in design.tried[name]:
-            pickled(f"the arguments of arm {name!r}", arm.arguments(settings), function)
+            pickled(f"the arguments of arm {name!r}", arm.arguments(settings))
 
 
 def _given_costs(design: Design, cost: Mapping[str, float] | None) -> tuple[StepCost, ...] | None:

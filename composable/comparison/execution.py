@@ -2,20 +2,16 @@
 
 import faulthandler
 import gc
-import importlib.util
 import math
 import os
 import pickle
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 import attrs
@@ -183,9 +179,6 @@ class Workers:
     ) -> None:
         self.subject, self.cache, self.count, self.folder = subject, cache, workers, folder
         self.executor, self.progress = executor, progress or TrialProgress()
-        self.context = cache.context(
-            subject.function, subject.threads, subject.metrics, subject.split_evaluation
-        )
         self.start_seconds = 0.0
         """How long it took to start a worker."""
         self._own: dict[int, Worker] = {}
@@ -216,7 +209,7 @@ class Workers:
         """
         self.progress.start(what, [*(one.trial for one in requests), *later])
         found: list[TrialResult | None] = [
-            self.cache.get(self.context, request) if stored else None for request in requests
+            self.cache.get(request) if stored else None for request in requests
         ]
         for known in filter(None, found):
             self.progress.finish(known.trial, cached=True)
@@ -224,7 +217,7 @@ class Workers:
         for index, result in self._run(requests, missing, until):
             found[index] = result
             if stored:
-                self.cache.put(self.context, requests[index], result)
+                self.cache.put(requests[index], result)
             self.progress.finish(result.trial)
         return found
 
@@ -331,47 +324,18 @@ class TrialProgress:
 
 
 def _payload(subject: Compared, request: TrialRequest) -> bytes:
-    name = f"the arguments of arm {request.trial.arm!r}"
-    return pickled(name, (subject, request), subject.function)
+    return pickled(f"the arguments of arm {request.trial.arm!r}", (subject, request))
 
 
-def pickled(name: str, value: Any, function: Any = None) -> bytes:
-    """Return a value as bytes, functions of scripts, notebooks and the user's module by value."""
+def pickled(name: str, value: Any) -> bytes:
+    """Return a value as bytes, functions of scripts and notebooks by value."""
     import cloudpickle
 
     try:
-        with _by_value(cloudpickle, function):
-            return bytes(cloudpickle.dumps(value))
+        return bytes(cloudpickle.dumps(value))
     except Exception as error:  # an object may raise anything
         raise TypeError(
             f"{name} cannot be sent to worker processes: {error}. Create what cannot be pickled, "
             "such as open files, locks and generators, inside of build, or, in an algorithm, "
             "when it is first called."
         ) from error
-
-
-@contextmanager
-def _by_value(cloudpickle: Any, function: Any) -> Iterator[None]:
-    """Pickle the functions of a module by value if workers could not import it."""
-    name = getattr(function, "__module__", None) or ""
-    module = None if name == "__main__" else sys.modules.get(name)  # which cloudpickle does itself
-    if module is None or _is_importable(module):
-        yield
-        return
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
-
-
-def _is_importable(module: ModuleType) -> bool:
-    """Return whether the import system finds a module and its parents, in the same file."""
-    kept = sys.modules.pop(module.__name__)
-    try:
-        spec = importlib.util.find_spec(module.__name__)
-    except (ImportError, ValueError):
-        return False
-    finally:
-        sys.modules[module.__name__] = kept
-    return spec is not None and spec.origin == getattr(module, "__file__", spec.origin)

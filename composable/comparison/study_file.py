@@ -17,7 +17,7 @@ import torch
 from composable._version import __version__
 from composable.comparison.digest import stable_digest
 from composable.comparison.records import Scalar, Study, TrialResult
-from composable.comparison.trial import TrialRequest
+from composable.comparison.trial import Compared, TrialRequest
 from composable.core import _json
 from composable.core._paths import write_atomically
 from composable.core._printable import shorten
@@ -137,31 +137,32 @@ class Cache:
     for them.
     """
 
-    def __init__(self, folder: str | Path, *, data: Any = None) -> None:
+    def __init__(self, folder: str | Path, subject: Compared, *, data: Any = None) -> None:
         self.folder = as_path("folder", folder)
-        self.data = data
-
-    def context(self, *parts: Any) -> str:
-        """Return the digest of the values that all trials share: the function, and its options."""
         versions = (platform.python_version(), torch.__version__, __version__)
-        return stable_digest(_CACHE_FORMAT, versions, torch.cuda.is_available(), self.data, *parts)
+        shared = (subject.function, subject.threads, subject.metrics, subject.split_evaluation)
+        self._context = stable_digest(
+            _CACHE_FORMAT, versions, torch.cuda.is_available(), data, *shared
+        )
 
-    def path(self, context: str, request: TrialRequest) -> Path:
-        """Return the file of a trial in a context."""
+    def path(self, request: TrialRequest) -> Path:
+        """Return the file of a trial."""
         trial, arguments = request.trial, dict(request.arguments)
-        key = stable_digest(context, arguments, dict(trial.settings), trial.duration, trial.seed)
+        key = stable_digest(
+            self._context, arguments, dict(trial.settings), trial.duration, trial.seed
+        )
         return self.folder / f"{key[:32]}.json"
 
-    def get(self, context: str, request: TrialRequest) -> TrialResult | None:
+    def get(self, request: TrialRequest) -> TrialResult | None:
         """Return the result of a trial, or None if it is not stored."""
-        found = read_stored(TrialResult, self.path(context, request), "its trial is run again")
+        found = read_stored(TrialResult, self.path(request), "its trial is run again")
         # The arm may have another name.
         return None if found is None else attrs.evolve(found, trial=request.trial)
 
-    def put(self, context: str, request: TrialRequest, result: TrialResult) -> None:
+    def put(self, request: TrialRequest, result: TrialResult) -> None:
         """Store the result of a trial, unless it failed."""
         if result.outcome != "failed":
-            write_stored(result, self.path(context, request))
+            write_stored(result, self.path(request))
 
 
 # --- records ---
