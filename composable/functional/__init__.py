@@ -98,6 +98,8 @@ if TYPE_CHECKING:
     from .randaugment import apply_randaugment as apply_randaugment
     from .randaugment import draw_randaugment as draw_randaugment
     from .randaugment import randaugment as randaugment
+    from .replace_modules import Replacement as Replacement
+    from .replace_modules import replace_modules as replace_modules
     from .resize_batch import apply_crop as apply_crop
     from .resize_batch import draw_crop as draw_crop
     from .resize_batch import progressive_scale as progressive_scale
