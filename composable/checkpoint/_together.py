@@ -27,7 +27,7 @@ from composable.checkpoint.manifest import FileRecord, tensor_file
 from composable.checkpoint.shards import TensorShard
 from composable.distributed.processes import ProcessError, Processes
 
-__all__ = ["write_together"]
+__all__ = ["divide", "write_together"]
 
 
 def write_together(check: Callable[[], Request], processes: Processes) -> Path:
@@ -37,7 +37,7 @@ def write_together(check: Callable[[], Request], processes: Processes) -> Path:
         check: Checks the arguments of this process.
         processes: The processes that call this function.
     """
-    request, parts = _divide(check, processes)
+    request, parts = divide(check, processes)
 
     def together(function: Callable[[], Any]) -> list[Any]:
         failure, value = _attempt(lambda: _converted(request.target, function))
@@ -57,7 +57,7 @@ def write_together(check: Callable[[], Request], processes: Processes) -> Path:
     return request.target
 
 
-def _divide(
+def divide(
     check: Callable[[], Request], processes: Processes
 ) -> tuple[Request, dict[str, TensorShard]]:
     """Return what to write, and the parts of it that this process writes."""

@@ -26,7 +26,6 @@ from composable.checkpoint import (
     pack,
     read,
     unpack,
-    verify,
     write,
 )
 from composable.cli import main
