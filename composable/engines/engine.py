@@ -1,8 +1,8 @@
 """How a run computes outputs, gradients and steps: here in one process, as PyTorch does it.
 
-A strategy names its engine (`Strategy.engine`), a class that is called with the strategy, the shards
-of a batch, the signals of the process, and whether its loader has its own part only. The engines of
-several processes are derived from `Engine` and replace methods.
+A strategy names its engine (`Strategy.engine`), a class that is called with the strategy, the
+shards of a batch, the signals of the process, and whether its loader has its own part only. The
+engines of several processes are derived from `Engine` and replace methods.
 """
 
 import time
