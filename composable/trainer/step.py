@@ -20,6 +20,7 @@ from torch import Tensor
 from composable.core.event import Event
 from composable.core.loss import check_loss
 from composable.core.state import State
+from composable.data.grouping import each_batch
 from composable.engines.engine import Engine, Sums
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import Buffers, write_gradients
@@ -29,7 +30,7 @@ from composable.optim.learning_rates import LearningRates
 from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.guards import NonFiniteGuard, skip_batches
-from composable.trainer.microbatches import Microbatches, each_batch, fit_memory, sum_gradients
+from composable.trainer.microbatches import Microbatches, fit_memory, sum_gradients
 from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
