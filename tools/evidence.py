@@ -60,9 +60,8 @@ STUDIES: tuple[Evidence, ...] = (
         "reported. The baseline has rotary positions and AdamW with two learning rates. "
         "[`small_gpt`](recipes.md) has ALiBi and Muon. To the four schedules of the protocol, a "
         "shorter one was added for `small_gpt` and for schedule-free AdamW, as the comparison "
-        "proposes, so that the curves share more results. The intervals do not include that a "
-        "second measurement of the costs of steps gives another ratio: see question 10. Repeat "
-        "with `python benchmarks/language.py compare`.",
+        "proposes, so that the curves share more results. Repeat with `python "
+        "benchmarks/language.py compare`.",
         more=(target_lines, question_lines),
     ),
     Evidence(
