@@ -41,8 +41,8 @@ __all__ = ["extend", "measure_costs", "train_design"]
 
 _RESERVE = 0.9
 """The part of the time left that is planned: the rest is for what estimates miss."""
-_PROCESSES = 4
-"""The times that each arm is measured, in a new process."""
+_PROCESSES, _PLANNED = 4, 2
+"""The times that each arm is measured, in a new process; and those that a budget provides for."""
 _STEPS = 30
 """The steps of a shorter run leave few blocks to measure."""
 _AT_ONCE = 8
@@ -126,7 +126,7 @@ class _Plan:
             found += factor * self.estimates.seconds(trial) * self.workers.slowdown
             # Processes start at the same time, as many as workers did.
             found += self.workers.start_seconds / self.workers.count
-        return _PROCESSES * found
+        return _PLANNED * found
 
     def fitted(self, full: Extent, until: float) -> "_Plan":
         """Return the plan of the largest size that the time allows."""
@@ -390,7 +390,11 @@ def measure_costs(
     workers.stop()
     steps = [count for _, count in runs.values()]
     measured: list[list[StepCost | str]] = []
-    while len(measured) < _PROCESSES and (not measured or time.monotonic() < until):
+    begun = time.monotonic()
+    while len(measured) < _PROCESSES:
+        now = time.monotonic()
+        if measured and now + (now - begun) / len(measured) > until:
+            break
         measured.append(_measure_arms(workers, requests, steps, until))
         if isinstance(error := measured[0][0], str):
             return (), [f"The costs of steps are not measured: {baseline}: {error}"]
