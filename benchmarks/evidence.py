@@ -296,7 +296,7 @@ def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
         **{name: one for name, one in given.items() if name not in (*others, "progress_bar")}
     )
     with TemporaryDirectory() as folder:
-        cache = Cache(Path(folder) / "trials")
+        cache = Cache(Path(folder) / "trials", design.subject)
         pool = Workers(design.subject, cache, 1, Path(folder) / "logs")
         costs, notes = measure_costs(design, pool, study)
     if notes:
