@@ -33,7 +33,7 @@ REQUESTS = {
 
 
 def workers(folder, function, count=1, executor=None):
-    subject = Compared(build=function, metrics=("eval/loss",))
+    subject = Compared(function=function, metrics=("eval/loss",))
     return Workers(subject, Cache(folder / "cache", subject), count, folder, executor)
 
 
@@ -60,7 +60,7 @@ def ran(tmp_path_factory):
 
 def test_a_trial_gives_the_same_results_as_in_this_process(ran):
     request, found = REQUESTS["first"], ran[1]["first"]
-    here = run_trial(Compared(build=build_or_die), request)
+    here = run_trial(Compared(function=build_or_die), request)
 
     assert (found.outcome, found.trial) == ("finished", request.trial)
     assert [one.metrics for one in found.curve] == [one.metrics for one in here.curve]
@@ -116,7 +116,7 @@ def test_a_measurement_whose_process_dies_says_so(ran, monkeypatch):
     monkeypatch.setattr(Worker, "__init__", lambda self, folder, number, threads: None)
     monkeypatch.setattr(Worker, "submit", dies, raising=False)
     monkeypatch.setattr(Worker, "_log", ran[0] / "worker-0.log", raising=False)
-    run = ProcessRun(ran[0], 0, Compared(build=build_or_die), request(), 24)
+    run = ProcessRun(ran[0], 0, Compared(function=build_or_die), request(), 24)
     with pytest.raises(RuntimeError, match=r"process died \(EXIT\(7\)\); the end of its log"):
         run.advance()
 
@@ -200,7 +200,7 @@ requests = [
     TrialRequest(Trial("plain", {}, "2ep", seed, "reporting"), {"algorithms": []})
     for seed in (0, 1)
 ]
-subject = Compared(build=build)  # no `if __name__`: workers don't run the script
+subject = Compared(function=build)  # no `if __name__`: workers don't run the script
 Workers(subject, Cache(folder / "cache", subject), 1, folder).train("trials", requests)
 """
 
