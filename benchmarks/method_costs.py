@@ -590,6 +590,24 @@ def rotary() -> list[Candidates]:
     ]
 
 
+def ngram_embeddings() -> list[Candidates]:
+    """Compare steps of a GPT-2 on 4 texts of 512 tokens, with tables of 8 and 64 MB."""
+    model, ids = gpt2(), torch.randint(1000, (4, 512))
+    table = torch.zeros(62500, 256)
+    return [
+        {
+            "a step of GPT-2": text_step(model, ids),
+            "with 7,812 rows": text_step(F.ngram_embeddings(model, megabytes=8), ids),
+            "with 62,500 rows": text_step(F.ngram_embeddings(model), ids),
+            "the surgery": lambda: F.ngram_embeddings(model),
+        },
+        {
+            "hash_ngrams": lambda: F.hash_ngrams(ids, rows=62500),
+            "embed_ngrams": lambda: F.embed_ngrams(ids, table),
+        },
+    ]
+
+
 def linear_cross_entropy() -> list[Candidates]:
     """Compare the losses of 2048 hidden states of width 128 and 4096 classes, with gradients."""
     hidden = torch.randn(2048, 128, requires_grad=True)
@@ -704,7 +722,8 @@ METHODS = {
             stochastic_depth,
         ),
         *(gyro_dropout, channels_last, randaugment),
-        *(alibi, rotary, gated_linear_units, linear_cross_entropy, pack_documents),
+        *(alibi, rotary, ngram_embeddings, gated_linear_units),
+        *(linear_cross_entropy, pack_documents),
         cached_gradients,
     )
 }

@@ -323,8 +323,8 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 
 def groups(parameters: Any, lr: float, embedding_lr: float) -> list[dict[str, Any]]:
     """Return groups with one rate for hidden matrices and one for all other parameters."""
-    matrices, others = muon_groups(*parameters.modules)
-    return [{**matrices, "lr": lr}, {**others, "lr": embedding_lr}]
+    matrices, *others = muon_groups(*parameters.modules)
+    return [{**matrices, "lr": lr}, *({**other, "lr": embedding_lr} for other in others)]
 
 
 def adamw(

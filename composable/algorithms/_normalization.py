@@ -7,6 +7,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from composable.algorithms._dense_targets import check_no_dense_targets
 from composable.core.state import State
 from composable.functional._checks import kind_of
 from composable.functional.images._values import check_pixels
@@ -41,10 +42,16 @@ def as_tuple(value: Any) -> Any:
 def on_pixels(
     augment: Callable[[Tensor], Tensor],
     state: State,
+    name: str,
     mean: tuple[float, ...] | None,
     std: tuple[float, ...] | None,
 ) -> Tensor:
     """Undo the normalization of the images, augment them, and normalize them again."""
+    check_no_dense_targets(
+        state,
+        f"{name} moves pixels, and can't move",
+        "transform images and targets together in the data set",
+    )
     images = state.inputs
     if mean is None or std is None:
         _check(images, state, "if the data loader normalizes them, pass its mean and std")

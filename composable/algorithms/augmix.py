@@ -20,7 +20,8 @@ class AugMix(Algorithm):
     """Mix each image with several of its own augmentations: see `composable.functional.augmix`.
 
     The images are uint8, or floats in [0, 1]. If the data loader normalizes them, pass its `mean`
-    and `std`: the normalization is undone for the augmentation.
+    and `std`: the normalization is undone for the augmentation. Targets with a value for each pixel
+    are refused, since they would have to be moved with the images.
 
     Args:
         severity: Maximum level of the operations, in [0, 10].
@@ -59,4 +60,4 @@ class AugMix(Algorithm):
             augmentations=self.augmentations,
             generator=state.generator(self.name),
         )
-        return state.with_batch(inputs=on_pixels(augment, state, self.mean, self.std))
+        return state.with_batch(inputs=on_pixels(augment, state, self.name, self.mean, self.std))

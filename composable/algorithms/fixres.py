@@ -3,14 +3,13 @@
 from math import inf
 
 import attrs
-from torch import Tensor
 
+from composable.algorithms._dense_targets import check_no_dense_targets
 from composable.algorithms._validators import at_least, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import fixres
-from composable.functional._spatial import is_dense
 
 __all__ = ["FixRes"]
 
@@ -40,16 +39,11 @@ class FixRes(Algorithm):
             state.inputs, scale_factor=self.scale_factor, size_increment=self.size_increment
         )
         if event is Event.EVAL_BATCH_START and self.scale_factor != 1:
-            self._check_targets(state)
+            check_no_dense_targets(
+                state,
+                f"{self.name} can't resize",
+                "resize the outputs in your model, and call composable.functional.fixres there",
+            )
         if state.batch is state.inputs:  # a prediction of a batch without targets
             return state.evolve(batch=inputs)
         return state.with_batch(inputs=inputs)
-
-    def _check_targets(self, state: State) -> None:
-        targets = state.targets
-        if isinstance(targets, Tensor) and is_dense(targets, state.inputs.shape[2:]):
-            raise ValueError(
-                f"{self.name} can't resize targets {tuple(targets.shape)} that have a value for "
-                "each pixel: resize the outputs in your model, and call "
-                "composable.functional.fixres there."
-            )

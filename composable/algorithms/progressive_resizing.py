@@ -2,6 +2,7 @@
 
 import attrs
 
+from composable.algorithms._dense_targets import check_no_dense_targets
 from composable.algorithms._validators import at_least, boolean, in_range, one_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -55,6 +56,10 @@ class ProgressiveResizing(Algorithm):
         )
         if scale == 1:
             return state
+        if self.mode == "crop" and not self.resize_targets:
+            check_no_dense_targets(
+                state, f"{self.name} can't leave uncropped", "pass resize_targets=True"
+            )
         small = resize_batch(
             state.inputs,
             state.targets if self.resize_targets else None,

@@ -19,7 +19,8 @@ class RandAugment(Algorithm):
     """Apply a few random operations to each image: see `composable.functional.randaugment`.
 
     The images are uint8, or floats in [0, 1]. If the data loader normalizes them, pass its `mean`
-    and `std`: the normalization is undone for the augmentation.
+    and `std`: the normalization is undone for the augmentation. Targets with a value for each pixel
+    are refused, since they would have to be moved with the images.
 
     Args:
         severity: Maximum level of the operations, in [0, 10].
@@ -52,4 +53,4 @@ class RandAugment(Algorithm):
             augmentations=self.augmentations,
             generator=state.generator(self.name),
         )
-        return state.with_batch(inputs=on_pixels(augment, state, self.mean, self.std))
+        return state.with_batch(inputs=on_pixels(augment, state, self.name, self.mean, self.std))

@@ -247,19 +247,19 @@ def shards_of(
     """
     remaining = iter(batches)
     while step := list(islice(remaining, count)):
-        parts = list(zip(*(own for own, _ in step), strict=True))
-        empty = list(zip(*(_are_empty(shards, size) for _, size in step), strict=True))
-        joined = [one for (one,) in parts] if count == 1 else map(_group, parts, empty)
+        owns = [own for own, _ in step]
+        empties = [[size == 0 for size in shards.sizes(examples)] for _, examples in step]
+        parts, empty = owns[0], empties[0]
+        if count > 1:
+            groups = list(zip(*empties, strict=True))
+            parts = list(map(_group, zip(*owns, strict=True), groups))
+            empty = list(map(all, groups))
         yield ShardedBatch(
-            tuple(joined),
+            tuple(parts),
             (None,) * len(parts),
-            tuple(map(all, empty)),
+            tuple(empty),
             shards=shards if numbered_as is None else numbered_as,
         )
-
-
-def _are_empty(shards: Shards, examples: int) -> list[bool]:
-    return [size == 0 for size in shards.sizes(examples)]
 
 
 def _group(batches: tuple[Any, ...], empty: tuple[bool, ...]) -> BatchGroup:

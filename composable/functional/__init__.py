@@ -67,11 +67,14 @@ if TYPE_CHECKING:
     from .layers import BlurMaxPool2d as BlurMaxPool2d
     from .layers import BlurMaxPool3d as BlurMaxPool3d
     from .layers import FactorizedLayer as FactorizedLayer
+    from .layers import NGramEmbedding as NGramEmbedding
     from .layers import ResidualBlock as ResidualBlock
     from .layers import Rotation as Rotation
     from .layers import alibi_bias as alibi_bias
     from .layers import alibi_slopes as alibi_slopes
     from .layers import blur as blur
+    from .layers import embed_ngrams as embed_ngrams
+    from .layers import hash_ngrams as hash_ngrams
     from .layers import rotary_embedding as rotary_embedding
     from .layers import rotary_tables as rotary_tables
     from .layers import rotate_pairs as rotate_pairs
@@ -87,6 +90,7 @@ if TYPE_CHECKING:
     from .mixup import apply_mixup as apply_mixup
     from .mixup import draw_mixup as draw_mixup
     from .mixup import mixup as mixup
+    from .ngram_embeddings import ngram_embeddings as ngram_embeddings
     from .no_op_model import IdleModel as IdleModel
     from .no_op_model import no_op_model as no_op_model
     from .orthogonalize import orthogonalize as orthogonalize
@@ -98,6 +102,8 @@ if TYPE_CHECKING:
     from .randaugment import apply_randaugment as apply_randaugment
     from .randaugment import draw_randaugment as draw_randaugment
     from .randaugment import randaugment as randaugment
+    from .replace_modules import Replacement as Replacement
+    from .replace_modules import replace_modules as replace_modules
     from .resize_batch import apply_crop as apply_crop
     from .resize_batch import draw_crop as draw_crop
     from .resize_batch import progressive_scale as progressive_scale

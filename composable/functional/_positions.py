@@ -9,8 +9,9 @@ from torch import nn
 
 from ._checks import kind_of
 from ._registry import Registry, check_class, full_name
-from ._surgery import replace_modules, report_nothing
+from ._surgery import report_nothing
 from .layers.attention_bias import NoPositions
+from .replace_modules import replace_modules
 
 __all__ = ["PositionSurgery"]
 
@@ -60,13 +61,13 @@ class PositionSurgery(Generic[Setting]):
             setattr(new, self.attribute, setting)
             return new
 
-        new, count = replace_modules(model, rule)
-        if count:
-            self._check_attention(new)
+        result = replace_modules(model, rule)
+        if result.names:
+            self._check_attention(result.model)
         elif not converted:
             sought = f"position embeddings and attention of the classes {self.registry.names}"
             report_nothing(self.method, sought, self.advice)
-        return new
+        return result.model
 
     def register(self, kinds: tuple[Any, ...]) -> Callable[[Conversion], Conversion]:
         """Return a decorator that registers a conversion for classes, or their full names."""

@@ -1,9 +1,9 @@
-"""Model surgery without side effects: replace modules in a copy that shares the tensors."""
+"""Model surgery without side effects: a copy of a model that shares the tensors."""
 
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
@@ -16,21 +16,20 @@ from torch.nn.parameter import is_lazy
 
 from ._checks import check_module, check_tensors
 from ._lent import LentModel, is_sharded
-from ._pretrained import guard_saving
 from ._references import References
 from ._warnings import NoEffectWarning, warn_user
 
 __all__ = [
+    "check_uncompiled",
     "check_unwrapped",
     "copy_on_write",
     "counting_replaced",
-    "replace_modules",
+    "log_replaced",
     "report_nothing",
     "with_tensors",
 ]
 
 Model = TypeVar("Model", bound=nn.Module)
-Rule = Callable[[str, nn.Module], nn.Module]
 
 log = logging.getLogger("composable")
 _counts: ContextVar[Counter[str] | None] = ContextVar("replaced_modules", default=None)
@@ -39,11 +38,6 @@ ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType)
 CALLABLES = (FunctionType, MethodType, BuiltinFunctionType, functools.partial)
 # By name: importing them takes a second, and not every build of torch has them.
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-# These read `child.weight` and never call the child: a replacement would have no effect.
-READS_WEIGHTS: dict[type[nn.Module], set[str]] = {
-    nn.MultiheadAttention: {"out_proj"},
-    nn.TransformerEncoderLayer: {"self_attn", "linear1", "linear2", "norm1", "norm2"},
-}
 
 
 def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> Model:
@@ -160,66 +154,10 @@ def with_tensors(model: Model, tensors: Mapping[str, Tensor]) -> Model:
     return copy_on_write(model, tensors)
 
 
-def replace_modules(
-    model: nn.Module, rule: Rule, *, training_only: bool = False
-) -> tuple[nn.Module, int]:
-    """Replace modules by a rule, children before their parents.
-
-    Args:
-        model: Any module. It is not modified, and can be replaced itself.
-        rule: A function of the name and of a module of a private copy. It returns a replacement,
-            which may contain or reuse the old module, or the module itself to keep it. It is
-            called once for a module at several places.
-        training_only: Whether the replacements compute what the old modules did in evaluation.
-
-    Returns:
-        A new model and the number of replaced modules; `model` itself if that is 0.
-
-    Raises:
-        ValueError: The model is wrapped for distributed training, or compiled.
-
-    Warns:
-        NoEffectWarning: A replacement may be bypassed: the parent reads its weights without a
-            call, or only one of several tied parameters was replaced.
-    """
-    root = copy_on_write(model)
-    copies = dict(root.named_modules(remove_duplicate=False))
-    done: dict[int, tuple[nn.Module, nn.Module]] = {}  # keeps old modules alive: ids stay unique
-    new = _replace("", root, rule, done)
-    replaced = {key: after for key, (before, after) in done.items() if after is not before}
-    if not replaced:
-        return model, 0
-    names = [name for name, module in copies.items() if id(module) in replaced]
-    check_uncompiled(model, names)
-    successors = {id(after) for after in replaced.values()}
-    references = References(replaced)
-    for module in new.modules():
-        if id(module) not in successors:  # a replacement may contain the old module
-            references.redirect_in(module)
-    for problem in [*_find_bypassed(model, names), *_find_untied(model, new)]:
-        warn_user(problem, NoEffectWarning)
-    if not training_only:
-        guard_saving(new, names)
-    _log(done)
-    return new, len(replaced)
-
-
 def report_nothing(method: str, sought: str, advice: str = "") -> None:
     """Warn that a method found nothing to replace, with the kinds of layers it looked for."""
     said = f"{method} found nothing to replace; it looked for {sought}."
     warn_user(f"{said} {advice}" if advice else said, NoEffectWarning)
-
-
-def _replace(
-    name: str, module: nn.Module, rule: Rule, done: dict[int, tuple[nn.Module, nn.Module]]
-) -> nn.Module:
-    if id(module) not in done:
-        done[id(module)] = module, module
-        for key, child in list(module._modules.items()):
-            if child is not None:
-                module._modules[key] = _replace(f"{name}.{key}".lstrip("."), child, rule, done)
-        done[id(module)] = module, rule(name, module)
-    return done[id(module)][1]
 
 
 @contextmanager
@@ -233,44 +171,13 @@ def counting_replaced() -> Iterator[Counter[str]]:
         _counts.reset(token)
 
 
-def _log(done: dict[int, tuple[nn.Module, nn.Module]]) -> None:
+def log_replaced(pairs: Sequence[tuple[nn.Module, nn.Module]]) -> None:
     """Log and count how many modules of each class were replaced."""
-    pairs = [pair for pair in done.values() if pair[0] is not pair[1]]
     kinds = Counter(tuple(type(module).__name__ for module in pair) for pair in pairs)
     if (counts := _counts.get()) is not None:
         counts.update(type(old).__name__ for old, _ in pairs)
     parts = [f"{count} {old} by {new}" for (old, new), count in kinds.items()]
     log.info("replaced %d modules: %s", len(pairs), ", ".join(parts))
-
-
-def _find_bypassed(model: nn.Module, names: list[str]) -> Iterator[str]:
-    """Find replacements under a parent that does not call them."""
-    parents = dict(model.named_modules(remove_duplicate=False))
-    for name in names:
-        path, _, child = name.rpartition(".")
-        parent = parents[path]
-        for kind, children in READS_WEIGHTS.items():
-            if name and path not in names and isinstance(parent, kind) and child in children:
-                yield (
-                    f"{name} was replaced, but {kind.__name__} can read its weights without "
-                    "calling it, so the replacement may have no effect; skip it, or replace the "
-                    "whole parent."
-                )
-
-
-def _find_untied(model: nn.Module, new: nn.Module) -> Iterator[str]:
-    """Find tied parameters of which some, but not all, were replaced."""
-    before, after = Counter(_parameter_ids(model)), Counter(_parameter_ids(new))
-    for name, parameter in model.named_parameters():
-        if 0 < after[id(parameter)] < before[id(parameter)]:
-            yield (
-                f"{name} was shared by {before[id(parameter)]} modules, and not all of them share "
-                "it after the replacement; replace all of them, or tie them in the new model."
-            )
-
-
-def _parameter_ids(model: nn.Module) -> list[int]:
-    return [id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False)]
 
 
 def _plain_values(module: nn.Module) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._checks import check_any, check_count, check_flag, check_module
 from ._reclass import reclass, refuse_lazy
-from ._surgery import replace_modules, report_nothing
+from ._surgery import report_nothing
 from ._warnings import NoEffectWarning, warn_user
 from .layers.blur import (
     BlurConv1d,
@@ -22,6 +22,7 @@ from .layers.blur import (
     Blurred,
     per_dimension,
 )
+from .replace_modules import replace_modules
 
 __all__ = ["blurpool"]
 
@@ -104,13 +105,13 @@ def blurpool(
             return _blurred(module, False, like)
         return module
 
-    blurred, count = replace_modules(model, rule)
-    if count == 0 and not any(isinstance(module, Blurred) for module in model.modules()):
+    result = replace_modules(model, rule)
+    if not result.names and not any(isinstance(module, Blurred) for module in model.modules()):
         convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input channels"
         pools = "MaxPool1d, MaxPool2d and MaxPool3d"
         sought = " or ".join([convs] * replace_convs + [pools] * replace_maxpools)
         report_nothing("blurpool", f"a stride above 1 in {sought}")
-    return blurred
+    return result.model
 
 
 def _aliasing_conv(name: str, module: nn.Module, min_channels: int) -> bool:

@@ -23,7 +23,7 @@ from ._checks import (
     check_range,
 )
 from ._reclass import refuse_lazy
-from ._surgery import replace_modules, report_nothing
+from ._surgery import report_nothing
 from .layers.factorized import (
     CONVS,
     LINEARS,
@@ -33,6 +33,7 @@ from .layers.factorized import (
     matrices_of,
     merge_pair,
 )
+from .replace_modules import replace_modules
 
 __all__ = ["factorize"]
 
@@ -156,13 +157,15 @@ def factorize(  # noqa: PLR0913
                 check_values(name, layer.weight)
         return build_pair(merge_pair(module) if pair else module, rank, init, generator)
 
-    new, count = replace_modules(model, rule)
-    if count == 0 and not any(isinstance(module, FactorizedLayer) for module in model.modules()):
+    result = replace_modules(model, rule)
+    if not result.names and not any(
+        isinstance(module, FactorizedLayer) for module in model.modules()
+    ):
         convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input and output channels"
         linears = f"Linear with at least {min_features} input and output features"
         sought = " or ".join([convs] * factorize_convs + [linears] * factorize_linears)
         report_nothing("factorize", f"{sought}, for which a pair of layers is cheaper")
-    return new
+    return result.model
 
 
 def _skipped_layers(model: nn.Module) -> set[str]:

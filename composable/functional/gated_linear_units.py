@@ -18,7 +18,8 @@ from ._checks import check_flag, check_generator, check_module, kind_of
 from ._reclass import reclass, refuse_lazy
 from ._registry import Registry, full_name
 from ._sampling import generator_device
-from ._surgery import replace_modules, report_nothing
+from ._surgery import report_nothing
+from .replace_modules import replace_modules
 
 __all__ = ["gated_linear_units", "register_gated_linear_units"]
 
@@ -132,13 +133,13 @@ def gated_linear_units(
         _set_part(new, block.activation, nn.Identity().train(module.training))
         return new  # type: ignore[no-any-return]
 
-    new, count = replace_modules(model, rule)
-    if count == 0 and not any(isinstance(module, _Gated) for module in model.modules()):
+    result = replace_modules(model, rule)
+    if not result.names and not any(isinstance(module, _Gated) for module in model.modules()):
         sought = f"feed-forward blocks of the classes {REGISTRY.names}"
         gated = {type(module).__name__ for module in model.modules() if _is_gated(module)}
         advice = f"{', '.join(sorted(gated))} is gated already." if gated else ADVICE
         report_nothing("gated_linear_units", sought, advice)
-    return new
+    return result.model
 
 
 def check_activation(name: str, value: Any) -> None:

@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ._checks import check_count, check_module
 from ._reclass import keeps_forward_of, reclass, refuse_lazy
 from ._spatial import laid_out_like
-from ._surgery import replace_modules, report_nothing
+from ._surgery import report_nothing
+from .replace_modules import replace_modules
 
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "ghost_batchnorm"]
 
@@ -75,11 +76,11 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
                 return new
         return module
 
-    new, count = replace_modules(model, rule, training_only=True)
-    if count == 0 and not any(isinstance(module, _Ghost) for module in model.modules()):
+    result = replace_modules(model, rule, training_only=True)
+    if not result.names and not any(isinstance(module, _Ghost) for module in model.modules()):
         sought = "BatchNorm1d, BatchNorm2d and BatchNorm3d, and timm's BatchNormAct2d"
         report_nothing("ghost_batchnorm", f"{sought}, with their own forward method")
-    return new
+    return result.model
 
 
 def _one_by_one(inputs: Tensor) -> bool:

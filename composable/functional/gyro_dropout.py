@@ -16,7 +16,8 @@ from ._checks import check_count, check_generator, check_module, check_order, ch
 from ._reclass import keeps_forward_of, reclass
 from ._sampling import generator_device
 from ._spatial import laid_out_like
-from ._surgery import replace_modules, report_nothing
+from ._surgery import report_nothing
+from .replace_modules import replace_modules
 
 __all__ = ["GyroDropoutLayer", "gyro_dropout"]
 
@@ -92,10 +93,12 @@ def gyro_dropout(
         new._start(p, sigma, tau, stay, generator)
         return new.to(device)
 
-    new, count = replace_modules(model, rule, training_only=True)
-    if count == 0 and not any(isinstance(module, GyroDropoutLayer) for module in model.modules()):
+    result = replace_modules(model, rule, training_only=True)
+    if not result.names and not any(
+        isinstance(module, GyroDropoutLayer) for module in model.modules()
+    ):
         report_nothing("gyro_dropout", "Dropout")
-    return new
+    return result.model
 
 
 class GyroDropoutLayer(nn.Dropout):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ._checks import check_count, check_generator, check_module, check_range
 from ._reclass import reclass, refuse_lazy
 from ._sampling import generator_device
-from ._surgery import replace_modules, report_nothing
+from ._surgery import report_nothing
+from .replace_modules import replace_modules
 
 __all__ = ["SqueezeExcitation", "squeeze_excite"]
 
@@ -84,13 +85,13 @@ def squeeze_excite(
                 return new.train(module.training)
         return module
 
-    new, count = replace_modules(model, rule)
-    if count == 0 and not any(isinstance(module, _Excited) for module in model.modules()):
+    result = replace_modules(model, rule)
+    if not result.names and not any(isinstance(module, _Excited) for module in model.modules()):
         report_nothing(
             "squeeze_excite",
             f"Conv1d, Conv2d and Conv3d with at least {min_channels} input and output channels",
         )
-    return new
+    return result.model
 
 
 class SqueezeExcitation(nn.Module):

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ._checks import check_module, check_one_of, check_range
 from ._reclass import reclass
-from ._surgery import check_unwrapped, copy_on_write, replace_modules, report_nothing
+from ._surgery import check_unwrapped, copy_on_write, report_nothing
 from .layers.residual import KNOWN, Dropping, ResidualBlock, StochasticBlock, start_dropping
+from .replace_modules import replace_modules
 
 __all__ = ["scale_drop_rates", "stochastic_depth"]
 
@@ -110,7 +111,7 @@ def stochastic_depth(
         new = reclass(module, StochasticBlock, prefix="Stochastic")
         return start_dropping(new, Dropping(description, method == "sample", rate))
 
-    return replace_modules(model, rule)[0]
+    return replace_modules(model, rule).model
 
 
 def scale_drop_rates(model: nn.Module, scale: float, *, target: Target | None = None) -> nn.Module:

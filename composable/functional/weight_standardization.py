@@ -13,7 +13,8 @@ from torch.nn.utils import parametrize
 
 from ._checks import check_blendable, check_count, check_module
 from ._reclass import reclass, refuse_lazy
-from ._surgery import replace_modules, report_nothing
+from ._surgery import report_nothing
+from .replace_modules import replace_modules
 
 __all__ = ["StandardizedWeight", "standardize_weight", "weight_standardization"]
 
@@ -71,14 +72,14 @@ def weight_standardization(model: nn.Module, *, n_last_layers_ignore: int = 0) -
             return module
         return _standardized(reclass(module, type(module)))
 
-    new, count = replace_modules(model, rule)
-    if count == 0 and not any(map(_is_standardized, model.modules())):
+    result = replace_modules(model, rule)
+    if not result.names and not any(map(_is_standardized, model.modules())):
         ignored = f", except for the last {n_last_layers_ignore}" * bool(n_last_layers_ignore)
         report_nothing(
             "weight_standardization",
             f"Conv1d, Conv2d and Conv3d with several weights for each output channel{ignored}",
         )
-    return new
+    return result.model
 
 
 def standardize_weight(

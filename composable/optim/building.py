@@ -10,6 +10,7 @@ from composable.core._warnings import warn_user
 from composable.optim.decay import decay_groups, group_by_decay, parameters_by_decay
 from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.muon import Muon
+from composable.optim.tables import TABLES, tables_of
 
 __all__ = ["build_optimizers", "check_optimizers", "update_param_groups"]
 
@@ -154,7 +155,8 @@ def update_param_groups(
 
     A new parameter replaces the one of the same name. Otherwise it joins the parameter group (and
     so gets the options) of the nearest parameter in the model; of the groups of
-    `composable.optim.decay_groups` or `muon_groups`, the one where it belongs.
+    `composable.optim.decay_groups` or `muon_groups`, the one where it belongs. A table of hashed
+    n-grams joins the group "tables", if there is one.
     """
     old = dict(before.named_parameters())
     new = dict(after.named_parameters())
@@ -166,16 +168,20 @@ def update_param_groups(
     if not optimizers or not (gone or added):
         return
     decays = {name: decayed for name, _, decayed in parameters_by_decay(after)}
+    tables = {id(table) for table in tables_of(after)}
+    groups = [group for one in optimizers for group in one.param_groups]
+    of_tables = next((group for group in groups if group.get("name") == TABLES), None)
     for name, parameter in added.items():
         place = _nearest(name, old, optimizers)
-        if place is None:
+        if id(parameter) in tables and of_tables is not None:
+            of_tables["params"].append(parameter)
+        elif place is None:
             warn_user(
                 f"the new parameter {name!r} is not trained, because no optimizer has another "
                 "parameter of the model. Pass optimizers as a function of the parameters.",
                 UserWarning,
             )
-            continue
-        if name in old and id(old[name]) in gone:
+        elif name in old and id(old[name]) in gone:
             replaced = next(i for i, p in enumerate(place["params"]) if p is old[name])
             place["params"][replaced] = parameter
         else:

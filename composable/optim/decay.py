@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from composable.functional._checks import check_module
+from composable.optim.tables import TABLES, tables_of
 
 __all__ = ["decay_groups"]
 
@@ -15,20 +16,22 @@ _NORM = re.compile(r"Norm(\dd)?$", re.IGNORECASE)
 
 
 def decay_groups(module: nn.Module, *more: nn.Module) -> list[dict[str, Any]]:
-    """Divide parameters into a group with weight decay, and one without.
+    """Divide parameters into a group with weight decay, one without, and one of tables.
 
     The group without has the parameters of normalization layers (modules with a base class whose
     name ends in "Norm", such as `LayerNorm`, `BatchNorm2d` and `LlamaRMSNorm`), the biases, and all
     other parameters with less than two dimensions, such as layer scales. Embeddings have weight
-    decay. A shared parameter is in one group, that of its first name.
+    decay. A shared parameter is in one group, that of its first name. Tables of hashed n-grams
+    (`NGramEmbedding`) are in a third group, with weight decay, if there are any.
 
     Args:
         module: The model.
         more: Other modules that are trained, such as the loss.
 
     Returns:
-        The groups, in a form that optimizers of PyTorch take. Their names are "weights" and
-        "norms_and_biases". A surgery of the `Trainer` adds new parameters to the right one.
+        The groups, in a form that optimizers of PyTorch take. Their names are "weights",
+        "norms_and_biases" and, for tables, "tables". A surgery of the `Trainer` adds new
+        parameters to the right one.
 
     Raises:
         TypeError: An argument is not a module.
@@ -44,14 +47,16 @@ def decay_groups(module: nn.Module, *more: nn.Module) -> list[dict[str, Any]]:
         {"params": [], "name": WEIGHTS},
         {"params": [], "name": NORMS_AND_BIASES, "weight_decay": 0.0},
     ]
-    seen = set()
     for one in (module, *more):
         check_module("module", one)
+    tables = tables_of(module, *more)
+    seen = {id(table) for table in tables}
+    for one in (module, *more):
         for _, parameter, decays in parameters_by_decay(one):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 groups[not decays]["params"].append(parameter)
-    return groups
+    return [*groups, *([{"params": tables, "name": TABLES}] if tables else [])]
 
 
 def parameters_by_decay(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:

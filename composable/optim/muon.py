@@ -22,6 +22,7 @@ from composable.functional.orthogonalize import COEFFICIENTS, check_coefficients
 from composable.optim.matrix_owners import Batch, compute_by_owners
 from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.muon_groups import ADAMW, MUON, check_matrix, muon_groups, roles_of
+from composable.optim.tables import TABLES
 
 __all__ = ["DEFAULT", "Muon"]
 
@@ -276,11 +277,11 @@ def _groups(params: Any) -> Any:
 
 def _divided(group: dict[str, Any], by: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Divide the group of the other parameters by `decay_groups`."""
-    if group["half"] == MUON:
+    if group["half"] == MUON or group["name"] == TABLES:
         yield group
         return
     own = {id(p) for p in group["params"]}
-    for one in by:
+    for one in (one for one in by if one["name"] != TABLES):
         yield {**one, "half": ADAMW, "params": [p for p in one["params"] if id(p) in own]}
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from composable.core._warnings import warn_user
 from composable.functional._checks import check_count, check_module
+from composable.optim.tables import TABLES, tables_of
 
 __all__ = ["muon_groups"]
 
@@ -52,9 +53,9 @@ def muon_groups(
             dimension, by name or pattern: `{"*.qkv.weight": 3}`.
 
     Returns:
-        The groups, for `Muon`. Their names are "matrices" and "others". Add options, such as "lr",
-        to a group to override those of `Muon`. A surgery of the `Trainer` adds new parameters to
-        the right group.
+        The groups, for `Muon`. Their names are "matrices", "others" and, for tables of hashed
+        n-grams (`NGramEmbedding`), "tables". Add options, such as "lr", to a group to override
+        those of `Muon`. A surgery of the `Trainer` adds new parameters to the right group.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -95,8 +96,11 @@ def muon_groups(
         {"params": params, "name": "matrices", "half": MUON, "stacked": count}
         for count, params in held.items()
     ]
-    rest = [role.parameter for role in roles if not role.hidden]
-    return [*groups, {"params": rest, "name": "others", "half": ADAMW}]
+    tables = tables_of(model, *more)
+    taken = {id(parameter) for parameter in tables}
+    rest = [one.parameter for one in roles if not one.hidden and id(one.parameter) not in taken]
+    groups.append({"params": rest, "name": "others", "half": ADAMW})
+    return [*groups, *([{"params": tables, "name": TABLES, "half": ADAMW}] if tables else [])]
 
 
 @attrs.frozen(eq=False)

@@ -12,8 +12,8 @@ from composable.core.batch_spec import BatchSpec
 from composable.core.state import State
 from composable.core.stateful import Size
 from composable.data.grouping import batches_of, parts_of, shards_in
+from composable.engines.engine import Engine, Sums
 from composable.engines.modules import Buffers
-from composable.engines.protocol import Engine, Sums
 from composable.optim.stepping import zero_grad
 from composable.trainer.guards import halve_microbatch
 

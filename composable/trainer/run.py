@@ -17,7 +17,7 @@ from composable.core.stateful import Count, SavedFields, Stateful, saved
 from composable.core.time import Time, TimeUnit, reached
 from composable.data.grouping import each_batch
 from composable.distributed.signals import Signals
-from composable.engines.protocol import Engine
+from composable.engines.engine import Engine
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares
 from composable.metrics import Evaluator

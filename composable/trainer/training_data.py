@@ -30,7 +30,7 @@ from composable.data.order import (
     set_generator_states,
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
-from composable.engines.protocol import Engine
+from composable.engines.engine import Engine
 from composable.resume.changes import ChangedRunWarning
 from composable.resume.values import check_as_many
 
@@ -69,7 +69,7 @@ class TrainingData:
     count_tokens: Callable[[Any], int] | None = None
     batches_per_step: int = 1
     copies: Copies | None = None
-    """Copies batches to the device ahead of their steps; None unless the device is a GPU."""
+    """Copies batches to the device ahead of their steps; None if none is fetched ahead."""
     engine: Engine = attrs.field(kw_only=True)
     """Splits batches among processes."""
     _loader_state: Any = None

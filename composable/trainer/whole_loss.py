@@ -19,8 +19,8 @@ from composable.core.event import Event
 from composable.core.loss import check_loss
 from composable.core.state import State
 from composable.data.grouping import shards_in
+from composable.engines.engine import Engine, Sums
 from composable.engines.modules import Buffers
-from composable.engines.protocol import Engine, Sums
 from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.microbatches import Microbatches, accumulate, each_shard, fit_memory

@@ -28,3 +28,15 @@ def test_maps_of_targets_are_resized_with_the_images(mode):
     for x, y in watch.values:
         assert y.shape == (4, *x.shape[2:])
         assert mode == "resize" or torch.equal(y, (x[:, 0] > 0).long())
+
+
+def test_a_crop_of_images_alone_is_refused_for_maps_of_targets():
+    x = torch.rand(4, 1, 8, 12)
+    trainer = make_trainer(
+        seeded(lambda: nn.Conv2d(1, 2, 3, padding=1)),
+        train_dataloader=[(x, (x[:, 0] > 0).long())],
+        algorithms=[ProgressiveResizing("crop")],
+    )
+
+    with pytest.raises(ValueError, match=r"uncropped targets \(4, 8, 12\).*resize_targets=True"):
+        trainer.fit()

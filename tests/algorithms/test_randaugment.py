@@ -40,3 +40,19 @@ def test_normalized_images_are_augmented_as_before_the_normalization(algorithm, 
 def test_rejects_normalized_images_of_another_kind(algorithm, function, inputs, kind):
     with pytest.raises(TypeError, match=f"images must be normalized.*{kind}; pass neither mean"):
         augmented(algorithm, inputs)
+
+
+@each
+@pytest.mark.parametrize("targets", [torch.zeros(4, 8, 8).long(), torch.zeros(4, 2, 8, 8)])
+def test_dense_targets_are_refused(algorithm, function, targets):
+    state = State(linear(), batch=(images(), targets), key=Key(17))
+
+    with pytest.raises(ValueError, match=rf"{algorithm.__name__} moves pixels.*\(4, .*data set"):
+        algorithm()(Event.AFTER_DATALOADER, state)
+
+
+@each
+def test_a_batch_may_be_without_targets(algorithm, function):
+    state = State(linear(), batch=(images(),), key=Key(17))
+
+    assert algorithm()(Event.AFTER_DATALOADER, state).inputs.shape == (4, 3, 8, 8)

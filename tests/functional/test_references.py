@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from composable.algorithms import EMA
-from composable.functional import with_tensors
-from composable.functional._surgery import copy_on_write, replace_modules
+from composable.functional import replace_modules, with_tensors
+from composable.functional._surgery import copy_on_write
 from tests.support.data import batches
 from tests.support.runs import make_trainer
 
@@ -164,7 +164,10 @@ class Negated(nn.Module):
 def test_replacements_are_called(connect):
     net = Net(connect).eval()
 
-    new, _ = replace_modules(net, lambda _, m: Negated(m) if isinstance(m, nn.BatchNorm1d) else m)
+    def rule(_, m):
+        return Negated(m) if isinstance(m, nn.BatchNorm1d) else m
+
+    new = replace_modules(net, rule).model
 
     assert torch.equal(new(inputs()), -net(inputs()))
     assert torch.equal(net(inputs()), plain(net, net.state_dict()))
@@ -176,7 +179,11 @@ def test_surgery_next_door_follows_mode():
             return 2 * super().forward(x)
 
     net = Net(by_self)
-    new, _ = replace_modules(net, lambda _, m: Doubled(4, 3) if isinstance(m, nn.Linear) else m)
+
+    def rule(_, m):
+        return Doubled(4, 3) if isinstance(m, nn.Linear) else m
+
+    new = replace_modules(net, rule).model
 
     assert torch.equal(new.eval()(inputs()), new(inputs()))
     assert net.drop.training

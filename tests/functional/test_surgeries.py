@@ -153,6 +153,13 @@ SURGERIES = {
         texts,
         "position embeddings and attention of the classes .*Attention.*",
     ),
+    "ngram_embeddings": Surgery(
+        partial(F.ngram_embeddings, rows=8),
+        lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)),
+        lambda: torch.randint(9, (2, 5), generator=generator()),
+        "the nn.Embedding of the tokens",
+        added=r"0\.ngrams\.weight",
+    ),
     "gated_linear_units": Surgery(
         lambda model: gated_linear_units(model, generator=generator()),
         lambda: nn.Sequential(FeedForward(), nn.ReLU(), FeedForward()),
@@ -192,6 +199,13 @@ if importlib.util.find_spec("transformers") is not None:
             tokens,
             "position embeddings and attention of the classes .*BertSelfAttention",
             removed=r".*(wpe|position_embeddings)\.weight",
+        )
+        SURGERIES[f"ngram_embeddings of {family}"] = Surgery(
+            partial(F.ngram_embeddings, rows=8),
+            build,
+            tokens,
+            "the nn.Embedding of the tokens",
+            added=r".*(wte|word_embeddings)\.ngrams\.weight",
         )
         if family == "gpt2":
             SURGERIES["rotary of gpt2"] = Surgery(

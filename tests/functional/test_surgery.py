@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
-from composable.functional import NoEffectWarning, with_tensors
-from composable.functional._surgery import copy_on_write, replace_modules
+from composable.functional import NoEffectWarning, replace_modules, with_tensors
+from composable.functional._surgery import copy_on_write
 
 
 class Doubled(nn.Module):
@@ -95,14 +95,16 @@ def test_copies_and_changes_parametrized_and_traced_modules(build):
     model = nn.Sequential(build(nn.Linear(4, 4))).eval()
 
     assert_close(copy_on_write(model)(inputs()), model(inputs()))
-    new, _ = replace_modules(model, lambda name, module: Doubled(module) if name == "0" else module)
+    new = replace_modules(
+        model, lambda name, module: Doubled(module) if name == "0" else module
+    ).model
     assert_close(new(inputs()), 2 * model(inputs()))
 
 
 def test_replaces_modules_of_a_traced_model():
     model = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
 
-    new, _ = replace_modules(model, double)
+    new = replace_modules(model, double).model
 
     assert_close(new(inputs()), (2 * model.get_submodule("0")(inputs())).relu())
 
@@ -119,11 +121,11 @@ def test_rejects_only_changes_of_what_is_compiled(part):
     message = rf"{part} must not be compiled yet.* compile it afterwards"
     with pytest.raises(ValueError, match=message):
         replace_modules(model, double)
-    assert replace_modules(model, keep) == (model, 0)
-    beside, _ = replace_modules(
+    assert replace_modules(model, keep).model is model
+    beside = replace_modules(
         nn.Sequential(model, nn.Linear(4, 4)),
         lambda name, module: Doubled(module) if name == "1" else module,
-    )
+    ).model
     assert isinstance(beside[1], Doubled)
 
 
@@ -184,13 +186,15 @@ def test_replacing_does_not_modify_the_original():
     model = net().eval()
     before, expected = repr(model), model(inputs())
 
-    new, count = replace_modules(model, double)
+    result = replace_modules(model, double)
+    new = result.model
 
-    assert count == 2
+    assert result.names == ("0", "2")
+    assert result.without_effect == ()
     assert repr(model) == before
     assert torch.equal(model(inputs()), expected)
     assert_close(new(inputs()), 2 * new[2].inner(new[1](2 * model[0](inputs()))))
-    assert replace_modules(model, keep) == (model, 0)
+    assert replace_modules(model, keep).model is model
 
 
 def test_children_are_replaced_before_their_parents():
@@ -198,7 +202,7 @@ def test_children_are_replaced_before_their_parents():
     replace_modules(nn.Sequential(net()), lambda name, module: seen.append(name) or module)
 
     assert seen == ["0.0", "0.1", "0.2", "0", ""]
-    assert isinstance(replace_modules(nn.Linear(4, 4), double)[0], Doubled)
+    assert isinstance(replace_modules(nn.Linear(4, 4), double).model, Doubled)
 
 
 def test_plain_attributes_refer_to_the_replacements():
@@ -207,7 +211,7 @@ def test_plain_attributes_refer_to_the_replacements():
     model.call, model.partial = model[0].forward, functools.partial(model[2].forward)
     object.__setattr__(model, "alias", model[0])
 
-    new, _ = replace_modules(model, double)
+    new = replace_modules(model, double).model
 
     assert new.first[0] is new[0]
     assert new.others["last"] is new[2]
@@ -227,9 +231,15 @@ def test_plain_attributes_refer_to_the_replacements():
 )
 def test_warns_of_a_parent_that_reads_weights(model, name):
     with pytest.warns(NoEffectWarning) as warned:
-        replace_modules(model, double)
+        result = replace_modules(model, double)
 
     assert any(f"{name} was replaced, but" in str(w.message) for w in warned)
+    assert any(problem.startswith(f"{name} was replaced") for problem in result.without_effect)
+
+
+def test_rejects_a_rule_that_forgets_to_return_the_module():
+    with pytest.raises(TypeError, match=r"rule must return a module, .* for 0 it returned None"):
+        replace_modules(nn.Sequential(nn.Linear(4, 4)), lambda name, module: None)
 
 
 def test_warns_if_one_of_two_tied_parameters_is_replaced():
@@ -247,4 +257,4 @@ def test_warns_if_one_of_two_tied_parameters_is_replaced():
     replace_modules(Language(), double)  # this one keeps the tie, and does not warn
     tied = nn.Sequential(nn.Linear(4, 5), nn.Linear(4, 5))
     tied[1].weight = tied[0].weight
-    assert replace_modules(tied, fresh)[1] == 2  # both are replaced
+    assert replace_modules(tied, fresh).names == ("0", "1")

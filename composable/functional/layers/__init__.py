@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from .blur import BlurMaxPool3d as BlurMaxPool3d
     from .blur import blur as blur
     from .factorized import FactorizedLayer as FactorizedLayer
+    from .ngrams import NGramEmbedding as NGramEmbedding
+    from .ngrams import embed_ngrams as embed_ngrams
+    from .ngrams import hash_ngrams as hash_ngrams
     from .residual import ResidualBlock as ResidualBlock
     from .rotation import Rotation as Rotation
     from .rotation import rotary_embedding as rotary_embedding

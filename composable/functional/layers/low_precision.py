@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from .._checks import LOW_PRECISION, check_module, check_precision
 from .._foreach import autocast_dtype
 from .._reclass import keeps_forward_of, reclass
-from .._surgery import replace_modules, report_nothing
+from .._surgery import report_nothing
 from .._warnings import NoEffectWarning, warn_user
+from ..replace_modules import replace_modules
 
 __all__: list[str] = []  # the public layers are in the modules of the two norms
 
@@ -94,8 +95,8 @@ def lower_norms(
                 return new
         return module
 
-    new, count = replace_modules(model, rule)
-    if count == 0 and not any(isinstance(m, tuple(kinds.values())) for m in model.modules()):
+    result = replace_modules(model, rule)
+    if not result.names and not any(isinstance(m, tuple(kinds.values())) for m in model.modules()):
         names = [kind if isinstance(kind, str) else kind.__name__ for kind in kinds]
         report_nothing(method, f"{', '.join(names)}, with their own forward method")
-    return new
+    return result.model

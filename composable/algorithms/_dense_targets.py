@@ -1,0 +1,33 @@
+"""Targets with a value for each pixel, where a method can't move them with the images."""
+
+from torch import Tensor
+
+from composable.core.state import State
+from composable.functional._spatial import is_dense
+
+__all__ = ["check_no_dense_targets"]
+
+
+def check_no_dense_targets(state: State, problem: str, cure: str) -> None:
+    """Raise an error if a target of the batch has a value for each pixel of the inputs.
+
+    Args:
+        state: The state, whose batch may be without targets.
+        problem: What the method can't do with such targets.
+        cure: What to do instead.
+
+    Raises:
+        ValueError: There is such a target.
+    """
+    inputs = state.inputs
+    if not isinstance(inputs, Tensor) or inputs.ndim < 3:
+        return
+    try:
+        targets = state.targets
+    except ValueError:  # a batch without targets
+        return
+    for one in targets if isinstance(targets, (tuple, list)) else (targets,):
+        if isinstance(one, Tensor) and is_dense(one, inputs.shape[2:]):
+            raise ValueError(
+                f"{problem} targets {tuple(one.shape)} that have a value for each pixel; {cure}."
+            )

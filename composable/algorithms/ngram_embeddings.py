@@ -1,0 +1,55 @@
+"""Hashed n-gram embeddings, as an algorithm."""
+
+from typing import Any
+
+import attrs
+
+from composable.algorithms._validators import at_least, in_range
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.functional import ngram_embeddings
+
+__all__ = ["NGramEmbeddings"]
+
+
+@attrs.frozen(repr=False)
+class NGramEmbeddings(Algorithm):
+    """Add embeddings of the last tokens: see `composable.functional.ngram_embeddings`.
+
+    `optimizers` that are functions of the parameters can give the table an optimizer or a learning
+    rate of its own: the groups of `composable.optim` have it in the group "tables".
+
+    Args:
+        n: Length of the longest n-gram, at least 2.
+        rows: Number of rows of the table. By default as many as fit into `megabytes`.
+        megabytes: Maximum size of the table, in units of 10**6 bytes.
+        target: The name of the token embedding, if it is not found.
+    """
+
+    n: int = attrs.field(default=3, validator=at_least(2))
+    rows: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    megabytes: float = attrs.field(default=64.0, validator=in_range(0, ends="()"))
+    target: str | None = attrs.field(default=None)
+
+    @target.validator
+    def _check_target(self, _: Any, value: Any) -> None:
+        if value is not None and (not isinstance(value, str) or not value):
+            raise TypeError(f"target={value!r} must be the name of a module, or None.")
+
+    events = frozenset({Event.INIT})
+    stage = Stage.SURGERY
+    reads = frozenset({"model"})
+    writes = frozenset({"model"})
+    replaces = frozenset({"token embedding"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Add the table once, before training."""
+        model = ngram_embeddings(
+            state.model,
+            n=self.n,
+            rows=self.rows,
+            megabytes=self.megabytes,
+            target=self.target,
+        )
+        return state if model is state.model else state.evolve(model=model)

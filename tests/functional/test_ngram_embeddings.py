@@ -1,0 +1,175 @@
+"""Hashed n-gram embeddings: the hash, boundaries of documents, and which embedding is replaced."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import composable.functional as F
+from composable.algorithms import NGramEmbeddings
+from tests.support.models import WORDS, language_model, seeded
+from tests.support.runs import LANGUAGE, make_trainer
+
+
+def filled(model, **options):
+    """Add n-grams with a table that is not zero."""
+    new = F.ngram_embeddings(model, **{"rows": 64, **options})
+    for module in new.modules():
+        if isinstance(module, F.NGramEmbedding):
+            seeded(lambda module=module: nn.init.normal_(module.weight))
+    return new
+
+
+def test_rows_and_signs_are_the_same_in_every_release():
+    rows, signs = F.hash_ngrams(torch.tensor([3, 1, 4, 1, 5]), rows=1000, n=3)
+
+    assert rows.tolist() == [[168, 540], [651, 668], [292, 62], [302, 778], [776, 86]]
+    assert signs.tolist() == [[-1, 1], [-1, 1], [-1, 1], [-1, -1], [-1, -1]]
+
+
+def test_ngrams_of_all_pairs_spread_evenly_over_rows_and_signs():
+    pairs = torch.cartesian_prod(torch.arange(300), torch.arange(300))
+
+    rows, signs = (part[:, 1, 0] for part in F.hash_ngrams(pairs, rows=900, n=2))
+
+    counts = rows.bincount(minlength=900).double()
+    assert ((counts - 100) ** 2 / 100).mean() < 1.2  # 1 for random rows
+    assert signs.double().mean().abs() < 0.02
+    assert (signs * (1 - 2 * (rows % 2))).double().mean().abs() < 0.02
+
+
+def test_an_ngram_is_hashed_alike_wherever_it_stands():
+    tokens = torch.tensor([[7, 1, 2, 3, 9, 1, 2, 3]])
+
+    rows, _ = F.hash_ngrams(tokens, rows=10**6, n=3)
+
+    assert torch.equal(rows[0, 3], rows[0, 7])
+    assert rows[0, 2, 0] == rows[0, 6, 0]
+
+
+def test_embedding_is_the_sum_of_rows_by_hand():
+    tokens, table = torch.tensor([[5, 7, 5]]), seeded(lambda: torch.randn(50, 4))
+    rows, signs = F.hash_ngrams(tokens, rows=50, n=3)
+
+    by_hand = sum(signs[..., k, None] * table[rows[..., k]] for k in (0, 1))
+
+    assert_close(F.embed_ngrams(tokens, table, n=3), by_hand)
+
+
+def test_documents_of_a_row_are_embedded_as_alone():
+    packed = F.pack_documents([torch.tensor([5, 6, 5, 6]), torch.tensor([5, 6, 7])], 8)
+    tokens, ids = packed["input_ids"], packed["document_ids"]
+    table = seeded(lambda: torch.randn(50, 4))
+
+    together = F.embed_ngrams(tokens, table, n=4, document_ids=ids)[0]
+
+    assert torch.equal(together[:4], F.embed_ngrams(tokens[0, :4], table, n=4))
+    assert torch.equal(together[4:7], F.embed_ngrams(tokens[0, 4:7], table, n=4))
+    assert not torch.equal(together, F.embed_ngrams(tokens, table, n=4)[0])
+
+
+class Packed(nn.Module):
+    """A model that is told of documents, and calls its embedding twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 4)
+
+    def forward(self, input_ids, document_ids=None, position_ids=None, attention_mask=None):
+        return self.words(input_ids) + self.words(input_ids)
+
+
+TOLD = {
+    "document_ids": torch.tensor([[1, 1, 2, 2]]),
+    "position_ids": torch.tensor([[0, 1, 0, 1]]),
+    "attention_mask": torch.tensor([[0, 0, 1, 1]]),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_model_that_is_told_of_boundaries_keeps_them(name):
+    model, tokens = filled(seeded(Packed)), torch.tensor([[5, 6, 5, 6]])
+
+    told = model(tokens, **{name: TOLD[name]})
+
+    assert torch.equal(told[:, 2:], model(tokens[:, 2:]))
+    assert not torch.equal(model(tokens)[:, 2:], told[:, 2:])  # it is told for one call
+
+
+def test_a_later_token_changes_no_earlier_output():
+    model, tokens = filled(language_model(one_by_one=True), n=4).eval(), torch.arange(5)[None]
+    other = tokens.clone()
+    other[0, 3] = 6
+
+    assert torch.equal(model(tokens)[..., :3], model(other)[..., :3])
+    assert not torch.equal(model(tokens)[..., 4], model(other)[..., 4])
+
+
+def test_tied_weights_stay_tied_and_train():
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
+    model[1].weight = model[0].weight
+
+    new = filled(model)
+    new(torch.arange(5)[None]).square().sum().backward()
+
+    assert new[1].weight is new[0].weight is model[0].weight
+    assert new[0].ngrams.weight.grad.abs().sum() > 0
+
+
+def test_the_default_fills_the_budget():
+    new = F.ngram_embeddings(nn.Sequential(nn.Embedding(7, 4)), megabytes=0.01)
+
+    assert new[0].ngrams.weight.shape == (625, 4)  # 16 bytes each
+
+
+class NanoGPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(7, 4), nn.Embedding(5, 4)
+
+    def forward(self, ids):
+        return self.wte(ids) + self.wpe(torch.arange(ids.shape[-1]))
+
+
+def test_one_of_several_embeddings_must_be_named():
+    with pytest.raises(ValueError, match=r"target=None must be .* one of wte, wpe; pass target="):
+        F.ngram_embeddings(NanoGPT(), rows=8)
+    with pytest.raises(ValueError, match=r"target='head' must be the name .* 'wte', 'wpe'"):
+        F.ngram_embeddings(NanoGPT(), rows=8, target="head")
+
+    assert hasattr(F.ngram_embeddings(NanoGPT(), rows=8, target="wte").wte, "ngrams")
+
+
+def test_rejects_other_ngrams_and_a_quantized_table():
+    new = F.ngram_embeddings(nn.Sequential(nn.Embedding(7, 4)), rows=8)
+    with pytest.raises(ValueError, match="rows=9 and n=3 must be 8 and 3, with which 0 is conver"):
+        F.ngram_embeddings(new, rows=9)
+
+    whole = nn.Sequential(nn.Embedding.from_pretrained(torch.ones(7, 4).to(torch.int8)))
+    with pytest.raises(ValueError, match=r"0.weight must have a floating-point dtype"):
+        F.ngram_embeddings(whole, rows=8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_table_has_the_dtype_of_the_embedding(dtype):
+    new = filled(language_model(one_by_one=True, dtype=dtype))
+
+    assert new.words.ngrams.weight.dtype is dtype
+    assert new(torch.arange(5)[None]).dtype is dtype
+
+
+def test_trains_compiled_as_eager():
+    def run(**options):
+        trainer = LANGUAGE.trainer(algorithms=[NGramEmbeddings(rows=16)], seed=3, **options)
+        trainer.fit()
+        return trainer.state.model.state_dict()
+
+    eager, compiled = run(), run(compile={"backend": "aot_eager"}, check_effects=False)
+
+    assert eager["words.ngrams.weight"].abs().sum() > 0
+    assert_close({k.replace("_orig_mod.", ""): v for k, v in compiled.items()}, eager)
+
+
+def test_make_trainer_with_a_model_without_tokens_warns():
+    with pytest.warns(F.NoEffectWarning, match="ngram_embeddings found nothing to replace"):
+        make_trainer(algorithms=[NGramEmbeddings(rows=16)])

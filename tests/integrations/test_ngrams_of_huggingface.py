@@ -1,0 +1,90 @@
+"""N-gram embeddings of Hugging Face models: generation, packing, padding, and what is refused."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import pad
+
+import composable.functional as F
+from tests.support.hugging_face import WIDTH, WORDS, build, tokens
+
+transformers = pytest.importorskip("transformers")
+
+
+def llama():
+    """Build a model without tied weights, whose positions are relative."""
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=3, initializer_range=0.5, pad_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)
+        return transformers.LlamaForCausalLM(config).eval()
+
+
+MODELS = {
+    "gpt2": lambda: build("gpt2", max_position_embeddings=32),
+    "llama": llama,
+    "bert": lambda: build("bert as a decoder", max_position_embeddings=32),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    new = F.ngram_embeddings(MODELS[request.param](), rows=64)
+    table = new.get_input_embeddings().ngrams.weight
+    with torch.no_grad():
+        table.copy_(torch.randn(table.shape, generator=torch.Generator().manual_seed(0)))
+    return new
+
+
+def greedy(model, ids, count):
+    """Generate by calls of whole rows."""
+    for _ in range(count):
+        ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], 1)
+    return ids
+
+
+@torch.no_grad()
+def test_generation_is_that_of_whole_rows_and_refuses_a_cache(model):
+    ids = tokens(6)
+    options = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5, "eos_token_id": None}
+    options["attention_mask"] = torch.ones_like(ids)
+
+    assert torch.equal(model.generate(ids, **options), greedy(model, ids, 5))
+    with pytest.raises(ValueError, match=r"past_key_values must be None .*use_cache=False"):
+        model.generate(ids, use_cache=True, **options)
+
+    padded = pad(ids, (3, 0))
+    options["attention_mask"] = (padded > 0).long()
+    assert torch.equal(model.generate(padded, **options)[:, 3:], greedy(model, ids, 5))
+
+
+@torch.no_grad()
+def test_positions_and_masks_bound_the_ngrams(model):
+    seen, ids = [], tokens(6)
+    embedding = model.get_input_embeddings().ngrams
+    embedding.register_forward_hook(lambda module, args, output: seen.append(output))
+
+    model(ids)
+    model(ids.view(1, 12), position_ids=torch.arange(6).repeat(2)[None])
+    model(pad(ids, (2, 0)), attention_mask=(pad(ids, (2, 0)) > 0).long())
+
+    alone, packed, padded = seen
+    assert torch.equal(packed.view_as(alone), alone)
+    assert torch.equal(padded[:, 2:], alone)
+
+
+def test_refuses_embeddings_without_tokens(model):
+    with pytest.raises(ValueError, match=r"inputs_embeds must be None .* pass input_ids"):
+        model(inputs_embeds=torch.zeros(1, 3, WIDTH))
+
+
+def test_the_original_keeps_its_cache_and_weights_stay_tied():
+    original = MODELS["gpt2"]()
+    new = F.ngram_embeddings(original, rows=64)
+
+    assert original.config.use_cache
+    assert not new.config.use_cache
+    assert new.get_output_embeddings().weight is original.get_input_embeddings().weight
+    assert isinstance(new.get_input_embeddings(), nn.Embedding)
