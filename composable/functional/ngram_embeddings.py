@@ -139,8 +139,8 @@ class WithNGrams(nn.Module):
         """Return the embedding of each token, and of the n-grams that end at it."""
         given = self.boundaries
         documents = None if given is None else _documents(given, input.shape)
-        embedded: Tensor = super().forward(input)
-        return embedded + self.ngrams(input, documents)
+        embedded: Tensor = super().forward(input) + self.ngrams(input, documents)
+        return embedded
 
 
 # --- the token embedding ---
