@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from composable.comparison.cost import process_seconds
 from composable.comparison.records import Protocol, StepCost, Study, TrialResult
 from composable.comparison.statistics import (
     CONTRAST,
@@ -18,12 +19,14 @@ from composable.comparison.statistics import (
     DistanceKind,
     LogInterval,
     VariancePart,
-    cost_ratio,
+    cost_error,
     extension,
     holm,
+    intervals_of,
     mean_interval,
     measure,
     power_of,
+    rounds_error,
     shares_of,
 )
 from composable.comparison.verdict import (
@@ -199,7 +202,8 @@ def _draft(study: Study, arm: str, runs: Mapping[str, Runs]) -> ArmAnalysis:
         _schedules(protocol, name, runs[name], cost if measured else ())
         for name, cost in zip(names, costs, strict=True)
     )
-    ratio, error = _compare_steps(baseline[-1], own[-1])
+    error = _cost_error(study, baseline[-1].cost, own[-1].cost)
+    ratio = _compare_steps(baseline[-1], own[-1], error)
     is_baseline = arm == protocol.baseline
     return ArmAnalysis(
         arm=arm,
@@ -254,15 +258,25 @@ def _estimate(log_ratio: LogInterval, kind: DistanceKind, seeds: int) -> Estimat
     )
 
 
-def _compare_steps(base: Quality, arm: Quality) -> tuple[Estimate | None, VariancePart]:
-    """Return the ratio of step costs, and the error of its logarithm."""
-    if base.cost == arm.cost:
-        return Estimate(1.0, 1.0, 1.0, 1.0, len(arm.cost.seconds[0])), VariancePart(0.0, 1)
+def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart:
+    """Return the error of the log ratio of step costs, from as many processes as both have."""
+    if baseline == arm:
+        return VariancePart(0.0, 1)
+    if 1 < baseline.processes == arm.processes:
+        both = [one for one in study.costs if one.processes == arm.processes]
+        seconds = [np.asarray(process_seconds(one)) for one in both]
+        if all(one.min() > 0 for one in seconds):  # a clock may be coarser than a block
+            return cost_error(np.asarray([np.log(one).mean(axis=0) for one in seconds]))
+    return rounds_error(baseline.seconds, arm.seconds)
+
+
+def _compare_steps(base: Quality, arm: Quality, error: VariancePart) -> Estimate | None:
+    """Return the ratio of step costs."""
     if not all(one.seconds and one.steps for one in (base, arm)):
-        return None, VariancePart(0.0, 1)
-    value = arm.seconds / arm.steps * base.steps / base.seconds
-    ratio, error = cost_ratio(base.cost.seconds, arm.cost.seconds, value)
-    return _estimate(ratio, "distance", len(arm.cost.seconds[0])), error
+        return None
+    value = log(arm.seconds / arm.steps * base.steps / base.seconds)
+    (ratio,) = intervals_of(np.full((1, 1), value), [error])
+    return _estimate(ratio, "distance", len(arm.cost.seconds[0]))
 
 
 def _schedule_to_add(schedules: Sequence[Quality], factor: float | None) -> str | None:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from itertools import chain, zip_longest
@@ -26,7 +27,7 @@ from composable.comparison.budget import (
     short_trials,
 )
 from composable.comparison.building import BuildError
-from composable.comparison.cost import interleave, rescale_cost, step_cost
+from composable.comparison.cost import interleave, join_costs, rescale_cost, step_cost
 from composable.comparison.design import Design
 from composable.comparison.digest import stable_digest
 from composable.comparison.execution import ProcessRun, Workers
@@ -40,7 +41,9 @@ __all__ = ["extend", "measure_costs", "train_design"]
 
 _RESERVE = 0.9
 """The part of the time left that is planned: the rest is for what estimates miss."""
-_STEPS = 120
+_PROCESSES, _PLANNED = 4, 2
+"""The times that each arm is measured, in a new process; and those that a budget provides for."""
+_STEPS = 30
 """The steps of a shorter run leave few blocks to measure."""
 _AT_ONCE = 8
 """The processes that are alive at once while steps are measured."""
@@ -116,15 +119,14 @@ class _Plan:
         """Return the estimated seconds of measuring the costs of steps, one arm after the other."""
         epoch, found = self.design.epoch_length, 0.0
         for arm, durations in self.schedules.items():
-            if arm != self.design.protocol.repeated:
-                lengths = {run_length(one, epoch): one for one in durations}
-                countable = count_batches(durations[0], epoch) is not None
-                length, factor = _measured_length(lengths) if countable else (max(lengths), 1)
-                trial = Trial(arm, {}, lengths[length], 0, "reporting")
-                found += factor * self.estimates.seconds(trial) * self.workers.slowdown
-                # Processes start at the same time, as many as workers did.
-                found += self.workers.start_seconds / self.workers.count
-        return found
+            lengths = {run_length(one, epoch): one for one in durations}
+            countable = count_batches(durations[0], epoch) is not None
+            length, factor = _measured_length(lengths) if countable else (max(lengths), 1)
+            trial = Trial(arm, {}, lengths[length], 0, "reporting")
+            found += factor * self.estimates.seconds(trial) * self.workers.slowdown
+            # Processes start at the same time, as many as workers did.
+            found += self.workers.start_seconds / self.workers.count
+        return _PLANNED * found
 
     def fitted(self, full: Extent, until: float) -> "_Plan":
         """Return the plan of the largest size that the time allows."""
@@ -369,18 +371,17 @@ def extend(
 def measure_costs(
     design: Design, workers: Workers, study: Study, until: float = math.inf
 ) -> tuple[tuple[StepCost, ...], list[str]]:
-    """Measure the cost of the steps of each arm, or read stored costs.
+    """Measure the cost of the steps of each arm in several processes, or read stored costs.
 
-    An arm is measured on its shortest schedule of at least 120 steps, or on a multiple of its
-    longest one. The A/A arm has the cost of the baseline, and an arm without a finished run none:
-    notes name these.
+    An arm is measured on its shortest schedule of at least 30 steps, or on a multiple of its
+    longest one. An arm without a finished run has no cost: notes name these, and those that fail.
     """
     baseline, runs = study.protocol.baseline, _measured_runs(study)
     if baseline not in runs:
         return (), ["The costs of steps are not measured: no run of the baseline finished."]
     requests = [design.request(trial) for trial, _ in runs.values()]
     names = [workers.cache.path(one).name for one in requests]
-    key = stable_digest("interleaved", names, study.protocol.versions["device"])[:32]
+    key = stable_digest("processes", names, study.protocol.versions["device"])[:32]
     path = workers.cache.folder.parent / "costs" / f"{key}.json"
     stored = read_stored(tuple[StepCost, ...], path, "the costs of steps are measured again")
     if stored is not None and len(stored) == len(requests):  # arms may have other names since
@@ -388,24 +389,48 @@ def measure_costs(
         return tuple(attrs.evolve(cost, arm=arm) for cost, arm in pairs), []
     workers.stop()
     steps = [count for _, count in runs.values()]
+    measured: list[list[StepCost | str]] = []
+    begun = time.monotonic()
+    while len(measured) < _PROCESSES:
+        now = time.monotonic()
+        if measured and now + (now - begun) / len(measured) > until:
+            break
+        measured.append(_measure_arms(workers, requests, steps, until))
+        if isinstance(error := measured[0][0], str):
+            return (), [f"The costs of steps are not measured: {baseline}: {error}"]
+    whole = measured if time.monotonic() < until else measured[: max(1, len(measured) - 1)]
     costs: list[StepCost] = []
     notes: list[str] = []
-    for at in range(1, max(2, len(requests)), _AT_ONCE - 1):
-        group = [0, *range(at, min(at + _AT_ONCE - 1, len(requests)))]
-        measured = _measure(workers, [requests[i] for i in group], [steps[i] for i in group], until)
-        base = measured[0]
-        if isinstance(base, str):
-            return (), [f"The costs of steps are not measured: {baseline}: {base}"]
-        costs += [] if costs else [base]
-        for index, cost in zip(group[1:], measured[1:], strict=True):
-            if isinstance(cost, str):
-                arm = requests[index].trial.arm
-                notes.append(f"the cost of a step of arm {arm!r} cannot be measured: {cost}")
-            else:
-                costs.append(rescale_cost(cost, base, costs[0]))
+    for arm, each in zip(runs, zip(*whole, strict=True), strict=True):
+        if errors := [one for one in each if isinstance(one, str)]:
+            notes.append(f"the cost of a step of arm {arm!r} cannot be measured: {errors[0]}")
+        else:
+            costs.append(join_costs([one for one in each if isinstance(one, StepCost)]))
+    if len(whole) < _PROCESSES:
+        notes.append(
+            f"The budget left time for {len(whole)} of {_PROCESSES} measurements of step costs."
+        )
     if not notes:
         write_stored(tuple(costs), path)
     return tuple(costs), notes
+
+
+def _measure_arms(
+    workers: Workers, requests: Sequence[TrialRequest], steps: Sequence[int], until: float
+) -> list[StepCost | str]:
+    """Measure arms in groups, each beside the baseline, whose cost is that of the first group."""
+    costs: list[StepCost | str] = []
+    for at in range(1, max(2, len(requests)), _AT_ONCE - 1):
+        group = [0, *range(at, min(at + _AT_ONCE - 1, len(requests)))]
+        base, *others = _measure(
+            workers, [requests[i] for i in group], [steps[i] for i in group], until
+        )
+        costs = costs or [base]
+        first = costs[0]
+        if isinstance(base, str) or isinstance(first, str):
+            return [f"the baseline: {base}"] * len(requests)
+        costs += [one if isinstance(one, str) else rescale_cost(one, base, first) for one in others]
+    return costs
 
 
 def _measure(
@@ -420,6 +445,8 @@ def _measure(
             )
             for number, (one, count) in enumerate(zip(requests, steps, strict=True))
         ]
+        left = None if until == math.inf else max(0.0, until - time.monotonic())
+        wait([run.begun for run in runs], left)  # a run that is set up slows the others down
         blocks, errors = interleave([run.advance for run in runs], until)
     costs: list[StepCost | str] = []
     for index, (one, count) in enumerate(zip(requests, steps, strict=True)):
@@ -437,7 +464,7 @@ def _measured_runs(study: Study) -> dict[str, tuple[Trial, int]]:
             finished.setdefault(one.trial.arm, {})[one.batches] = one.trial
     found = {}
     for arm in protocol.arms:
-        if arm in finished and arm != protocol.repeated:
+        if arm in finished:
             longest, factor = _measured_length(finished[arm])
             trial = finished[arm][longest]
             length = Time.parse(trial.duration)
