@@ -28,13 +28,16 @@ collect_ignore = ["docs/conf.py", "docs/contributing.md"]
 # The adapters and their tests need the library that they adapt to. They are skipped where it is
 # not installed, and the report begins with its name.
 ADAPTERS = {
-    "accelerate": [],  # tests/integrations/test_own_loop.py looks for itself
+    "accelerate": [  # tests/integrations/test_own_loop.py looks for itself
+        "property_tests/test_events_of_loops.py",
+    ],
     "cloudpickle": [
         "tests/comparison/test_execution.py",
     ],
     "lightning": [
         "docs/compare.md",
         "composable/integrations/lightning.py",
+        "property_tests/test_events_of_loops.py",
         "tests/integrations/test_lightning.py",
     ],
     "numba": [
@@ -49,6 +52,7 @@ ADAPTERS = {
         "composable/models/huggingface.py",
         "docs/compare.md",
         "docs/models.md",
+        "property_tests/test_events_of_loops.py",
         "property_tests/test_own_losses.py",
         "tests/integrations/test_alibi_of_huggingface.py",
         "tests/integrations/test_encodings.py",

@@ -153,17 +153,25 @@ def forged(draw, whole):
     """Return edited files with fitting hashes, and the edit."""
     files = dict(whole)
     kinds = ["state", "header", "manifest", "length", "state bytes", "bytes"]
-    how = draw(st.sampled_from([*kinds, *["layout"] * 3] if "layout.json" in files else kinds))
     of_tensors = draw(st.sampled_from([name for name in files if is_tensors(name)]))
-    if how in ("state", "layout"):
-        edit = draw(edited(json.loads(files[f"{how}.json"])))
-        files[f"{how}.json"] = json.dumps(edit).encode()
-    elif how in ("header", "length"):
+    sharded = of_tensors != manifest.TENSORS
+    how = draw(st.sampled_from([*kinds, *["blocks"] * 3] if sharded else kinds))
+    if how == "state":
+        edit = draw(edited(json.loads(files["state.json"])))
+        files["state.json"] = json.dumps(edit).encode()
+    elif how in ("header", "blocks", "length"):
         raw = files[of_tensors]
         length = int.from_bytes(raw[:8], "little")
         header, data = raw[8 : 8 + length], raw[8 + length :]
         if how == "header":
             header = json.dumps(draw(edited(json.loads(header)))).encode()
+            length = len(header)
+        elif how == "blocks":
+            entries = json.loads(header)
+            metadata = entries["__metadata__"]
+            blocks = draw(edited(json.loads(metadata["DCP_SHARDING_INFO"])))
+            metadata["DCP_SHARDING_INFO"] = json.dumps(blocks)
+            header = json.dumps(entries).encode()
             length = len(header)
         else:
             length = draw(st.integers(0, 2**64 - 1) | st.integers(0, 2 * length))

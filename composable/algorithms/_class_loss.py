@@ -24,6 +24,7 @@ from composable.core.state import State
 from composable.functional import MixedTargets
 from composable.functional._checks import kind_of
 from composable.functional._foreach import compute_dtype
+from composable.functional._generators import preserving_generators
 from composable.functional._targets import IGNORE_INDEX, class_probabilities
 from composable.functional.mixed import broadcast_weight
 
@@ -57,9 +58,8 @@ class OncePerLoss:
         key = id(loss_fn)
         if key in self._passed:
             return
-        devices = [state.device.index or 0] if state.device.type == "cuda" else []
         autocast = state.precision.autocast(state.device)
-        with torch.no_grad(), torch.random.fork_rng(devices=devices), autocast:
+        with torch.no_grad(), preserving_generators([state.device]), autocast:
             check()
         with suppress(TypeError):  # a loss of an algorithm may not be weakly referenceable
             self._passed[key] = ref(loss_fn, lambda _: self._passed.pop(key, None))

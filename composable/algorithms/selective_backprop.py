@@ -17,7 +17,7 @@ from composable.core.time import Time, TimeUnit
 from composable.core.window import Window
 from composable.functional import select_using_loss, should_select
 from composable.functional._checks import check_order
-from composable.utils.reproducibility import seed_torch
+from composable.functional._generators import preserving_generators
 
 __all__ = ["SelectiveBackprop"]
 
@@ -92,10 +92,9 @@ class SelectiveBackprop(Algorithm):
         """Compute the loss of each example, without side effects."""
         if self.scale_factor < 1:
             state = state.with_batch(inputs=_shrink(state.inputs, self.scale_factor))
-        devices = [state.device.index or 0] if state.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        with torch.no_grad(), preserving_generators([state.device]) as seed:
             # A separate stream: scores must not depend on earlier draws.
-            seed_torch(state.key.fold(self.name, "score", state.timestamp.batch).seed)
+            seed(state.key.fold(self.name, "score", state.timestamp.batch).seed)
             buffers = {name: b.clone() for name, b in state.model.named_buffers()}
 
             def model(*args: Any, **kwargs: Any) -> Any:

@@ -221,7 +221,7 @@ class SWA(WeightAverage):
         if not batch_norm_statistics(model):
             return state
         called, seen = CalledModel(model, state.model_call, state.batch_spec), memory["seen"]
-        shards = [list(batches_of(one)) for one in shards_in(state.batch)]
+        shards = [list(batches_of(one.batch)) for one in shards_in(state.batch)]
         found = []
         with state.precision.autocast(state.device):
             for batches in shards:

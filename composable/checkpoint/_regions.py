@@ -1,7 +1,7 @@
-"""Read blocks of tensors from the files of a checkpoint, each file in one sequential pass."""
+"""Read blocks of tensors from files of safetensors, each file in one sequential pass."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import attrs
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from composable.checkpoint._json import JSON
-from composable.checkpoint._reader import Input, Inputs, check_json, check_sizes, check_state
-from composable.checkpoint._safetensors import Entry, chunks_of, fill, read_header
+from composable.checkpoint._reader import Input, Inputs, check_sizes, check_state
+from composable.checkpoint._safetensors import Entry, allocate, chunks_of, fill, read_header
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
-from composable.checkpoint.layout import Region, Stored, parse_layout
-from composable.checkpoint.manifest import LAYOUT, Manifest
+from composable.checkpoint.layout import Region, cover
+from composable.checkpoint.manifest import Manifest
 
 __all__ = [
     "Fetch",
@@ -23,6 +23,7 @@ __all__ = [
     "hash_files",
     "read_headers",
     "read_regions",
+    "tensor_inputs",
 ]
 
 
@@ -30,7 +31,7 @@ def check_all(inputs: Inputs, *, keep: bool) -> tuple[Manifest, dict[str, Tensor
     """Read and check all files of a checkpoint."""
     manifest = check_sizes(inputs)
     data = check_state(inputs)
-    headers = read_headers(inputs)
+    headers = read_headers(tensor_inputs(inputs))
     wanted = headers.tensors if keep else {}
     regions = {name: Region.whole(each.shape) for name, each in wanted.items()}
     return manifest, read_regions(inputs, headers, regions, everything=True), data
@@ -44,49 +45,45 @@ class Fetch(Protocol):
 
 @attrs.frozen
 class Headers:
-    """What the files of a checkpoint say about its tensors."""
+    """What files say about their tensors."""
 
-    tensors: Mapping[str, Stored]
-    """The tensors by name."""
+    tensors: Mapping[str, Tensor]
+    """The whole tensors by name, on the meta device, without values."""
     entries: Mapping[str, list[Entry]]
-    """The entries of each file of tensors, in the order of their bytes."""
+    """The entries of each file, in the order of their bytes."""
 
 
-def read_headers(inputs: Inputs) -> Headers:
-    """Read the headers of the files of tensors, and compare them with the layout.
+def tensor_inputs(inputs: Inputs) -> dict[str, Input]:
+    """Return the files of tensors of a checkpoint, by name."""
+    return {name: inputs.files[name] for name in inputs.manifest.tensor_files}
+
+
+def read_headers(files: Mapping[str, Input]) -> Headers:
+    """Read the headers of files of tensors.
 
     Raises:
-        DamagedCheckpointError: They differ.
+        DamagedCheckpointError: One is damaged, or their blocks of a tensor do not cover it.
     """
-    entries = {}
-    for name in inputs.manifest.tensor_files:
-        file = inputs.files[name]
-        entries[name] = read_header(file, file.size, file.where)
-    if inputs.manifest.sharded:
-        raw = check_json(inputs, LAYOUT)
-        tensors = parse_layout(raw, len(entries), inputs.files[LAYOUT].where)
-        _compare(inputs, tensors, entries)
-        return Headers(tensors, entries)
-    (only,) = entries.values()
-    whole = {e.name: Stored(e.dtype, e.shape, {1: Region.whole(e.shape)}) for e in only}
-    return Headers(whole, entries)
+    entries = {name: read_header(file, file.size, file.where) for name, file in files.items()}
+    blocks: dict[str, list[tuple[str, Entry]]] = {}
+    for name, own in entries.items():
+        for entry in own:
+            blocks.setdefault(entry.name, []).append((files[name].where, entry))
+    return Headers({name: _whole(name, own) for name, own in blocks.items()}, entries)
 
 
-def _compare(
-    inputs: Inputs, tensors: Mapping[str, Stored], entries: Mapping[str, list[Entry]]
-) -> None:
-    """Compare the layout with what each file has."""
-    expected: list[dict[str, tuple[torch.dtype, tuple[int, ...]]]] = [{} for _ in entries]
-    for name, stored in tensors.items():
-        for number, region in stored.slices.items():
-            expected[number - 1][name] = stored.dtype, region.sizes
-    for (file, own), wanted in zip(entries.items(), expected, strict=True):
-        found = {entry.name: (entry.dtype, entry.shape) for entry in own}
-        if found != wanted:
-            differing = next(n for n in {**found, **wanted} if found.get(n) != wanted.get(n))
-            raise DamagedCheckpointError(
-                f"{inputs.files[file].where}: tensor {differing[:200]!r} differs from {LAYOUT}."
-            )
+def _whole(name: str, blocks: list[tuple[str, Entry]]) -> Tensor:
+    """Return the tensor that has the given blocks, each from a file."""
+    where, first = blocks[0]
+    regions = [entry.block for _, entry in blocks]
+    shape = tuple(map(max, zip(*(region.ends for region in regions), strict=False)))
+    if any(entry.dtype != first.dtype for _, entry in blocks) or not cover(shape, regions):
+        files = ", ".join(where for where, _ in blocks[:4]) + (", ..." if len(blocks) > 4 else "")
+        raise DamagedCheckpointError(
+            f"tensor {name[:200]!r} is not divided into its blocks: they overlap, leave a gap, or "
+            f"differ in dtype, in {files}."
+        )
+    return allocate(name, shape, first.dtype, where, "meta")
 
 
 def read_regions(
@@ -108,27 +105,25 @@ def read_regions(
     """
     first = inputs.files[inputs.manifest.tensor_files[0]].where
     tensors = {
-        name: _empty(region.sizes, headers.tensors[name].dtype, name, first)
+        name: allocate(name, region.sizes, headers.tensors[name].dtype, first)
         for name, region in regions.items()
     }
-    for number, name in enumerate(inputs.manifest.tensor_files, start=1):
+    for name, file in tensor_inputs(inputs).items():
         parts = {
             entry.name: part
             for entry in headers.entries[name]
-            if entry.name in regions
-            and (part := regions[entry.name].overlap(headers.tensors[entry.name].slices[number]))
+            if entry.name in regions and (part := regions[entry.name].overlap(entry.block))
         }
         if not (parts or everything):
             continue
-        file = inputs.files[name]
         file.hashing = verify
         for entry in headers.entries[name]:
             if entry.name not in parts:
                 file.skip(entry.size)
                 continue
-            part, block = parts[entry.name], headers.tensors[entry.name].slices[number]
+            part = parts[entry.name]
             target = tensors[entry.name][part.within(regions[entry.name])]
-            _read_part(file, part, block, target)
+            _read_part(file, part, entry.block, target)
         if verify:
             file.check(inputs.manifest.files[name])
     return tensors
@@ -150,20 +145,18 @@ def fetcher(files: Mapping[str, Input], headers: Headers) -> Fetch:
         headers: Their headers.
     """
     places: dict[str, list[tuple[Input, int, Region]]] = {name: [] for name in headers.tensors}
-    for number, (name, entries) in enumerate(headers.entries.items(), start=1):
+    for name, entries in headers.entries.items():
         file = files[name]
         file.hashing = False
         position = file.size - sum(entry.size for entry in entries)
         for entry in entries:
-            block = headers.tensors[entry.name].slices[number]
-            places[entry.name].append((file, position, block))
+            places[entry.name].append((file, position, entry.block))
             position += entry.size
 
     def fetch(name: str, region: Region | None = None) -> Tensor:
         stored = headers.tensors[name]
         wanted = Region.whole(stored.shape) if region is None else region
-        where = places[name][0][0].where if places[name] else name
-        tensor = _empty(wanted.sizes, stored.dtype, name, where)
+        tensor = allocate(name, wanted.sizes, stored.dtype, places[name][0][0].where)
         try:
             for file, position, block in places[name]:
                 if part := wanted.overlap(block):
@@ -176,15 +169,6 @@ def fetcher(files: Mapping[str, Input], headers: Headers) -> Fetch:
         return tensor
 
     return fetch
-
-
-def _empty(sizes: Sequence[int], dtype: torch.dtype, name: str, where: str) -> Tensor:
-    try:
-        return torch.empty(sizes, dtype=dtype)
-    except (RuntimeError, MemoryError) as error:  # also for a shape such as (0, 2**62, 4)
-        raise UnreadableCheckpointError(
-            f"{where}: tensor {name!r} of shape {list(sizes)} cannot be allocated."
-        ) from error
 
 
 def _read_part(file: Input, part: Region, block: Region, target: Tensor) -> None:

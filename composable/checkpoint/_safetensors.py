@@ -6,12 +6,17 @@ is read or written, the bytes that are hashed are the bytes that are loaded, and
 made. Each tensor has its own storage, so it can be kept without the others.
 
 https://github.com/huggingface/safetensors#format
+
+A file that has blocks of tensors says where they begin in its metadata, under the key and in the
+form of `torch.distributed.checkpoint.HuggingFaceStorageWriter`, so that torch reads it too:
+
+    {"DCP_SHARDING_INFO": '{"w": {"saved_offsets": [2, 0]}}'}
 """
 
 import ctypes
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,6 +25,7 @@ from torch import Tensor
 
 from composable.checkpoint import _json
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
+from composable.checkpoint.layout import Region
 from composable.core._printable import shorten
 
 __all__ = [
@@ -28,6 +34,7 @@ __all__ = [
     "Entry",
     "ReadInto",
     "Write",
+    "allocate",
     "are_counts",
     "chunks_of",
     "dtype_name",
@@ -62,7 +69,7 @@ DTYPES = {key: getattr(torch, name) for key, name in _NAMES.items() if hasattr(t
 """The dtypes of the format that this version of PyTorch supports."""
 
 _KEYS = {dtype: key for key, dtype in DTYPES.items()}
-_METADATA = "__metadata__"
+_METADATA, _BLOCKS, _OFFSETS = "__metadata__", "DCP_SHARDING_INFO", "saved_offsets"
 _MAX_HEADER = 100_000_000  # the limit of the safetensors library
 MAX_DIMENSIONS = 64
 _CHUNK = 1 << 22
@@ -75,17 +82,20 @@ ReadInto = Callable[[memoryview], int]
 
 @attrs.frozen
 class Entry:
-    """The header entry of a tensor."""
+    """The header entry of a tensor, or of a block of one."""
 
     name: str
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    block: Region
     size: int
     """The size in bytes."""
 
 
 def write_tensors(
-    write: Write, tensors: Mapping[str, Tensor], fetch: Callable[[str], Tensor] | None = None
+    write: Write,
+    tensors: Mapping[str, Tensor],
+    fetch: Callable[[str], Tensor] | None = None,
+    offsets: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
     """Write tensors on any device and with any strides, one after the other.
 
@@ -93,6 +103,7 @@ def write_tensors(
         write: A function that appends to the file.
         tensors: The tensors, with dtypes in `DTYPES`.
         fetch: Returns the values of a tensor by its name, if `tensors` have none.
+        offsets: Where each begins in a larger tensor, if they are blocks.
     """
     if sys.byteorder != "little":
         raise NotImplementedError("safetensors files are not supported on big-endian machines.")
@@ -100,6 +111,9 @@ def write_tensors(
     # and the same tensors give the same bytes.
     names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {}
+    if offsets is not None:
+        blocks = {name: {_OFFSETS: list(offsets[name])} for name in names}
+        header[_METADATA] = {"format": "pt", _BLOCKS: _json.dump(blocks).decode()}
     end = 0
     for name in names:
         tensor = tensors[name]
@@ -147,7 +161,13 @@ def read_header(read_into: ReadInto, size: int, where: str) -> list[Entry]:
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise DamagedCheckpointError(f"the metadata of {where} is not a mapping of strings.")
-    spans = [_entry(name, spec, where) for name, spec in header.items()]
+    blocks = _json.load(metadata[_BLOCKS], f"{_BLOCKS} of {where}") if _BLOCKS in metadata else None
+    if blocks is not None and not (isinstance(blocks, dict) and blocks.keys() == header.keys()):
+        raise DamagedCheckpointError(f"{where}: {_BLOCKS} does not have the names of its tensors.")
+    spans = [
+        _entry(name, spec, None if blocks is None else blocks[name], where)
+        for name, spec in header.items()
+    ]
     spans.sort(key=lambda span: span[0])
     position = 0
     for (begin, end), entry in spans:
@@ -167,19 +187,30 @@ def read_tensors(read_into: ReadInto, entries: list[Entry], where: str) -> dict[
     """Read the tensors of a header, each into its own storage."""
     tensors = {}
     for entry in entries:
-        try:
-            tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        except (RuntimeError, MemoryError) as error:  # also for a shape such as (0, 2**62, 4)
-            raise UnreadableCheckpointError(
-                f"{where}: tensor {entry.name!r} of shape {list(entry.shape)} cannot be allocated."
-            ) from error
+        tensor = allocate(entry.name, entry.block.sizes, entry.dtype, where)
         for chunk in chunks_of(tensor):
             fill(read_into, chunk, where)
         tensors[entry.name] = tensor
     return tensors
 
 
-def _entry(name: str, spec: Any, where: str) -> tuple[tuple[int, int], Entry]:
+def allocate(
+    name: str, sizes: Sequence[int], dtype: torch.dtype, where: str, device: str = "cpu"
+) -> Tensor:
+    """Return memory for a tensor of a file.
+
+    Raises:
+        UnreadableCheckpointError: There is not enough.
+    """
+    try:
+        return torch.empty(sizes, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:  # also for a shape such as (0, 2**62, 4)
+        raise UnreadableCheckpointError(
+            f"{where}: tensor {name!r} of shape {list(sizes)} cannot be allocated."
+        ) from error
+
+
+def _entry(name: str, spec: Any, block: Any, where: str) -> tuple[tuple[int, int], Entry]:
     about = f"{where}: tensor {name[:200]!r}"
     if not _json.is_text(name):
         raise DamagedCheckpointError(f"{about}: the name is invalid Unicode.")
@@ -204,7 +235,11 @@ def _entry(name: str, spec: Any, where: str) -> tuple[tuple[int, int], Entry]:
             f"{about} has {end - begin} bytes, but shape {shape} and dtype {spec['dtype']} require "
             f"{needed}."
         )
-    return (begin, end), Entry(name, dtype, tuple(shape), needed)
+    start = block.get(_OFFSETS) if isinstance(block, dict) else block
+    start = [0] * len(shape) if block is None else start
+    if not are_counts(start) or len(start) != len(shape):
+        raise DamagedCheckpointError(f"{about} has invalid {_OFFSETS} {shorten(start, 80)}.")
+    return (begin, end), Entry(name, dtype, Region(start, shape), needed)
 
 
 def are_counts(values: Any) -> bool:

@@ -1,31 +1,33 @@
 """Write a checkpoint from several processes: each writes a file, and one of them commits."""
 
-import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import attrs
-from torch import Tensor
 
 from composable.checkpoint._atomic import clean, file_size, write_file
-from composable.checkpoint._safetensors import DTYPES, dtype_name, write_tensors
+from composable.checkpoint._division import (
+    blocks_of,
+    compare,
+    describe,
+    parts_of,
+    shards_of,
+    writers_of,
+)
+from composable.checkpoint._safetensors import write_tensors
 from composable.checkpoint._writer import Request, finish, staging, writable
 from composable.checkpoint.errors import (
     CheckpointExistsError,
     UnsavableError,
     UnwritableCheckpointError,
 )
-from composable.checkpoint.layout import Region, Stored, cover, dump_layout
-from composable.checkpoint.manifest import LAYOUT, FileRecord, tensor_file
-from composable.checkpoint.shards import TensorShard, as_shard
+from composable.checkpoint.manifest import FileRecord, tensor_file
+from composable.checkpoint.shards import TensorShard
 from composable.distributed.processes import ProcessError, Processes
 
-__all__ = ["write_together"]
-
-_Plan = dict[str, list[Any]]
-"""For each tensor of a process: dtype, shape, and the offsets and sizes of its part, or None."""
+__all__ = ["divide", "write_together"]
 
 
 def write_together(check: Callable[[], Request], processes: Processes) -> Path:
@@ -35,24 +37,14 @@ def write_together(check: Callable[[], Request], processes: Processes) -> Path:
         check: Checks the arguments of this process.
         processes: The processes that call this function.
     """
-
-    def prepare() -> tuple[Request, dict[str, TensorShard | None]]:
-        request = check()
-        return request, {name: as_shard(name, t) for name, t in request.tensors.items()}
-
-    failure, prepared = _attempt(prepare)
-    plan = None if prepared is None else [str(prepared[0].target), _plan_of(*prepared)]
-    plans = _agree(processes, plan, failure)
-    request: Request = prepared[0]
-    parts: dict[str, TensorShard | None] = prepared[1]
-    layout = _divide(request, plans)
+    request, parts = divide(check, processes)
 
     def together(function: Callable[[], Any]) -> list[Any]:
         failure, value = _attempt(lambda: _converted(request.target, function))
         return _agree(processes, value, failure)
 
     def commit() -> None:
-        _commit(request, partial, layout, records)
+        _commit(request, partial, records)
         stack.close()
 
     with writable(request.target), ExitStack() as stack:
@@ -60,9 +52,28 @@ def write_together(check: Callable[[], Request], processes: Processes) -> Path:
         # Rank 0 alone locks the folder, renames it, or deletes it after an error.
         paths = together(lambda: str(stack.enter_context(staging(request))) if main else None)
         partial = Path(paths[0])
-        records = together(lambda: _write_part(partial, layout, parts, processes))
+        records = together(lambda: _write_part(partial, parts, processes))
         together(lambda: commit() if main else None)
     return request.target
+
+
+def divide(
+    check: Callable[[], Request], processes: Processes
+) -> tuple[Request, dict[str, TensorShard]]:
+    """Return what to write, and the parts of it that this process writes."""
+
+    def prepare() -> tuple[Request, dict[str, TensorShard | None], dict[str, Any]]:
+        request = check()
+        shards = shards_of(request.tensors)
+        return request, shards, describe(str(request.target), request.tensors)
+
+    failure, prepared = _attempt(prepare)
+    request, shards, own = (None, {}, None) if prepared is None else prepared
+    first = _connected(lambda: processes.broadcast(own), failure)
+    if failure is None and first is not None:
+        failure, _ = _attempt(lambda: compare(own, first, processes.rank))
+    blocks = _agree(processes, request and blocks_of(request.tensors), failure)
+    return request, parts_of(shards, first, processes.rank, writers_of(blocks, first))
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[BaseException | None, Any]:
@@ -84,15 +95,20 @@ _ERRORS = {
 }
 
 
-def _agree(processes: Processes, value: Any, failure: BaseException | None) -> list[Any]:
-    """Return the values of all processes, or raise on each of them if one has failed."""
-    fault = None if failure is None else [type(failure).__name__, str(failure)]
+def _connected(exchange: Callable[[], Any], failure: BaseException | None) -> Any:
+    """Exchange values with the other processes, or raise the own failure, or that one was lost."""
     try:
-        outcomes = processes.gather([value, fault])
+        return exchange()
     except RuntimeError as error:
         raise failure or ProcessError(
             f"another process was lost while a checkpoint was written: {error}"
         ) from error
+
+
+def _agree(processes: Processes, value: Any, failure: BaseException | None) -> list[Any]:
+    """Return the values of all processes, or raise on each of them if one has failed."""
+    fault = None if failure is None else [type(failure).__name__, str(failure)]
+    outcomes = _connected(lambda: processes.gather([value, fault]), failure)
     if failure is not None:
         raise failure
     for rank, (_, other) in enumerate(outcomes):
@@ -102,97 +118,16 @@ def _agree(processes: Processes, value: Any, failure: BaseException | None) -> l
     return [each for each, _ in outcomes]
 
 
-# ---------------------------------------------------------------------------------------------
-# What each process writes
-
-
-def _plan_of(request: Request, parts: Mapping[str, TensorShard | None]) -> _Plan:
-    plan: _Plan = {}
-    for name, part in parts.items():
-        if part is None:
-            whole: Any = request.tensors[name]
-            plan[name] = [dtype_name(whole.dtype), list(whole.shape), None, None]
-        else:
-            offsets, sizes = list(part.offsets), list(part.region.sizes)
-            plan[name] = [dtype_name(part.tensor.dtype), list(part.shape), offsets, sizes]
-    return plan
-
-
-def _divide(request: Request, plans: list[list[Any]]) -> dict[str, Stored]:
-    """Assign each part to one of the processes that have it; the same result on all of them."""
-    first: _Plan = plans[0][1]
-    holders: dict[tuple[str, Region], list[int]] = {}
-    for rank, (target, plan) in enumerate(plans):
-        if target != plans[0][0]:
-            raise ProcessError(f"rank 0 writes to {plans[0][0]}, but rank {rank} to {target}.")
-        _compare(plan, first, rank)
-        for name, (_, shape, offsets, sizes) in plan.items():
-            if not math.prod(shape):
-                holders.setdefault((name, Region.whole(shape)), []).append(rank)
-            elif offsets is not None and math.prod(sizes):
-                holders.setdefault((name, Region(offsets, sizes)), []).append(rank)
-
-    def size(name: str, region: Region) -> int:
-        itemsize: int = DTYPES[first[name][0]].itemsize
-        return region.count * itemsize
-
-    loads = [0] * len(plans)
-    slices: dict[str, dict[int, Region]] = {name: {} for name in first}
-    for key in sorted(holders, key=lambda key: (-size(*key), key[0], key[1].offsets)):
-        rank = min(holders[key], key=loads.__getitem__)
-        loads[rank] += size(*key)
-        slices[key[0]][rank + 1] = key[1]
-    for name, regions in slices.items():
-        if not cover(first[name][1], list(regions.values())):
-            raise UnsavableError(
-                f"tensor {name!r} of shape {first[name][1]} is not divided into its parts: they "
-                f"overlap or leave a gap. By rank: {_listed(regions)}."
-            )
-    return {
-        name: Stored(DTYPES[first[name][0]], tuple(first[name][1]), regions)
-        for name, regions in slices.items()
-    }
-
-
-def _compare(plan: _Plan, first: _Plan, rank: int) -> None:
-    for name in {**first, **plan}:
-        if name not in plan and _is_whole(first[name]):
-            continue  # rank 0 writes it: part of a logger, which only rank 0 has
-        if name not in plan or name not in first:
-            has, lacks = (0, rank) if name in first else (rank, 0)
-            raise UnsavableError(f"rank {has} has a tensor {name!r}, but rank {lacks} does not.")
-        if plan[name][:2] != first[name][:2]:
-            a, b = (f"{dtype} of shape {shape}" for dtype, shape, *_ in (first[name], plan[name]))
-            raise UnsavableError(f"tensor {name!r} is {a} on rank 0, but {b} on rank {rank}.")
-
-
-def _is_whole(entry: list[Any]) -> bool:
-    _, shape, offsets, sizes = entry
-    return offsets is not None and not any(offsets) and sizes == shape
-
-
-def _listed(regions: Mapping[int, Region], most: int = 4) -> str:
-    each = [f"{file - 1}: {r.sizes} from {r.offsets}" for file, r in sorted(regions.items())]
-    return "; ".join(each[:most]) + ("; ..." if len(each) > most else "")
-
-
 def _write_part(
-    partial: Path,
-    layout: Mapping[str, Stored],
-    parts: Mapping[str, TensorShard | None],
-    processes: Processes,
+    partial: Path, parts: Mapping[str, TensorShard], processes: Processes
 ) -> dict[str, Any]:
     """Write the file of this process, and return its size and hash."""
-    number = processes.rank + 1
-    own: dict[str, Tensor] = {}
-    for name, stored in layout.items():
-        part = parts.get(name)
-        if number in stored.slices and part is not None:
-            empty = not math.prod(stored.shape)  # its part may have another empty shape
-            own[name] = part.tensor.new_empty(stored.shape) if empty else part.tensor
+    tensors = {name: part.tensor for name, part in parts.items()}
+    offsets = {name: part.offsets for name, part in parts.items()}
     try:
         record = write_file(
-            partial / tensor_file(number, processes.size), lambda out: write_tensors(out, own)
+            partial / tensor_file(processes.rank + 1, processes.size),
+            lambda out: write_tensors(out, tensors, offsets=offsets),
         )
     except FileNotFoundError as error:
         raise UnwritableCheckpointError(
@@ -202,9 +137,7 @@ def _write_part(
     return attrs.asdict(record)
 
 
-def _commit(
-    request: Request, partial: Path, layout: Mapping[str, Stored], records: list[dict[str, Any]]
-) -> None:
+def _commit(request: Request, partial: Path, records: list[dict[str, Any]]) -> None:
     files = {
         tensor_file(number, len(records)): FileRecord(**record)
         for number, record in enumerate(records, start=1)
@@ -215,5 +148,5 @@ def _commit(
                 f"{partial / name} has another size than its process wrote: the processes must "
                 "share the file system."
             )
-    finish(request, partial, files, {LAYOUT: dump_layout(layout)})
+    finish(request, partial, files)
     clean(request.target)

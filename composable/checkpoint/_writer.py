@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -135,22 +134,15 @@ def staging(request: Request) -> Iterator[Path]:
         yield partial
 
 
-def finish(
-    request: Request,
-    partial: Path,
-    records: dict[str, FileRecord],
-    others: Mapping[str, bytes] = MappingProxyType({}),
-) -> None:
+def finish(request: Request, partial: Path, records: dict[str, FileRecord]) -> None:
     """Write the files besides those of tensors, the manifest last, and rename the folder.
 
     Args:
         request: What to write.
         partial: The temporary folder.
         records: The sizes and hashes of the files of tensors.
-        others: The contents of further files by name.
     """
-    for name, content in {STATE: request.state, **others}.items():
-        records = {**records, name: _write_bytes(partial / name, content)}
+    records = {**records, STATE: _write_bytes(partial / STATE, request.state)}
     _write_bytes(partial / MANIFEST, dump_manifest(records, request.info))
     sync_folder(partial)
     commit(partial, request.target)

@@ -3,10 +3,8 @@
 import os
 from pathlib import Path
 
-import torch
-
 from composable.checkpoint._reader import check_json, check_sizes, reading
-from composable.checkpoint._regions import fetcher, read_headers, read_regions
+from composable.checkpoint._regions import fetcher, read_headers, read_regions, tensor_inputs
 from composable.checkpoint._safetensors import write_tensors
 from composable.checkpoint._writer import Request, write_whole
 from composable.checkpoint.manifest import STATE, as_target
@@ -46,12 +44,8 @@ def consolidate(
     with reading(source) as inputs:
         manifest = check_sizes(inputs)
         state = bytes(check_json(inputs, STATE))
-        headers = read_headers(inputs)
+        headers = read_headers(tensor_inputs(inputs))
         read_regions(inputs, headers, {}, everything=True)
         fetch = fetcher(inputs.files, headers)
-        tensors = {
-            name: torch.empty(stored.shape, dtype=stored.dtype, device="meta")
-            for name, stored in headers.tensors.items()
-        }
         request = Request(target, {}, state, overwrite, dict(manifest.info))
-        return write_whole(request, lambda out: write_tensors(out, tensors, fetch))
+        return write_whole(request, lambda out: write_tensors(out, headers.tensors, fetch))

@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.checkpoint import _json
 from composable.checkpoint._atomic import sync_folder
 from composable.checkpoint._dcp_metadata import METADATA, Entry, Piece, parse_metadata
-from composable.checkpoint._reader import check_json, check_sizes, reading
-from composable.checkpoint._regions import fetcher, read_headers, read_regions
 from composable.checkpoint._safetensors import fill, write_tensors
 from composable.checkpoint._writer import Request, dump_state, writable, write_whole
 from composable.checkpoint.errors import (
@@ -28,16 +25,13 @@ from composable.checkpoint.errors import (
     UnsavableError,
 )
 from composable.checkpoint.layout import Region
-from composable.checkpoint.manifest import MAX_STATE, STATE, as_target, check_info
+from composable.checkpoint.manifest import MAX_STATE, as_target
 from composable.checkpoint.tree import pack
 from composable.checkpoint.weights import as_patterns, load_plain, matches, read_weights
 from composable.core._paths import open_regular
 from composable.functional._checks import check_flag
 
 __all__ = ["export_dcp", "import_dcp"]
-
-# Names that begin with "__" are not those of tensors of a checkpoint.
-_STATE, _INFO = "__composable__/state", "__composable__/info"
 
 
 def export_dcp(
@@ -47,14 +41,16 @@ def export_dcp(
     key: str | None = None,
     prefix: str = "",
 ) -> Path:
-    """Copy a checkpoint into one that `torch.distributed.checkpoint.load` reads.
+    """Copy the weights of a checkpoint into one that `torch.distributed.checkpoint.load` reads.
+
+    All tensors of a checkpoint are read without a copy by
+    `torch.distributed.checkpoint.HuggingFaceStorageReader(folder)`, with their names in it.
 
     Args:
         folder: The checkpoint, sharded or not. All of it is verified.
         out: The folder to write. It must not exist, and its parent folder must.
-        key: The path of the weights to export, such as "state/model/weights". Default: all tensors,
-            with their names in the checkpoint, and the rest of the state as bytes, from which
-            `import_dcp` restores the checkpoint.
+        key: The path of the weights in the checkpoint. Default: those of the model, in a checkpoint
+            of a `Trainer`.
         prefix: What the names of the weights begin with, such as "model." to load them into
             `{"model": model.state_dict()}`.
 
@@ -73,46 +69,16 @@ def export_dcp(
         raise TypeError(f"key={key!r} must be the path of the weights, or None.")
     if os.path.lexists(target):
         raise CheckpointExistsError(f"{target} exists: use another folder.")
-    if key is not None:
-        weights = {prefix + name: value for name, value in read_weights(source, key).items()}
-        if odd := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
-            raise UnsavableError(f"{source}: {odd[0]!r} is not a tensor, so it cannot be exported.")
-        return _save(target, weights, weights.__getitem__)
-    with reading(source) as inputs:
-        manifest = check_sizes(inputs)
-        state = check_json(inputs, STATE)
-        headers = read_headers(inputs)
-        read_regions(inputs, headers, {}, everything=True)
-        fetch = fetcher(inputs.files, headers)
-        rest = {_STATE: _as_tensor(state), _INFO: _as_tensor(_json.dump(dict(manifest.info)))}
-        stand_ins = {
-            name: _stand_in(stored.dtype, stored.shape) for name, stored in headers.tensors.items()
-        }
-        return _save(
-            target,
-            {**stand_ins, **rest},
-            lambda name: rest[name] if name in rest else fetch(name),
-        )
+    weights = {prefix + name: value for name, value in read_weights(source, key).items()}
+    if odd := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
+        raise UnsavableError(f"{source}: {odd[0]!r} is not a tensor, so it cannot be exported.")
+    return _save(target, weights)
 
 
-def _as_tensor(raw: bytes | bytearray) -> Tensor:
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-
-
-def _stand_in(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Return a tensor that has the memory of one element."""
-    return torch.empty((), dtype=dtype).expand(shape)
-
-
-def _save(target: Path, tensors: Mapping[str, Tensor], fetch: Callable[[str], Tensor]) -> Path:
-    """Write a distributed checkpoint, one tensor at a time, and rename its folder at the end."""
-    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+def _save(target: Path, tensors: dict[str, Tensor]) -> Path:
+    """Write a distributed checkpoint, and rename its folder at the end."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
-
-    class Planner(DefaultSavePlanner):
-        def lookup_object(self, index: Any) -> Any:
-            return fetch(index.fqn)
 
     partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
     with writable(target):
@@ -120,12 +86,7 @@ def _save(target: Path, tensors: Mapping[str, Tensor], fetch: Callable[[str], Te
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-                save(
-                    dict(tensors),
-                    storage_writer=FileSystemWriter(partial),
-                    planner=Planner(),
-                    no_dist=True,
-                )
+                save(tensors, storage_writer=FileSystemWriter(partial), no_dist=True)
             sync_folder(partial)
             if os.path.lexists(target):
                 raise CheckpointExistsError(f"{target} exists: use another folder.")
@@ -158,8 +119,7 @@ def import_dcp(
         overwrite: Replace an existing checkpoint.
 
     Returns:
-        The absolute path of the new checkpoint. Its state is the one that was saved, or, of a
-        folder from `export_dcp`, the original checkpoint.
+        The absolute path of the new checkpoint. Its state is the one that was saved.
 
     Raises:
         MissingCheckpointError: There is no distributed checkpoint at this path.
@@ -173,46 +133,24 @@ def import_dcp(
     patterns = as_patterns(ignore)
     metadata = source / METADATA
     entries = parse_metadata(_read(metadata), metadata)
-    own = _STATE in entries and _INFO in entries
-    if own and patterns:
-        raise ValueError(
-            f"ignore={ignore!r} must be empty: {source} is the export of a checkpoint, which is "
-            "restored whole."
-        )
     entries = {name: each for name, each in entries.items() if not matches(name, patterns)}
     with ExitStack() as stack:
-        files = _Files(source, stack)
-        take = _own if own else _foreign
-        tensors, fetch, state, info = take(entries, files)
-        request = Request(target, {}, state, overwrite, check_info(info))
+        tensors, fetch, state = _parts(entries, _Files(source, stack))
+        request = Request(target, {}, state, overwrite, {})
         return write_whole(request, lambda out: write_tensors(out, tensors, fetch))
 
 
-_Parts = tuple[Mapping[str, Tensor], Callable[[str], Tensor], bytes, dict[str, Any]]
-"""Tensors without values, a function that reads one, and the state and info of a checkpoint."""
-
-
-def _own(entries: dict[str, Entry], files: "_Files") -> _Parts:
-    """Return the parts of a checkpoint that was exported by this library."""
-    state = bytes(files.tensor(entries[_STATE]).tolist())
-    info = bytearray(files.tensor(entries[_INFO]).tolist())
-    tensors = {
-        name: _stand_in(entry.dtype, entry.shape)
-        for name, entry in entries.items()
-        if name not in (_STATE, _INFO) and entry.dtype is not None
-    }
-    return tensors, lambda name: files.tensor(entries[name]), state, _json.load(info, _INFO)
-
-
-def _foreign(entries: dict[str, Entry], files: "_Files") -> _Parts:
-    """Return the parts of a checkpoint with the state that a distributed checkpoint has."""
+def _parts(
+    entries: dict[str, Entry], files: "_Files"
+) -> tuple[dict[str, Tensor], Callable[[str], Tensor], bytes]:
+    """Return the tensors without values, a function that reads one, and the rest of the state."""
     leaves: list[tuple[tuple[str | int, ...], Any]] = []
     names: dict[int, str] = {}
     for name, entry in entries.items():
         if entry.dtype is None:
             leaves.append((entry.path, files.value(entry)))
         else:
-            stand_in = _stand_in(entry.dtype, entry.shape)
+            stand_in = torch.empty((), dtype=entry.dtype).expand(entry.shape)
             leaves.append((entry.path, stand_in))
             names[stand_in.untyped_storage().data_ptr()] = name
     tensors, data = pack(nested(leaves))
@@ -222,7 +160,7 @@ def _foreign(entries: dict[str, Entry], files: "_Files") -> _Parts:
         tensor = files.tensor(entries[names[stand_in.untyped_storage().data_ptr()]])
         return tensor if tensor.dtype == stand_in.dtype else torch.view_as_real(tensor)
 
-    return tensors, fetch, dump_state(data), {}
+    return tensors, fetch, dump_state(data)
 
 
 def _read(path: Path) -> bytes:

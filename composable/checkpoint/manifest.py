@@ -20,7 +20,6 @@ from composable.functional._checks import as_path
 
 __all__ = [
     "FILES",
-    "LAYOUT",
     "MANIFEST",
     "MAX_MANIFEST",
     "MAX_STATE",
@@ -40,11 +39,12 @@ __all__ = [
 
 SCHEMA = 1
 """The layout with one file of tensors."""
-SHARDED_SCHEMA = 2
-"""The layout with several files of tensors, and a file that lists what is in which."""
+SHARDED_SCHEMA = 3
+"""The layout with several files of tensors, whose headers say which blocks they have."""
+_LISTED_SCHEMA = 2
+"""The former layout with several files of tensors, and a file that lists what is in which."""
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 FILES = (TENSORS, STATE, MANIFEST)
-LAYOUT = "layout.json"
 _TENSOR_FILE = re.compile(r"tensors-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 
 _FORMAT = "composable checkpoint"
@@ -90,7 +90,7 @@ class Manifest:
     @property
     def tensor_files(self) -> tuple[str, ...]:
         """The names of the files of tensors, in the order of their numbers."""
-        return tuple(name for name in self.files if name not in (STATE, LAYOUT))
+        return tuple(name for name in self.files if name != STATE)
 
 
 def tensor_file(number: int, count: int) -> str:
@@ -108,7 +108,7 @@ def as_target(name: str, folder: str | os.PathLike[str]) -> Path:
 
 def is_part(name: str) -> bool:
     """Return whether a checkpoint may have a file of this name."""
-    return name in FILES or name == LAYOUT or _TENSOR_FILE.fullmatch(name) is not None
+    return name in FILES or _TENSOR_FILE.fullmatch(name) is not None
 
 
 def check_info(info: dict[str, JSON]) -> dict[str, JSON]:
@@ -121,7 +121,7 @@ def check_info(info: dict[str, JSON]) -> dict[str, JSON]:
 def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> bytes:
     body = {
         "format": _FORMAT,
-        "schema": SHARDED_SCHEMA if LAYOUT in records else SCHEMA,
+        "schema": SCHEMA if TENSORS in records else SHARDED_SCHEMA,
         "library": sys.modules["composable"].__version__,
         "torch": str(torch.__version__),
         "created": max(time.time(), 0.0),  # a clock may be set before 1970
@@ -148,6 +148,12 @@ def parse_manifest(raw: bytearray, where: str) -> Manifest:
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
         raise DamagedCheckpointError(f"{where} is not the manifest of a checkpoint.")
     schema = body.get("schema")
+    if schema == _LISTED_SCHEMA:
+        raise VersionError(
+            f"{where} has schema {_LISTED_SCHEMA}, for sharded files in a form that this version "
+            "does not read: copy it with `composable checkpoint consolidate` of the version that "
+            "wrote it."
+        )
     if type(schema) is not int or schema not in (SCHEMA, SHARDED_SCHEMA):
         raise VersionError(
             f"{where} has schema {shorten(schema, 40)}, but this version reads the schemas "
@@ -193,9 +199,9 @@ def _check_names(schema: int, files: JSON) -> dict[str, JSON]:
         raise ValueError(f"its files are {shorten(files, 120)}, not a mapping")
     names, wanted = [TENSORS, STATE], f"{TENSORS} and {STATE}"
     if schema == SHARDED_SCHEMA:
-        count = max(len(files) - 2, 1)
-        names = [*(tensor_file(number, count) for number in range(1, count + 1)), STATE, LAYOUT]
-        wanted = f"{STATE}, {LAYOUT} and {count} numbered files of tensors"
+        count = max(len(files) - 1, 1)
+        names = [*(tensor_file(number, count) for number in range(1, count + 1)), STATE]
+        wanted = f"{STATE} and {count} numbered files of tensors"
     if files.keys() != set(names):
         raise ValueError(f"its files are {shorten(list(files), 120)}, not {wanted}")
     return {name: files[name] for name in names}

@@ -2,10 +2,8 @@
 
 import os
 
-import torch
-
 from composable.checkpoint._reader import check_sizes, check_state, reading
-from composable.checkpoint._regions import hash_files, read_headers
+from composable.checkpoint._regions import hash_files, read_headers, tensor_inputs
 from composable.checkpoint.files import Contents
 from composable.checkpoint.manifest import as_target
 from composable.distributed.processes import Processes
@@ -16,8 +14,8 @@ __all__ = ["read_outline"]
 def read_outline(folder: str | os.PathLike[str], processes: Processes) -> Contents:
     """Read a checkpoint without the values of its tensors, and verify a share of their files.
 
-    This function does not communicate. Each process verifies the manifest, the state, the layout,
-    and the size and header of every file. It compares the hashes of its share of the files of
+    This function does not communicate. Each process verifies the manifest, the state, and
+    the size and header of every file. It compares the hashes of its share of the files of
     tensors: if no process raises, all of the checkpoint is verified.
 
     Args:
@@ -43,10 +41,6 @@ def read_outline(folder: str | os.PathLike[str], processes: Processes) -> Conten
     with reading(path) as inputs:
         manifest = check_sizes(inputs)
         data = check_state(inputs)
-        headers = read_headers(inputs)
+        headers = read_headers(tensor_inputs(inputs))
         hash_files(inputs, headers, manifest.tensor_files[processes.rank :: processes.size])
-    tensors = {
-        name: torch.empty(stored.shape, dtype=stored.dtype, device="meta")
-        for name, stored in headers.tensors.items()
-    }
-    return Contents(tensors, data, manifest, path)
+    return Contents(dict(headers.tensors), data, manifest, path)

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from composable.checkpoint._reader import check_sizes, check_state, reading
-from composable.checkpoint._regions import read_headers, read_regions
+from composable.checkpoint._regions import read_headers, read_regions, tensor_inputs
 from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.files import Contents
-from composable.checkpoint.layout import Region, Stored
+from composable.checkpoint.layout import Region
 from composable.checkpoint.manifest import as_target
 from composable.checkpoint.shards import is_dtensor, like_dtensor, region_of
 from composable.functional._checks import check_device, check_flag
@@ -34,7 +34,7 @@ def read_shards(
     The checkpoint may have been written by any number of processes. This function does not
     communicate: each process reads its own parts.
 
-    The manifest, the state and the layout are always verified. A file of tensors is read if it has
+    The manifest and the state are always verified. A file of tensors is read if it has
     a part that is needed. Its hash is compared with the manifest, for which all of its bytes are
     read, but only the parts that are needed are kept in memory.
 
@@ -74,13 +74,14 @@ def read_shards(
     with reading(path) as inputs:
         manifest = check_sizes(inputs)
         data = check_state(inputs)
-        headers = read_headers(inputs)
+        headers = read_headers(tensor_inputs(inputs))
         models = {
-            name: like(name, stored.shape) if callable(like) else like.get(name)
+            name: like(name, tuple(stored.shape)) if callable(like) else like.get(name)
             for name, stored in headers.tensors.items()
         }
         regions = {
-            name: _region(name, stored, models[name]) for name, stored in headers.tensors.items()
+            name: _region(name, tuple(stored.shape), models[name])
+            for name, stored in headers.tensors.items()
         }
         tensors = read_regions(inputs, headers, regions, verify=verify)
     for name, tensor in tensors.items():
@@ -100,24 +101,23 @@ def _is_function(value: Any) -> bool:
     return True
 
 
-def _region(name: str, stored: Stored, model: Any) -> Region:
+def _region(name: str, shape: tuple[int, ...], model: Any) -> Region:
     """Return the region of a tensor to read."""
     if isinstance(model, Region):
-        if not model.fits(stored.shape):
+        if not model.fits(shape):
             raise MismatchError(
-                f"tensor {name!r} has shape {list(stored.shape)} in the checkpoint, which has no "
-                f"{model}."
+                f"tensor {name!r} has shape {list(shape)} in the checkpoint, which has no {model}."
             )
         return model
     if not is_dtensor(model):
-        return Region.whole(stored.shape)
-    if tuple(model.shape) != stored.shape:
+        return Region.whole(shape)
+    if tuple(model.shape) != shape:
         raise MismatchError(
-            f"tensor {name!r} has shape {list(stored.shape)} in the checkpoint, but "
+            f"tensor {name!r} has shape {list(shape)} in the checkpoint, but "
             f"{list(model.shape)} in like."
         )
     try:
         region = region_of(model)
     except ValueError as error:
         raise MismatchError(f"tensor {name!r} of like {error}.") from None
-    return Region(stored.shape, (0,) * len(stored.shape)) if region is None else region
+    return Region(shape, (0,) * len(shape)) if region is None else region

@@ -1,6 +1,7 @@
 """The part of a tensor that one of several processes has, and the DTensors of PyTorch."""
 
 import sys
+import zlib
 from typing import Any
 
 import attrs
@@ -19,6 +20,8 @@ __all__ = [
     "like_dtensor",
     "local_of",
     "region_of",
+    "turn_of",
+    "writes",
 ]
 
 
@@ -133,6 +136,26 @@ def as_shard(name: str, tensor: Tensor | TensorShard) -> TensorShard | None:
     except ValueError as error:
         raise UnsavableError(f"tensor {name!r} {error}.") from None
     return None if region is None else TensorShard(local_of(tensor), tensor.shape, region.offsets)
+
+
+def writes(name: str, tensor: Any) -> bool:
+    """Return whether this process, in the mesh of a `DTensor`, is the one to write its part.
+
+    Of the processes that have the same part, the name of the tensor selects one, without
+    communication.
+    """
+    places = zip(tensor.placements, tensor.device_mesh.get_coordinate(), strict=True)
+    copies, own = 1, 0
+    for dim, (placement, at) in enumerate(places):
+        if placement.is_replicate():
+            copies, own = copies * tensor.device_mesh.size(dim), own * tensor.device_mesh.size(dim)
+            own += at
+    return own == turn_of(name, copies)
+
+
+def turn_of(name: str, count: int) -> int:
+    """Return which of a number of processes has to write the tensor of a name."""
+    return zlib.crc32(name.encode()) % count
 
 
 def as_whole(name: str, tensor: Tensor | TensorShard) -> Tensor:

@@ -7,19 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor
 
 from composable.checkpoint import _json
 from composable.checkpoint._reader import Input, check_sizes, check_state, reading
-from composable.checkpoint._regions import Fetch, Headers, fetcher, hash_files, read_headers
-from composable.checkpoint._safetensors import read_header
+from composable.checkpoint._regions import (
+    Fetch,
+    fetcher,
+    hash_files,
+    read_headers,
+    tensor_inputs,
+)
 from composable.checkpoint.errors import (
     DamagedCheckpointError,
     MissingCheckpointError,
     UnreadableCheckpointError,
 )
-from composable.checkpoint.layout import Region, Stored
+from composable.checkpoint.layout import Region
 from composable.checkpoint.tree import unpack
 from composable.core._paths import open_regular
 from composable.distributed.processes import Processes
@@ -75,22 +79,13 @@ def open_files(paths: list[Path]) -> Iterator[TensorFiles]:
     """Open files of safetensors.
 
     Raises:
-        CheckpointError: One is missing or damaged, or two have a tensor of the same name.
+        CheckpointError: One is missing or damaged, or two have the same tensor.
     """
     with ExitStack() as opened:
         files = {str(path): _open(opened, path) for path in paths}
-        entries = {name: read_header(file, file.size, name) for name, file in files.items()}
-        stored: dict[str, Stored] = {}
-        for number, own in enumerate(entries.values(), start=1):
-            for one in own:
-                if one.name in stored:
-                    raise DamagedCheckpointError(f"{one.name!r} is in two files of {paths}.")
-                blocks = {number: Region.whole(one.shape)}
-                stored[one.name] = Stored(one.dtype, one.shape, blocks)
-        headers = Headers(stored, entries)
-        tensors = _without_values(headers)
-        names = {id(tensor): name for name, tensor in tensors.items()}
-        yield TensorFiles(tensors, names, fetcher(files, headers))
+        headers = read_headers(files)
+        names = {id(tensor): name for name, tensor in headers.tensors.items()}
+        yield TensorFiles(headers.tensors, names, fetcher(files, headers))
 
 
 @contextmanager
@@ -104,12 +99,11 @@ def open_checkpoint(folder: Path) -> Iterator[TensorFiles]:
     with reading(folder) as inputs:
         manifest = check_sizes(inputs)
         data = check_state(inputs)
-        headers = read_headers(inputs)
+        headers = read_headers(tensor_inputs(inputs))
         own = manifest.tensor_files[processes.rank :: processes.size]
         processes.together(lambda: hash_files(inputs, headers, own))
-        tensors = _without_values(headers)
-        names = {id(tensor): name for name, tensor in tensors.items()}
-        yield TensorFiles(unpack(tensors, data), names, fetcher(inputs.files, headers))
+        names = {id(tensor): name for name, tensor in headers.tensors.items()}
+        yield TensorFiles(unpack(headers.tensors, data), names, fetcher(inputs.files, headers))
 
 
 def _open(opened: ExitStack, path: Path) -> Input:
@@ -120,10 +114,3 @@ def _open(opened: ExitStack, path: Path) -> Input:
     except OSError as error:
         raise UnreadableCheckpointError(f"{path} cannot be read: {error.strerror}.") from error
     return Input(str(path), file.fileno(), os.fstat(file.fileno()).st_size, hashing=False)
-
-
-def _without_values(headers: Headers) -> dict[str, Tensor]:
-    return {
-        name: torch.empty(one.shape, dtype=one.dtype, device="meta")
-        for name, one in headers.tensors.items()
-    }

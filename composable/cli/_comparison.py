@@ -8,6 +8,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,7 +118,8 @@ def load_script(path: Path) -> ModuleType:
     root = path.parents[len(packages)]
     sys.path[:0] = [str(path.parent), *([str(root)] if packages else [])]
     name = ".".join([*packages, path.stem])
-    if name in sys.modules or not _is_at(name, path):
+    is_importable = name not in sys.modules and _is_at(name, path)
+    if not is_importable:
         name = f"composable_script_{path.stem.replace('.', '_')}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -125,7 +127,17 @@ def load_script(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
+    if not is_importable:
+        _send_by_value(module)
     return module
+
+
+def _send_by_value(module: ModuleType) -> None:
+    """Let worker processes get the functions of a module that they cannot import."""
+    with suppress(ImportError):  # compare says that the extra is missing
+        import cloudpickle
+
+        cloudpickle.register_pickle_by_value(module)
 
 
 def _packages(path: Path) -> list[str]:

@@ -30,17 +30,7 @@ _ALLOWED = "a list of algorithms, a Recipe, or a function of hyperparameters tha
 
 @attrs.frozen
 class Arm:
-    """One of the compared compositions: algorithms, a `Recipe`, or a function that returns either.
-
-    Example:
-        >>> from composable.algorithms import LabelSmoothing
-        >>> from composable.comparison.arms import Arm
-        >>> arm = Arm("smoothing", lambda smoothing=0.1: [LabelSmoothing(smoothing)])
-        >>> arm.takes
-        ('smoothing',)
-        >>> arm.recipe({"smoothing": 0.2, "lr": 0.1}).algorithms
-        (LabelSmoothing(smoothing=0.2),)
-    """
+    """A compared composition: algorithms, a `Recipe`, or a function that returns either."""
 
     name: str
     value: ArmLike = attrs.field(eq=False)
@@ -48,20 +38,9 @@ class Arm:
     """The arm that it is derived from, whose schedules it has by default."""
 
     @property
-    def takes(self) -> tuple[str, ...]:
+    def takes(self) -> Mapping[str, inspect.Parameter]:
         """The hyperparameters of its function."""
-        return tuple(self._parameters())
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        """The hyperparameters of its function that have no default."""
-        parameters = self._parameters().values()
-        return tuple(one.name for one in parameters if one.default is inspect.Parameter.empty)
-
-    def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        if not callable(self.value):
-            return {}
-        return inspect.signature(self.value).parameters
+        return inspect.signature(self.value).parameters if callable(self.value) else {}
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the build function, without the seed and the duration."""
@@ -87,8 +66,10 @@ class Arm:
 class RunArm(Arm):
     """An arm of a loop of the user's own, which gets its value as it is."""
 
-    def _parameters(self) -> Mapping[str, inspect.Parameter]:
-        return {}  # all hyperparameters are those of the loop
+    @property
+    def takes(self) -> Mapping[str, inspect.Parameter]:
+        """None: all hyperparameters are those of the loop."""
+        return {}
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the loop, without the seed and the duration."""
@@ -128,20 +109,18 @@ def _arm(name: Any, value: Any, kind: type[Arm]) -> Arm:
         raise TypeError(f"arm {name!r} is the class {value.__name__}; pass [{value.__name__}()].")
     if isinstance(value, Algorithm):
         raise TypeError(f"arm {name!r} is an algorithm; pass a list of algorithms.")
-    if isinstance(value, Recipe):
-        return Arm(name, value)
     if callable(value):
         _check_function(name, value)
-        return Arm(name, value)
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return Arm(name, tuple(value))
-    raise TypeError(f"arm {name!r} is {value!r}; it must be {_ALLOWED}.")
+    elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        value = tuple(value)
+    elif not isinstance(value, Recipe):
+        raise TypeError(f"arm {name!r} is {value!r}; it must be {_ALLOWED}.")
+    return Arm(name, value)
 
 
 def _check_function(name: str, function: Callable[..., Any]) -> None:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind not in kinds:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
                 f"the function of arm {name!r} has the parameter {parameter}; each hyperparameter "
                 "must have a name of its own."
@@ -160,7 +139,8 @@ def _without(arms: Sequence[Arm]) -> list[Arm]:
             continue
         for at, label in enumerate(_labels(value.algorithms)):
             rest = value.algorithms[:at] + value.algorithms[at + 1 :]
-            made.append(Arm(f"{arm.name} without {label}", _with(value, rest), arm.name))
+            without = attrs.evolve(value, algorithms=rest)
+            made.append(Arm(f"{arm.name} without {label}", without, arm.name))
     if not made:
         raise ValueError(
             "leave_one_out=True needs an arm of two or more algorithms, given as a list or Recipe."
@@ -180,7 +160,11 @@ def _added(baseline: Arm, arms: Sequence[Arm]) -> list[Arm]:
         raise ValueError("add_one_in=True needs an arm with algorithms, as a list or a Recipe.")
     prefix = f"{baseline.name} + " if base.algorithms else ""
     return [
-        Arm(f"{prefix}{label}", _with(base, [*base.algorithms, one]), baseline.name)
+        Arm(
+            f"{prefix}{label}",
+            attrs.evolve(base, algorithms=[*base.algorithms, one]),
+            baseline.name,
+        )
         for one, label in zip(extra, _labels(extra), strict=True)
     ]
 
@@ -205,11 +189,6 @@ def derive(
 def _fixed(arm: Arm) -> Recipe | None:
     """Return the composition of an arm that is not a function."""
     return None if callable(arm.value) or isinstance(arm, RunArm) else arm.recipe({})
-
-
-def _with(recipe: Recipe, algorithms: Iterable[Any]) -> Recipe:
-    """Return the recipe with other algorithms."""
-    return Recipe(algorithms, recipe.optimizers, recipe.schedulers)
 
 
 def _labels(algorithms: Sequence[Any]) -> list[str]:

@@ -1,19 +1,13 @@
 """Call the user's function that builds a Trainer, and check what it builds."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-)
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
 from composable.core.key import Key
 from composable.core.time import Time
@@ -44,31 +38,26 @@ class BuildError(ValueError):
 class TrialOptions(DryRunOptions):
     """The options of a Trainer of a trial: it writes nothing, logs nothing and shows nothing."""
 
-    @classmethod
-    def of_trial(
-        cls, options: TrainerOptions, *, max_duration: str | None, split_evaluation: bool
-    ) -> DryRunOptions:
-        """Change the options of a Trainer; the duration only if one is given."""
-        for argument, needed in (
-            ("nonfinite_loss='rollback'", options.nonfinite_loss == "rollback"),
-            ("load_best_at_end=True", options.load_best_at_end),
-        ):
-            if needed:
-                raise BuildError(
-                    f"build passes {argument} to the Trainer, which needs checkpoints, and the "
-                    "trials of a comparison write none; drop it."
-                )
-        changes: dict[str, Any] = {
-            field.name: field.default
-            for field in attrs.fields(TrainerOptions)
-            if field.name.startswith("save_")
-        }
-        changes.update(autoresume=False, loggers=(), progress_bar=False)
-        if max_duration is not None:
-            changes["max_duration"] = max_duration
-        if split_evaluation:
-            changes["eval_dataloader"] = split_evaluators(options.evaluators)
-        return cls.of(options, **changes)
+
+def trial_options(
+    options: TrainerOptions, duration: str | None, *, split_evaluation: bool
+) -> DryRunOptions:
+    """Return the options for a trial; they keep their duration if none is given."""
+    if options.nonfinite_loss == "rollback" or options.load_best_at_end:
+        raise BuildError(
+            "build passes nonfinite_loss='rollback' or load_best_at_end=True to the Trainer, which "
+            "need checkpoints, and the trials of a comparison write none; drop it."
+        )
+    fields = attrs.fields_dict(TrainerOptions)
+    changes: dict[str, Any] = {
+        name: field.default for name, field in fields.items() if name.startswith("save_")
+    }
+    if duration is not None:
+        changes["max_duration"] = duration
+    if split_evaluation:
+        changes["eval_dataloader"] = split_evaluators(options.evaluators)
+    silent = {"autoresume": False, "loggers": (), "progress_bar": False}
+    return TrialOptions.of(options, **changes, **silent)
 
 
 def build_trainer(
@@ -81,18 +70,9 @@ def build_trainer(
 ) -> Trainer:
     """Call the user's function, and check that the Trainer has what it was given.
 
-    The global random generators are seeded first; the caller restores them.
-
-    Args:
-        build: The function.
-        arguments: Its arguments besides the seed and the duration: `algorithms`, and others.
-        seed: The seed.
-        duration: The `max_duration`: passed if the function takes it, and otherwise set in the
-            Trainer. None for the Trainer's own, without checks.
-        split_evaluation: Split the evaluator into "validation" and "test".
-
-    Raises:
-        BuildError: The function does not take an argument, or ignores it, or returns no Trainer.
+    The global random generators are seeded first; the caller restores them. The duration is passed
+    if the function takes it, and otherwise set in the Trainer; None is for the Trainer's own,
+    without checks.
     """
     passed = {**arguments, "seed": seed}
     own = _duration_of(build)
@@ -116,7 +96,7 @@ def build_trainer(
 
     def override(options: TrainerOptions) -> TrainerOptions:
         given = None if own is not None else duration
-        return TrialOptions.of_trial(options, max_duration=given, split_evaluation=split_evaluation)
+        return trial_options(options, given, split_evaluation=split_evaluation)
 
     seed_all(seed)
     with overridden_runs(override), sharing_models():  # a check names a global model
@@ -124,7 +104,8 @@ def build_trainer(
     if not isinstance(trainer, Trainer):
         raise BuildError(f"build must return a Trainer, and returned {trainer!r:.200}.")
     if duration is not None:
-        _check_built(trainer, passed, duration)
+        for problem in _problems(trainer, {**passed, "max_duration": duration}):
+            raise BuildError(f"build {problem}")
     return trainer
 
 
@@ -139,54 +120,38 @@ def _duration_of(build: Build) -> inspect.Parameter | None:
         ) from None
 
 
-def _check_built(trainer: Trainer, passed: Mapping[str, Any], duration: str) -> None:
-    """Check a Trainer for a trial."""
+def _problems(trainer: Trainer, passed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a Trainer is not that of a trial with these arguments."""
     options, trained = trainer._options, trainer.state.timestamp.batch
-    present, given = as_list(options.algorithms), as_list(passed.get("algorithms", ()))
-    missing = [one for one in given if not any(one is has or one == has for has in present)]
-    returned = {"seed": options.seed, "max_duration": str(trainer.state.max_duration)}
-    wanted = {"seed": passed["seed"], "max_duration": str(Time.parse(duration))}
-    problems = [
-        (
-            not isinstance(options, TrialOptions),
-            "returned a Trainer that was built before it was called; build a new one in each call.",
-        ),
-        (
-            trained,
+    if not isinstance(options, TrialOptions):
+        yield "returned a Trainer that was built before it was called; build one in each call."
+    if trained:
+        yield (
             f"returned a Trainer that has trained on {trained} batches; leave the call of fit to "
-            "the comparison.",
-        ),
-        (
-            all(one.eval_interval is None for one in options.evaluators),
+            "the comparison."
+        )
+    if all(one.eval_interval is None for one in options.evaluators):
+        yield (
             "returned a Trainer that never evaluates; pass eval_dataloader=..., and an "
-            "eval_interval other than None.",
-        ),
-        *(
-            (
-                returned[name] != one,
-                f"was called with {name}={one!r} and returned a Trainer with "
-                f"{name}={returned[name]!r}; pass {'the seed' if name == 'seed' else 'it'} on: "
-                f"Trainer(..., {name}={name}).",
-            )
-            for name, one in wanted.items()
-        ),
-        (
-            missing,
+            "eval_interval other than None."
+        )
+    present, given = as_list(options.algorithms), as_list(passed.get("algorithms", ()))
+    if missing := [one for one in given if not any(one is has or one == has for has in present)]:
+        yield (
             f"ignores its argument algorithms: the Trainer lacks {missing!r}; pass them on: "
-            "Trainer(..., algorithms=algorithms).",
-        ),
-        *(
-            (
-                passed.get(name) is not None and getattr(options, name) is not passed[name],
-                f"ignores its argument {name}, which a recipe gives; pass it on: "
-                f"Trainer(..., {name}={name}).",
+            "Trainer(..., algorithms=algorithms)."
+        )
+    wanted = {"seed": passed["seed"], "max_duration": str(Time.parse(passed["max_duration"]))}
+    returned = {"seed": options.seed, "max_duration": str(trainer.state.max_duration)}
+    for name in ("optimizers", "schedulers"):
+        if passed.get(name) is not None:
+            wanted[name], returned[name] = passed[name], getattr(options, name)
+    for name, value in wanted.items():
+        if returned[name] is not value and returned[name] != value:
+            yield (
+                f"ignores its argument {name}: it was called with {name}={value!r} and returned a "
+                f"Trainer with {name}={returned[name]!r}; pass it on: Trainer(..., {name}={name})."
             )
-            for name in ("optimizers", "schedulers")
-        ),
-    ]
-    for found, problem in problems:
-        if found:
-            raise BuildError(f"build {problem}")
 
 
 # --- before anything trains ---
@@ -199,12 +164,7 @@ def inspect_build(
     *,
     split_evaluation: bool,
 ) -> Trainer:
-    """Build the Trainer of the baseline for all schedules, or for its own, without training it.
-
-    Raises:
-        BuildError: The build function ignores an argument, refuses a duration, returns no Trainer,
-            or continues the weights of an earlier call.
-    """
+    """Build the Trainer of the baseline for all schedules, or for its own, without training it."""
 
     def built(duration: str | None) -> Trainer:
         try:
@@ -266,14 +226,6 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
 
     The halves are drawn by a permutation that is the same in every trial, and keep the order of
     the data. A list of batches is split into two lists.
-
-    Example:
-        >>> from composable import Evaluator
-        >>> from composable.comparison.building import split_evaluators
-        >>> data = torch.utils.data.TensorDataset(torch.arange(10.0))
-        >>> loader = torch.utils.data.DataLoader(data, batch_size=5)
-        >>> [len(one.dataloader.dataset) for one in split_evaluators([Evaluator("eval", loader)])]
-        [5, 5]
     """
     if len(evaluators) != 1:
         raise BuildError(
@@ -283,12 +235,15 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
         )
     loader: Any = evaluators[0].dataloader
     listed = isinstance(loader, (list, tuple))
-    if not listed and (problem := _problem(loader)):
+    if not listed and not _takes_each_example_once(loader):
         raise BuildError(
             "split_evaluation=True needs an eval_dataloader that is a DataLoader with a batch_size "
-            f"and takes each example of a data set with indices once; {problem}. Pass two "
-            "evaluators to the Trainer instead: eval_dataloader=[Evaluator('validation', ...), "
-            "Evaluator('test', ...)]."
+            "and takes each example of a data set with indices once, and it is a "
+            f"{type(loader).__name__} with batch_size={getattr(loader, 'batch_size', None)}, a "
+            f"{type(getattr(loader, 'dataset', None)).__name__} and a "
+            f"{type(getattr(loader, 'sampler', None)).__name__}. Pass two evaluators to the "
+            "Trainer instead: eval_dataloader=[Evaluator('validation', ...), Evaluator('test', "
+            "...)]."
         )
     length = len(loader if listed else loader.dataset)
     if length < 2:
@@ -308,20 +263,15 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
     )
 
 
-def _problem(loader: Any) -> str:
-    """Return why a loader does not read each example of an indexed data set once, or ""."""
-    if not isinstance(loader, DataLoader):
-        return f"it is a {type(loader).__name__}"
-    dataset: Any = loader.dataset
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        return f"its data set is a {type(dataset).__name__}"
-    if loader.batch_size is None:
-        return "it has a batch sampler of its own, or none"
+def _takes_each_example_once(loader: Any) -> bool:
+    if not isinstance(loader, DataLoader) or loader.batch_size is None:
+        return False
+    if not hasattr(loader.dataset, "__len__"):
+        return False
     sampler: Any = loader.sampler
-    shuffled = isinstance(sampler, RandomSampler) and not sampler.replacement
-    if (shuffled and sampler.num_samples == len(dataset)) or isinstance(sampler, SequentialSampler):
-        return ""
-    return f"it has a {type(sampler).__name__}"
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return isinstance(sampler, SequentialSampler)
 
 
 def _part(loader: "DataLoader[Any]", indices: list[int]) -> "DataLoader[Any]":

@@ -1,7 +1,6 @@
 """Compare methods on a model and data: `composable.compare`."""
 
 import importlib.util
-import math
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +27,7 @@ from composable.comparison.stages import extend as add_schedules
 from composable.comparison.stages import measure_costs, train_design
 from composable.comparison.study_file import Cache, write_study
 from composable.core._secrets import redact_command
-from composable.functional._checks import as_path, check_count, check_flag
+from composable.functional._checks import as_path, check_count, check_flag, check_range
 from composable.trainer.trainer import Trainer
 
 __all__ = ["NothingToCompareError", "check_results", "compare"]
@@ -194,7 +193,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     )
     pool = Workers(
         design.subject,
-        Cache(place / "trials", data=data_version),
+        Cache(place / "trials", design.subject, data=data_version),
         workers,
         place / "logs",
         executor,
@@ -227,11 +226,10 @@ def _check_packages() -> None:
 
 def _check_sendable(design: Design) -> None:
     """Check before training that the function and all arms can be sent to other processes."""
-    function = design.subject.function
-    pickled(design.subject.name, function, function)
+    pickled(design.subject.name, design.subject.function)
     for name, arm in design.arms.items():
         for settings in design.tried[name]:
-            pickled(f"the arguments of arm {name!r}", arm.arguments(settings), function)
+            pickled(f"the arguments of arm {name!r}", arm.arguments(settings))
 
 
 def _given_costs(design: Design, cost: Mapping[str, float] | None) -> tuple[StepCost, ...] | None:
@@ -241,12 +239,11 @@ def _given_costs(design: Design, cost: Mapping[str, float] | None) -> tuple[Step
     arms = [arm for arm in design.arms if arm != design.protocol.repeated]
     if not isinstance(cost, Mapping) or set(cost) != set(arms):
         raise ValueError(f"cost={cost!r} must be a mapping with the seconds of a step of {arms}.")
-    for arm, one in cost.items():
-        if isinstance(one, bool) or not isinstance(one, (int, float)) or not 0 < one < math.inf:
-            raise ValueError(f"cost[{arm!r}]={one!r} must be a number of seconds above 0.")
-    longest = design.protocol.schedules
+    for arm, seconds in cost.items():
+        check_range(f"cost[{arm!r}]", seconds, 0, ends="()")
+    schedules = design.protocol.schedules
     return tuple(
-        StepCost(arm, {}, longest[arm][-1], (0.5,), ((float(cost[arm]),),)) for arm in arms
+        StepCost(arm, {}, schedules[arm][-1], (0.5,), ((float(cost[arm]),),)) for arm in arms
     )
 
 
@@ -274,12 +271,7 @@ def _run(
 
 
 def check_results(study: Study, function: str) -> None:
-    """Check that the baseline and another arm have a result, and that seeds have different ones.
-
-    Args:
-        study: What was trained.
-        function: The name of the compared function, for the error.
-    """
+    """Check that the baseline and another arm have a result, and that seeds have different ones."""
     protocol, reported = study.protocol, study.reported
     if not reported:
         raise NothingToCompareError(
@@ -291,12 +283,12 @@ def check_results(study: Study, function: str) -> None:
     if protocol.baseline in having and having & others:
         _check_seeds(study, function)
         return
-    lacking = [protocol.baseline] if protocol.baseline not in having else sorted(others)
-    errors = {
+    lacking = sorted(others) if protocol.baseline in having else [protocol.baseline]
+    errors = [
         f"{one.trial.arm}, {one.trial.duration}, seed {one.trial.seed}: {one.error or one.outcome}"
         for one in reported
         if one.trial.arm in lacking
-    }
+    ]
     raise NothingToCompareError(
         f"there is nothing to compare: no run of {', '.join(lacking)} finished. {min(errors)}"
     )
@@ -306,9 +298,8 @@ def _check_seeds(study: Study, function: str) -> None:
     """Check that the runs of an arm differ: equal ones would be taken for certain results."""
     for arm, runs in _curves(study).items():
         seeds = sorted({seed for _, seed in runs})
-        durations = {duration for duration, _ in runs}
-        curves = {(duration, curve) for (duration, _), curve in runs.items()}
-        if len(seeds) > 1 and len(curves) == len(durations):
+        different = {(duration, curve) for (duration, _), curve in runs.items()}
+        if len(seeds) > 1 and len(different) == len({duration for duration, _ in runs}):
             raise BuildError(
                 f"the runs of arm {arm!r} have the same results for the seeds "
                 f"{', '.join(map(str, seeds))}: {function} does not depend on the seed, apart from "
@@ -335,8 +326,7 @@ def _curves(study: Study) -> Mapping[str, dict[tuple[str, int], str]]:
     curves: dict[str, dict[tuple[str, int], str]] = {arm: {} for arm in study.protocol.arms}
     for one in study.reported:
         if one.outcome == "finished":
-            evaluations = str([(point.batch, dict(point.metrics)) for point in one.curve])
-            curves[one.trial.arm][one.trial.duration, one.trial.seed] = evaluations
+            curves[one.trial.arm][one.trial.duration, one.trial.seed] = str(one.curve)
     return curves
 
 

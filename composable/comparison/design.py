@@ -27,7 +27,7 @@ from composable.comparison.grids import configurations, grids_of, hyperparameter
 from composable.comparison.records import Protocol, Purpose, Settings, Trial
 from composable.comparison.trial import Compared, TrialRequest
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
-from composable.functional._checks import check_flag
+from composable.functional._checks import check_count, check_flag, check_range
 from composable.metrics import Evaluator
 
 __all__ = ["Design", "Durations", "default_folder", "plan_design"]
@@ -86,13 +86,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     threads: int,
     **flags: bool,
 ) -> Design:
-    """Check the arguments of `compare`, build the Trainer of the baseline, and plan the arms.
-
-    Raises:
-        ValueError: An argument is invalid, arms cannot be composed, or the function cannot be
-            compared.
-        TypeError: An argument is of the wrong type.
-    """
+    """Check the arguments of `compare`, build the Trainer of the baseline, and plan the arms."""
     if (build is None) == (run is None):
         raise TypeError("pass either build, a function that returns a Trainer, or run, a loop.")
     _check(target, flags)
@@ -131,6 +125,11 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     reported, tuning_result, best, tuning_mode = check_metrics(
         evaluators, metric, tuning_metric, mode, tuned=tuned
     )
+    if known_mode(reported, None) not in (None, best):
+        notes.append(f"mode={best!r} was passed, which the name of {reported} does not suggest.")
+    if not tuned:
+        fixed = "the single values of tune" if tune else "the hyperparameters of build"
+        notes.append(f"The comparison tuned nothing: every arm has {fixed}.")
     subject = Compared(
         build=build,
         run=run,
@@ -160,38 +159,17 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
             "device": processor(device),
             "build": stable_digest(subject.function)[:16],
         },
-        notes=(*notes, *_remarks(reported, best, tuned=tuned, tune=tune)),
-    )
-    protocol = protocol.with_schedules(schedules_of(given, named, own))
-    return Design(
-        subject,
-        {arm.name: arm for arm in named},
-        protocol,
-        tried,
-        tuning_mode,
-        offset,
-        epoch_length,
-        device,
-    )
+        notes=tuple(notes),
+    ).with_schedules(schedules_of(given, named, own))
+    by_name = {arm.name: arm for arm in named}
+    return Design(subject, by_name, protocol, tried, tuning_mode, offset, epoch_length, device)
 
 
 def _check(target: Any, flags: Mapping[str, Any]) -> None:
     for name, flag in flags.items():
         check_flag(name, flag)
-    number = isinstance(target, (int, float)) and not isinstance(target, bool)
-    if target is not None and not (number and math.isfinite(target)):
-        raise ValueError(f"target={target!r} must be a finite number, or None.")
-
-
-def _remarks(metric: str, mode: str, *, tuned: bool, tune: Any) -> list[str]:
-    notes = []
-    usual = known_mode(metric, None)
-    if usual not in (None, mode):
-        notes.append(f"mode={mode!r} was passed, although the name of {metric} suggests {usual!r}.")
-    if not tuned:
-        fixed = "the single values of tune" if tune else "the hyperparameters of build"
-        notes.append(f"The comparison tuned nothing: every arm has {fixed}.")
-    return notes
+    if target is not None:
+        check_range("target", target, -math.inf, ends="()")
 
 
 def processor(device: str) -> str:
@@ -217,12 +195,9 @@ def check_metrics(
     *,
     tuned: bool,
 ) -> tuple[str, str, str, str]:
-    """Check that the evaluators have the metrics, and that tuning uses other data than the report.
+    """Return the full names of the reported result and that of tuning, and their modes.
 
-    Tuning uses the metric of the same name of the only other evaluator by default.
-
-    Returns:
-        The full names of the reported metric and that of tuning, and their modes.
+    Tuning uses other data than the report: by default, those of the only other evaluator.
     """
     name = tuning = full_name("metric", metric)
     label, _, own = name.partition("/")
@@ -274,16 +249,13 @@ def _seeds(name: str, given: Any, start: int) -> tuple[int, ...]:
     if isinstance(given, (bool, str)) or not isinstance(given, (int, Iterable)):
         raise TypeError(f"{name}={given!r} must be a number of seeds, or a list of seeds.")
     if isinstance(given, int):
-        if given < 1:
-            raise ValueError(f"{name}={given} must be at least 1.")
+        check_count(name, given, 1)
         return tuple(range(start, start + given))
     seeds = tuple(given)
-    if any(isinstance(seed, bool) or not isinstance(seed, int) for seed in seeds):
-        raise TypeError(f"{name}={list(seeds)} must be integers.")
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ValueError(
-            f"{name}={list(seeds)} must be at least one seed, none negative or listed twice."
-        )
+    for seed in seeds:
+        check_count(name, seed)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"{name}={list(seeds)} must be at least one seed, none listed twice.")
     return seeds
 
 
@@ -309,11 +281,11 @@ def _given_schedules(durations: Any, arms: Sequence[Arm]) -> Mapping[str, tuple[
     if not isinstance(durations, Mapping):
         return {arms[0].name: _ascending("durations", durations)}
     names = [arm.name for arm in arms]
-    if not durations:
-        raise ValueError(f"durations={{}} must have schedules for an arm; the arms are {names}.")
-    for name in durations:
-        if name not in names:
-            raise ValueError(f"durations has schedules for {name!r}; the arms are {names}.")
+    if not durations or set(durations) - set(names):
+        raise ValueError(
+            f"durations has schedules for {list(durations)}; it must have them for some of the "
+            f"arms {names}."
+        )
     return {name: _ascending(f"durations[{name!r}]", one) for name, one in durations.items()}
 
 
@@ -331,17 +303,7 @@ def _ascending(name: str, durations: TimeLike | Iterable[TimeLike]) -> tuple[str
 def schedules_of(
     given: Mapping[str, tuple[str, ...]], arms: Sequence[Arm], baseline: tuple[str, ...]
 ) -> Mapping[str, tuple[str, ...]]:
-    """Return the schedules of every arm.
-
-    An arm without given ones has those of the arm that it is derived from, or of the baseline.
-
-    Example:
-        >>> from composable.comparison.arms import Arm
-        >>> from composable.comparison.design import schedules_of
-        >>> arms = [Arm("plain", []), Arm("muon", []), Arm("muon without EMA", [], origin="muon")]
-        >>> schedules_of({"muon": ("9ba", "18ba")}, arms, ("30ba",))
-        {'plain': ('30ba',), 'muon': ('9ba', '18ba'), 'muon without EMA': ('9ba', '18ba')}
-    """
+    """Return the schedules of every arm: given ones, or those of its origin, or the baseline's."""
     found: dict[str, tuple[str, ...]] = {}
     unit = Time.parse(baseline[0]).unit
     for arm in arms:

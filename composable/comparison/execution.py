@@ -2,21 +2,17 @@
 
 import faulthandler
 import gc
-import importlib.util
 import math
 import os
 import pickle
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -183,9 +179,6 @@ class Workers:
     ) -> None:
         self.subject, self.cache, self.count, self.folder = subject, cache, workers, folder
         self.executor, self.progress = executor, progress or TrialProgress()
-        self.context = cache.context(
-            subject.function, subject.threads, subject.metrics, subject.split_evaluation
-        )
         self.start_seconds = 0.0
         """How long it took to start a worker."""
         self._own: dict[int, Worker] = {}
@@ -215,30 +208,29 @@ class Workers:
             stored: Take the results of finished trials from the cache, and add them.
         """
         self.progress.start(what, [*(one.trial for one in requests), *later])
-        found: dict[int, TrialResult] = {}
-        for index, request in enumerate(requests):
-            known = self.cache.get(self.context, request) if stored else None
-            if known is not None:
-                found[index] = known
-                self.progress.finish(known.trial, cached=True)
-        missing = [index for index in range(len(requests)) if index not in found]
-        for at, result in self._run([requests[index] for index in missing], until):
-            found[missing[at]] = result
+        found: list[TrialResult | None] = [
+            self.cache.get(request) if stored else None for request in requests
+        ]
+        for known in filter(None, found):
+            self.progress.finish(known.trial, cached=True)
+        missing = [index for index, known in enumerate(found) if known is None]
+        for index, result in self._run(requests, missing, until):
+            found[index] = result
             if stored:
-                self.cache.put(self.context, requests[missing[at]], result)
+                self.cache.put(requests[index], result)
             self.progress.finish(result.trial)
-        return [found.get(index) for index in range(len(requests))]
+        return found
 
     def _run(
-        self, requests: Sequence[TrialRequest], until: float
+        self, requests: Sequence[TrialRequest], waiting: list[int], until: float
     ) -> Iterator[tuple[int, TrialResult]]:
-        """Yield results by index, as they complete."""
-        waiting, free = list(range(len(requests)))[::-1], list(range(self.count))
+        """Yield the results of the trials that wait, as they complete."""
+        free = list(range(self.count))
         running: dict[Future[Any], tuple[Any, int, int, float]] = {}
         try:
             while (waiting or running) and time.monotonic() < until:
                 while waiting and free:
-                    number, index = free.pop(), waiting.pop()
+                    number, index = free.pop(), waiting.pop(0)
                     payload = _payload(self.subject, requests[index])
                     job = (self.executor or self._worker(number)).submit(_run, payload)
                     running[_as_future(job)] = job, number, index, time.perf_counter()
@@ -261,13 +253,12 @@ class Workers:
     def _result(self, future: Future[Any], number: int, trial: Trial, begun: float) -> TrialResult:
         error = future.exception()
         if error is None:
-            result: TrialResult
             result, seconds = future.result()
             started = time.perf_counter() - begun - seconds
             self.start_seconds = max(self.start_seconds, started)
             self._wall += seconds
             self._counted += sum(attrs.astuple(result.seconds))
-            return result
+            return cast(TrialResult, result)
         if isinstance(error, BrokenExecutor) and self.executor is None:
             dead = self._own.pop(number)
             dead.close()
@@ -305,7 +296,7 @@ class TrialProgress:
         from tqdm.auto import tqdm  # on use: it is slow, because it searches for notebooks
 
         self.finished = self.total = 0
-        self._length_of = run_length
+        self._length_of, self._what = run_length, ""
         self._bar: Any = tqdm(
             bar_format="{desc} {bar} {elapsed}, {remaining} left", disable=not show, initial=0
         )
@@ -315,18 +306,17 @@ class TrialProgress:
         """Begin a stage; the trials are all that remain."""
         self._what, self.total = what, self.finished + len(trials)
         self._bar.total = self._bar.n + sum(map(self._length_of, trials))
-        self._advance(0, 0.0)
+        self._show()
 
     def finish(self, trial: Trial, *, cached: bool = False) -> None:
         """Count a trial that has ended; a cached one says nothing about the speed."""
-        length = self._length_of(trial)
+        self.finished += 1
+        self._bar.n += self._length_of(trial)
         if cached and not self._bar.disable:
-            self._bar.initial += length
-        self._advance(1, length)
+            self._bar.initial += self._length_of(trial)
+        self._show()
 
-    def _advance(self, trials: int, length: float) -> None:
-        self.finished += trials
-        self._bar.n += length
+    def _show(self) -> None:
         self._bar.set_description_str(f"{self._what}: {self.finished}/{self.total} trials")
 
 
@@ -334,49 +324,18 @@ class TrialProgress:
 
 
 def _payload(subject: Compared, request: TrialRequest) -> bytes:
-    name = f"the arguments of arm {request.trial.arm!r}"
-    return pickled(name, (subject, request), subject.function)
+    return pickled(f"the arguments of arm {request.trial.arm!r}", (subject, request))
 
 
-def pickled(name: str, value: Any, function: Any = None) -> bytes:
-    """Return a value as bytes, functions of scripts, notebooks and the user's module by value."""
+def pickled(name: str, value: Any) -> bytes:
+    """Return a value as bytes, functions of scripts and notebooks by value."""
     import cloudpickle
 
     try:
-        with _by_value(cloudpickle, function):
-            return bytes(cloudpickle.dumps(value))
+        return bytes(cloudpickle.dumps(value))
     except Exception as error:  # an object may raise anything
         raise TypeError(
             f"{name} cannot be sent to worker processes: {error}. Create what cannot be pickled, "
             "such as open files, locks and generators, inside of build, or, in an algorithm, "
             "when it is first called."
         ) from error
-
-
-@contextmanager
-def _by_value(cloudpickle: Any, function: Any) -> Iterator[None]:
-    """Pickle the functions of a module by value if workers could not import it."""
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    if module is None or _is_importable(module):
-        yield
-        return
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
-
-
-def _is_importable(module: ModuleType) -> bool:
-    """Return whether the import system finds a module and its parents, in the same file."""
-    if module.__name__ == "__main__":
-        return True  # cloudpickle pickles its functions by value itself
-    kept = sys.modules.pop(module.__name__)
-    try:
-        spec = importlib.util.find_spec(module.__name__)
-    except (ImportError, ValueError):
-        return False
-    finally:
-        sys.modules[module.__name__] = kept
-    file = getattr(module, "__file__", None)
-    return spec is not None and (file is None or spec.origin == file)

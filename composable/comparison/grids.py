@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from math import isfinite
 from typing import Any, TypeAlias, get_args
 
 import torch
@@ -64,29 +65,34 @@ def _values(name: str, values: Any) -> tuple[Scalar, ...]:
     tried = tuple(values)
     if not tried:
         raise ValueError(f"tune[{name!r}] must have at least one value.")
-    if any(not isinstance(one, get_args(Scalar)) for one in tried):
+    if not all(map(_is_scalar, tried)):
         raise TypeError(
-            f"tune[{name!r}]={values!r} must be numbers, strings, True, False or None, which "
-            "study.json can hold; for anything else, pass its name, and look it up in build."
+            f"tune[{name!r}]={values!r} must be finite numbers, strings, True, False or None, "
+            "which study.json can hold; for anything else, pass its name, and look it up in build."
         )
     if any(one in tried[:at] for at, one in enumerate(tried)):
         raise ValueError(f"tune[{name!r}]={list(tried)} has a value twice; list each once.")
     return tried
 
 
+def _is_scalar(value: Any) -> bool:
+    return isfinite(value) if isinstance(value, float) else isinstance(value, get_args(Scalar))
+
+
 def _check_known(arm: Arm, given: Iterable[str], taken: Sequence[str] | None) -> None:
-    passed = [name for name in given if name in _PASSED and name not in arm.takes]
+    own = arm.takes
+    passed = [name for name in given if name in _PASSED and name not in own]
     if passed:
         raise ValueError(f"tune has {passed}, which compare itself passes to build; drop it.")
     allowed = [one for one in taken or () if one not in _PASSED]
-    unknown = [] if taken is None else [n for n in given if n not in (*allowed, *arm.takes)]
+    unknown = [] if taken is None else [n for n in given if n not in (*allowed, *own)]
     if unknown:
         raise ValueError(
             f"tune has {unknown} for arm {arm.name!r}, which neither the function nor the arm "
-            f"takes: it takes {allowed}, the arm {list(arm.takes)}. For hyperparameters of one "
+            f"takes: it takes {allowed}, the arm {list(own)}. For hyperparameters of one "
             f"arm, pass tune={{'NAME OF THE ARM': {{...}}}}."
         )
-    missing = [name for name in arm.requires if name not in given]
+    missing = [name for name, one in own.items() if one.default is one.empty and name not in given]
     if missing:
         raise ValueError(
             f"the function of arm {arm.name!r} requires {missing}; give it a default, or pass "

@@ -379,7 +379,7 @@ def measure_costs(
     if baseline not in runs:
         return (), ["The costs of steps are not measured: no run of the baseline finished."]
     requests = [design.request(trial) for trial, _ in runs.values()]
-    names = [workers.cache.path(workers.context, one).name for one in requests]
+    names = [workers.cache.path(one).name for one in requests]
     key = stable_digest("interleaved", names, study.protocol.versions["device"])[:32]
     path = workers.cache.folder.parent / "costs" / f"{key}.json"
     stored = read_stored(tuple[StepCost, ...], path, "the costs of steps are measured again")

@@ -129,10 +129,10 @@ class _Recorder:
         if self.curve and self.curve[-1].batch == self.batches:
             results = {**self.curve.pop().metrics, **results}
         self.curve.append(Evaluation(self.batches, results))
-        for name in self.metrics or results:
-            if not math.isfinite(results.get(name, 0.0)):
-                self.diverged = f"{name} is {results[name]} after batch {self.batches}"
-                return
+        needed = {name: results[name] for name in self.metrics or results if name in results}
+        bad = [f"{name} is {one}" for name, one in needed.items() if not math.isfinite(one)]
+        if bad:
+            self.diverged = f"{bad[0]} after batch {self.batches}"
 
     def result(self, trial: Trial, outcome: Outcome, error: str | None) -> TrialResult:
         """Return the result, the seconds of training without the warm-up."""
@@ -145,16 +145,12 @@ class _Recorder:
                 f"its evaluations log {', '.join(map(repr, logged)) or 'nothing'}."
             )
         setup, training, evaluation = map(self.watch.read, ("setup", "training", "evaluation"))
-        warmup = self._warmup()
+        warmup = 0.0  # what the first steps took beyond the cost of those that follow
+        if len(self._marks) == 2:  # otherwise, the run is too short to tell
+            first, last = self._marks.values()
+            warmup = max(0.0, first - _WARMUP_STEPS * (last - first) / _COMPARED_STEPS)
         seconds = Seconds(setup, warmup, max(0.0, training - warmup), evaluation)
         return TrialResult(trial, outcome, self.batches, seconds, tuple(self.curve), error)
-
-    def _warmup(self) -> float:
-        """Return the seconds that the first steps took beyond the cost of those that follow."""
-        if len(self._marks) < 2:  # too short to tell
-            return 0.0
-        first, last = self._marks.values()
-        return max(0.0, first - _WARMUP_STEPS * (last - first) / _COMPARED_STEPS)
 
 
 def run_trial(subject: Compared, request: TrialRequest, pause: Pause | None = None) -> TrialResult:
@@ -166,22 +162,23 @@ def run_trial(subject: Compared, request: TrialRequest, pause: Pause | None = No
     """
     recorder, trial = _Recorder(subject, pause), request.trial
     follow = _follow_trainer if subject.build is not None else _follow_loop
-    before = torch.get_num_threads()
+    before, error = torch.get_num_threads(), None
     torch.set_num_threads(subject.threads)
     try:
         with preserve_rng():
-            outcome, error = follow(subject, request, recorder)
+            outcome = follow(subject, request, recorder)
     except BuildError:
         raise
     except NonFiniteLossError as problem:
-        return recorder.result(trial, "diverged", _describe(problem))
+        outcome, error = "diverged", _describe(problem)
     except Exception as problem:
         log.warning("seed %d of arm %r failed", trial.seed, trial.arm, exc_info=problem)
-        return recorder.result(trial, "failed", _describe(problem))
+        outcome, error = "failed", _describe(problem)
+    else:
+        if recorder.diverged is not None:
+            outcome, error = "diverged", recorder.diverged
     finally:
         torch.set_num_threads(before)
-    if recorder.diverged is not None:
-        outcome, error = "diverged", recorder.diverged
     return recorder.result(trial, outcome, error)
 
 
@@ -199,20 +196,15 @@ def _describe(error: BaseException) -> str:
 # --- a Trainer ---
 
 
-def _follow_trainer(subject: Compared, request: TrialRequest, recorder: _Recorder) -> Any:
-    trial = request.trial
-    assert subject.build is not None
+def _follow_trainer(subject: Compared, request: TrialRequest, recorder: _Recorder) -> Outcome:
+    trial, split = request.trial, subject.split_evaluation
     trainer = build_trainer(
-        subject.build,
-        request.arguments,
-        trial.seed,
-        trial.duration,
-        split_evaluation=subject.split_evaluation,
+        subject.function, request.arguments, trial.seed, trial.duration, split_evaluation=split
     )
     recorder.watch.device = trainer.state.device
     trainer.add_callback(_Observer(recorder, trainer._run.evaluation))
     state = trainer.fit()
-    return ("finished" if elapsed(state) >= 1 else "stopped"), None
+    return "finished" if elapsed(state) >= 1 else "stopped"
 
 
 class _Observer(Callback):
@@ -302,13 +294,14 @@ def yield_reports(train: Callable[[Callable[[T], None]], object]) -> Iterator[T]
         turns.put(False)
 
 
-def _follow_loop(subject: Compared, request: TrialRequest, recorder: _Recorder) -> Any:
+def _follow_loop(subject: Compared, request: TrialRequest, recorder: _Recorder) -> Outcome:
     """Follow a generator: the time until a yield with a further step is that of training."""
     trial, watch = request.trial, recorder.watch
-    assert subject.run is not None
     seed_all(trial.seed)
     watch.switch("training")
-    yielded = subject.run(**request.arguments, seed=trial.seed, duration=Time.parse(trial.duration))
+    yielded = subject.function(
+        **request.arguments, seed=trial.seed, duration=Time.parse(trial.duration)
+    )
     if not hasattr(yielded, "__next__"):
         raise BuildError(
             f"run must be a generator that yields (step, result), not {yielded!r:.99}."
@@ -326,7 +319,7 @@ def _follow_loop(subject: Compared, request: TrialRequest, recorder: _Recorder) 
         if recorder.diverged is not None:
             break
     watch.part = "end"
-    return "finished", None
+    return "finished"
 
 
 def _read(item: Any, recorder: _Recorder) -> tuple[int, dict[str, float] | None]:

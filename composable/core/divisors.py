@@ -264,8 +264,8 @@ def _options(function: Any, given: Arguments) -> tuple[Any, ...]:
     data = _DATA
     if _is_of_elements(given.get("weight"), given.get("input")):
         data = data | {"weight"}
-    named = ((name, value) for name, value in given.items() if name not in data)
-    return function, *(Same(one) if isinstance(one, Tensor) else one for _, one in named)
+    named = [value for name, value in given.items() if name not in data]
+    return function, *[Same(one) if isinstance(one, Tensor) else one for one in named]
 
 
 def _is_of_elements(weight: Any, inputs: Any) -> bool:

@@ -24,6 +24,7 @@ from composable.core.loss_watch import LossWatch, eagerly
 from composable.core.part_weights import SplitLossError, refused
 from composable.core.state import State
 from composable.functional._foreach import compute_dtype
+from composable.functional._generators import preserving_generators
 
 __all__ = ["Confirmed", "LossOf", "Seen", "compare", "select", "terms_of", "without_effects"]
 
@@ -309,9 +310,8 @@ def without_effects(state: State) -> Iterator[None]:
     modules = [one for one in (state.model, state.loss_module) if one is not None]
     buffers = [buffer for one in modules for buffer in one.buffers()]
     held = [(buffer, buffer.clone(), buffer._version) for buffer in buffers]
-    devices = [state.device.index or 0] if state.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices):
+        with preserving_generators([state.device]):
             yield
     finally:
         with torch.no_grad():

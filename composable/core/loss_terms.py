@@ -62,7 +62,7 @@ class Term:
     @property
     def form(self) -> tuple[Any, ...]:
         """What the terms of the losses of all parts of a batch have in common."""
-        tensors = tuple(one.form for one in self.tensors)
+        tensors = tuple([one.form for one in self.tensors])
         return (*self.divisor.options, repr(self.factor), tensors)  # NaN equals nothing
 
     @property
@@ -94,7 +94,7 @@ class Terms:
     @property
     def form(self) -> tuple[Any, ...]:
         """What the losses of all parts of a batch have in common."""
-        return (repr(self.constant), *(term.form for term in self.terms))
+        return (repr(self.constant), *[term.form for term in self.terms])
 
     @property
     def single(self) -> bool:

@@ -2,28 +2,46 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
 from torch import Tensor
 
 from composable.core.batch_spec import BatchSpec
+from composable.core.event import Event
+from composable.core.state import State
 from composable.distributed.reduction import TreeSum, all_reduce_exactly
 from composable.distributed.shards import Shards
 
 __all__ = [
     "BatchGroup",
     "Examples",
+    "Part",
     "ShardedBatch",
     "batches_of",
+    "each_batch",
     "grouped",
+    "is_group",
     "mean_over_shards",
+    "parts_of",
     "shards_in",
     "shards_of",
     "split_into_shards",
     "total_weight",
 ]
+
+
+class Part(NamedTuple):
+    """A batch of a group."""
+
+    number: int
+    """Its number in the step or in the global batch, on which its random numbers depend."""
+    batch: Any
+    loss_fn: Any = None
+    """Its loss, or None for that of the step."""
+    empty: bool = False
+    """Whether it has no example of its own, and the weight 0."""
 
 
 @attrs.frozen(eq=False)
@@ -49,8 +67,13 @@ class BatchGroup:
 
     @property
     def numbers(self) -> Iterable[int]:
-        """The number of each batch among those of the step, which its random numbers depend on."""
+        """The number of each batch among those of the step."""
         return range(len(self.batches))
+
+    @property
+    def parts(self) -> list[Part]:
+        """The batches, each with what belongs to it."""
+        return list(map(Part, self.numbers, self.batches, self.loss_fns, self.empty))
 
     def __getitem__(self, key: object) -> Any:
         raise ValueError(
@@ -99,6 +122,29 @@ def grouped(batches: Iterable[Any], count: int) -> Iterator[BatchGroup]:
         yield BatchGroup(group, (None,) * len(group))
 
 
+def is_group(batch: Any) -> bool:
+    """Return whether the batch of a step consists of several, or of shards."""
+    return isinstance(batch, BatchGroup)
+
+
+def parts_of(batch: Any) -> list[Part]:
+    """Return the batches of a group; any other batch is its only part.
+
+    Example:
+        >>> from composable.data.grouping import BatchGroup, parts_of
+        >>> [part.batch for part in parts_of(BatchGroup(("a", "b"), (None, None)))]
+        ['a', 'b']
+        >>> parts_of("c")
+        [Part(number=0, batch='c', loss_fn=None, empty=False)]
+    """
+    return batch.parts if isinstance(batch, BatchGroup) else [Part(0, batch)]
+
+
+def shards_in(batch: Any) -> list[Part]:
+    """Return the shards of a global batch that this process has; any other batch is one shard."""
+    return batch.parts if isinstance(batch, ShardedBatch) else [Part(0, batch)]
+
+
 def batches_of(batch: Any) -> tuple[Any, ...]:
     """Return the batches of a group, groups within it included, or the batch alone.
 
@@ -112,9 +158,23 @@ def batches_of(batch: Any) -> tuple[Any, ...]:
     return tuple(one for part in batch.batches for one in batches_of(part))
 
 
-def shards_in(batch: Any) -> tuple[Any, ...]:
-    """Return the shards of a global batch that this process has, or the batch alone."""
-    return batch.batches if isinstance(batch, ShardedBatch) else (batch,)
+def each_batch(fire: Callable[[Event, State], State]) -> Callable[[Event, State], State]:
+    """Fire an event for each batch of a group, with random numbers and a loss of its own."""
+
+    def firing(event: Event, state: State) -> State:
+        group, key, own = state.batch, state.key, state.loss_fn
+        if not isinstance(group, BatchGroup):
+            return fire(event, state)
+        done = []
+        for number, batch, loss_fn, _ in group.parts:
+            changes = {"batch": batch, "loss_fn": loss_fn or own}
+            state = firing(event, state.evolve_unchecked(**changes, key=key.of_batch(number)))
+            done.append((state.batch, None if state.loss_fn is own else state.loss_fn))
+        batches, after = zip(*done, strict=True)
+        group = attrs.evolve(group, batches=batches, loss_fns=after)
+        return state.evolve_unchecked(batch=group, loss_fn=own, key=key)
+
+    return firing
 
 
 def mean_over_shards(values: Sequence[Mapping[str, Tensor]], batch: Any) -> dict[str, Tensor]:
@@ -149,10 +209,7 @@ def total_weight(batch: Any, weight: Callable[[Any], Any]) -> Any:
     """
     if not isinstance(batch, BatchGroup):
         return weight(batch)
-    total: Any = 0
-    for one, empty in zip(batch.batches, batch.empty, strict=True):
-        total = total + (0 if empty else total_weight(one, weight))
-    return total
+    return sum(total_weight(part.batch, weight) for part in batch.parts if not part.empty)
 
 
 def split_into_shards(batch: Any, spec: BatchSpec, shards: Shards) -> tuple[list[Any], int]:
@@ -190,19 +247,19 @@ def shards_of(
     """
     remaining = iter(batches)
     while step := list(islice(remaining, count)):
-        parts = list(zip(*(own for own, _ in step), strict=True))
-        empty = list(zip(*(_are_empty(shards, size) for _, size in step), strict=True))
-        joined = [one for (one,) in parts] if count == 1 else map(_group, parts, empty)
+        owns = [own for own, _ in step]
+        empties = [[size == 0 for size in shards.sizes(examples)] for _, examples in step]
+        parts, empty = owns[0], empties[0]
+        if count > 1:
+            groups = list(zip(*empties, strict=True))
+            parts = list(map(_group, zip(*owns, strict=True), groups))
+            empty = list(map(all, groups))
         yield ShardedBatch(
-            tuple(joined),
+            tuple(parts),
             (None,) * len(parts),
-            tuple(map(all, empty)),
+            tuple(empty),
             shards=shards if numbered_as is None else numbered_as,
         )
-
-
-def _are_empty(shards: Shards, examples: int) -> list[bool]:
-    return [size == 0 for size in shards.sizes(examples)]
 
 
 def _group(batches: tuple[Any, ...], empty: tuple[bool, ...]) -> BatchGroup:

@@ -1,4 +1,4 @@
-"""Copy the next batch to a GPU while it trains on the current one."""
+"""Fetch the next batch, and copy it to a GPU, during the step of the current one."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from composable.core.batch import map_tensors, tensors_of, to_device
 
-__all__ = ["Copies", "CopyStream", "Prefetcher", "on_device"]
+__all__ = ["Copies", "CopyStream", "OnHost", "Prefetcher", "on_device"]
 
 
 class Copies(Protocol):
@@ -19,6 +19,17 @@ class Copies(Protocol):
 
     def wait(self, batch: Any) -> None:
         """Let the computation that follows wait for the copy."""
+
+
+class OnHost:
+    """Batches that are not copied: processes on CPUs tell one another of each that is fetched."""
+
+    def copy(self, batch: Any) -> Any:
+        """Return the batch."""
+        return batch
+
+    def wait(self, batch: Any) -> None:
+        """Do nothing."""
 
 
 class CopyStream:

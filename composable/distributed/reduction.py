@@ -8,7 +8,7 @@ from torch import Tensor
 
 from composable.distributed.processes import Processes
 
-__all__ = ["TreeSum", "all_reduce", "all_reduce_exactly"]
+__all__ = ["TreeSum", "all_reduce_exactly"]
 
 
 class TreeSum:
@@ -44,18 +44,6 @@ class TreeSum:
         for _, left in reversed(rest):  # only if their number is not a power of two
             total = [a + b for a, b in zip(left, total, strict=True)]
         return total
-
-
-def all_reduce(flat: Tensor, processes: Processes) -> Tensor:
-    """Sum a tensor over the processes, in the order that the backend chooses.
-
-    Args:
-        flat: A tensor of one dimension, which may be overwritten.
-        processes: The processes of the run.
-    """
-    if processes.several:
-        dist.all_reduce(flat)
-    return flat
 
 
 def all_reduce_exactly(flat: Tensor, processes: Processes) -> Tensor:

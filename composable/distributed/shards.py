@@ -34,15 +34,13 @@ class Shards:
 
     count: int
     processes: Processes
+    own: range = attrs.field(init=False, repr=False)
+    """The numbers of the shards of this process."""
 
-    @property
-    def own(self) -> range:
-        """The numbers of the shards of this process."""
-        first, end = (
-            self.count * rank // self.processes.size
-            for rank in (self.processes.rank, self.processes.rank + 1)
-        )
-        return range(first, end)
+    @own.default
+    def _own_of_rank(self) -> range:
+        rank, size = self.processes.rank, self.processes.size
+        return range(self.count * rank // size, self.count * (rank + 1) // size)
 
     @property
     def alone(self) -> "Shards":

@@ -12,7 +12,7 @@ from composable.functional._checks import check_count, check_flag, check_one_of,
 
 __all__ = ["DDP", "LOCAL", "OneProcess", "Strategy", "strategy_of"]
 
-LOCAL = "composable.engines.local.Local"
+LOCAL = "composable.engines.engine.Engine"
 """The engine of one process."""
 _OF_TORCH = ("bucket_cap_mb", "static_graph", "find_unused_parameters", "comm_hook")
 _DATA = ("auto", "global", "local")

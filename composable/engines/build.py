@@ -5,7 +5,7 @@ from typing import Any
 
 from composable.distributed.processes import Processes
 from composable.distributed.strategies import Strategy
-from composable.engines.protocol import Engine
+from composable.engines.engine import Engine
 
 __all__ = ["check_engine", "engine_type", "reads_parts"]
 
@@ -37,8 +37,8 @@ def check_engine(strategy: Strategy) -> Strategy:
     if missing := [name for name in _METHODS if not hasattr(engine, name)]:
         raise TypeError(
             f"parallel={strategy!r} has the engine {getattr(engine, '__name__', engine)}, which "
-            f"lacks {', '.join(missing)}; derive it from composable.engines.local.Local or another "
-            "engine, or write all methods of composable.engines.protocol.Engine."
+            f"lacks {', '.join(missing)}; derive it from composable.engines.engine.Engine or "
+            "another engine."
         )
     return strategy
 

@@ -1,6 +1,7 @@
 """Data parallelism: every process has the whole model, and PyTorch's DDP sums gradients."""
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import attrs
@@ -9,9 +10,9 @@ from torch import Tensor, nn
 
 from composable.core.event import Event
 from composable.core.state import State
+from composable.engines.engine import Setup, Sums
 from composable.engines.modules import all_modules, trained_parameters
 from composable.engines.parallel import Parallel
-from composable.engines.protocol import Setup, Sums
 from composable.engines.reducer import GradientReducer, drop_absent, flags_like
 from composable.engines.sums import ShardSums
 from composable.plan.dispatch import Dispatcher
@@ -28,8 +29,10 @@ class Replicated(Parallel):
     reducer: GradientReducer | None = attrs.field(init=False, default=None)
     _observed: bool = attrs.field(init=False, default=False)
 
-    @property
-    def _options(self) -> dict[str, Any]:
+    _options: dict[str, Any] = attrs.field(init=False)
+
+    @_options.default
+    def _options_of_strategy(self) -> dict[str, Any]:
         return {} if self.strategy is None else self.strategy.reduction
 
     @property
@@ -66,10 +69,8 @@ class Replicated(Parallel):
         """
         parameters, reducer = trained_parameters(state), self.reducer
         if reducer is not None:
-            same = len(parameters) == len(reducer.parameters) and all(
-                one is other for one, other in zip(parameters, reducer.parameters, strict=True)
-            )
-            if same and reducer.size == size:
+            same = len(parameters) == len(reducer.parameters) and reducer.size == size
+            if same and all(map(is_, parameters, reducer.parameters)):
                 return reducer
             self.drop_reducer()
         self.reducer = GradientReducer(

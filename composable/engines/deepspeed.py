@@ -15,9 +15,8 @@ from composable.checkpoint.errors import MismatchError
 from composable.core.state import State
 from composable.distributed.deepspeed import OWNED, DeepSpeed
 from composable.distributed.starting import form_group
-from composable.engines.local import ENGINE
+from composable.engines.engine import SAVED_AS, Setup
 from composable.engines.partitioned import Partitioned
-from composable.engines.protocol import Setup
 from composable.plan.compatibility import occurrences
 
 __all__ = ["Zero"]
@@ -168,7 +167,7 @@ class Zero(Partitioned):
         result["optimizers"] = [
             {**tree["optimizers"][0], "state": self._divided(tree["optimizers"][0]["state"])}
         ]
-        result[ENGINE] = {
+        result[SAVED_AS] = {
             "stage": self.stage,
             "processes": torch.distributed.get_world_size(),
             "partitions": [self._as_part(one.detach()) for one in partitions],
@@ -186,7 +185,7 @@ class Zero(Partitioned):
         self.check(tree, path)
         with self.whole(writing=True):
             yield self.own_part(tree)
-        self.load(tree[ENGINE])
+        self.load(tree[SAVED_AS])
 
     def check(self, tree: Mapping[str, Any], path: str) -> None:
         """Check that a checkpoint has the state of such an engine.
@@ -195,7 +194,7 @@ class Zero(Partitioned):
             MismatchError: It was saved without DeepSpeed, with another stage, or on another number
                 of processes.
         """
-        saved = tree.get(ENGINE)
+        saved = tree.get(SAVED_AS)
         if saved is None:
             raise MismatchError(
                 f"{path} was saved without deepspeed_config; load_weights_only=True starts a new "
@@ -230,7 +229,7 @@ class Zero(Partitioned):
         """Return a checked checkpoint with this process's part of the optimizer's state."""
         if not self.stage:
             return dict(tree)
-        shapes = {tuple(one.shape) for one in tree[ENGINE]["partitions"]}
+        shapes = {tuple(one.shape) for one in tree[SAVED_AS]["partitions"]}
         (saved,) = tree["optimizers"]
         state = {
             number: {name: self._part_of(value, shapes) for name, value in values.items()}

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from composable.core.state import State
 from composable.distributed.reduction import TreeSum, all_reduce_exactly
+from composable.engines.engine import Sums
 from composable.engines.flat import flat_gradients, kinds_of, write_gradients
 from composable.engines.modules import trained_parameters
 from composable.engines.parallel import Parallel
-from composable.engines.protocol import Sums
 from composable.engines.reducer import drop_absent, flags_like
 from composable.engines.sums import ShardSums
 

@@ -18,10 +18,10 @@ from torch.distributed.fsdp import (
 
 from composable.core.state import State
 from composable.distributed.fsdp import FSDP2
+from composable.engines.engine import Setup, Sums
 from composable.engines.initialization import replace_parameters
 from composable.engines.modules import modules_of
 from composable.engines.partitioned import Partitioned
-from composable.engines.protocol import Setup, Sums
 from composable.engines.sums import ShardSums
 
 __all__ = ["Sharded"]

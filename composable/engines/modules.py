@@ -36,12 +36,12 @@ def bind_loss(state: State) -> State:
 def all_modules(state: State) -> list[nn.Module]:
     """Return the modules of a run, in the order of `Module.modules()`, at a fourth of its cost."""
     found: dict[nn.Module, None] = {}
-    todo = modules_of(state)[::-1]
+    todo: list[nn.Module | None] = [*modules_of(state)[::-1]]
     while todo:
         module = todo.pop()
-        if module not in found:
+        if module is not None and module not in found:
             found[module] = None
-            todo.extend(one for one in reversed(module._modules.values()) if one is not None)
+            todo.extend(reversed(module._modules.values()))
     return list(found)
 
 

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from itertools import chain
@@ -24,9 +24,8 @@ from composable.data.grouping import Examples, ShardedBatch, shards_of, split_in
 from composable.data.sharding import IndexShards
 from composable.distributed.processes import ProcessError, Processes
 from composable.distributed.starting import failing_together
-from composable.engines.local import Local, LocalSums
+from composable.engines.engine import Engine, Setup, Sums
 from composable.engines.modules import modules_of
-from composable.engines.protocol import Setup, Sums
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
 from composable.optim.muon import DEFAULT, Muon
@@ -39,19 +38,16 @@ _END = object()
 
 
 @attrs.define(eq=False)
-class Parallel(Local):
+class Parallel(Engine):
     """The shards of a global batch, and the processes that compute them."""
 
     seconds: float = attrs.field(init=False, default=0.0)
     """How long the last batch took, on rank 0."""
-    user_events: frozenset[Event] = attrs.field(init=False, default=frozenset())
-    """The events to which callbacks of the user listen, on any process."""
-    may_omit: bool = attrs.field(init=False, default=True)
-    """Whether an algorithm may omit examples of a batch."""
+    joined_events: frozenset[Event] = attrs.field(init=False, default=frozenset())
+    """The events after which the requests of processes may differ."""
     _exchanged: float = attrs.field(init=False, factory=time.perf_counter)
 
     has_shards: ClassVar[bool] = True
-    rescales: ClassVar[bool] = True
 
     def prepare(self, state: State, setup: Setup) -> State:
         """Learn what algorithms may do, and place the model."""
@@ -83,7 +79,7 @@ class Parallel(Local):
         """Return sums over the shards; over the microbatches of a batch that is not sharded."""
         if isinstance(state.batch, ShardedBatch):
             return self.shard_sums(state)
-        return LocalSums(self.shares)  # a step by itself, such as that of a replay
+        return Sums(self.shares)  # a step by itself, such as that of a replay
 
     def shard_sums(self, state: State) -> Sums:
         """Return the sums over the shards of a batch."""
@@ -162,17 +158,12 @@ class Parallel(Local):
     ) -> "_Exchange":
         """Begin to exchange whether there is a batch, its numbers, and what has happened since."""
         now = time.perf_counter()
-        elapsed, self._exchanged = now - self._exchanged, now
-        table = torch.zeros(self.processes.size, 6, dtype=torch.int64)
-        table[self.processes.rank] = torch.tensor(
-            [
-                *(present, samples, tokens, self.signals.arrived or 0, int(elapsed * 1e9)),
-                ended is not None,
-            ]
-        )
-        several = self.processes.several
-        work = dist.all_reduce(table, async_op=True) if several else None
-        return _Exchange(table, work, ended)
+        elapsed, self._exchanged = int((now - self._exchanged) * 1e9), now
+        own = [present, samples, tokens, self.signals.arrived or 0, elapsed, ended is not None]
+        before, rank, size = [0] * len(own), self.processes.rank, self.processes.size
+        table = torch.tensor([*before * rank, *own, *before * (size - rank - 1)])
+        work = dist.all_reduce(table, async_op=True) if size > 1 else None
+        return _Exchange(table.view(size, -1), work, ended)
 
     def _receive(self, exchange: "_Exchange") -> tuple[bool, int, int]:
         """Return whether any process has a batch, and the sums of examples and of tokens.
@@ -208,42 +199,29 @@ class Parallel(Local):
         """
         self.check_same({name: description[name] for name in _SAME if name in description})
         listened = self.processes.maximum([int(one in dispatcher.user_events) for one in Event])
-        self.user_events = frozenset(one for one, any_ in zip(Event, listened, strict=True) if any_)
+        self.joined_events = joined_events(
+            {one for one, any_ in zip(Event, listened, strict=True) if any_}
+        )
         self._exchanged = time.perf_counter()
 
     def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
         """Let the requests of callbacks at an event be the same on all processes."""
-        if not (self.processes.several and self.requests_can_differ(event)):
-            return
-        requests = torch.tensor([int(one in dispatcher.requests) for one in Control])
-        dist.all_reduce(requests, op=dist.ReduceOp.MAX)
-        for request, wanted in zip(Control, requests.tolist(), strict=True):
-            if wanted:
-                dispatcher.request(request)
+        if event in self.joined_events:
+            own = [int(one in dispatcher.requests) for one in Control]
+            for request, wanted in zip(Control, self.processes.maximum(own), strict=True):
+                if wanted:
+                    dispatcher.request(request)
 
     def joining(self, dispatcher: Dispatcher) -> Callable[[Event, State], State]:
         """Return what fires an event, and then joins the requests of callbacks."""
 
         def fire(event: Event, state: State) -> State:
             state = dispatcher.fire(event, state)
-            self.join_requests(event, dispatcher)
+            if event in self.joined_events:
+                self.join_requests(event, dispatcher)
             return state
 
         return fire
-
-    def requests_can_differ(self, event: Event) -> bool:
-        """Return whether callbacks of the user may have requested something on some processes only.
-
-        Args:
-            event: The event after which requests are joined: the start of training; the end of a
-                batch, an epoch or an iteration, for requests at all events before it; or a later
-                one.
-        """
-        if event is Event.FIT_START:  # an evaluation before it may have had requests
-            return bool(self.user_events)
-        if event in _LATE:
-            return bool(self.user_events & (_LATE | _EARLY_OR_LATE))
-        return bool(self.user_events - _LATE)
 
     def check_same_models(self, state: State) -> None:
         """Check that the processes have built the same model.
@@ -318,6 +296,26 @@ _SAME = (
     *("id", "seed", "max_duration", "epoch_length", "algorithms", "optimizers", "schedulers"),
     *("hyperparameters", "modules", "loss_fn", "options", "torch"),
 )
+
+
+def joined_events(listened: Set[Event]) -> frozenset[Event]:
+    """Return the events after which requests are joined: callbacks of the user may have some.
+
+    At the start of training, an evaluation before it may have had requests. The end of a batch, an
+    epoch or an iteration is for requests at all events before it.
+
+    Args:
+        listened: The events to which callbacks of the user listen, on any process.
+    """
+    late = bool(listened & (_LATE | _EARLY_OR_LATE))
+    early = bool(listened - _LATE)
+    return frozenset(
+        event
+        for event in Event
+        if (bool(listened) if event is Event.FIT_START else late if event in _LATE else early)
+    )
+
+
 _LATE = frozenset(
     event
     for event in Event

@@ -12,9 +12,9 @@ from composable.core.key import Key
 from composable.core.state import State
 from composable.data.sharding import batches_in_turn, divided_batches
 from composable.distributed.processes import Processes
+from composable.engines.engine import Setup
 from composable.engines.modules import bind_loss
 from composable.engines.parallel import Parallel
-from composable.engines.protocol import Setup
 from composable.functional._surgery import copy_on_write
 
 __all__ = ["Partitioned"]

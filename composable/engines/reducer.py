@@ -11,7 +11,6 @@ the gradients of the others stay None.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -78,6 +77,8 @@ class GradientReducer:
         self._touched = self._dense if find_unused_parameters else []
         self._unreached: set[int] = set()
         self._joined: Tensor | None = None
+        self._hook = self.report.register_hook(self._values)  # type: ignore[no-untyped-call]
+        self._report: Callable[[], Tensor] = self._zeros
         self._before: list[Tensor | None] = []
         before = [one.grad for one in self.parameters]  # DDP would move them into its messages
         self._clear()
@@ -112,8 +113,8 @@ class GradientReducer:
         differ in the last bits.
         """
         for _ in range(2):
-            self.start(lambda: self.report.new_zeros(self.size))
-            joined: Any = self.ddp(torch.zeros(()), self._last)
+            self.start(self._zeros)
+            joined: Any = self.ddp(self._last)
             for one in reversed(self._dense):
                 _send_undefined([one])
             joined.backward()
@@ -122,6 +123,10 @@ class GradientReducer:
     def close(self) -> None:
         """Stop listening to gradients, also after a step that was not completed."""
         self.ddp._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+        self._hook.remove()
+
+    def _zeros(self) -> Tensor:
+        return self.report.new_zeros(self.size)
 
     def _clear(self) -> None:
         for one in [*self.parameters, self.report]:
@@ -133,18 +138,20 @@ class GradientReducer:
         Args:
             report: Returns the report. It is called after all other gradients are computed.
         """
-        self._messages.all_sent, self._joined = False, None
+        self._messages.all_sent, self._joined, self._report = False, None, report
         # A backward pass goes back in time, so that of the first operation is the last one.
-        values = partial(self._values, report)
-        self._last: Any = _Report.apply(self.report, values)  # type: ignore[no-untyped-call]
+        self._last: Any = self.report.sum()
 
     def join(self, loss: Tensor) -> Tensor:
         """Return a loss, with whose backward pass the gradients are sent."""
         self._before = [one.grad for one in self._dense]
-        touched = [one for one in self._touched if not any(getattr(one, x) for x in _HOOKS)]
-        self._joined = joined = self.ddp(loss, self._last, *touched)
+        joined = loss + self._last.to(loss.dtype)  # of zeros
         self._last = None
-        return joined  # type: ignore[no-any-return]
+        touched = [one for one in self._touched if not any(getattr(one, x) for x in _HOOKS)]
+        if touched:
+            joined = joined + _undefined(touched).to(loss.dtype)
+        self._joined = self.ddp(joined)
+        return self._joined
 
     def finish(self) -> Tensor | None:
         """Send the remaining gradients after the backward pass, and return the sum of the reports.
@@ -157,7 +164,7 @@ class GradientReducer:
         """
         if self._joined is None:
             self.present = self._has_gradients()
-            joined = self.ddp(torch.zeros(()), self._last)
+            joined = self.ddp(self._last)
             _send_undefined(self._dense)
             joined.backward()
             self._last = None
@@ -193,10 +200,11 @@ class GradientReducer:
             dist.all_reduce(flat)
             write_gradients(parameters, flat / self._messages.means)
 
-    def _values(self, report: Callable[[], Tensor]) -> Tensor:
+    def _values(self, _: Tensor) -> Tensor:
+        """Return the gradient of the report, when all others are computed."""
         if self._joined is not None:
             self.present = self._has_gradients()
-        values = report().to(self.report.dtype)
+        values = self._report().to(self.report.dtype)
         return torch.cat([values, flags_like(values, self.present)])
 
     def _has_gradients(self) -> list[bool]:
@@ -274,37 +282,9 @@ class _Held(nn.Module):
         # Not only instances of nn.Parameter: an optimizer may train any tensor.
         self._parameters.update({str(i): one for i, one in enumerate(tensors)})  # type: ignore[misc]
 
-    def forward(self, loss: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, loss: Tensor) -> Tensor:
         """Return the loss."""
-        joined: Tensor = _Joined.apply(loss, *others)  # type: ignore[no-untyped-call]
-        return joined
-
-
-class _Joined(torch.autograd.Function):
-    """A loss whose backward pass includes those of other values, with undefined gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, *others: Tensor) -> Tensor:
-        ctx.count = len(others)
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient, *(None,) * ctx.count
-
-
-class _Report(torch.autograd.Function):
-    """A value whose backward pass gives the report its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, report: Tensor, values: Callable[[], Tensor]) -> Tensor:
-        ctx.values = values
-        return report.new_zeros(())
-
-    @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:
-        values: Tensor = ctx.values()
-        return values, None
+        return loss
 
 
 def _send_undefined(parameters: Sequence[Tensor]) -> None:
@@ -315,7 +295,7 @@ def _send_undefined(parameters: Sequence[Tensor]) -> None:
         setattr(one, name, OrderedDict())
     try:
         if parameters:
-            _Undefined.apply(*parameters).backward()  # type: ignore[no-untyped-call]
+            _undefined(parameters).backward()  # type: ignore[no-untyped-call]
     finally:
         for (one, name), hooks in zip(hooked, held, strict=True):
             setattr(one, name, hooks)
@@ -324,13 +304,19 @@ def _send_undefined(parameters: Sequence[Tensor]) -> None:
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
+def _undefined(parameters: Sequence[Tensor]) -> Tensor:
+    """Return 0, whose backward pass gives parameters undefined gradients."""
+    zero: Tensor = _Undefined.apply(*parameters)  # type: ignore[no-untyped-call]
+    return zero
+
+
 class _Undefined(torch.autograd.Function):
     """A value whose backward pass gives parameters undefined gradients."""
 
     @staticmethod
     def forward(ctx: Any, *parameters: Tensor) -> Tensor:
         ctx.count = len(parameters)
-        return torch.zeros(())
+        return torch.zeros((), device=parameters[0].device)
 
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:

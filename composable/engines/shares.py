@@ -7,9 +7,9 @@ of two ways:
 1. Where the weights follow from the batches, the total is known before the first backward pass, and
    the loss of a part is multiplied by weight / total. In a sum of terms with different divisors,
    each term is multiplied by its own share.
-2. Else by weight / unit, where the unit is a power of two near the last total. After the last part,
-   gradients and loss are multiplied by unit / total. A power of two changes no digits, so the
-   result has the same bits whatever the unit was.
+2. Else by weight / unit, where the unit is the largest power of two below the last total. After the
+   last part, gradients and loss are multiplied by unit / total. A power of two changes no digits,
+   so the result has the same bits whatever the unit was.
 """
 
 import math
@@ -173,6 +173,8 @@ class StepShares:
         loss: Tensor,
         seen: Any,
         omitted: Any = 0.0,
+        *,
+        on_cpu: bool = False,
     ) -> Tensor:
         """Let the gradients and the loss be those of the whole, and return the loss.
 
@@ -181,6 +183,7 @@ class StepShares:
             loss: The sum of the weighted losses.
             seen: The weight of all parts on all processes, if the second way was taken.
             omitted: The examples of all processes that algorithms have omitted.
+            on_cpu: Whether values can be read, so that gradients are not multiplied by 1.
         """
         factor: Any = None
         if self.unit is not None:
@@ -188,9 +191,10 @@ class StepShares:
             self.run.unit = _next_unit(self.unit, seen)
         elif isinstance(omitted, Tensor) or omitted:
             factor = self.total / (self.total - omitted)
-        self.run.factor = 1.0 if factor is None else factor
-        if factor is None:
+        if factor is None or (on_cpu and factor == 1):
+            self.run.factor = 1.0
             return loss
+        self.run.factor = factor
         return rescale(parameters(), loss, factor)
 
     def _share_of(self, weight: Weight, *, empty: bool) -> Any:
@@ -342,11 +346,11 @@ def _ratio(above: Any, below: Any) -> Any:
 
 
 def _power_of_two(value: Any) -> Any:
-    """Return a power of two near a number, or 1 for 0."""
+    """Return the largest power of two that a number is at least, or 1 for 0."""
     if not isinstance(value, Tensor):
-        return 2.0 ** math.frexp(value)[1] if value > 0 else 1.0
+        return 2.0 ** (math.frexp(value)[1] - 1) if value > 0 else 1.0
     value = value.double()
-    power = torch.ldexp(torch.ones_like(value), torch.frexp(value).exponent)
+    power = torch.ldexp(torch.ones_like(value), torch.frexp(value).exponent - 1)
     return torch.where(value > 0, power, 1.0)
 
 

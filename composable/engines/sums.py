@@ -1,6 +1,6 @@
 """The sums of a step over the shards of a global batch."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,32 +10,14 @@ from composable.core.state import State
 from composable.data.grouping import ShardedBatch, batches_of
 from composable.distributed.processes import Processes
 from composable.distributed.reduction import TreeSum
-from composable.distributed.shards import Shards
+from composable.engines.engine import Engine, Sums
 from composable.engines.modules import buffers_of, trained_parameters
-from composable.engines.shares import LossShares, StepShares
+from composable.engines.shares import StepShares
 
-__all__ = ["ShardSums", "Summing"]
-
-
-class Summing(Protocol):
-    """What sums over shards need of their engine."""
-
-    shards: Shards
-    shares: LossShares
-
-    may_omit: bool
-    """Whether an algorithm may omit examples of a batch."""
-
-    @property
-    def mean_gradients(self) -> bool:
-        """Whether gradients are reduced to means over the processes, and not to sums."""
-
-    @property
-    def rescales(self) -> bool:
-        """Whether gradients can be multiplied after they were computed."""
+__all__ = ["ShardSums"]
 
 
-class ShardSums:
+class ShardSums(Sums):
     """The sums of losses and buffers; those of gradients are in `.grad` on every process.
 
     Every shard starts from the same buffers, such as the running statistics of batch norm, which
@@ -48,7 +30,9 @@ class ShardSums:
         state: The state with a `ShardedBatch`.
     """
 
-    def __init__(self, engine: Summing, state: State) -> None:
+    shares: StepShares
+
+    def __init__(self, engine: Engine, state: State) -> None:
         self.may_omit = engine.may_omit
         self.first_shard = engine.shards.own.start
         self.number, self.processes = engine.shards.count, engine.shards.processes
@@ -80,13 +64,6 @@ class ShardSums:
     def split(self, state: State, first: Any, count: int) -> None:
         """Do nothing: the microbatches of a shard are parts of the global batch."""
 
-    def begin_part(self, last: bool) -> None:
-        """Do nothing."""
-
-    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
-        """Return the loss: its backward pass sends nothing."""
-        return loss
-
     def add(self, state: State) -> None:
         """Add the loss of a shard and its buffers."""
         self.add_report(state.loss)  # type: ignore[arg-type]  # a step has computed it
@@ -112,7 +89,9 @@ class ShardSums:
         self._write_buffers(report[2:-1])
         loss = report[0] / self.means
         omitted = self._omitted(report[-1])
-        loss = self.shares.finish(lambda: self.parameters_of(state), loss, report[1], omitted)
+        loss = self.shares.finish(
+            lambda: self.parameters_of(state), loss, report[1], omitted, on_cpu=self.on_cpu
+        )
         return loss.to(self.dtype)
 
     def parameters_of(self, state: State) -> list[Tensor]:
@@ -133,15 +112,14 @@ class ShardSums:
         """Sum a tensor of one dimension over the processes."""
         return self.processes.sum(flat)
 
-    def end(self) -> None:
-        """Do nothing."""
-
     @property
     def size(self) -> int:
         """The number of values of a report."""
         return 3 + sum(one.numel() for one in self.buffers) + len(self.counters)
 
     def _write_buffers(self, sums: Tensor) -> None:
+        if not (self.buffers or self.counters):
+            return
         *parts, counted = sums.split_with_sizes(
             [*(one.numel() for one in self.buffers), len(self.counters)]
         )

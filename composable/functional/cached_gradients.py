@@ -4,14 +4,14 @@ Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size under 
 Setup", 2021, https://arxiv.org/abs/2101.06983
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._checks import check_function, check_generator, check_tensors, kind_of
+from ._generators import preserving_generators
 from ._tree import map_named_tensors, named_tensors
 
 __all__ = ["WholeGradients", "cached_gradients"]
@@ -92,7 +92,7 @@ def cached_gradients(
             "seeds that are drawn from it; pass torch.Generator()."
         )
     *seeds, last = torch.randint(2**63 - 1, (len(parts) + 1,), generator=generator).tolist()
-    with _seeding(params.values()) as seed_all:
+    with preserving_generators(one.device for one in params.values()) as seed_all:
         outputs = []
         for part, seed in zip(parts, seeds, strict=True):
             seed_all(seed)
@@ -175,17 +175,3 @@ def _add(grads: dict[str, Tensor | None], more: Mapping[str, Tensor | None]) -> 
         held = grads.get(name)
         if grad is not None:
             grads[name] = grad if held is None else held + grad
-
-
-@contextmanager
-def _seeding(tensors: Iterable[Tensor]) -> Iterator[Callable[[int], None]]:
-    """Yield a function that seeds the generators of the tensors' devices, and restore them."""
-    devices = sorted({one.device.index or 0 for one in tensors if one.device.type == "cuda"})
-
-    def seed(number: int) -> None:
-        # torch.manual_seed would seed all devices, of which these alone are restored.
-        for one in (torch.default_generator, *(torch.cuda.default_generators[i] for i in devices)):
-            one.manual_seed(number)
-
-    with torch.random.fork_rng(devices=devices):
-        yield seed

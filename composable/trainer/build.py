@@ -13,12 +13,12 @@ from composable.core.loss import call_of, loss_module
 from composable.core.loss_mean import declared_by
 from composable.core.loss_weights import LossWeights
 from composable.core.state import State
-from composable.data.prefetch import CopyStream
+from composable.data.prefetch import Copies, CopyStream, OnHost
 from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.engines.build import engine_type
+from composable.engines.engine import Engine, Setup
 from composable.engines.initialization import has_meta_tensors
-from composable.engines.protocol import Engine, Setup
 from composable.engines.shares import LossShares
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
@@ -100,6 +100,13 @@ def loads_late(engine: Engine, state: State, plan: Plan) -> bool:
     return engine.loads_parts and not any(map(is_surgery, plan.transforms(Event.AFTER_LOAD)))
 
 
+def _copies(engine: Engine, device: torch.device) -> Copies | None:
+    """Return how batches are copied ahead of their steps; None if none is fetched ahead."""
+    if device.type == "cuda":
+        return CopyStream(device)
+    return OnHost() if device.type == "cpu" and engine.processes.several else None
+
+
 def after_load(dispatcher: Dispatcher, state: State) -> State:
     """Fire `AFTER_LOAD` when the model was placed.
 
@@ -156,7 +163,7 @@ def build_run(
             options.train_dataloader,
             options.count_tokens,
             options.accumulate_batches,
-            CopyStream(state.device) if options.device.type == "cuda" else None,
+            _copies(engine, state.device),
             engine=engine,
         ),
         rates=rates,

@@ -18,9 +18,9 @@ from composable.core.state import State
 from composable.data.prefetch import on_device
 from composable.distributed.outputs import gather_outputs
 from composable.distributed.processes import Processes
+from composable.engines.engine import Engine
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import bind_loss
-from composable.engines.protocol import Engine
 from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan

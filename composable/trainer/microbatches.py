@@ -9,19 +9,17 @@ from typing_extensions import TypedDict
 
 from composable.core.batch import microbatch_sizes
 from composable.core.batch_spec import BatchSpec
-from composable.core.event import Event
 from composable.core.state import State
 from composable.core.stateful import Size
-from composable.data.grouping import BatchGroup, ShardedBatch, batches_of
+from composable.data.grouping import batches_of, parts_of, shards_in
+from composable.engines.engine import Engine, Sums
 from composable.engines.modules import Buffers
-from composable.engines.protocol import Engine, Sums
 from composable.optim.stepping import zero_grad
 from composable.trainer.guards import halve_microbatch
 
 __all__ = [
     "Microbatches",
     "accumulate",
-    "each_batch",
     "each_shard",
     "fit_memory",
     "reduce",
@@ -59,23 +57,18 @@ class Microbatches:
 
         An empty one has the weight 0: see `ShardedBatch`.
         """
-        group = state.batch
-        if not isinstance(group, BatchGroup):
-            group = BatchGroup((group,), (None,))
         return [
-            (part, loss_fn or state.loss_fn, empty)
-            for batch, loss_fn, empty in zip(
-                group.batches, group.loss_fns, group.empty, strict=True
-            )
-            for part in self._parts(batch, state.batch_spec)
+            (microbatch, part.loss_fn or state.loss_fn, part.empty)
+            for part in parts_of(state.batch)
+            for microbatch in self._split(part.batch, state.batch_spec)
         ]
 
     def batch_numbers(self, state: State) -> list[int]:
         """Return the number of the batch of each microbatch, among those of the step."""
-        batches = enumerate(batches_of(state.batch))
-        return [i for i, batch in batches for _ in self._parts(batch, state.batch_spec)]
+        parts, spec = parts_of(state.batch), state.batch_spec
+        return [part.number for part in parts for _ in self._split(part.batch, spec)]
 
-    def _parts(self, batch: Any, spec: BatchSpec) -> list[Any]:
+    def _split(self, batch: Any, spec: BatchSpec) -> list[Any]:
         sizes = microbatch_sizes(spec.count(batch), parts=self.count, size=self.size)
         return [batch] if len(sizes) == 1 else spec.split(batch, sizes)
 
@@ -141,7 +134,7 @@ def accumulate(
 
 
 def each_shard(gradients: Callable[..., State]) -> Callable[[State, Sums], State]:
-    """Add the gradients of the shards of this process, or those of a batch that has none.
+    """Add the gradients of the shards of this process; a batch that has none is one shard.
 
     Every shard starts from the same buffers, such as the running statistics of batch norm.
     """
@@ -149,17 +142,14 @@ def each_shard(gradients: Callable[..., State]) -> Callable[[State, Sums], State
     def added(state: State, sums: Sums) -> State:
         sums.begin(state)
         whole, key, own = state.batch, state.key, state.loss_fn
-        if not isinstance(whole, ShardedBatch):
-            return gradients(state, sums)
-        before = Buffers.of(state) if len(whole.batches) > 1 else None
-        for number, batch, loss_fn, empty in zip(
-            whole.numbers, whole.batches, whole.loss_fns, whole.empty, strict=True
-        ):
-            if before is not None and number != whole.shards.own.start:
+        shards = shards_in(whole)
+        before = Buffers.of(state) if len(shards) > 1 else None
+        for i, (number, batch, loss_fn, empty) in enumerate(shards):
+            if before is not None and i:
                 before.restore()
             loss_fn, shard = loss_fn or own, key.of_batch(number)
             part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn, key=shard)
-            state = gradients(part, sums, 0, number == whole.shards.own[-1], empty)
+            state = gradients(part, sums, 0, i == len(shards) - 1, empty)
             sums.add(state)
         return state.evolve_unchecked(batch=whole, loss_fn=own, key=key)
 
@@ -178,25 +168,6 @@ def reduce(gradients: Callable[[State, Sums], State], engine: Engine) -> Callabl
             sums.end()
 
     return reduced
-
-
-def each_batch(fire: Callable[[Event, State], State]) -> Callable[[Event, State], State]:
-    """Fire an event for each batch of a group, with random numbers and a loss of its own."""
-
-    def firing(event: Event, state: State) -> State:
-        group, key, own = state.batch, state.key, state.loss_fn
-        if not isinstance(group, BatchGroup):
-            return fire(event, state)
-        done = []
-        for i, batch, loss_fn in zip(group.numbers, group.batches, group.loss_fns, strict=True):
-            changes = {"batch": batch, "loss_fn": loss_fn or own}
-            state = firing(event, state.evolve_unchecked(**changes, key=key.of_batch(i)))
-            done.append((state.batch, None if state.loss_fn is own else state.loss_fn))
-        batches, after = zip(*done, strict=True)
-        group = attrs.evolve(group, batches=batches, loss_fns=after)
-        return state.evolve_unchecked(batch=group, loss_fn=own, key=key)
-
-    return firing
 
 
 def fit_memory(gradients: Callable[..., State], microbatches: Microbatches) -> Callable[..., State]:

@@ -11,7 +11,7 @@ from composable.core.loss import OutputLoss
 from composable.core.loss_confirmation import select, without_effects
 from composable.core.part_weights import SplitLossError
 from composable.core.state import State
-from composable.engines.protocol import Engine
+from composable.engines.engine import Engine
 from composable.trainer.whole_batch import NAME_OUTPUTS
 
 __all__ = ["OutputChecks"]

@@ -15,8 +15,9 @@ from composable.core.loss_weights import LossWeights
 from composable.core.state import FLOPS, State
 from composable.core.stateful import Count, SavedFields, Stateful, saved
 from composable.core.time import Time, TimeUnit, reached
+from composable.data.grouping import each_batch
 from composable.distributed.signals import Signals
-from composable.engines.protocol import Engine
+from composable.engines.engine import Engine
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares
 from composable.metrics import Evaluator
@@ -25,7 +26,7 @@ from composable.plan.dispatch import Dispatcher
 from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import evaluate
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
-from composable.trainer.microbatches import Microbatches, each_batch
+from composable.trainer.microbatches import Microbatches
 from composable.trainer.step import Step, build_step
 from composable.trainer.training_data import TrainingData
 

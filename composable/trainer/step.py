@@ -20,16 +20,17 @@ from torch import Tensor
 from composable.core.event import Event
 from composable.core.loss import check_loss
 from composable.core.state import State
+from composable.data.grouping import each_batch
+from composable.engines.engine import Engine, Sums
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import Buffers, write_gradients
-from composable.engines.protocol import Engine, Sums
 from composable.engines.scaled import skip_overflow, unscale_gradients
 from composable.engines.shares import times, without_nothing
 from composable.optim.learning_rates import LearningRates
 from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.guards import NonFiniteGuard, skip_batches
-from composable.trainer.microbatches import Microbatches, each_batch, fit_memory, sum_gradients
+from composable.trainer.microbatches import Microbatches, fit_memory, sum_gradients
 from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
@@ -75,7 +76,8 @@ def build_step(
         rates: The learning rates, which an algorithm may override for one step.
         microbatches: How batches are split.
         guard: Checks the loss before the optimizers step.
-        fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one.
+        fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one, or
+            another process has them still to send.
     """
     at, scaler = dispatcher.firing, engine.scaler
     gradients = sum_gradients(
@@ -150,7 +152,8 @@ def computes_loss(
         with around_outputs:
             outputs = outputs_of(state)
         with around_loss:
-            loss = check_loss(loss_of(state, outputs))
+            loss = loss_of(state, outputs)
+        check_loss(loss)  # beside a watch, which sees each look at the tensor
         return state, outputs, loss, loss
 
     return unobserved

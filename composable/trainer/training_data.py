@@ -19,7 +19,7 @@ from composable.core.state import State
 from composable.core.stateful import Count, Size
 from composable.data.digest import digest_of
 from composable.data.fetching import copy_loader, has_plain_order, is_map_style
-from composable.data.grouping import BatchGroup
+from composable.data.grouping import batches_of, total_weight
 from composable.data.order import (
     check_loader_state,
     get_generator_states,
@@ -30,7 +30,7 @@ from composable.data.order import (
     set_generator_states,
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
-from composable.engines.protocol import Engine
+from composable.engines.engine import Engine
 from composable.resume.changes import ChangedRunWarning
 from composable.resume.values import check_as_many
 
@@ -69,7 +69,7 @@ class TrainingData:
     count_tokens: Callable[[Any], int] | None = None
     batches_per_step: int = 1
     copies: Copies | None = None
-    """Copies batches to the device ahead of their steps; None unless the device is a GPU."""
+    """Copies batches to the device ahead of their steps; None if none is fetched ahead."""
     engine: Engine = attrs.field(kw_only=True)
     """Splits batches among processes."""
     _loader_state: Any = None
@@ -122,7 +122,7 @@ class TrainingData:
         for batch in batches:
             if begins:
                 begins, step = False, now.batch * self.batches_per_step
-                digest = digest_of(_first_of(batch))
+                digest = digest_of(batches_of(batch)[0])
                 self._first_batch = {"epoch": now.epoch, "step": step, "digest": digest}
             yield batch, *self._count(batch, spec)
 
@@ -139,7 +139,7 @@ class TrainingData:
             loader = copy_loader(loader, num_workers=0, pin_memory=False, persistent_workers=False)
         where = {"epoch": saved["epoch"], "first_step": saved["step"]}
         again = self._read(loader, state, **where, generators=self._generators)  # type: ignore[arg-type]
-        digests = [digest_of(_first_of(batch)) for batch in islice(again, 1)]
+        digests = [digest_of(batches_of(batch)[0]) for batch in islice(again, 1)]
         if self._generators:
             set_generator_states(self.loader, self._generators)
         if digests != [saved["digest"]]:
@@ -166,14 +166,8 @@ class TrainingData:
 
     def _count(self, batch: Any, spec: BatchSpec) -> tuple[int, int]:
         """Count the examples and the tokens of a batch, or of the batches of a group."""
-        if not isinstance(batch, BatchGroup):
-            return spec.count(batch), self.count_tokens(batch) if self.count_tokens else 0
-        samples = tokens = 0
-        for one, empty in zip(batch.batches, batch.empty, strict=True):
-            if not empty:
-                more = self._count(one, spec)
-                samples, tokens = samples + more[0], tokens + more[1]
-        return samples, tokens
+        tokens = total_weight(batch, self.count_tokens) if self.count_tokens else 0
+        return total_weight(batch, spec.count), tokens
 
     def fetch_ahead(self) -> None:
         """Fetch the next batch of the epoch, and start to copy it to the device."""
@@ -305,10 +299,3 @@ class TrainingData:
         self._generators = state["generators"]
         self._first_batch, self._compares = state["first_batch"], True
         self._prefetcher = None
-
-
-def _first_of(batch: Any) -> Any:
-    """Return the first batch of a group, or the first part of a divided one."""
-    while isinstance(batch, BatchGroup):
-        batch = batch.batches[0]
-    return batch

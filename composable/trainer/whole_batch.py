@@ -12,7 +12,7 @@ from composable.core.joined import join_parts
 from composable.core.loss import TargetLoss
 from composable.core.part_weights import SplitLossError
 from composable.core.state import State
-from composable.data.grouping import BatchGroup
+from composable.data.grouping import is_group
 from composable.distributed.outputs import gather_outputs
 from composable.distributed.processes import Processes
 
@@ -84,7 +84,7 @@ def join_parts_of_batch(state: State, parts: list[Part], processes: Processes) -
             "an algorithm has given parts of a batch losses of their own before the loss of the "
             "whole; let it act at BEFORE_LOSS."
         )
-    joins_batch = isinstance(state.batch, BatchGroup) or any(part.changed for part in parts)
+    joins_batch = is_group(state.batch) or any(part.changed for part in parts)
     own = []
     for part in parts:
         part.outputs = map_tensors(_as_leaf, part.outputs)

@@ -18,9 +18,9 @@ from torch import Tensor
 from composable.core.event import Event
 from composable.core.loss import check_loss
 from composable.core.state import State
-from composable.data.grouping import ShardedBatch
+from composable.data.grouping import shards_in
+from composable.engines.engine import Engine, Sums
 from composable.engines.modules import Buffers
-from composable.engines.protocol import Engine, Sums
 from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.microbatches import Microbatches, accumulate, each_shard, fit_memory
@@ -65,8 +65,7 @@ class _FirstPass:
 
     def begin(self, state: State) -> None:
         """Begin with the first shard of this process."""
-        shards = state.batch.numbers if isinstance(state.batch, ShardedBatch) else [0]
-        self._shards = iter([*shards, -1])
+        self._shards = iter([*(shard.number for shard in shards_in(state.batch)), -1])
         self.add(state)
 
     def add(self, state: State) -> None:

@@ -29,6 +29,9 @@ class Threads(Processes):
         self.barrier.wait(LIMIT)
         return values
 
+    def broadcast(self, value):
+        return self.gather(value)[0]
+
 
 def together(size, function):
     """Call a function in threads that stand for processes; return the results or errors."""

@@ -9,7 +9,9 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
 from composable.checkpoint import (
     CheckpointError,
@@ -20,6 +22,7 @@ from composable.checkpoint import (
     TensorShard,
     UnsavableError,
     UnwritableCheckpointError,
+    VersionError,
     _atomic,
     consolidate,
     find,
@@ -87,20 +90,25 @@ def saved(tmp_path):
 
 def test_each_process_writes_a_file_and_the_manifest_lists_them(saved):
     numbered = [f"tensors-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
-    others = ["layout.json", "manifest.json", "state.json"]
 
-    assert sorted(os.listdir(saved)) == [*others, *numbered]
+    assert sorted(os.listdir(saved)) == ["manifest.json", "state.json", *numbered]
     manifest = verify(saved)
-    assert manifest.schema == 2
+    assert manifest.schema == 3
     assert manifest.sharded
     assert manifest.tensor_files == tuple(numbered)
-    layout = json.loads((saved / "layout.json").read_bytes())["tensors"]
-    assert layout["state/model/weights/weight"] == {
-        "dtype": "F32",
-        "shape": [6, 4],
-        "slices": [{"file": n, "offsets": [2 * n - 2, 0], "sizes": [2, 4]} for n in (1, 2, 3)],
-    }
-    assert len(layout["state/model/weights/bias"]["slices"]) == 1
+    for number, name in enumerate(numbered):
+        own = load_file(saved / name)
+        assert torch.equal(own.pop("state/model/weights/weight"), WEIGHT[2 * number :][:2])
+        assert list(own) == ([] if number else ["state/model/weights/bias"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_reads_the_folder(saved):
+    found = {name: torch.zeros_like(value) for name, value in read(saved).tensors.items()}
+    load(found, storage_reader=HuggingFaceStorageReader(str(saved)), no_dist=True)
+
+    assert torch.equal(found["state/model/weights/weight"], WEIGHT)
+    assert torch.equal(found["state/model/weights/bias"], BIAS)
 
 
 def test_one_process_writes_the_same_bytes_as_before(tmp_path, monkeypatch):
@@ -115,22 +123,20 @@ def test_one_process_writes_the_same_bytes_as_before(tmp_path, monkeypatch):
     assert digest == "61edb7799bae7a5b5a5e8bf55ce0ac7b035fa694be8b96440a9e509a628d20ed"
 
 
-def test_equal_parts_are_written_once_and_whole_tensors_by_different_processes(tmp_path):
+def test_equal_parts_are_written_once_and_whole_tensors_by_rank_0(tmp_path):
     def both(processes):
         half = TensorShard(WEIGHT[:3], (6, 4), (3 * (processes.rank % 2), 0))
-        own = {"w": half, **{str(n): torch.full((12,), float(n)) for n in range(4)}}
+        own = {f"w{n}": half for n in range(8)} | {"whole": BIAS, "empty": torch.ones(0, 3)}
         return write(tmp_path / "it", own, None, processes=processes)
 
     together(4, both)
 
-    sizes = [
-        record.size for name, record in verify(tmp_path / "it").files.items() if "tens" in name
-    ]
-    assert len(set(sizes)) > 1
-    layout = json.loads((tmp_path / "it" / "layout.json").read_bytes())["tensors"]
-    assert len(layout["w"]["slices"]) == 2
-    files = [entry["file"] for tensor in layout.values() for entry in tensor["slices"]]
-    assert sorted(files) == [1, 1, 2, 2, 3, 4] or sorted(files) == [1, 2, 3, 3, 4, 4]
+    verify(tmp_path / "it")
+    names = [set(load_file(file)) for file in sorted((tmp_path / "it").glob("*.safetensors"))]
+    assert [{"whole", "empty"} <= own for own in names] == [True, False, False, False]
+    for n in range(8):
+        assert [f"w{n}" in own for own in names].count(True) == 2
+    assert all(names)
 
 
 def test_processes_verify_the_files_of_tensors_in_turn(saved):
@@ -183,8 +189,11 @@ REFUSED = {
         "rank 0 has a tensor 'w', but rank 2 does",
     ),
     "more": (lambda r: {"w": BIAS} if r == 2 else {}, "rank 2 has a tensor 'w', but rank 0 does"),
-    "shapes": (lambda r: {"w": WEIGHT[: r + 1]}, r"F32 of shape \[1, 4\] on rank 0, but .*rank 1"),
-    "dtypes": (dtype, "'w' is F32 of shape .2. on rank 0, but F64 of shape .2. on rank 1"),
+    "shapes": (
+        lambda r: {"w": WEIGHT[: r + 1]},
+        r"F32 of shape \[1, 4\] on rank 0, but .*rank [12]",
+    ),
+    "dtypes": (dtype, "'w' is F32 of shape .2. on rank 0, but F64 of shape .2. on rank [12]"),
     "gap": (
         lambda r: {"w": TensorShard(WEIGHT[:1], (6, 4), (2 * r, 0))},
         r"leave a gap. By rank: 0: \(1, 4\) from \(0, 0\); 1: \(1, 4\) from \(2, 0\)",
@@ -192,6 +201,10 @@ REFUSED = {
     "overlap": (
         lambda r: {"w": TensorShard(WEIGHT[:3], (6, 4), (min(r, 1) * 3 - r // 2, 0))},
         "they overlap",
+    ),
+    "kinds": (
+        lambda r: {"w": TensorShard(WEIGHT, (6, 4), (0, 0)) if r == 1 else WEIGHT},
+        "'w' is divided in another way on rank 1 than on rank 0",
     ),
     "one rank": (lambda r: {"w": 3 if r == 1 else BIAS}, "TypeError|rank 1 failed|must be a tens"),
 }
@@ -233,7 +246,7 @@ def test_one_file_replaces_several_and_several_replace_one(saved):
     write(saved, {"w": BIAS}, None, overwrite=True)
     assert sorted(os.listdir(saved)) == ["manifest.json", "state.json", "tensors.safetensors"]
     save(saved, overwrite=True)
-    assert len(os.listdir(saved)) == 6
+    assert len(os.listdir(saved)) == 5
     assert os.listdir(saved.parent) == ["it"]
 
 
@@ -285,7 +298,7 @@ def test_an_error_of_one_process_is_named_on_all(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_a_process_that_is_gone_fails_the_others(tmp_path, number):
     save(tmp_path / "it", 1)
 
@@ -307,7 +320,7 @@ def test_a_process_that_is_gone_fails_the_others(tmp_path, number):
     for error in together(3, write_one):
         with pytest.raises(ProcessError, match=r"another process was lost .*: Connection closed"):
             raise error
-    assert verify(tmp_path / "it").batch == (1 if number < 3 else 0)
+    assert verify(tmp_path / "it").batch == (1 if number < 4 else 0)
     assert os.listdir(tmp_path) == ["it"]
 
 
@@ -317,7 +330,7 @@ def test_a_folder_that_is_not_shared_is_named(tmp_path):
         class Elsewhere(type(processes)):
             def gather(self, value):
                 values = super().gather(value)
-                if self.rank == 1 and str(values[0][0]).endswith("partial"):
+                if self.rank == 1 and str(values[0]).endswith("partial', None]"):
                     values[0][0] = values[0][0].replace("partial", "none")
                 return values
 
@@ -398,7 +411,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("name", ["layout.json", "state.json", "manifest.json", SECOND])
+@pytest.mark.parametrize("name", ["state.json", "manifest.json", SECOND])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file_is_refused_by_name(saved, name, damage):
     damage(saved / name)
@@ -413,67 +426,70 @@ def test_a_damaged_file_is_refused_by_name(saved, name, damage):
 
 
 def seal(folder, change):
-    """Change the layout, and hash everything again."""
-    layout = json.loads((folder / "layout.json").read_bytes())
-    layout = change(layout["tensors"]["state/model/weights/weight"]["slices"], layout) or layout
-    raw = json.dumps(layout, separators=(",", ":")).encode()
-    (folder / "layout.json").write_bytes(raw)
+    """Change the header of the second file, and hash everything again."""
+    raw = (folder / SECOND).read_bytes()
+    end = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:end])
+    blocks = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
+    result = change(header, blocks)
+    blocks = blocks if result is None else result
+    header["__metadata__"] = {"DCP_SHARDING_INFO": json.dumps(blocks)}
+    head = json.dumps(header).encode()
+    raw = len(head).to_bytes(8, "little") + head + raw[end:]
+    (folder / SECOND).write_bytes(raw)
     body = json.loads((folder / "manifest.json").read_bytes())
-    body["files"]["layout.json"] = {"size": len(raw), "sha256": sha256(raw).hexdigest()}
+    body["files"][SECOND] = {"size": len(raw), "sha256": sha256(raw).hexdigest()}
     body.pop("sha256")
     plain = json.dumps(body, separators=(",", ":")).encode()
     body["sha256"] = sha256(plain).hexdigest()
     (folder / "manifest.json").write_bytes(json.dumps(body, indent=1).encode())
 
 
+NAME = "state/model/weights/weight"
 WRONG = {
-    "list": (lambda s, all: [1], "not a mapping with the key tensors"),
-    "tensors": (lambda s, all: {"tensors": 1}, "the tensors are not a mapping"),
-    "keys": (
-        lambda s, all: all["tensors"].update(x={}),
-        "exactly the keys dtype, shape and slices",
+    "list": (lambda header, blocks: [1], "does not have the names of its tensors"),
+    "none": (lambda header, blocks: {}, "does not have the names of its tensors"),
+    "more": (lambda header, blocks: blocks.update(x={}), "does not have the names"),
+    "keys": (lambda header, blocks: blocks[NAME].clear(), "invalid saved_offsets None"),
+    "number": (lambda header, blocks: blocks.update({NAME: 1}), "invalid saved_offsets 1"),
+    "true": (lambda header, blocks: blocks[NAME].update(saved_offsets=[True, 0]), "invalid saved"),
+    "negative": (
+        lambda header, blocks: blocks[NAME].update(saved_offsets=[-2, 0]),
+        "invalid saved",
     ),
-    "gone": (lambda s, all: all["tensors"].pop("state/model/weights/bias"), "differs from layout"),
-    "more": (
-        lambda s, all: all["tensors"].update(
-            x={"dtype": "F32", "shape": [0], "slices": [{"file": 1, "offsets": [0], "sizes": [0]}]}
+    "rank": (lambda header, blocks: blocks[NAME].update(saved_offsets=[2]), "invalid saved_off"),
+    "overlap": (lambda header, blocks: blocks[NAME].update(saved_offsets=[1, 0]), "overlap, leave"),
+    "gap": (lambda header, blocks: blocks[NAME].update(saved_offsets=[9, 0]), "leave a gap"),
+    "huge": (lambda header, blocks: blocks[NAME].update(saved_offsets=[2**62, 0]), "leave a gap"),
+    "dtype": (lambda header, blocks: header[NAME].update(dtype="I32"), "differ in dtype"),
+    "shape": (lambda header, blocks: header[NAME].update(shape=[4, 2]), "overlap, leave a gap"),
+    "dimensions": (
+        lambda header, blocks: (
+            (
+                header[NAME].update(shape=[8]),
+                blocks[NAME].update(saved_offsets=[0]),
+            )[2:]
+            or None
         ),
-        "'x' differs from layout",
-    ),
-    "slices": (lambda s, all: s.pop(), "overlap, leave a gap"),
-    "twice": (lambda s, all: s.append(s[0]), "two of them are in one file"),
-    "swapped": (lambda s, all: s[0].update(file=2), "two of them are in one file"),
-    "file": (lambda s, all: s[0].update(file=4), "invalid slices"),
-    "true": (lambda s, all: s[0].update(file=True), "invalid slices"),
-    "offsets": (lambda s, all: s[0].update(offsets=[-1, 0]), "invalid slices"),
-    "rank": (lambda s, all: s[0].update(offsets=[0]), "invalid slices"),
-    "moved": (lambda s, all: s[0].update(offsets=[1, 0]), "overlap, leave a gap"),
-    "huge": (
-        lambda s, all: all["tensors"]["state/model/weights/weight"].update(
-            shape=[2**40, 4], slices=[{"file": 1, "offsets": [0, 0], "sizes": [2**40, 4]}]
-        ),
-        "differs from layout.json",
-    ),
-    "dtype": (
-        lambda s, all: all["tensors"]["state/model/weights/weight"].update(dtype="I32"),
-        "differs from layout.json",
-    ),
-    "no dtype": (
-        lambda s, all: all["tensors"]["state/model/weights/weight"].update(dtype=["F32"]),
-        "has dtype",
+        "overlap, leave a gap",
     ),
 }
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_a_layout_that_does_not_match_the_files_is_refused(saved, change, message):
-    def edit(slices, layout):
-        result = change(slices, layout)
-        return result if isinstance(result, list) or result == {"tensors": 1} else None
+def test_headers_that_do_not_match_one_another_are_refused(saved, change, message):
+    seal(saved, change)
 
-    seal(saved, edit)
+    for function in (verify, lambda path: read_shards(path, {}, verify=False)):
+        with pytest.raises(DamagedCheckpointError, match=message):
+            function(saved)
 
-    with pytest.raises(DamagedCheckpointError, match=message):
+
+def test_a_checkpoint_with_a_layout_names_the_cure(saved):
+    body = json.loads((saved / "manifest.json").read_bytes())
+    (saved / "manifest.json").write_text(json.dumps(body | {"schema": 2}))
+
+    with pytest.raises(VersionError, match=r"schema 2, .*composable checkpoint consolidate"):
         verify(saved)
 
 

@@ -71,11 +71,11 @@ class Batches:
 FOUR = TensorDataset(torch.arange(4))
 SAMPLER = [[0, 1], [2, 3]]
 REFUSED = {
-    "a stream": (DataLoader(Stream(), batch_size=2), "its data set is a Stream"),
+    "a stream": (DataLoader(Stream(), batch_size=2), "a Stream and a _Infinite"),
     "a loader of its own": (Batches(), "it is a Batches"),
     "a batch sampler": (
         DataLoader(FOUR, batch_sampler=SAMPLER),
-        "a batch sampler of its own",
+        "batch_size=None, a TensorDataset",
     ),
     "a sampler of some examples": (
         DataLoader(FOUR, sampler=SubsetRandomSampler([0, 1, 2])),

@@ -9,7 +9,8 @@ import pytest
 from composable.algorithms import MixUp
 from composable.comparison.records import Evaluation, Seconds, TrialResult
 from composable.comparison.study_file import Cache, DamagedCacheWarning
-from tests.support.comparison import request
+from composable.comparison.trial import Compared
+from tests.support.comparison import build, build_or_die, request
 
 
 def result_of(one, outcome="finished", loss=0.5):
@@ -19,38 +20,38 @@ def result_of(one, outcome="finished", loss=0.5):
 
 @pytest.fixture
 def cache(tmp_path):
-    return Cache(tmp_path / "cache")
+    return Cache(tmp_path / "cache", Compared(build=build))
 
 
 @pytest.mark.parametrize("outcome", ["finished", "diverged", "stopped"])
 def test_a_stored_trial_is_found_again(cache, outcome):
     one = request(MixUp(0.3))
-    cache.put("context", one, result_of(one, outcome))
+    cache.put(one, result_of(one, outcome))
 
-    assert Cache(cache.folder).get("context", one) == result_of(one, outcome)
+    assert Cache(cache.folder, Compared(build=build)).get(one) == result_of(one, outcome)
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf])
 def test_keeps_infinities(cache, loss):
     one = request()
-    cache.put("context", one, result_of(one, loss=loss))
+    cache.put(one, result_of(one, loss=loss))
 
-    assert cache.get("context", one).curve[-1].metrics == {"l": loss}
+    assert cache.get(one).curve[-1].metrics == {"l": loss}
     json.loads(next(cache.folder.iterdir()).read_text(), parse_constant=pytest.fail)
 
 
 def test_keeps_nan(cache):
     one = request()
-    cache.put("context", one, result_of(one, loss=math.nan))
+    cache.put(one, result_of(one, loss=math.nan))
 
-    assert math.isnan(cache.get("context", one).curve[-1].metrics["l"])
+    assert math.isnan(cache.get(one).curve[-1].metrics["l"])
 
 
 def test_a_failed_trial_is_not_kept(cache):
     one = request()
-    cache.put("context", one, result_of(one, "failed"))
+    cache.put(one, result_of(one, "failed"))
 
-    assert cache.get("context", one) is None
+    assert cache.get(one) is None
 
 
 OTHERS = {
@@ -65,31 +66,34 @@ OTHERS = {
 @pytest.mark.parametrize("what", OTHERS)
 def test_another_trial_is_not_found(cache, what):
     one = request(MixUp(0.3))
-    cache.put("context", one, result_of(one))
+    cache.put(one, result_of(one))
 
-    assert cache.get("context", OTHERS[what]) is None
-
-
-def test_another_context_is_not_found(cache):
-    one = request()
-    cache.put("context", one, result_of(one))
-
-    assert cache.get("other", one) is None
+    assert cache.get(OTHERS[what]) is None
 
 
 def test_an_arm_may_be_renamed(cache):
     one, other = request(arm="old"), request(arm="new")
-    cache.put("context", one, result_of(one))
+    cache.put(one, result_of(one))
 
-    assert cache.get("context", other) == attrs.evolve(result_of(one), trial=other.trial)
+    assert cache.get(other) == attrs.evolve(result_of(one), trial=other.trial)
 
 
-def test_the_context_depends_on_the_function_and_the_data(tmp_path):
-    first, second = Cache(tmp_path, data="a"), Cache(tmp_path, data="b")
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"build": build_or_die},
+        {"threads": 2},
+        {"metrics": ("eval/loss",)},
+        {"split_evaluation": True},
+        {"data": "second version"},
+    ],
+)
+def test_trials_of_another_function_or_data_are_not_found(cache, others):
+    one = request()
+    cache.put(one, result_of(one))
+    data, subject = others.pop("data", None), Compared(**{"build": build, **others})
 
-    assert first.context(min, 1) == Cache(tmp_path, data="a").context(min, 1)
-    assert len({first.context(min, 1), first.context(max, 1), second.context(min, 1)}) == 3
-    assert first.context(min, 1) != first.context(min, 2)
+    assert Cache(cache.folder, subject, data=data).get(one) is None
 
 
 DAMAGED = ["", "{", "[]", "3", "{}", '{"outcome": "finished"}']
@@ -98,29 +102,29 @@ DAMAGED = ["", "{", "[]", "3", "{}", '{"outcome": "finished"}']
 @pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_file_is_ignored_with_a_warning(cache, text):
     one = request()
-    cache.put("context", one, result_of(one))
-    cache.path("context", one).write_text(text)
+    cache.put(one, result_of(one))
+    cache.path(one).write_text(text)
 
     with pytest.warns(DamagedCacheWarning, match="is damaged, and its trial is run again"):
-        assert cache.get("context", one) is None
+        assert cache.get(one) is None
 
 
 @pytest.mark.parametrize("name", ["trial", "seconds", "curve", "batches", "outcome"])
 def test_a_file_without_an_entry_is_damaged(cache, name):
     one = request()
-    cache.put("context", one, result_of(one))
-    path = cache.path("context", one)
+    cache.put(one, result_of(one))
+    path = cache.path(one)
     stored = json.loads(path.read_text())
     del stored[name]
     path.write_text(json.dumps(stored))
 
     with pytest.warns(DamagedCacheWarning):
-        assert cache.get("context", one) is None
+        assert cache.get(one) is None
 
 
 def test_nothing_but_the_file_is_left(cache):
     one = request()
-    cache.put("context", one, result_of(one))
+    cache.put(one, result_of(one))
 
     assert [path.suffix for path in cache.folder.iterdir()] == [".json"]
 
@@ -129,9 +133,9 @@ def test_nothing_but_the_file_is_left(cache):
 @pytest.mark.parametrize("start", ["[", '{"a":', '{"trial":{"settings":{"a":'])
 def test_a_file_of_deep_json_is_damaged(cache, start):
     one = request()
-    cache.put("context", one, result_of(one))
+    cache.put(one, result_of(one))
     for depth in (190, 900, 20_000):
         text = start + "[" * depth + "]" * depth + {"[": "]"}.get(start, "}" * start.count("{"))
-        cache.path("context", one).write_text(text)
+        cache.path(one).write_text(text)
         with pytest.warns(DamagedCacheWarning, match="is damaged, and its trial is run again"):
-            assert cache.get("context", one) is None
+            assert cache.get(one) is None

@@ -89,7 +89,7 @@ def test_a_mode_against_the_name_of_the_metric_is_noted():
     made = design(mode="min")
     assert made.protocol.mode == "min"
     assert made.protocol.notes[0] == (
-        "mode='min' was passed, although the name of test/accuracy suggests 'max'."
+        "mode='min' was passed, which the name of test/accuracy does not suggest."
     )
     assert design(mode="max").protocol.notes == design().protocol.notes
 
@@ -98,9 +98,9 @@ def test_a_build_function_that_ignores_its_seed_is_an_error():
     def ignoring(algorithms, seed):
         return build(algorithms, 0)
 
-    with pytest.raises(BuildError, match="pass the seed on"):
+    with pytest.raises(BuildError, match="ignores its argument seed"):
         design(build=ignoring, durations=["2ep"])
-    with pytest.raises(BuildError, match="pass the seed on"):
+    with pytest.raises(BuildError, match="ignores its argument seed"):
         design(build=ignoring)
 
 
@@ -155,20 +155,20 @@ def test_incompatible_algorithms_are_found_before_training():
     [
         ({"build": 3}, TypeError, "build=3 must be a function"),
         ({"seeds": 0}, ValueError, "seeds=0 must be at least 1"),
-        ({"target": "0.9"}, ValueError, "target='0.9' must be a finite number"),
-        ({"target": float("nan")}, ValueError, "target=nan must be a finite number"),
+        ({"target": "0.9"}, TypeError, "target='0.9' must be a finite number"),
+        ({"target": float("nan")}, ValueError, "target=nan must be finite"),
         ({"mode": "highest"}, ValueError, "mode='highest' must be 'min', 'max' or None"),
         ({"tune": {"rate": [1, 2]}}, ValueError, r"\['rate'\] for arm 'baseline', which neither"),
         ({"leave_one_out": 1}, TypeError, "leave_one_out=1 must be True or False"),
         ({"arms": {}}, ValueError, "at least one arm"),
         ({"arms": {"baseline (repeated)": []}}, ValueError, "which the A/A arm has"),
         ({"durations": ["1ep", "10ba"]}, ValueError, "must have one unit"),
-        ({"durations": {}}, ValueError, r"durations=\{\} must have schedules for an arm"),
-        ({"durations": {"mixup": ["1ep"]}}, ValueError, "has schedules for 'mixup'; the arms are"),
+        ({"durations": {}}, ValueError, r"durations has schedules for \[\]; it must"),
+        ({"durations": {"mixup": ["1ep"]}}, ValueError, r"has schedules for \['mixup'\]; it must"),
         (
             {"durations": {"baseline (repeated)": "1ep"}},
             ValueError,
-            "has schedules for 'baseline ",
+            r"has schedules for \['baseline \(rep",
         ),
         ({"durations": {"other": []}}, ValueError, r"durations\['other'\]=\[\] must be lengths"),
         ({"durations": {"other": ["1q"]}}, ValueError, r"durations\['other'\]='1q'"),
@@ -320,10 +320,10 @@ def test_more_seeds_keep_those_of_fewer():
         ((5, 0), ValueError, "tuning_seeds=0 must be at least 1"),
         ((True, 2), TypeError, "seeds=True must be a number of seeds"),
         (("5", 2), TypeError, "seeds='5' must be a number of seeds"),
-        (([1.5], 2), TypeError, "must be integers"),
+        (([1.5], 2), TypeError, "seeds=1.5 must be an integer"),
         (([], 2), ValueError, "at least one seed"),
         (([1, 1], 2), ValueError, "listed twice"),
-        (([-1], 2), ValueError, "none negative"),
+        (([-1], 2), ValueError, "seeds=-1 must be at least 0"),
         ((3, [2, 9]), ValueError, r"tuning_seeds=\[2, 9\] has \[2\], which are reported"),
     ],
 )

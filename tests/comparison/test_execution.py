@@ -35,7 +35,7 @@ REQUESTS = {
 
 def workers(folder, function, count=1, executor=None):
     subject = Compared(build=function, metrics=("eval/loss",))
-    return Workers(subject, Cache(folder / "cache"), count, folder, executor)
+    return Workers(subject, Cache(folder / "cache", subject), count, folder, executor)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_a_function_that_uses_the_package_is_sent():
     def build(algorithms, seed):
         return composable.Trainer, composable.functional.mixup, F.cutmix
 
-    assert pickle.loads(pickled("build", build, build))(1, 2) == (
+    assert pickle.loads(pickled("build", build))(1, 2) == (
         composable.Trainer,
         F.mixup,
         F.cutmix,
@@ -196,7 +196,7 @@ requests = [
     for seed in (0, 1)
 ]
 subject = Compared(build=build)  # no `if __name__`: workers don't run the script
-Workers(subject, Cache(folder / "cache"), 1, folder).train("trials", requests)
+Workers(subject, Cache(folder / "cache", subject), 1, folder).train("trials", requests)
 """
 
 

@@ -15,8 +15,9 @@ from composable.comparison.cost import Block
 from composable.comparison.records import Evaluation, Seconds, Study, Trial, TrialResult
 from composable.comparison.stages import extend, measure_costs, train_design, whole_seeds
 from composable.comparison.study_file import Cache, DamagedCacheWarning
+from composable.comparison.trial import Compared
 from composable.core.time import Time
-from tests.comparison.small import BATCHES, design
+from tests.comparison.small import BATCHES, build, design
 
 RATES = {"lr": [0.01, 0.05, 0.1, 0.5]}
 LATER = 1e9
@@ -236,10 +237,8 @@ def pool(tmp_path, monkeypatch):
         ]
 
     monkeypatch.setattr(stages, "_measure", measure)
-    cache = Cache(tmp_path / "trials")
-    return types.SimpleNamespace(
-        cache=cache, context="context", stop=lambda: None, measured=measured
-    )
+    cache = Cache(tmp_path / "trials", Compared(build=build))
+    return types.SimpleNamespace(cache=cache, stop=lambda: None, measured=measured)
 
 
 def trained(made, *, batches=40, failing=()):

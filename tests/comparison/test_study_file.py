@@ -66,7 +66,7 @@ def test_a_study_that_cannot_be_written_keeps_the_old_file(study, tmp_path):
         study, protocol=attrs.evolve(study.protocol, chosen={"MuonClip": {"act": len}})
     )
     with pytest.raises(
-        InvalidRecordError, match="<builtin_function_or_method> cannot be written as JSON"
+        InvalidRecordError, match="cannot be written as JSON: Object of type builtin_function"
     ):
         write_study(bad, path)
     assert path.read_text() == "old"
@@ -87,11 +87,8 @@ def test_numbers_that_are_not_finite_survive(study):
     assert parse_study(older).results[0].curve[0].metrics["low"] == -math.inf
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"name": "NaN", "lr": math.inf}, {"a": None, "b": True, "c": 1, "d": 1.0}],
-)
-def test_settings_keep_their_types(study, settings):
+def test_settings_keep_their_types(study):
+    settings = {"name": "NaN", "a": None, "b": True, "c": 1, "d": 1.0}
     trial = attrs.evolve(study.results[0].trial, settings=settings)
     result = attrs.evolve(study.results[0], trial=trial)
     back = decode(TrialResult, json.loads(json.dumps(encode(result))))
@@ -134,7 +131,6 @@ def test_settings_keep_their_types(study, settings):
             {"$odd": 1},
             "must be null, true, false, a number or a string @",
         ),
-        (("results", 3, "more"), 1, "TrialResult: more @ study.results[3]"),
         (("results", 3, "seconds"), ..., "the field 'seconds' is missing @ study.results[3]"),
         (("results",), {}, "{} must be of the type list @ study.results"),
         (("protocol", "baseline"), "x", "arm 'x' must be one of"),
@@ -157,6 +153,10 @@ def test_settings_keep_their_types(study, settings):
 def test_a_wrong_field_is_named_by_its_path(study, path, value, message):
     with pytest.raises(InvalidRecordError, match=re.escape(message)):
         parse_study(changed(study, path, value))
+
+
+def test_a_field_of_another_release_is_ignored(study):
+    assert parse_study(changed(study, ("results", 3, "more"), 1)) == study
 
 
 def test_a_missing_field_with_a_default_has_the_default(study):

@@ -186,8 +186,8 @@ def elsewhere(algorithms, seed):
 
 FAULTS = {
     "returns no Trainer": (lambda algorithms, seed: None, "must return a Trainer"),
-    "another seed": (lambda algorithms, seed: build(algorithms, 7), "seed=0 .* seed=7; pass"),
-    "no seed": (lambda algorithms, seed: build(algorithms, None), "seed=None; pass the seed on"),
+    "another seed": (lambda algorithms, seed: build(algorithms, 7), "seed=0 .* seed=7; pass it"),
+    "no seed": (lambda algorithms, seed: build(algorithms, None), "seed=None; pass it on"),
     "no algorithms": (lambda algorithms, seed: build([], seed), r"lacks \[MixUp"),
     "other algorithms": (lambda algorithms, seed: build([MixUp(0.7)], seed), r"lacks \[MixUp"),
     "another duration": (

@@ -14,9 +14,9 @@ from composable.core.control import Control
 from composable.data.grouping import ShardedBatch
 from composable.data.prefetch import Prefetcher
 from composable.distributed import ProcessError, Processes, Shards
-from composable.engines.parallel import Parallel
+from composable.engines.engine import Setup
+from composable.engines.parallel import Parallel, joined_events
 from composable.engines.partitioned import Partitioned
-from composable.engines.protocol import Setup
 from composable.metrics import Averages
 from composable.plan.dispatch import Dispatcher
 from tests.support.threads import run_ranks
@@ -246,7 +246,7 @@ def test_requests_are_those_of_all():
         dispatcher = dispatcher_of()
         dispatcher.request([Control.EVALUATE, Control.STOP | Control.SAVE][processes.rank])
         engine = engine_of(processes)
-        engine.user_events = frozenset({Event.BATCH_END})
+        engine.joined_events = joined_events({Event.BATCH_END})
         engine.join_requests(Event.BATCH_END, dispatcher)
         return dispatcher.requests
 
@@ -291,8 +291,8 @@ def test_requests_are_joined_where_callbacks_of_the_user_may_have_some(callback,
         # As a logger, which only rank 0 has.
         own = dispatcher_of(callback) if processes.is_main else dispatcher_of()
         engine.begin({}, own)
-        assert engine.requests_can_differ(Event.FIT_START)
-        return {one for one in ENDS | LATER if engine.requests_can_differ(one)}
+        assert Event.FIT_START in engine.joined_events
+        return (ENDS | LATER) & engine.joined_events
 
     assert run_ranks(work) == [joined, joined]
 
@@ -301,9 +301,9 @@ def test_requests_of_composable_are_the_same_on_all_processes():
     def work(processes):
         engine = engine_of(processes)
         engine.begin({}, dispatcher_of(EarlyStopper("loss", patience="1ep")))
-        return [event for event in Event if engine.requests_can_differ(event)]
+        return engine.joined_events
 
-    assert run_ranks(work) == [[], []]
+    assert run_ranks(work) == [frozenset()] * 2
 
 
 def test_flags_and_counts_of_a_divided_model_are_those_of_all():

@@ -11,9 +11,9 @@ from composable.callbacks import ExportForInference, GradientNoise
 from composable.distributed import DDP, FSDP2, Processes
 from composable.engines.build import engine_type
 from composable.engines.ddp import Replicated
+from composable.engines.engine import Engine
 from composable.engines.exact import Exact
 from composable.engines.fsdp2 import Sharded
-from composable.engines.local import Local
 from tests.support import parallel_messages, parallel_runs
 from tests.support.derived_strategies import Sharding, Undone
 from tests.support.processes import attempt, run
@@ -25,14 +25,14 @@ ONE, TWO = Processes(), Processes(0, 2)
 @pytest.mark.parametrize(
     ("strategy", "processes", "shards", "engine"),
     [
-        (DDP(), ONE, 1, Local),
+        (DDP(), ONE, 1, Engine),
         (DDP(), ONE, 2, Replicated),
         (DDP(), TWO, 2, Replicated),
         (DDP(exact=True), TWO, 2, Exact),
         (DDP(exact=True), ONE, 4, Exact),
         (FSDP2(), TWO, 2, Sharded),
         (FSDP2(), ONE, 4, Replicated),
-        (FSDP2(), ONE, 1, Local),
+        (FSDP2(), ONE, 1, Engine),
         (Sharding(), TWO, 4, Sharded),
     ],
 )
@@ -41,7 +41,7 @@ def test_engine_of_a_strategy(strategy, processes, shards, engine):
 
 
 def test_a_run_of_one_process_has_the_engine_that_adds_nothing():
-    assert type(make_trainer()._run.engine) is Local
+    assert type(make_trainer()._run.engine) is Engine
 
 
 def test_an_engine_that_lacks_methods_is_an_error_before_anything_changes():
@@ -54,7 +54,7 @@ def test_an_engine_that_lacks_methods_is_an_error_before_anything_changes():
 
 @pytest.mark.parametrize("callback", [GradientNoise("1ba"), ExportForInference("model.pt2")])
 def test_callbacks_that_need_all_parameters_refuse_sharded_ones(callback, monkeypatch):
-    monkeypatch.setattr(Local, "check_whole", Sharded.check_whole)
+    monkeypatch.setattr(Engine, "check_whole", Sharded.check_whole)
     trainer = make_trainer(callbacks=[callback])
     with pytest.raises(ValueError, match=f"{callback.name} can.*parameters are (sharded|divided)"):
         trainer.fit()

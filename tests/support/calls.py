@@ -170,7 +170,8 @@ def a_folder() -> Path:
 
 def a_checkpoint() -> Path:
     """Write a checkpoint of one tensor."""
-    return composable.checkpoint.write(a_folder() / "checkpoint", {"x": torch.ones(2)}, {"a": 1})
+    packed = composable.checkpoint.pack({"state": {"model": {"weights": {"x": torch.ones(2)}}}})
+    return composable.checkpoint.write(a_folder() / "checkpoint", *packed)
 
 
 def a_weights_file() -> dict[str, Any]:

@@ -1,7 +1,12 @@
-"""The engine of one process: what PyTorch does by itself."""
+"""How a run computes outputs, gradients and steps: here in one process, as PyTorch does it.
+
+A strategy names its engine (`Strategy.engine`), a class that is called with the strategy, the
+shards of a batch, the signals of the process, and whether its loader has its own part only. The
+engines of several processes are derived from `Engine` and replace methods.
+"""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -10,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from composable.checkpoint.errors import MismatchError
+from composable.core.algorithm import Algorithm
 from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.key import Key
@@ -23,39 +29,128 @@ from composable.distributed.strategies import Strategy
 from composable.engines.forward import ForwardPass
 from composable.engines.initialization import Initialization, is_unset, replace_parameters
 from composable.engines.modules import modules_of, trained_parameters
-from composable.engines.protocol import Engine, Setup, Sums
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares, StepShares
 from composable.metrics import Averages
 from composable.optim.stepping import OptimizerSteps
 from composable.plan.dispatch import Dispatcher
 
-__all__ = ["ENGINE", "Local", "LocalSums"]
+__all__ = ["SAVED_AS", "Engine", "Setup", "Sums"]
 
-ENGINE = "engine"
+SAVED_AS = "engine"
 """What an engine adds to a checkpoint."""
 
 
-@attrs.define(eq=False)
-class Local:
-    """The engine of a run on one process, with one shard; other engines replace methods.
+@attrs.frozen(kw_only=True)
+class Setup:
+    """The run for which an engine is prepared."""
 
-    See `Engine` for the methods.
+    given: nn.Module
+    """The model that the user holds."""
+    algorithms: Sequence[Algorithm]
+    compile: bool | Mapping[str, Any] = False
+    """What `check_compile` returned."""
+    resumes: bool = False
+    """Whether weights will be restored from a checkpoint."""
+    load: Callable[[State], None] | None = None
+    """What loads the weights of a file when the model was placed."""
+    fits_memory: bool = False
+    """Whether a process computes its shards again in smaller parts if memory is short."""
+    batch_size: int | None = None
+    """The examples of a global batch, if known."""
+    grad_accum: int = 1
+    """The microbatches of a global batch."""
+
+
+class Sums:
+    """The gradients, losses and buffers of one pass over a batch, summed over its parts.
+
+    The parts are here the microbatches of one process, whose gradients PyTorch adds in `.grad`.
     """
+
+    def __init__(self, run: LossShares) -> None:
+        self._run = run
+        self.shares: StepShares | None = None
+        """The shares of the parts in the loss; None for the only part."""
+
+    def begin(self, state: State) -> None:
+        """Begin with the first part of this process; again, if memory was short."""
+        self.shares = None
+
+    def split(self, state: State, first: Any, count: int) -> None:
+        """Learn that a batch has several microbatches.
+
+        Args:
+            state: The state with the batch.
+            first: The first microbatch.
+            count: Number of microbatches.
+        """
+        if self.shares is None:
+            self.shares = StepShares(self._run, state, first, count)
+
+    def begin_part(self, last: bool) -> None:
+        """Prepare the forward and the backward pass of a part.
+
+        Args:
+            last: Whether it is the last one of this process, after which gradients are reduced.
+        """
+
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss of a part of which gradients are computed, between the two passes.
+
+        Args:
+            loss: The loss, or one of the outputs where these have gradients.
+            value: The value of the loss, 0 for a part with the weight 0.
+        """
+        return loss
+
+    def add(self, state: State) -> None:
+        """Add a shard: its gradients, which are in `.grad`, its loss and its buffers."""
+
+    def reduce(self, state: State) -> Tensor:
+        """Reduce over the processes: set `.grad` and buffers, and return the loss of the batch.
+
+        The shares of the parts act here at the latest.
+        """
+        loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
+        if self.shares is None:
+            return loss
+        return self.shares.finish(lambda: trained_parameters(state), loss, self.shares.seen)
+
+    def end(self) -> None:
+        """Remove what `begin_part` has added, after an error too."""
+
+
+@attrs.define(eq=False)
+class Engine:
+    """How a run on one process, with one shard, computes; other engines replace methods."""
 
     strategy: Strategy | None = None
     shards: Shards = attrs.field(factory=lambda: Shards(1, Processes()))
+    """The parts of a global batch, and the processes that compute them."""
     signals: Signals = attrs.field(factory=Signals)
     is_local: bool = False
+    """Whether the loader yields the part of this process only."""
     forward: ForwardPass = attrs.field(init=False, factory=ForwardPass)
+    """Computes outputs and losses, in training, evaluation and prediction."""
     scaler: LossScaler = attrs.field(init=False)
+    """Scales losses, if the precision needs it."""
     shares: LossShares = attrs.field(init=False)
+    """The shares of the parts of all steps in their losses."""
+    may_omit: bool = attrs.field(init=False, default=True)
+    """Whether an algorithm may omit examples of a batch."""
     _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
 
     mean_gradients: ClassVar[bool] = False
+    """Whether gradients are reduced to means over the processes, and not to sums."""
     reads_parts: ClassVar[bool] = False
+    """Whether each process reads its part of the tensors of a checkpoint only."""
     loads_parts: ClassVar[bool] = False
+    """Whether each process loads its part of the weights of a file, when the model was placed."""
     has_shards: ClassVar[bool] = False
+    """Whether the batch of a step is a `ShardedBatch`: no process repeats its step alone."""
+    rescales: ClassVar[bool] = True
+    """Whether gradients can be multiplied after they were computed."""
 
     @property
     def processes(self) -> Processes:
@@ -63,7 +158,7 @@ class Local:
         return self.shards.processes
 
     def prepare(self, state: State, setup: Setup) -> State:
-        """Compile the forward pass if requested, in the precision of the state; place the model.
+        """Prepare for a run, after all surgery: compile if requested, and place the model.
 
         Raises:
             ValueError: The model was built on the meta device, and nothing sets a tensor.
@@ -129,7 +224,12 @@ class Local:
 
     @property
     def backward(self) -> Callable[..., Any]:
-        """Computes the gradients of a loss, which is scaled if needed, or of outputs."""
+        """Computes the gradients of a loss; given outputs and the gradients of these, of both.
+
+        `backward(loss)`, or `backward(outputs, gradients)` with two sequences of tensors: a
+        vector-Jacobian product. Gradients of a loss are scaled where the precision needs it, and
+        those of outputs, which came from such a loss, are not scaled again.
+        """
         return self.scaler.backward if self.scaler.enabled else torch.autograd.backward
 
     @property
@@ -138,142 +238,106 @@ class Local:
         return OptimizerSteps()
 
     def sums(self, state: State) -> Sums:
-        """Return sums over microbatches."""
-        return LocalSums(self.shares)
+        """Return the sums of a pass over the batch of a state."""
+        return Sums(self.shares)
 
     def equal_parts(self, count: int) -> int:
-        """Return `count`."""
+        """Return how many microbatches each process computes, of which this one has `count`."""
         return count
 
     def agree_on_calls(self, flag: bool) -> bool:
-        """Return `flag`."""
+        """Return whether processes that call the model alike call it, if this one would."""
         return flag
 
-    # --- the data of a step ---
+    # --- the data of a step, and what processes exchange with it ---
 
     def index_shards(self, loader: Any) -> IndexShards | None:
-        """Return None: a batch is not split."""
+        """Return what splits the indices of a batch before examples are fetched, if possible."""
 
     def steps(
         self, batches: Iterator[Any], parts: IndexShards | None, spec: BatchSpec, count: int
     ) -> Iterator[Any]:
-        """Group `count` batches at a time, if that is more than one."""
+        """Join the batches of a loader, `count` at a time, into those of the steps."""
         return grouped(batches, count) if count > 1 else batches
 
     def announced(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Return the steps."""
+        """Iterate over steps as they are fetched, maybe ahead, and announce each to all processes.
+
+        Args:
+            steps: Batches, with their numbers of examples and tokens.
+        """
         return steps
 
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Return the steps."""
+        """Iterate over steps that are due, with the numbers of all processes."""
         return steps
 
     def seconds_since(self, started: float) -> float:
-        """Return how long a batch took."""
+        """Return how long a batch took: the same on every process."""
         return time.perf_counter() - started
 
     def begin(self, description: Mapping[str, Any], dispatcher: Dispatcher) -> None:
-        """Do nothing."""
+        """Check that the processes train the same run, and start the clock."""
 
     def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
-        """Do nothing."""
+        """Let the requests of callbacks at an event be the same on all processes."""
 
     def joining(self, dispatcher: Dispatcher) -> Callable[[Event, State], State]:
-        """Return what fires an event."""
+        """Return what fires an event, and then joins the requests of callbacks."""
         return dispatcher.fire
 
     def failing_together(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
+        """Return a context in which the failure of one process ends all of them."""
         return nullcontext()
 
     # --- evaluation and prediction ---
 
     def evaluating(self, averages: Averages) -> Processes:
-        """Return this process."""
+        """Return the processes that share an evaluation: this one alone if each computes all."""
         return Processes()
 
     def evaluation_batches(
         self, loader: Any, key: Key, processes: Processes, spec: BatchSpec
     ) -> Iterator[tuple[int, Any, bool]]:
-        """Iterate over whole batches, in turn with the other processes."""
+        """Iterate over the batches of this process, their numbers, and whether each counts."""
         return numbered_batches(loader, key, processes)
 
     def prediction_batches(self, loader: Any, key: Key) -> Iterator[tuple[int, Any, bool]]:
-        """Iterate over whole batches; each process gets at least one."""
+        """Iterate over whole batches in the same way; each process gets at least one."""
         return numbered_batches(loader, key, self.processes, at_least_one=True)
 
     def check_whole(self, message: str) -> None:
-        """Do nothing: this process has all parameters."""
+        """Raise a ValueError with a message if each process has a part of the parameters."""
 
     # --- checkpoints ---
 
     @property
     def why_withdrawn(self) -> str | None:
-        """None: the given model can be used between calls."""
+        """Why the given model can't be used between calls; None if it can."""
         return None
 
     def whole(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
+        """Return a context in which the model has whole weights, or a `DTensor` for each."""
         return nullcontext()
 
     def captured(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the contents as they are."""
+        """Add what the engine saves to the contents of a checkpoint, inside `whole`."""
         return dict(tree)
 
     def writes_together(self, weights_only: bool) -> bool:
-        """Return False: rank 0 writes."""
+        """Return whether a checkpoint has parts of several processes."""
         return False
 
     @contextmanager
     def restoring(self, tree: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:
-        """Yield a checkpoint as it is.
+        """Yield what this process restores of a checkpoint.
 
         Raises:
-            MismatchError: It was saved with DeepSpeed.
+            MismatchError: It does not fit the engine, such as one that was saved with DeepSpeed.
         """
-        if ENGINE in tree:
+        if SAVED_AS in tree:
             raise MismatchError(
                 f"{path} was saved with deepspeed_config, and this run has none; "
                 "load_weights_only=True starts a new run from its weights."
             )
         yield dict(tree)
-
-
-class LocalSums:
-    """The sums over the microbatches of one process, which PyTorch adds in `.grad`."""
-
-    def __init__(self, run: LossShares) -> None:
-        self._run = run
-        self.shares: StepShares | None = None
-
-    def begin(self, state: State) -> None:
-        """Forget the shares of microbatches of another size."""
-        self.shares = None
-
-    def split(self, state: State, first: Any, count: int) -> None:
-        """Find the shares of microbatches."""
-        if self.shares is None:
-            self.shares = StepShares(self._run, state, first, count)
-
-    def begin_part(self, last: bool) -> None:
-        """Do nothing."""
-
-    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
-        """Return the loss."""
-        return loss
-
-    def add(self, state: State) -> None:
-        """Do nothing."""
-
-    def reduce(self, state: State) -> Tensor:
-        """Let the gradients be those of the whole batch, and return its loss."""
-        loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
-        if self.shares is None:
-            return loss
-        return self.shares.finish(lambda: trained_parameters(state), loss, self.shares.seen)
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
-_: type[Engine] = Local

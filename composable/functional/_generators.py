@@ -1,0 +1,50 @@
+"""PyTorch's global generators of a computation that must leave them as they were."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+__all__ = ["preserving_generators"]
+
+
+@contextmanager
+def preserving_generators(devices: Iterable[torch.device]) -> Iterator[Callable[[int], None]]:
+    """Restore the global generators of the CPU and of devices at the end of a block.
+
+    Those of other devices are neither read nor changed, so that the host does not wait for them.
+
+    Args:
+        devices: The devices of the computation; only accelerators matter.
+
+    Yields:
+        A function that seeds these generators. `torch.manual_seed` would seed those of all devices,
+        which are not restored.
+    """
+    accelerators = {_with_index(one) for one in devices if one.type not in ("cpu", "meta")}
+    generators = [torch.default_generator, *map(_generator_of, accelerators)]
+    states = [one.get_state() for one in generators]
+
+    def seed(number: int) -> None:
+        for one in generators:
+            one.manual_seed(number)
+
+    try:
+        yield seed
+    finally:
+        for one, state in zip(generators, states, strict=True):
+            one.set_state(state)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """Return a device with a number: "cuda" is the current one."""
+    if device.index is not None or device.type == "mps":
+        return device
+    return torch.device(device.type, torch.get_device_module(device).current_device())
+
+
+def _generator_of(device: torch.device) -> torch.Generator:
+    if device.type == "mps":
+        return torch.mps._get_default_mps_generator()
+    generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
+    return generator
