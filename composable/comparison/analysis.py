@@ -48,11 +48,7 @@ __all__ = ["analyze"]
 def analyze(study: Study) -> Analysis:
     """Measure the arms of a study against its baseline, and judge whether they pay.
 
-    Args:
-        study: The protocol, the results of its trials, and the measured step costs.
-
-    Returns:
-        The analysis, which follows from the study alone: the same study gives the same analysis.
+    The analysis follows from the study alone: the same study gives the same analysis.
 
     Raises:
         ValueError: The baseline has no finished reporting trial, a run has two results, or the
@@ -170,13 +166,14 @@ def _curves(
         [one for one in each if one.mean is not None and one.seconds > 0]
         for each in (baseline, arm)
     ]
-    own = [
+    seeds = [
         set.intersection(*(set(one.results) for one in each)) if each else set() for each in both
     ]
-    common = own[0] & own[1]
+    common = seeds[0] & seeds[1]
     paired = len(common) > 1
-    seeds = [common, common] if paired else own
-    base, other = (_curve(each, of, sign) for each, of in zip(both, seeds, strict=True))
+    base, other = (
+        _curve(each, common if paired else own, sign) for each, own in zip(both, seeds, strict=True)
+    )
     return base, other, paired
 
 
@@ -236,13 +233,11 @@ def _distance(
     found = measure(base, curve, level=level, paired=paired, cost=error)
     if found is None:
         return fields
-    fields |= {"kind": found.kind, "p": found.mean.p}
-    fields["speedup"] = _estimate(found.mean, found.kind, curve.seeds)
+    fields |= {"p": found.mean.p, "speedup": _estimate(found.mean, found.kind, curve.seeds)}
     if found.kind == "distance":
-        points = zip(found.results, found.at, strict=True)
         fields["curve"] = tuple(
             SpeedupAt(sign * result, _estimate(at, found.kind, curve.seeds))
-            for result, at in points
+            for result, at in zip(found.results, found.at, strict=True)
         )
         if found.mean.p is not None:
             shared = sqrt(error.variance)
@@ -253,13 +248,14 @@ def _distance(
 def _estimate(log_ratio: LogInterval, kind: DistanceKind, seeds: int) -> Estimate:
     """Return a ratio; one of bounds is open on the other side."""
     value, low, high = (exp(one) for one in log_ratio[:3])
-    if kind == "at least":
-        return Estimate(None, low, None, log_ratio.p, seeds)
-    if kind == "at most":
-        return Estimate(None, None, high, log_ratio.p, seeds)
-    if log_ratio.p is None:
-        return Estimate(value, None, None, None, seeds)
-    return Estimate(value, low, high, log_ratio.p, seeds)
+    known = log_ratio.p is not None and kind == "distance"
+    return Estimate(
+        value if kind == "distance" else None,
+        low if known or kind == "at least" else None,
+        high if known or kind == "at most" else None,
+        log_ratio.p,
+        seeds,
+    )
 
 
 def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart:

@@ -137,10 +137,10 @@ class WithNGrams(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the embedding of each token, and of the n-grams that end at it."""
-        told = self.boundaries
-        documents = None if told is None else _documents(told, input.shape)
-        embedded: Tensor = super().forward(input)
-        return embedded + self.ngrams(input, documents)
+        given = self.boundaries
+        documents = None if given is None else _documents(given, input.shape)
+        embedded: Tensor = super().forward(input) + self.ngrams(input, documents)
+        return embedded
 
 
 # --- the token embedding ---
@@ -215,7 +215,7 @@ def _check_same(name: str, ngrams: NGramEmbedding, rows: int, n: int) -> None:
 
 
 def _parents(model: nn.Module) -> Iterator[tuple[WithNGrams, nn.Module]]:
-    """Iterate over the modules that contain the embedding and are told of boundaries or caches."""
+    """Iterate over the modules around the embedding that take boundaries or caches."""
     modules = dict(model.named_modules(remove_duplicate=False))
     seen = set()
     for path, module in modules.items():
@@ -224,8 +224,8 @@ def _parents(model: nn.Module) -> Iterator[tuple[WithNGrams, nn.Module]]:
         parts = path.split(".")
         for depth in range(len(parts)):
             parent = modules[".".join(parts[:depth])]
-            told = {*BOUNDARIES, *REFUSED} & set(_parameters(parent))
-            if told and id(parent) not in seen:
+            taken = {*BOUNDARIES, *REFUSED} & set(_parameters(parent))
+            if taken and id(parent) not in seen:
                 seen.add(id(parent))
                 yield module, parent
 
@@ -241,13 +241,13 @@ def _note_boundaries(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
-    """Tell the embedding of the boundaries that a module is called with; refuse a cache."""
+    """Note the boundaries that a module is called with, for its embedding; refuse a cache."""
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     for name, advice in REFUSED.items():
         if given.get(name) is not None:
             raise ValueError(f"{name} must be None in a model with n-gram embeddings: {advice}.")
-    told = {name: given.get(name) for name in BOUNDARIES if name in names}
-    embedding.boundaries = {**(embedding.boundaries or {}), **told}
+    noted = {name: given.get(name) for name in BOUNDARIES if name in names}
+    embedding.boundaries = {**(embedding.boundaries or {}), **noted}
 
 
 def _forget_boundaries(embedding: WithNGrams, *_: Any) -> None:
@@ -255,11 +255,11 @@ def _forget_boundaries(embedding: WithNGrams, *_: Any) -> None:
     embedding.boundaries = None
 
 
-def _documents(told: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
-    """Return the number of the document of each token, from what a model is told of them."""
-    if (documents := told.get("document_ids")) is not None:
+def _documents(given: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
+    """Return the number of the document of each token, from the arguments of a model."""
+    if (documents := given.get("document_ids")) is not None:
         return documents  # type: ignore[no-any-return]
-    positions, mask = told.get("position_ids"), told.get("attention_mask")
+    positions, mask = given.get("position_ids"), given.get("attention_mask")
     if positions is not None:
         documents = (positions == 0).long().cumsum(-1)
     if mask is not None and mask.shape == shape:  # otherwise it is one of pairs of tokens

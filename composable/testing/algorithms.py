@@ -63,6 +63,7 @@ def check_algorithm(
     dataloader: Iterable[Any] | None = None,
     loss_fn: Callable[[Any, Any], Tensor] | None = None,
     microbatches: bool = False,
+    no_effect: str = "",
     **options: Any,
 ) -> AlgorithmReport:
     """Check every law that holds for all algorithms, on a tiny problem.
@@ -80,6 +81,8 @@ def check_algorithm(
             `loss(outputs, batch)` if `model` is given.
         microbatches: Check that splitting batches into microbatches does not change the gradients.
             This requires that neither the algorithm nor the model depends on a batch as a whole.
+        no_effect: Why no result depends on the algorithm, if none does: it only saves time, say.
+            Otherwise outputs after training must differ from those of training without it.
         options: Other arguments of the `Trainer`: `input_key`, `optimizers`, `seed`, ...
 
     Returns:
@@ -109,6 +112,7 @@ def check_algorithm(
         else dataloader,
         loss_fn=cross_entropy if model is None and loss_fn is None else loss_fn,
         microbatches=microbatches,
+        no_effect=no_effect,
         options=options,
     )
     checked, not_checked = [], {}

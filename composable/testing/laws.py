@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable.core.algorithm import Algorithm, leaves
-from composable.core.batch import map_tensors
+from composable.core.batch import map_tensors, tensors_of
 from composable.core.callback import Callback
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
@@ -147,6 +147,49 @@ def _acts(case: Case) -> Verdict:
     if copied:
         return Violation("it returned a copy of the model in which nothing is replaced")
     return Violation("it returned its input state at every event")
+
+
+def _takes_effect(case: Case) -> Verdict:
+    """Compare a run with one without: a switch may be set, and read by nothing."""
+    (before, mine, weights), (plain, other, theirs) = (
+        _results(case, [case.fresh()]),
+        _results(case, []),
+    )
+    at_once, at_last = not _equal(before, plain), not _equal(mine, other)
+    common = weights.keys() & theirs.keys()
+    trains = not _equal([weights[name] for name in common], [theirs[name] for name in common])
+    if case.no_effect:
+        if not (at_once or at_last or trains):
+            return NotApplicable(case.no_effect)
+        return Violation("its results differ from those of a run without it, despite no_effect")
+    if not at_last:
+        return Violation("the outputs after training equal those of a run without it")
+    if not (at_once or trains):
+        return Violation("no output before training, and no parameter after it, differs")
+    return None
+
+
+def _results(
+    case: Case, algorithms: list[Algorithm]
+) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
+    """Return the predictions before and after training, and the parameters that are evaluated."""
+    trainer = case.trainer(*algorithms)
+
+    def predicted() -> list[Tensor]:
+        return [copied(one) for one in tensors_of(trainer.predict(case.dataloader))]
+
+    before = predicted()
+    trainer.fit()
+    named = trainer.state.model.named_parameters()
+    return before, predicted(), {name: copied(parameter) for name, parameter in named}
+
+
+def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    pairs = zip(some, others, strict=False)
+    return len(some) == len(others) and all(
+        one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+        for one, other in pairs
+    )
 
 
 def _equal_models(mine: nn.Module, other: nn.Module) -> bool:
@@ -574,6 +617,13 @@ LAWS = {
             "it changes the state at least once during the run",
             "pass a model=, a dataloader= and hyperparameters with which it acts.",
             _acts,
+        ),
+        Law(
+            "takes_effect",
+            "training with it gives other outputs than training without it",
+            "see that its hyperparameters are read, that it acts before the end of the run, and "
+            "with compile=True that no flag is frozen. Pass no_effect= if it only saves time.",
+            _takes_effect,
         ),
         Law(
             "leaves_generators",

@@ -234,6 +234,8 @@ class Case:
     loss_fn: Callable[[Any, Any], Tensor] | None
     microbatches: bool = False
     options: Mapping[str, Any] = attrs.field(factory=dict)
+    no_effect: str = ""
+    """Why it changes no result, if it changes none: it only saves time, say."""
     pristine: Algorithm = attrs.field(init=False)
     """A copy of the algorithm, made before its first run."""
 

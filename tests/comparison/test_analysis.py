@@ -257,7 +257,7 @@ def test_settings_at_the_edge_of_their_grid_are_said(chosen: float, end: str | N
 
 def test_an_unknown_arm_is_refused() -> None:
     found = analyze(draw_study(0, {"fast": 2.0}))
-    with pytest.raises(KeyError, match="no arm 'slow'; the arms are"):
+    with pytest.raises(ValueError, match="arm='slow' must be one of"):
         found["slow"]
 
 

@@ -238,7 +238,7 @@ def pool(tmp_path, monkeypatch):
 
     monkeypatch.setattr(stages, "_measure", measure)
     monkeypatch.setattr(time, "monotonic", lambda: float(len(measured) ** 2))
-    cache = Cache(tmp_path / "trials", Compared(build=build))
+    cache = Cache(tmp_path / "trials", Compared(function=build))
     return types.SimpleNamespace(cache=cache, stop=lambda: None, measured=measured)
 
 

@@ -69,7 +69,7 @@ def test_documents_of_a_row_are_embedded_as_alone():
 
 
 class Packed(nn.Module):
-    """A model that is told of documents, and calls its embedding twice."""
+    """A model that takes boundaries, and calls its embedding twice."""
 
     def __init__(self):
         super().__init__()
@@ -79,21 +79,21 @@ class Packed(nn.Module):
         return self.words(input_ids) + self.words(input_ids)
 
 
-TOLD = {
+BOUNDARIES = {
     "document_ids": torch.tensor([[1, 1, 2, 2]]),
     "position_ids": torch.tensor([[0, 1, 0, 1]]),
     "attention_mask": torch.tensor([[0, 0, 1, 1]]),
 }
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_a_model_that_is_told_of_boundaries_keeps_them(name):
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_boundaries_hold_for_the_calls_of_the_embedding_in_one_call_of_the_model(name):
     model, tokens = filled(seeded(Packed)), torch.tensor([[5, 6, 5, 6]])
 
-    told = model(tokens, **{name: TOLD[name]})
+    bounded = model(tokens, **{name: BOUNDARIES[name]})
 
-    assert torch.equal(told[:, 2:], model(tokens[:, 2:]))
-    assert not torch.equal(model(tokens)[:, 2:], told[:, 2:])  # it is told for one call
+    assert torch.equal(bounded[:, 2:], model(tokens[:, 2:]))
+    assert not torch.equal(model(tokens)[:, 2:], bounded[:, 2:])
 
 
 def test_a_later_token_changes_no_earlier_output():
@@ -142,7 +142,7 @@ def test_one_of_several_embeddings_must_be_named():
 
 def test_rejects_other_ngrams_and_a_quantized_table():
     new = F.ngram_embeddings(nn.Sequential(nn.Embedding(7, 4)), rows=8)
-    with pytest.raises(ValueError, match="rows=9 and n=3 must be 8 and 3, with which 0 is conver"):
+    with pytest.raises(ValueError, match="rows=9 and n=3 must be 8 and 3, with which 0 is"):
         F.ngram_embeddings(new, rows=9)
 
     whole = nn.Sequential(nn.Embedding.from_pretrained(torch.ones(7, 4).to(torch.int8)))

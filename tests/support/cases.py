@@ -172,6 +172,7 @@ class AlgorithmCase:
         cannot: The problems on which it can't act, each with the reason.
         sees_microbatches: Why its gradients depend on how a batch is split, if they do: it takes
             statistics of a microbatch, say, or draws for each.
+        no_effect: Why it changes no result, if it changes none: it only saves time, say.
         alone: Why it is excluded from random sets and from the table of pairs, if it is: the laws
             test it by itself.
         order_matters: Why it doesn't commute with others, by the names of their classes, which
@@ -191,6 +192,7 @@ class AlgorithmCase:
     invalid_sets: InvalidSets = ()
     cannot: Mapping[Problem, str] = EMPTY
     sees_microbatches: str = ""
+    no_effect: str = ""
     alone: str = ""
     order_matters: Mapping[str, str | tuple[str, str]] = EMPTY
     refused: Mapping[str, str] = attrs.field()

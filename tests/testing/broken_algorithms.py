@@ -161,6 +161,10 @@ COPIES_THE_MODEL = variant(
 )
 REPLACES_IN_PLACE = variant(replaces_in_place, **SURGERY)
 
+LATE = variant(  # it acts after the last step
+    lambda self, state: scaled(state, 1 - 0.5 * (state.timestamp.batch > 100))
+)
+
 # The law that each breaks, the algorithm, what the message says that was seen, and the case.
 TABLE = [
     ("frozen", ASSIGNABLE, "its field name can be assigned"),
@@ -172,6 +176,8 @@ TABLE = [
     ("plan", variant(stage=30), "Plan.explain() raised TypeError"),
     ("acts", DOES_NOTHING, "returned its input state"),
     ("acts", COPIES_THE_MODEL, "returned a copy of the model in which nothing is replaced"),
+    ("takes_effect", DOES_NOTHING, "the outputs after training equal those of a run without it"),
+    ("takes_effect", LATE, "the outputs after training equal"),
     ("effects", REPLACES_IN_PLACE, "changed state.model.1, which is another object, at INIT"),
     ("effects", WRITES_UNDECLARED, "wrote state.metrics at AFTER_DATALOADER"),
     ("effects", WRITES_IN_PLACE, "changed state.batch[0] in place at AFTER_DATALOADER"),

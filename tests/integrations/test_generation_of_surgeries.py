@@ -1,0 +1,49 @@
+"""Law: a changed model generates the same tokens with and without a cache, or refuses the cache."""
+
+import pytest
+import torch
+
+from composable import Event
+from tests.support.algorithm_cases import ALGORITHMS
+from tests.support.hugging_face import build, tokens
+from tests.support.runs import LANGUAGE
+
+pytest.importorskip("transformers")
+SURGEONS = [
+    case
+    for case in ALGORITHMS
+    if Event.INIT in case.example.events and case.acts_on(LANGUAGE) and case.name != "NoOpModel"
+]  # which generates nothing
+CACHELESS = {"NGramEmbeddings"}
+
+
+def changed(case):
+    """Change a GPT-2, and draw what the method has added."""
+    original = build("gpt2", max_position_embeddings=32)
+    state = LANGUAGE.trainer().state.evolve(model=original, optimizers=())
+    model = case.example.apply(Event.INIT, state).model.eval()
+    known, generator = dict(original.named_parameters()), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name not in known:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::composable.functional.NoEffectWarning")
+@pytest.mark.parametrize("case", SURGEONS, ids=repr)
+@torch.no_grad()
+def test_generation_with_a_cache_is_that_without_or_is_refused(case):
+    model, ids = changed(case), tokens(6)
+    options = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6, "eos_token_id": None}
+    options["attention_mask"] = torch.ones_like(ids)
+    whole = ids
+    for _ in range(6):
+        whole = torch.cat([whole, model(whole).logits[:, -1:].argmax(-1)], 1)
+
+    assert torch.equal(model.generate(ids, use_cache=False, **options), whole)
+    if case.name not in CACHELESS:
+        assert torch.equal(model.generate(ids, use_cache=True, **options), whole)
+        return
+    with pytest.raises(ValueError, match="past_key_values must be None"):
+        model.generate(ids, use_cache=True, **options)
