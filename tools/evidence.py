@@ -185,7 +185,7 @@ def profile_section() -> list[str]:
         "best arm. Each study gives five problems: results from the baseline's shortest schedule "
         "to its longest. The cost of an arm is the time at which its curve reaches the result, at "
         "least that of its shortest schedule, and infinite if it misses it. No method stands in "
-        "more than two studies, and the results of one study are no independent problems, so that "
+        "more than two studies, and the results of one study depend on one another, so "
         "the table says which methods cost much somewhere, but not which one is best. It has no "
         "intervals: differences of a few per cent are within the noise above.",
         "",

@@ -15,7 +15,7 @@ import pytest
 import composable
 from composable.algorithms import LabelSmoothing
 from composable.cli import main
-from composable.comparison import Comparison, Study, Verdict
+from composable.comparison import Comparison, Study, Verdict, stages
 from composable.comparison.budget import BudgetError
 from composable.comparison.building import BuildError
 from composable.comparison.compare import NothingToCompareError, check_results, equal_arms
@@ -290,6 +290,7 @@ def test_the_command_resumes_after_an_interrupt_and_repeats_nothing(tmp_path, mo
     script.write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(stages, "_PROCESSES", 2)
 
     def run(*options):
         monkeypatch.delitem(sys.modules, "points", raising=False)
@@ -312,9 +313,9 @@ def test_the_command_resumes_after_an_interrupt_and_repeats_nothing(tmp_path, mo
     study = Comparison.load(folder).study
     assert len(study.results) == 8
     assert study.protocol.command.startswith(f"composable compare {script} --metric")
-    assert [(one.arm, one.duration) for one in study.costs] == [
-        ("baseline", "12ep"),
-        ("smoothing", "12ep"),
+    assert [(one.arm, one.duration, one.processes) for one in study.costs] == [
+        ("baseline", "4ep", 2),
+        ("smoothing", "4ep", 2),
     ]
 
     assert run("--no-repeat", "--seeds", "1") == 0  # starts no process
