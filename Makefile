@@ -85,7 +85,7 @@ tests:
 # Apart from `make test`, which runs a few of each: every case of every test, and more examples.
 campaign: $(VENV)/.ready
 	CAMPAIGN=1 HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 2 --dist worksteal -m '' tests property_tests
-	$(BIN)/python -m tools.kill_campaign --runs 200
+	$(BIN)/python -m tools.kill_campaign --kills 500
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000

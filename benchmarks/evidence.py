@@ -8,16 +8,19 @@
     python benchmarks/evidence.py --list
 
 Each writes its study, table and plot to comparisons/<name>, or to --folder; with --store, what the
-documentation shows of it goes to docs/evidence/<name>. They take from ten minutes to an hour on two
-cores; an interrupted one resumes. Their times are CPU seconds of one thread, so other load slows
-them down but does not decide.
+documentation shows of it goes to docs/evidence/<name>. With --costs, the stored study gets costs of
+steps that are measured now, which takes a minute an arm at most, and an idle machine. They take
+from ten minutes to an hour on two cores; an interrupted one resumes. Their times are CPU seconds of
+one thread, so other load slows them down but does not decide.
 """
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
@@ -49,7 +52,10 @@ from composable.algorithms import (
     WhitenedFirstLayer,
 )
 from composable.comparison import Comparison, Study
-from composable.comparison.study_file import write_study
+from composable.comparison.design import plan_design
+from composable.comparison.execution import Workers
+from composable.comparison.stages import measure_costs
+from composable.comparison.study_file import Cache, read_study, write_study
 from composable.optim import (
     AdamWScheduleFree,
     SGDScheduleFree,
@@ -267,6 +273,37 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
+    """Return a study with the costs of steps that this machine has now.
+
+    Args:
+        study: The study.
+        arguments: Those of `composable.compare` that it was made with.
+    """
+    parameters = inspect.signature(composable.compare).parameters
+    others = (
+        "budget",
+        "extend",
+        "cost",
+        "executor",
+        "workers",
+        "folder",
+        "data_version",
+        "command",
+    )
+    given = {name: one.default for name, one in parameters.items()} | dict(arguments)
+    design = plan_design(
+        **{name: one for name, one in given.items() if name not in (*others, "progress_bar")}
+    )
+    with TemporaryDirectory() as folder:
+        cache = Cache(Path(folder) / "trials", design.subject)
+        pool = Workers(design.subject, cache, 1, Path(folder) / "logs")
+        costs, notes = measure_costs(design, pool, study)
+    if notes:
+        raise RuntimeError(" ".join(notes))
+    return attrs.evolve(study, costs=costs)
+
+
 def store(study: Study, folder: Path, references: Mapping[str, float] | None = None) -> None:
     """Write the study and its plot, with the two results that the documentation uses."""
     names = {study.protocol.metric, study.protocol.tuning_metric}
@@ -295,16 +332,20 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the names of the comparisons")
     parser.add_argument("--folder", type=Path, help="default: comparisons/<name>")
     parser.add_argument("--store", action="store_true", help="write to docs/evidence/<name>")
+    parser.add_argument("--costs", action="store_true", help="measure the stored study's costs")
     parser.add_argument("--workers", type=int, help="parallel trials; default: one for each core")
     options = parser.parse_args()
     if options.list or options.study is None:
         print(*STUDIES, sep="\n")
         return
     folder = options.folder or Path("comparisons") / options.study
-    settings = STUDIES[options.study]()
+    settings, stored = STUDIES[options.study](), ROOT / "docs/evidence" / options.study
+    if options.costs:
+        store(with_new_costs(read_study(stored / "study.json"), settings), stored)
+        return
     comparison = composable.compare(**settings, folder=folder, workers=options.workers)
     if options.store:
-        store(comparison.study, ROOT / "docs/evidence" / options.study)
+        store(comparison.study, stored)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@
     python benchmarks/language.py compare    # train the chosen settings on four schedules
     python benchmarks/language.py more       # twice as long, and on another text
     python benchmarks/language.py compare --store    # and write to docs/evidence/language
+    python benchmarks/language.py costs      # measure the costs of steps of the stored study again
+    python benchmarks/language.py reference  # a GPT-2 on bytes, which the plot has as a line
 
 The protocol is docs/protocol.md. A trial is a number of CPU seconds of training: the cost of a step
 is measured first, so that a larger batch, vocabulary or model gets fewer steps. Trials are kept in
@@ -38,6 +40,7 @@ import composable
 from composable import Callback, Logger, State, Trainer, recipes
 from composable.algorithms import Alibi
 from composable.comparison.arms import Arm
+from composable.comparison.study_file import read_study
 from composable.optim import AdamWScheduleFree, constant
 from composable.recipes import Recipe
 
@@ -45,7 +48,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
 import small_gpt  # noqa: E402 (a script of examples/)
-from evidence import store  # noqa: E402
+from evidence import store, with_new_costs  # noqa: E402
 
 SECONDS = (10.0, 16.0, 25.0, 40.0)
 """CPU seconds of training of the four schedules."""
@@ -85,8 +88,27 @@ ADAMW_LR, MUON_LR = (1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3), (8e-3, 11e-3, 16e-3, 22e
 LONGER = {"evaluated_context": (EVALUATED_CONTEXT,)}
 BASELINE, RECIPE = "AdamW", "small_gpt"
 STORED = ROOT / "docs/evidence/language"
-COUNTED = {"triples of bytes": 1.858, "4-grams": 1.472, "5-grams": 1.354, "xz": 0.944}
-"""The results of benchmarks/counting.py that the plot has as lines."""
+GPT2, GPT2_RATES = "GPT-2 on bytes", (1e-3, 2e-3, 4e-3)
+GPT2_SETTINGS: dict[str, Any] = {
+    "vocabulary": 256,
+    "depth": 2,
+    "width": 128,
+    "context": 128,
+    "batch_tokens": 1024,
+    "weight_decay": 0.1,
+    "warmup": "0.05dur",
+    "positions": "learned",
+    "initialization": "gpt2",
+}
+"""A reference, with one rate for all parameters: no arm is compared to it."""
+REFERENCES = {
+    "GPT-2 on bytes": 2.008,
+    "triples of bytes": 1.858,
+    "4-grams": 1.472,
+    "5-grams": 1.354,
+    "xz": 0.944,
+}
+"""The results of benchmarks/counting.py and of `reference` that the plot has as lines."""
 TARGETS = (1.39, 1.34, 1.29, 1.23, 1.18)
 """What `targets` printed before the arms were compared."""
 
@@ -159,7 +181,7 @@ def candidates(arm: str) -> list[dict[str, Any]]:
 
 def build(trial: Trial, max_duration: str) -> Trainer:
     """Return the Trainer of a trial."""
-    arm = Arm(trial.arm, ARMS[trial.arm][0])
+    arm = Arm(trial.arm, [] if trial.arm == GPT2 else ARMS[trial.arm][0])
     others = {name: one for name, one in trial.settings.items() if name not in arm.takes}
     arguments = {**arm.recipe(trial.settings).arguments(), **others}
     return small_gpt.build(
@@ -308,6 +330,27 @@ def targets(chosen: Mapping[str, Any], folder: Path, workers: int) -> list[float
     return [round(worst + (best_one - worst) * step / 4, 2) for step in range(5)]
 
 
+def reference(folder: Path, workers: int) -> float:
+    """Return the test loss of a GPT-2 on bytes after the longest schedule, at its best rate."""
+    file = folder / "reference.jsonl"
+    tried = [
+        Trial(GPT2, {**GPT2_SETTINGS, "lr": lr, "embedding_lr": lr}, SECONDS[1], TUNING_SEEDS[0])
+        for lr in GPT2_RATES
+    ]
+    settings = min(trained(tried, file, workers), key=_result)["settings"]
+    last = [Trial(GPT2, settings, SECONDS[-1], seed, "test") for seed in TUNING_SEEDS]
+    return statistics.fmean(map(_result, trained(last, file, workers)))
+
+
+def measure_again() -> None:
+    """Store the study with the costs of steps that this machine has now."""
+    searched = json.loads((STORED / "search.json").read_text())
+    chosen = best([one for one in searched if one["seconds"] == SECONDS[-1]])
+    study = read_study(STORED / "study.json")
+    arms = {arm: one for arm, one in chosen.items() if arm in study.protocol.arms}
+    store(with_new_costs(study, comparison(arms)), STORED, references=REFERENCES)
+
+
 def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) -> dict[str, Any]:
     """Train for twice the longest schedule, on another text, and without a longer context."""
 
@@ -345,7 +388,8 @@ def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) ->
 def main() -> None:
     """Tune, or compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("stage", choices=["search", "targets", "compare", "more"])
+    stages = ["search", "targets", "compare", "more", "costs", "reference"]
+    parser.add_argument("stage", choices=stages)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--folder", type=Path, default=Path("comparisons/language"))
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
@@ -354,6 +398,12 @@ def main() -> None:
     )
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.stage == "costs":
+        measure_again()
+        return
+    if options.stage == "reference":
+        print(reference(options.folder, options.workers))
+        return
     arms = list(dict.fromkeys([BASELINE, *options.arms]))
     chosen = search(arms, options.folder, options.workers)
     for arm, one in chosen.items():
@@ -369,7 +419,7 @@ def main() -> None:
             **comparison(chosen), folder=options.folder, workers=options.workers, extend=True
         )
         if options.store:
-            store(found.study, STORED, references=COUNTED)
+            store(found.study, STORED, references=REFERENCES)
             keep(options.folder, STORED, arms)
 
 

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scipy import stats
@@ -15,7 +14,6 @@ from tests.comparison.known_answers import (
     NOISE,
     THREE,
     Answer,
-    TwoForwardPasses,
     answer,
     build_wide,
     rates,
@@ -73,13 +71,19 @@ def test_other_rates_are_reported() -> None:
 
 @pytest.mark.campaign  # it measures the costs of steps, and so must run long
 def test_an_arm_whose_forward_pass_is_doubled_costs(tmp_path: Path) -> None:
-    arms: dict[str, Any] = {"two passes": [TwoForwardPasses()]}
     found = composable.compare(
-        build_wide, arms, metric="test/loss", workers=2, folder=tmp_path, progress_bar=False
+        build_wide,
+        {"two passes": []},
+        metric="test/loss",
+        tune={"baseline": {"passes": [1]}, "two passes": {"passes": [2]}},
+        workers=2,
+        folder=tmp_path,
+        progress_bar=False,
     )
     arm = found.analysis["two passes"]
     assert arm.verdict is Verdict.COSTS
     assert arm.covered == 1
     assert arm.speedup is not None
     assert arm.step_cost_ratio is not None
+    assert 1.6 < (arm.step_cost_ratio.value or 0) < 2.4
     assert (arm.speedup.value or 0) * (arm.step_cost_ratio.value or 0) == pytest.approx(1)

@@ -13,5 +13,4 @@ def test_runs_that_are_killed_at_random_moments_go_on_to_the_bit():
     found, faults = campaign(6, seed=1, names=("foreground", "background"))
 
     assert not faults, "\n".join(faults)
-    assert found["runs"] == 6
     assert found["kills"] >= 6

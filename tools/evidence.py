@@ -9,8 +9,18 @@ from composable.comparison import Comparison
 from composable.comparison.verdict import ArmAnalysis
 from tests.support.cases import ROOT, Case
 from tools.language_questions import question_lines, target_lines
+from tools.performance_profile import profile_lines
 
-__all__ = ["STUDIES", "Evidence", "card_lines", "describe_verdict", "grade", "link", "page_lines"]
+__all__ = [
+    "STUDIES",
+    "Evidence",
+    "card_lines",
+    "describe_verdict",
+    "grade",
+    "link",
+    "page_lines",
+    "profile_section",
+]
 
 NOT_MEASURED = "not measured here"
 
@@ -60,9 +70,8 @@ STUDIES: tuple[Evidence, ...] = (
         "reported. The baseline has rotary positions and AdamW with two learning rates. "
         "[`small_gpt`](recipes.md) has ALiBi and Muon. To the four schedules of the protocol, a "
         "shorter one was added for `small_gpt` and for schedule-free AdamW, as the comparison "
-        "proposes, so that the curves share more results. The intervals do not include that a "
-        "second measurement of the costs of steps gives another ratio: see question 10. Repeat "
-        "with `python benchmarks/language.py compare`.",
+        "proposes, so that the curves share more results. Repeat with `python "
+        "benchmarks/language.py compare`.",
         more=(target_lines, question_lines),
     ),
     Evidence(
@@ -164,6 +173,23 @@ def page_lines(study: Evidence) -> list[str]:
         "",
         study.comparison.markdown().strip(),
         *(line for lines in study.more for line in ("", *lines())),
+    ]
+
+
+def profile_section() -> list[str]:
+    """Render the section on the arms of several studies."""
+    return [
+        "## Across problems",
+        "",
+        "A performance profile is the share of problems on which an arm is within a factor of the "
+        "best arm. Each study gives five problems: results from the baseline's shortest schedule "
+        "to its longest. The cost of an arm is the time at which its curve reaches the result, at "
+        "least that of its shortest schedule, and infinite if it misses it. No method stands in "
+        "more than two studies, and the results of one study are no independent problems, so that "
+        "the table says which methods cost much somewhere, but not which one is best. It has no "
+        "intervals: differences of a few per cent are within the noise above.",
+        "",
+        *profile_lines({study.title: study.comparison for study in STUDIES}),
     ]
 
 

@@ -1,6 +1,6 @@
 """A campaign of kills: runs that are ended by SIGKILL at random moments, and resumed.
 
-    python -m tools.kill_campaign --runs 200
+    python -m tools.kill_campaign --kills 500
     python -m tools.kill_campaign --back-ends 20
 
 Every run saves at every batch, into one folder that keeps the newest two. It is killed, once or
@@ -32,10 +32,12 @@ from torch import Tensor
 from torch.optim.lr_scheduler import StepLR
 
 from composable import Callback
+from composable.algorithms import EMA, GradientClipping
 from composable.callbacks import CheckpointSaver
 from composable.checkpoint import files
 from composable.core.logger import Logger
 from composable.core.state import State
+from composable.distributed import DDP, FSDP2
 from composable.loggers import JSONLinesLogger
 from composable.optim import cosine
 from tests.loggers.readers import BACK_ENDS
@@ -71,16 +73,25 @@ class Configuration:
 
 
 CONFIGURATIONS = {
-    "foreground": Configuration(),
-    "background": Configuration(background=True),
-    "accumulation": Configuration({"grad_accum": 2}),
+    "foreground": Configuration({"grad_accum": 2}),
+    "background": Configuration({"nonfinite_loss": "skip"}, background=True),
     "bfloat16": Configuration({"precision": "amp_bf16", "optimizers": sgd}),
-    "torch scheduler": Configuration(
-        {"schedulers": partial(StepLR, step_size=7, gamma=0.5), "algorithms": ()}
-    ),
-    "skipped losses": Configuration({"nonfinite_loss": "skip"}, background=True),
     "logs": Configuration(logs=True),
-    "two processes": Configuration({"parallel": "ddp"}, processes=2),
+    "DDP": Configuration({"parallel": "ddp"}, processes=2),
+    "exact DDP": Configuration(
+        {"parallel": DDP(shards=2, exact=True)}, background=True, processes=2
+    ),
+    "FSDP2": Configuration({"parallel": FSDP2(shards=2), "algorithms": [EMA("2ba")]}, processes=2),
+    "FSDP2 with a torch scheduler": Configuration(
+        {
+            "parallel": FSDP2(shards=2),
+            "algorithms": [GradientClipping("norm", 0.5)],
+            "schedulers": partial(StepLR, step_size=7, gamma=0.5),
+            "grad_accum": 2,
+        },
+        background=True,
+        processes=2,
+    ),
 }
 
 
@@ -90,6 +101,8 @@ class Outcome:
 
     kills: int
     """How many processes were killed while they ran."""
+    hung: int
+    """How many did not end, after another one was killed or at the end."""
     lost: int
     """How often a checkpoint that was there was gone afterwards."""
     broken: int
@@ -142,9 +155,10 @@ def train(folder: Path, kind: Configuration) -> None:
         **{**options, **logging},
     )
     run.fit()
+    result = digest(run.state)
     if not dist.is_initialized() or dist.get_rank() == 0:
         logged = [BACK_ENDS[n].series(folder, m) for n in FILES for m in METRICS if kind.logs]
-        (folder / RESULT).write_text(f"{digest(run.state)} {logged}")
+        (folder / RESULT).write_text(f"{result} {logged}")
 
 
 def newest(folder: Path) -> Path | None:
@@ -155,7 +169,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def digest(state: State) -> str:
-    """Return a digest of the final state of a run."""
+    """Return a digest of the final state of a run; all processes call this together."""
     bits = hashlib.sha256()
     feed(bits, [state.model.state_dict(), [o.state_dict() for o in state.optimizers]])
     feed(bits, [state.memory, state.timestamp.batch, state.timestamp.epoch])
@@ -164,6 +178,7 @@ def digest(state: State) -> str:
 
 def feed(bits: Any, tree: Any) -> None:
     if isinstance(tree, Tensor):
+        tree = getattr(tree, "full_tensor", lambda: tree)()
         bits.update(tree.detach().contiguous().numpy().tobytes())
     elif hasattr(tree, "items"):
         for key, value in tree.items():
@@ -213,7 +228,7 @@ def one_run(
     folder: Path, kind: Configuration, expected: str, seconds: float, draw: random.Random
 ) -> Outcome:
     """Kill a run some times, let it end, and compare."""
-    kills = lost = broken = 0
+    kills = hung = lost = broken = 0
     for _ in range(draw.choice([1, 1, 2, 3])):
         children = begin(folder, kind)
         time.sleep(draw.uniform(0, seconds))
@@ -221,6 +236,7 @@ def one_run(
             os.kill(child, signal.SIGKILL)
         statuses = end_all(children)
         kills += sum(status is not None and os.WIFSIGNALED(status) for status in statuses)
+        hung += statuses.count(None)
         if not (folder / "checkpoints").is_dir():
             continue
         whole, faulty = files.find(folder / "checkpoints", thorough=True)
@@ -230,16 +246,17 @@ def one_run(
         lost += safe > max((found.manifest.batch for found in whole), default=0)
     statuses = end_all(begin(folder, kind))
     result = (folder / RESULT).read_text() if (folder / RESULT).exists() else "none"
-    return Outcome(kills, lost, broken, any(statuses) or result != expected)
+    different = None not in statuses and (any(statuses) or result != expected)
+    return Outcome(kills, hung + statuses.count(None), lost, broken, different)
 
 
 def campaign(
-    runs: int, seed: int, names: Sequence[str] = tuple(CONFIGURATIONS)
+    kills: int, seed: int, names: Sequence[str] = tuple(CONFIGURATIONS)
 ) -> tuple[Counter[str], list[str]]:
     """Kill runs, count their outcomes, and collect the output of those that failed.
 
     Args:
-        runs: The number of runs that are killed at least once.
+        kills: The number of kills, or a few more.
         seed: The seed of the moments.
         names: The configurations, of which each run has the next one.
     """
@@ -247,7 +264,7 @@ def campaign(
     with TemporaryDirectory(dir=MEMORY) as scratch:
         whole = {name: uninterrupted(Path(scratch, name), CONFIGURATIONS[name]) for name in names}
         for number, name in zip(itertools.count(), itertools.cycle(names)):
-            if found["runs"] == runs:
+            if found["kills"] >= kills:
                 break
             folder = Path(scratch, str(number))
             folder.mkdir()
@@ -256,7 +273,7 @@ def campaign(
             found.update(
                 runs=bool(outcome.kills), **{k: int(v) for k, v in attrs.asdict(outcome).items()}
             )
-            if outcome.lost or outcome.broken or outcome.different:
+            if outcome.hung or outcome.lost or outcome.broken or outcome.different:
                 errors = (folder / "errors.txt").read_text()
                 faults.append(f"run {number}, {name}: {outcome}\n{errors}")
     return found, faults
@@ -325,7 +342,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--back-ends", type=int, metavar="KILLS")
     given = parser.parse_args()
@@ -335,7 +352,7 @@ def main() -> int:
         print(*wrong, sep="\n")
         print(f"runs {runs}, kills {given.back_ends}, wrong {len(wrong)}")
         return 1 if wrong else 0
-    found, faults = campaign(given.runs, given.seed)
+    found, faults = campaign(given.kills, given.seed)
     print(*faults, sep="\n")
     print(", ".join(f"{name} {found[name]}" for name in ("runs", *attrs.fields_dict(Outcome))))
     return 1 if faults else 0

@@ -138,8 +138,9 @@ def _questions() -> Iterator[tuple[str, str]]:
         "is larger. All arms are measured in turns, each in a process of its own. Processes of "
         "the same arm differ in speed by more than the rounds within them show: four measurements, "
         f"the first two under load, gave ratios of {_listed(COSTS)}, and speed-ups of "
-        f"{_listed(SPEEDUPS)}. The table has the last two, on an idle machine, together. So the "
-        "true interval is wider than the printed one.",
+        f"{_listed(SPEEDUPS)}. The table has the last two, on an idle machine, together, and its "
+        "intervals include the difference between processes. `python benchmarks/language.py costs` "
+        "measures all arms again, in four processes each.",
     )
     yield (
         "What does it not show?",

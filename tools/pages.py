@@ -197,7 +197,7 @@ def evidence_page() -> str:
 def evidence_sections() -> list[str]:
     """Render the studies on the page about evidence."""
     sections = [line for study in evidence.STUDIES for line in (*evidence.page_lines(study), "")]
-    return sections[:-1]
+    return [*sections, *evidence.profile_section()]
 
 
 def pairs_table() -> list[str]:

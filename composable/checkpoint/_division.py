@@ -14,10 +14,10 @@ from torch import Tensor
 from composable.checkpoint._safetensors import DTYPES, dtype_name
 from composable.checkpoint.errors import UnsavableError
 from composable.checkpoint.layout import Region, cover
-from composable.checkpoint.shards import TensorShard, as_shard, is_dtensor, turn_of, writes
+from composable.checkpoint.shards import TensorShard, is_dtensor, turn_of, writes
 from composable.distributed.processes import ProcessError
 
-__all__ = ["blocks_of", "compare", "describe", "parts_of", "shards_of", "writers_of"]
+__all__ = ["blocks_of", "compare", "describe", "parts_of", "writers_of"]
 
 Tensors = Mapping[str, Tensor | TensorShard]
 Description = dict[str, Any]
@@ -130,38 +130,34 @@ def _listed(regions: Mapping[Region, Sequence[int]], most: int = 4) -> str:
     return "; ".join(each[:most]) + ("; ..." if len(each) > most else "")
 
 
-def shards_of(tensors: Tensors) -> dict[str, TensorShard | None]:
-    """Return the parts of tensors that a process has; of a `DTensor`, only if it is to write it.
-
-    Raises:
-        UnsavableError: The parts of a `DTensor` cannot be saved.
-    """
-    shards = {name: as_shard(name, tensor) for name, tensor in tensors.items()}
-    return {
-        name: None
-        if is_dtensor(tensors[name]) and shard and not writes(name, tensors[name])
-        else shard
-        for name, shard in shards.items()
-    }
-
-
 def parts_of(
-    shards: Mapping[str, TensorShard | None], first: Description, rank: int, writers: Writers
+    tensors: Tensors,
+    shards: Mapping[str, TensorShard | None],
+    first: Description,
+    rank: int,
+    writers: Writers,
 ) -> dict[str, TensorShard]:
-    """Return the parts that a process writes, of those from `shards_of`."""
+    """Return the parts that a process writes.
+
+    Args:
+        tensors: Its tensors.
+        shards: The part that it has of each: see `as_shard`.
+        first: The description of rank 0.
+        rank: The number of the process.
+        writers: The process that writes each block of a `TensorShard`.
+    """
     parts = {}
     for name, shard in shards.items():
         dtype, shape, division, _ = first["tensors"][name]
+        own = rank == 0
         if 0 in shape:  # its parts may have other empty shapes
             shard = TensorShard(torch.empty(shape, dtype=DTYPES[dtype]), shape, [0] * len(shape))
-        if shard is None or not (shard.region.count or 0 in shape):
+        elif shard is None or not shard.region.count:
             continue
-        if division is None or 0 in shape:
-            own = rank == 0
         elif division == _BLOCKS:
             own = rank == writers[name, shard.region]
-        else:
-            own = _in_mesh(first, name, rank)
+        elif division is not None:
+            own = _in_mesh(first, name, rank) and writes(name, tensors[name])
         if own:
             parts[name] = shard
     return parts

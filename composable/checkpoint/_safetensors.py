@@ -235,7 +235,7 @@ def _entry(name: str, spec: Any, block: Any, where: str) -> tuple[tuple[int, int
             f"{about} has {end - begin} bytes, but shape {shape} and dtype {spec['dtype']} require "
             f"{needed}."
         )
-    start = block.get(_OFFSETS) if isinstance(block, dict) else block
+    start: Any = block.get(_OFFSETS) if isinstance(block, dict) else block
     start = [0] * len(shape) if block is None else start
     if not are_counts(start) or len(start) != len(shape):
         raise DamagedCheckpointError(f"{about} has invalid {_OFFSETS} {shorten(start, 80)}.")

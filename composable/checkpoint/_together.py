@@ -13,7 +13,6 @@ from composable.checkpoint._division import (
     compare,
     describe,
     parts_of,
-    shards_of,
     writers_of,
 )
 from composable.checkpoint._safetensors import write_tensors
@@ -24,7 +23,7 @@ from composable.checkpoint.errors import (
     UnwritableCheckpointError,
 )
 from composable.checkpoint.manifest import FileRecord, tensor_file
-from composable.checkpoint.shards import TensorShard
+from composable.checkpoint.shards import TensorShard, as_shard
 from composable.distributed.processes import ProcessError, Processes
 
 __all__ = ["divide", "write_together"]
@@ -64,7 +63,7 @@ def divide(
 
     def prepare() -> tuple[Request, dict[str, TensorShard | None], dict[str, Any]]:
         request = check()
-        shards = shards_of(request.tensors)
+        shards = {name: as_shard(name, tensor) for name, tensor in request.tensors.items()}
         return request, shards, describe(str(request.target), request.tensors)
 
     failure, prepared = _attempt(prepare)
@@ -73,7 +72,8 @@ def divide(
     if failure is None and first is not None:
         failure, _ = _attempt(lambda: compare(own, first, processes.rank))
     blocks = _agree(processes, request and blocks_of(request.tensors), failure)
-    return request, parts_of(shards, first, processes.rank, writers_of(blocks, first))
+    writers = writers_of(blocks, first)
+    return request, parts_of(request.tensors, shards, first, processes.rank, writers)
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[BaseException | None, Any]:

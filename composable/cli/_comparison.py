@@ -103,10 +103,7 @@ def load_script(path: Path) -> ModuleType:
     """Execute a Python file as a module, without the block of `__name__ == "__main__"`.
 
     The module has the name of the file, within the package that it lies in, so that worker
-    processes can import it.
-
-    Args:
-        path: The file.
+    processes can import it; if they cannot, they are sent its functions.
 
     Raises:
         UsageError: There is no such file, or it is not a Python file.
@@ -128,16 +125,11 @@ def load_script(path: Path) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     if not is_importable:
-        _send_by_value(module)
+        with suppress(ImportError):  # compare says that the extra is missing
+            import cloudpickle
+
+            cloudpickle.register_pickle_by_value(module)
     return module
-
-
-def _send_by_value(module: ModuleType) -> None:
-    """Let worker processes get the functions of a module that they cannot import."""
-    with suppress(ImportError):  # compare says that the extra is missing
-        import cloudpickle
-
-        cloudpickle.register_pickle_by_value(module)
 
 
 def _packages(path: Path) -> list[str]:
@@ -258,10 +250,6 @@ def parse_durations(texts: list[str], baseline: str) -> list[str] | dict[str, li
 
 def parse_tune(texts: list[str], arms: list[str]) -> dict[str, Any] | None:
     """Return the values to try: "lr=0.1,1" for all arms, "mixup:alpha=0.1,0.2" for one.
-
-    Args:
-        texts: The arguments of `--tune`.
-        arms: The names of the arms.
 
     Raises:
         UsageError: A text is not of this form, or a hyperparameter is given twice.

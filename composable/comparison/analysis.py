@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from composable.comparison.cost import process_seconds
 from composable.comparison.records import Protocol, StepCost, Study, TrialResult
 from composable.comparison.statistics import (
     CONTRAST,
@@ -18,12 +19,14 @@ from composable.comparison.statistics import (
     DistanceKind,
     LogInterval,
     VariancePart,
-    cost_ratio,
+    cost_error,
     extension,
     holm,
+    intervals_of,
     mean_interval,
     measure,
     power_of,
+    rounds_error,
     shares_of,
 )
 from composable.comparison.verdict import (
@@ -45,11 +48,7 @@ __all__ = ["analyze"]
 def analyze(study: Study) -> Analysis:
     """Measure the arms of a study against its baseline, and judge whether they pay.
 
-    Args:
-        study: The protocol, the results of its trials, and the measured step costs.
-
-    Returns:
-        The analysis, which follows from the study alone: the same study gives the same analysis.
+    The analysis follows from the study alone: the same study gives the same analysis.
 
     Raises:
         ValueError: The baseline has no finished reporting trial, a run has two results, or the
@@ -167,13 +166,14 @@ def _curves(
         [one for one in each if one.mean is not None and one.seconds > 0]
         for each in (baseline, arm)
     ]
-    own = [
+    seeds = [
         set.intersection(*(set(one.results) for one in each)) if each else set() for each in both
     ]
-    common = own[0] & own[1]
+    common = seeds[0] & seeds[1]
     paired = len(common) > 1
-    seeds = [common, common] if paired else own
-    base, other = (_curve(each, of, sign) for each, of in zip(both, seeds, strict=True))
+    base, other = (
+        _curve(each, common if paired else own, sign) for each, own in zip(both, seeds, strict=True)
+    )
     return base, other, paired
 
 
@@ -202,7 +202,8 @@ def _draft(study: Study, arm: str, runs: Mapping[str, Runs]) -> ArmAnalysis:
         _schedules(protocol, name, runs[name], cost if measured else ())
         for name, cost in zip(names, costs, strict=True)
     )
-    ratio, error = _compare_steps(baseline[-1], own[-1])
+    error = _cost_error(study, baseline[-1].cost, own[-1].cost)
+    ratio = _compare_steps(baseline[-1], own[-1], error)
     is_baseline = arm == protocol.baseline
     return ArmAnalysis(
         arm=arm,
@@ -232,13 +233,11 @@ def _distance(
     found = measure(base, curve, level=level, paired=paired, cost=error)
     if found is None:
         return fields
-    fields |= {"kind": found.kind, "p": found.mean.p}
-    fields["speedup"] = _estimate(found.mean, found.kind, curve.seeds)
+    fields |= {"p": found.mean.p, "speedup": _estimate(found.mean, found.kind, curve.seeds)}
     if found.kind == "distance":
-        points = zip(found.results, found.at, strict=True)
         fields["curve"] = tuple(
             SpeedupAt(sign * result, _estimate(at, found.kind, curve.seeds))
-            for result, at in points
+            for result, at in zip(found.results, found.at, strict=True)
         )
         if found.mean.p is not None:
             shared = sqrt(error.variance)
@@ -249,24 +248,35 @@ def _distance(
 def _estimate(log_ratio: LogInterval, kind: DistanceKind, seeds: int) -> Estimate:
     """Return a ratio; one of bounds is open on the other side."""
     value, low, high = (exp(one) for one in log_ratio[:3])
-    if kind == "at least":
-        return Estimate(None, low, None, log_ratio.p, seeds)
-    if kind == "at most":
-        return Estimate(None, None, high, log_ratio.p, seeds)
-    if log_ratio.p is None:
-        return Estimate(value, None, None, None, seeds)
-    return Estimate(value, low, high, log_ratio.p, seeds)
+    known = log_ratio.p is not None and kind == "distance"
+    return Estimate(
+        value if kind == "distance" else None,
+        low if known or kind == "at least" else None,
+        high if known or kind == "at most" else None,
+        log_ratio.p,
+        seeds,
+    )
 
 
-def _compare_steps(base: Quality, arm: Quality) -> tuple[Estimate | None, VariancePart]:
-    """Return the ratio of step costs, and the error of its logarithm."""
-    if base.cost == arm.cost:
-        return Estimate(1.0, 1.0, 1.0, 1.0, len(arm.cost.seconds[0])), VariancePart(0.0, 1)
+def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart:
+    """Return the error of the log ratio of step costs, from as many processes as both have."""
+    if baseline == arm:
+        return VariancePart(0.0, 1)
+    if 1 < baseline.processes == arm.processes:
+        both = [one for one in study.costs if one.processes == arm.processes]
+        seconds = [np.asarray(process_seconds(one)) for one in both]
+        if all(one.min() > 0 for one in seconds):  # a clock may be coarser than a block
+            return cost_error(np.asarray([np.log(one).mean(axis=0) for one in seconds]))
+    return rounds_error(baseline.seconds, arm.seconds)
+
+
+def _compare_steps(base: Quality, arm: Quality, error: VariancePart) -> Estimate | None:
+    """Return the ratio of step costs."""
     if not all(one.seconds and one.steps for one in (base, arm)):
-        return None, VariancePart(0.0, 1)
-    value = arm.seconds / arm.steps * base.steps / base.seconds
-    ratio, error = cost_ratio(base.cost.seconds, arm.cost.seconds, value)
-    return _estimate(ratio, "distance", len(arm.cost.seconds[0])), error
+        return None
+    value = log(arm.seconds / arm.steps * base.steps / base.seconds)
+    (ratio,) = intervals_of(np.full((1, 1), value), [error])
+    return _estimate(ratio, "distance", len(arm.cost.seconds[0]))
 
 
 def _schedule_to_add(schedules: Sequence[Quality], factor: float | None) -> str | None:

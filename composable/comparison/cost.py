@@ -3,17 +3,19 @@
 Each arm trains in a process of its own, one process at a time: a run is cut into blocks, and in
 each round every arm trains its next block, in a random order. A change in the speed of the machine
 affects all arms alike, and the state of an algorithm, such as averages or frozen layers, is part of
-its cost.
+its cost. Processes of one arm differ, by the layout of their memory, so that all of this is
+repeated with new ones.
 """
 
 import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from statistics import fmean, quantiles
+from itertools import chain, pairwise
+from statistics import fmean
 
 import attrs
+import numpy as np
 
 from composable.comparison.building import BuildError
 from composable.comparison.records import StepCost, Trial
@@ -22,14 +24,16 @@ from composable.comparison.trial import Compared, Stopwatch, TrialRequest, run_t
 __all__ = [
     "Block",
     "interleave",
+    "join_costs",
     "paused_run",
+    "process_seconds",
     "rescale_cost",
     "run_seconds",
     "step_cost",
     "step_seconds",
 ]
 
-_BLOCKS, _POINTS = 45, 5
+_BLOCKS, _POINTS = 15, 5
 """The blocks of a run, and the points of the run to which they belong."""
 
 
@@ -132,6 +136,15 @@ def rescale_cost(cost: StepCost, measured: StepCost, reference: StepCost) -> Ste
     )
 
 
+def join_costs(costs: Sequence[StepCost]) -> StepCost:
+    """Return the cost of an arm from those of several processes, with the rounds that all have."""
+    rounds = min(len(row) for one in costs for row in one.seconds)
+    rows = zip(*(one.seconds for one in costs), strict=False)
+    seconds = tuple(tuple(chain.from_iterable(one[-rounds:] for one in row)) for row in rows)
+    progress = costs[0].progress[: len(seconds)]
+    return attrs.evolve(costs[0], progress=progress, seconds=seconds, processes=len(costs))
+
+
 # --- what runs cost ---
 
 
@@ -147,7 +160,12 @@ def run_seconds(cost: StepCost, steps: int) -> float:
 
 
 def step_seconds(cost: StepCost) -> tuple[float, ...]:
-    """Return the seconds of one step at each point: the 25th percentile over the rounds.
+    """Return the seconds of one step at each point: the geometric mean over the processes."""
+    return tuple(math.prod(one) ** (1 / len(one)) for one in process_seconds(cost))
+
+
+def process_seconds(cost: StepCost) -> list[list[float]]:
+    """Return the seconds of one step by point and process: the 25th percentile over the rounds.
 
     Other load on the machine makes steps slower, never faster, so a low percentile is closer to
     the cost itself than the mean is.
@@ -157,7 +175,5 @@ def step_seconds(cost: StepCost) -> tuple[float, ...]:
             f"the cost of {cost.arm!r} must have seconds for each of its points, and has "
             f"{len(cost.progress)} points and {[len(one) for one in cost.seconds]} rounds."
         )
-    return tuple(
-        quantiles(rounds, n=4, method="inclusive")[0] if len(rounds) > 1 else rounds[0]
-        for rounds in cost.seconds
-    )
+    each = [np.reshape(rounds, (cost.processes, -1)) for rounds in cost.seconds]
+    return [np.percentile(one, 25, axis=1).tolist() for one in each]

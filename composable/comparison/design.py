@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 import torch
@@ -89,6 +89,8 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     """Check the arguments of `compare`, build the Trainer of the baseline, and plan the arms."""
     if (build is None) == (run is None):
         raise TypeError("pass either build, a function that returns a Trainer, or run, a loop.")
+    name: Literal["build", "run"] = "build" if run is None else "run"
+    function = build if run is None else run
     _check(target, flags)
     reporting, tuning, offset = choose_seeds(seeds, tuning_seeds)
     first, *others = as_arms(arms, baseline, Arm if run is None else RunArm)
@@ -96,7 +98,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         first, others, leave_one_out=flags["leave_one_out"], add_one_in=flags["add_one_in"]
     )
     required = ("algorithms", "seed") if run is None else ("arm", "seed", "duration")
-    taken = hyperparameters("build" if run is None else "run", build or run, required)
+    taken = hyperparameters(name, function, required)
     grids = grids_of(tune, named, taken)
     given = _given_schedules(durations, named)
     again = repeat(first) if flags["repeat_baseline"] else None
@@ -131,8 +133,8 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         fixed = "the single values of tune" if tune else "the hyperparameters of build"
         notes.append(f"The comparison tuned nothing: every arm has {fixed}.")
     subject = Compared(
-        build=build,
-        run=run,
+        function=function,
+        name=name,
         metrics=tuple(dict.fromkeys((reported, tuning_result))),
         split_evaluation=split,
         threads=threads,
@@ -157,7 +159,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
             "torch": str(torch.__version__),
             "composable": __version__,
             "device": processor(device),
-            "build": stable_digest(subject.function)[:16],
+            "build": stable_digest(function)[:16],
         },
         notes=tuple(notes),
     ).with_schedules(schedules_of(given, named, own))

@@ -131,12 +131,12 @@ class ProcessRun(Worker):
         self, folder: Path, number: int, subject: Compared, request: TrialRequest, steps: int
     ) -> None:
         super().__init__(folder, number, subject.threads)
-        self._begun = self.submit(_begin, _payload(subject, request), steps)
+        self.begun = self.submit(_begin, _payload(subject, request), steps)
 
     def advance(self) -> Block | None:
         """Train the next block; an error says why the run failed, or its process died."""
         try:
-            self._begun.result()
+            self.begun.result()
             block: Block | None = self.submit(_advance).result()
         except BrokenExecutor as error:
             raise RuntimeError(self.cause(error)) from error

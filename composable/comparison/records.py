@@ -126,7 +126,13 @@ class StepCost:
     seconds: tuple[tuple[float, ...], ...] = attrs.field(
         validator=_check(lambda rows: not any(one < 0 for row in rows for one in row), "at least 0")
     )
-    """For each point, the seconds of one step in each interleaved round."""
+    """For each point, the seconds of one step in each interleaved round, process by process."""
+    processes: int = attrs.field(default=1, validator=_check(lambda value: value > 0, "at least 1"))
+    """The processes that have measured the arm one after the other, with as many rounds each."""
+
+    def __attrs_post_init__(self) -> None:
+        if any(len(rounds) % self.processes for rounds in self.seconds):
+            raise ValueError(f"processes={self.processes} must divide the rounds of each point")
 
 
 @attrs.frozen

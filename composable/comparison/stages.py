@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
 from itertools import chain, zip_longest
@@ -26,7 +27,7 @@ from composable.comparison.budget import (
     short_trials,
 )
 from composable.comparison.building import BuildError
-from composable.comparison.cost import interleave, rescale_cost, step_cost
+from composable.comparison.cost import interleave, join_costs, rescale_cost, step_cost
 from composable.comparison.design import Design
 from composable.comparison.digest import stable_digest
 from composable.comparison.execution import ProcessRun, Workers
@@ -40,13 +41,17 @@ __all__ = ["extend", "measure_costs", "train_design"]
 
 _RESERVE = 0.9
 """The part of the time left that is planned: the rest is for what estimates miss."""
-_STEPS = 120
+_PROCESSES, _PLANNED = 4, 2
+"""The times that each arm is measured, in a new process; and those that a budget provides for."""
+_STEPS = 30
 """The steps of a shorter run leave few blocks to measure."""
 _AT_ONCE = 8
 """The processes that are alive at once while steps are measured."""
 
 Tried: TypeAlias = Mapping[str, Sequence[Settings]]
 Seeds: TypeAlias = Mapping[str, Sequence[int]]
+Runs: TypeAlias = Mapping[str, tuple[TrialRequest, int]]
+"""The runs whose steps are measured, and the numbers of their steps."""
 
 
 @attrs.frozen
@@ -116,15 +121,14 @@ class _Plan:
         """Return the estimated seconds of measuring the costs of steps, one arm after the other."""
         epoch, found = self.design.epoch_length, 0.0
         for arm, durations in self.schedules.items():
-            if arm != self.design.protocol.repeated:
-                lengths = {run_length(one, epoch): one for one in durations}
-                countable = count_batches(durations[0], epoch) is not None
-                length, factor = _measured_length(lengths) if countable else (max(lengths), 1)
-                trial = Trial(arm, {}, lengths[length], 0, "reporting")
-                found += factor * self.estimates.seconds(trial) * self.workers.slowdown
-                # Processes start at the same time, as many as workers did.
-                found += self.workers.start_seconds / self.workers.count
-        return found
+            lengths = {run_length(one, epoch): one for one in durations}
+            countable = count_batches(durations[0], epoch) is not None
+            length, factor = _measured_length(lengths) if countable else (max(lengths), 1)
+            trial = Trial(arm, {}, lengths[length], 0, "reporting")
+            found += factor * self.estimates.seconds(trial) * self.workers.slowdown
+            # Processes start at the same time, as many as workers did.
+            found += self.workers.start_seconds / self.workers.count
+        return _PLANNED * found
 
     def fitted(self, full: Extent, until: float) -> "_Plan":
         """Return the plan of the largest size that the time allows."""
@@ -369,66 +373,94 @@ def extend(
 def measure_costs(
     design: Design, workers: Workers, study: Study, until: float = math.inf
 ) -> tuple[tuple[StepCost, ...], list[str]]:
-    """Measure the cost of the steps of each arm, or read stored costs.
+    """Measure the cost of the steps of each arm in several processes, or read stored costs.
 
-    An arm is measured on its shortest schedule of at least 120 steps, or on a multiple of its
-    longest one. The A/A arm has the cost of the baseline, and an arm without a finished run none:
-    notes name these.
+    An arm is measured on its shortest schedule of at least 30 steps, or on a multiple of its
+    longest one. An arm without a finished run has no cost: notes name these, and those that fail.
     """
-    baseline, runs = study.protocol.baseline, _measured_runs(study)
+    baseline, runs = study.protocol.baseline, _measured_runs(design, study)
     if baseline not in runs:
         return (), ["The costs of steps are not measured: no run of the baseline finished."]
-    requests = [design.request(trial) for trial, _ in runs.values()]
-    names = [workers.cache.path(one).name for one in requests]
-    key = stable_digest("interleaved", names, study.protocol.versions["device"])[:32]
+    names = [workers.cache.path(request).name for request, _ in runs.values()]
+    key = stable_digest("processes", names, study.protocol.versions["device"])[:32]
     path = workers.cache.folder.parent / "costs" / f"{key}.json"
     stored = read_stored(tuple[StepCost, ...], path, "the costs of steps are measured again")
-    if stored is not None and len(stored) == len(requests):  # arms may have other names since
+    if stored is not None and len(stored) == len(runs):  # arms may have other names since
         pairs = zip(stored, runs, strict=True)
         return tuple(attrs.evolve(cost, arm=arm) for cost, arm in pairs), []
     workers.stop()
-    steps = [count for _, count in runs.values()]
-    costs: list[StepCost] = []
-    notes: list[str] = []
-    for at in range(1, max(2, len(requests)), _AT_ONCE - 1):
-        group = [0, *range(at, min(at + _AT_ONCE - 1, len(requests)))]
-        measured = _measure(workers, [requests[i] for i in group], [steps[i] for i in group], until)
-        base = measured[0]
-        if isinstance(base, str):
-            return (), [f"The costs of steps are not measured: {baseline}: {base}"]
-        costs += [] if costs else [base]
-        for index, cost in zip(group[1:], measured[1:], strict=True):
-            if isinstance(cost, str):
-                arm = requests[index].trial.arm
-                notes.append(f"the cost of a step of arm {arm!r} cannot be measured: {cost}")
-            else:
-                costs.append(rescale_cost(cost, base, costs[0]))
+    measured: list[Mapping[str, StepCost]] = []
+    errors: dict[str, str] = {}
+    begun = time.monotonic()
+    while len(measured) < _PROCESSES and baseline not in errors:
+        costs, failed = _measure_arms(workers, baseline, runs, until)
+        now = time.monotonic()
+        if measured and now > until:  # the last blocks are missing
+            break
+        measured.append(costs)
+        errors |= failed
+        if now + (now - begun) / len(measured) > until:
+            break
+    if baseline in errors:
+        return (), [f"The costs of steps are not measured: {baseline}: {errors[baseline]}"]
+    found = [join_costs([one[arm] for one in measured]) for arm in runs if arm not in errors]
+    notes = [
+        f"the cost of a step of arm {arm!r} cannot be measured: {errors[arm]}" for arm in errors
+    ]
+    if len(measured) < _PROCESSES:
+        count = f"{len(measured)} of {_PROCESSES}"
+        notes.append(f"The budget left time for {count} measurements of step costs.")
     if not notes:
-        write_stored(tuple(costs), path)
-    return tuple(costs), notes
+        write_stored(tuple(found), path)
+    return tuple(found), notes
+
+
+def _measure_arms(
+    workers: Workers, baseline: str, runs: Runs, until: float
+) -> tuple[dict[str, StepCost], dict[str, str]]:
+    """Measure arms in groups, each beside the baseline, whose cost is that of the first group.
+
+    Returns:
+        The costs, and why those of other arms cannot be measured.
+    """
+    costs: dict[str, StepCost] = {}
+    errors: dict[str, str] = {}
+    others = [arm for arm in runs if arm != baseline]
+    for at in range(0, max(1, len(others)), _AT_ONCE - 1):
+        group = [baseline, *others[at : at + _AT_ONCE - 1]]
+        found = _measure(workers, {arm: runs[arm] for arm in group}, until, errors)
+        if baseline in errors:
+            break
+        base = found[baseline]
+        first = costs.setdefault(baseline, base)
+        costs |= {arm: rescale_cost(found[arm], base, first) for arm in group[1:] if arm in found}
+    return costs, errors
 
 
 def _measure(
-    workers: Workers, requests: Sequence[TrialRequest], steps: Sequence[int], until: float
-) -> list[StepCost | str]:
-    """Return the cost of each arm, or why it cannot be measured."""
+    workers: Workers, runs: Runs, until: float, errors: dict[str, str]
+) -> dict[str, StepCost]:
+    """Return the cost of each arm, and add why the others cannot be measured."""
     workers.progress.start("costs of steps", [])
     with ExitStack() as stack:
-        runs = [
-            stack.enter_context(
-                closing(ProcessRun(workers.folder, number, workers.subject, one, count))
-            )
-            for number, (one, count) in enumerate(zip(requests, steps, strict=True))
+        started = [
+            stack.enter_context(closing(ProcessRun(workers.folder, at, workers.subject, *run)))
+            for at, run in enumerate(runs.values())
         ]
-        blocks, errors = interleave([run.advance for run in runs], until)
-    costs: list[StepCost | str] = []
-    for index, (one, count) in enumerate(zip(requests, steps, strict=True)):
-        cost = None if index in errors else step_cost(one.trial, blocks[index], count)
-        costs.append(cost or errors.get(index, "its run is too short, or the budget ended"))
+        left = None if until == math.inf else max(0.0, until - time.monotonic())
+        wait([run.begun for run in started], left)  # one that is set up slows the others down
+        blocks, failed = interleave([run.advance for run in started], until)
+    costs: dict[str, StepCost] = {}
+    for at, (arm, (request, steps)) in enumerate(runs.items()):
+        cost = None if at in failed else step_cost(request.trial, blocks[at], steps)
+        if cost is None:
+            errors[arm] = failed.get(at, "its run is too short, or the budget ended")
+        else:
+            costs[arm] = cost
     return costs
 
 
-def _measured_runs(study: Study) -> dict[str, tuple[Trial, int]]:
+def _measured_runs(design: Design, study: Study) -> Runs:
     """Return the run of each arm whose steps are measured, and the number of its steps."""
     protocol = study.protocol
     finished: dict[str, dict[float, Trial]] = {}
@@ -437,13 +469,13 @@ def _measured_runs(study: Study) -> dict[str, tuple[Trial, int]]:
             finished.setdefault(one.trial.arm, {})[one.batches] = one.trial
     found = {}
     for arm in protocol.arms:
-        if arm in finished and arm != protocol.repeated:
+        if arm in finished:
             longest, factor = _measured_length(finished[arm])
             trial = finished[arm][longest]
             length = Time.parse(trial.duration)
             duration = str(Time(length.value * factor, length.unit))
             trial = attrs.evolve(trial, duration=duration, seed=protocol.seeds[0])
-            found[arm] = trial, int(longest) * factor
+            found[arm] = design.request(trial), int(longest) * factor
     return found
 
 

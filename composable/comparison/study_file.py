@@ -211,7 +211,7 @@ def _converter() -> "Converter":
     converter = Converter()
     hook = converter.register_structure_hook
 
-    @converter.register_structure_hook_factory(lambda kind: get_origin(kind) is tuple)
+    @converter.register_structure_hook_factory(_is_tuple)
     def structure_tuple(declared: Any) -> Any:
         items = homogenous_tuple_structure_factory(declared, converter)
         return lambda value, _: items(_checked(list, value), declared)
@@ -225,6 +225,10 @@ def _converter() -> "Converter":
         float, lambda value: float(value) if math.isfinite(value) else str(float(value))
     )
     return converter
+
+
+def _is_tuple(kind: Any) -> bool:
+    return get_origin(kind) is tuple
 
 
 def _checked(kind: type[T], value: Any) -> T:

@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import attrs
@@ -19,7 +19,6 @@ from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.time import Time, elapsed
 from composable.trainer.guards import NonFiniteLossError
-from composable.trainer.trainer import Trainer
 from composable.utils.reproducibility import preserve_rng, seed_all
 
 if TYPE_CHECKING:
@@ -43,10 +42,11 @@ _MOST = 2000
 class Compared:
     """What is compared: a function that builds a Trainer, or a training loop."""
 
-    build: Callable[..., Trainer] | None = None
-    """`build(algorithms, seed, **hyperparameters)`."""
-    run: Callable[..., Iterable[Any]] | None = None
-    """`run(arm, seed, duration, **hyperparameters)`, which yields `(step, result)`."""
+    function: Callable[..., Any]
+    """`build(algorithms, seed, **hyperparameters)`, or the loop
+    `run(arm, seed, duration, **hyperparameters)`, which yields `(step, result)`."""
+    name: Literal["build", "run"] = "build"
+    """The argument of `compare` that it is."""
     metrics: tuple[str, ...] = ()
     """The results that a trial needs, such as "test/accuracy": it diverges when one is not
     finite. Empty: all."""
@@ -55,16 +55,6 @@ class Compared:
     clock: Literal["cpu", "wall"] = "cpu"
     """CPU seconds of the process, which other load changes little; or those of a wall clock, for
     GPUs and several threads."""
-
-    @property
-    def function(self) -> Any:
-        """The function."""
-        return self.build or self.run
-
-    @property
-    def name(self) -> str:
-        """The argument of `compare` that it is."""
-        return "run" if self.build is None else "build"
 
 
 @attrs.frozen(eq=False)
@@ -147,8 +137,8 @@ class _Recorder:
         setup, training, evaluation = map(self.watch.read, ("setup", "training", "evaluation"))
         warmup = 0.0  # what the first steps took beyond the cost of those that follow
         if len(self._marks) == 2:  # otherwise, the run is too short to tell
-            first, last = self._marks.values()
-            warmup = max(0.0, first - _WARMUP_STEPS * (last - first) / _COMPARED_STEPS)
+            begun, ended = self._marks.values()
+            warmup = max(0.0, begun - _WARMUP_STEPS * (ended - begun) / _COMPARED_STEPS)
         seconds = Seconds(setup, warmup, max(0.0, training - warmup), evaluation)
         return TrialResult(trial, outcome, self.batches, seconds, tuple(self.curve), error)
 
@@ -161,7 +151,7 @@ def run_trial(subject: Compared, request: TrialRequest, pause: Pause | None = No
     An exception gives a failed trial, except for a `BuildError`: the function cannot be compared.
     """
     recorder, trial = _Recorder(subject, pause), request.trial
-    follow = _follow_trainer if subject.build is not None else _follow_loop
+    follow = _follow_trainer if subject.name == "build" else _follow_loop
     before, error = torch.get_num_threads(), None
     torch.set_num_threads(subject.threads)
     try:

@@ -12,7 +12,7 @@ import attrs
 
 from composable.comparison.cost import run_seconds
 from composable.comparison.records import StepCost
-from composable.comparison.statistics import DistanceKind, Power, Shares
+from composable.comparison.statistics import Power, Shares
 
 __all__ = [
     "COVERED",
@@ -111,8 +111,6 @@ class ArmAnalysis:
     baseline, and without measured costs."""
     notes: tuple[str, ...]
     """Failed runs, settings at the edge of their grid, times that are not measured."""
-    kind: DistanceKind | None = None
-    """What the curves give: a distance, or a bound by their ends."""
     speedup: Estimate | None = None
     """The mean over the results that both curves reach, or the speed-up at the target; open on
     one side if the ends of the curves give only a bound. None for the baseline, and without two
@@ -166,10 +164,10 @@ class Analysis:
 
     def __getitem__(self, arm: str) -> ArmAnalysis:
         """Return the analysis of the arm of this name."""
-        for found in self.arms:
-            if found.arm == arm:
-                return found
-        raise KeyError(f"there is no arm {arm!r}; the arms are {[one.arm for one in self.arms]}.")
+        names = [found.arm for found in self.arms]
+        if arm not in names:
+            raise ValueError(f"arm={arm!r} must be one of {names}.")
+        return self.arms[names.index(arm)]
 
 
 # --- verdicts ---
@@ -188,8 +186,8 @@ def judge(found: ArmAnalysis, target: float | None, p: float | None, compared: i
     if ratio is None or found.shares is None:
         return attrs.evolve(found, verdict=Verdict.NO_EVIDENCE, why=_why_not(found, goal))
     verdict, bound = _verdict(ratio, found.shares, p, whole=target is not None)
-    why = _describe(found, goal)
-    if bound is not None and found.kind == "distance":
+    why = _describe(found, ratio, goal)
+    if bound is not None and ratio.value is not None:
         why = f"at {'least' if bound > 1 else 'most'} {show_ratio(bound)}: {why}"
     if p is not None:
         many = f" after Holm's correction over {compared} arms" if compared > 1 else ""
@@ -234,23 +232,20 @@ def _why_not(found: ArmAnalysis, goal: str | None) -> str:
     return f"its curve and the baseline's {reason}{added}"
 
 
-_ENDS = {
-    "at least": "shortest schedule is better than the baseline's longest one",
-    "at most": "longest schedule is worse than the baseline's shortest one",
-}
-
-
-def _describe(found: ArmAnalysis, goal: str | None) -> str:
+def _describe(found: ArmAnalysis, ratio: Estimate, goal: str | None) -> str:
+    is_bound = ratio.value is None
     if goal is not None:
-        ends = "" if found.kind == "distance" else ", by the ends of the curves"
-        return f"{found.speedup} at {goal}{ends}"
-    if found.kind != "distance":
-        return f"{found.speedup}, since its {_ENDS[found.kind or 'at least']}"
+        return f"{ratio} at {goal}{', by the ends of the curves' * is_bound}"
+    if is_bound:
+        end = "shortest schedule is better than the baseline's longest one"
+        if ratio.low is None:
+            end = "longest schedule is worse than the baseline's shortest one"
+        return f"{ratio}, since its {end}"
     ends = " and ".join(
         f"{show_ratio(one.speedup.value)} at {show_number(one.result)}"
         for one in (found.curve[0], found.curve[-1])
     )
-    return f"{found.speedup} over {found.covered:.0%} of the baseline's range of results, {ends}"
+    return f"{ratio} over {found.covered:.0%} of the baseline's range of results, {ends}"
 
 
 def _remarks(found: ArmAnalysis, seeds: int, verdict: Verdict, p: float | None) -> Iterator[str]:

@@ -307,8 +307,7 @@ def _tolerance(state: State, loss: Tensor, exact: bool) -> float:
 @contextmanager
 def without_effects(state: State) -> Iterator[None]:
     """Restore buffers and random states at the end."""
-    modules = [one for one in (state.model, state.loss_module) if one is not None]
-    buffers = [buffer for one in modules for buffer in one.buffers()]
+    buffers = [buffer for one in state.modules.values() for buffer in one.buffers()]
     held = [(buffer, buffer.clone(), buffer._version) for buffer in buffers]
     try:
         with preserving_generators([state.device]):

@@ -262,6 +262,12 @@ class State:
         _check_mapping("metrics", metrics)
         return self.evolve_unchecked(to_log=MappingProxyType({**self.to_log, **metrics}))
 
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """The model, and the loss if it is a module, by their names in checkpoints."""
+        loss = {} if self.loss_module is None else {"loss_fn": self.loss_module}
+        return {"model": self.model, **loss}
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Iterate over the parameters of the model, and those of the loss as `loss_fn.<name>`."""
         yield from self.model.named_parameters()

@@ -16,8 +16,8 @@ from composable.distributed.shards import Shards
 
 __all__ = [
     "BatchGroup",
+    "BatchPart",
     "Examples",
-    "Part",
     "ShardedBatch",
     "batches_of",
     "each_batch",
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """A batch of a group."""
 
     number: int
@@ -71,9 +71,9 @@ class BatchGroup:
         return range(len(self.batches))
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BatchPart]:
         """The batches, each with what belongs to it."""
-        return list(map(Part, self.numbers, self.batches, self.loss_fns, self.empty))
+        return list(map(BatchPart, self.numbers, self.batches, self.loss_fns, self.empty))
 
     def __getitem__(self, key: object) -> Any:
         raise ValueError(
@@ -127,7 +127,7 @@ def is_group(batch: Any) -> bool:
     return isinstance(batch, BatchGroup)
 
 
-def parts_of(batch: Any) -> list[Part]:
+def parts_of(batch: Any) -> list[BatchPart]:
     """Return the batches of a group; any other batch is its only part.
 
     Example:
@@ -135,14 +135,14 @@ def parts_of(batch: Any) -> list[Part]:
         >>> [part.batch for part in parts_of(BatchGroup(("a", "b"), (None, None)))]
         ['a', 'b']
         >>> parts_of("c")
-        [Part(number=0, batch='c', loss_fn=None, empty=False)]
+        [BatchPart(number=0, batch='c', loss_fn=None, empty=False)]
     """
-    return batch.parts if isinstance(batch, BatchGroup) else [Part(0, batch)]
+    return batch.parts if isinstance(batch, BatchGroup) else [BatchPart(0, batch)]
 
 
-def shards_in(batch: Any) -> list[Part]:
+def shards_in(batch: Any) -> list[BatchPart]:
     """Return the shards of a global batch that this process has; any other batch is one shard."""
-    return batch.parts if isinstance(batch, ShardedBatch) else [Part(0, batch)]
+    return batch.parts if isinstance(batch, ShardedBatch) else [BatchPart(0, batch)]
 
 
 def batches_of(batch: Any) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ __all__ = ["failing_together", "form_group", "join_processes", "leave_processes"
 
 _FAILED = "composable/failed"
 _WAITING = "composable/waiting"
+_READ = "composable/read"
 _GRACE = 5.0  # seconds; processes that wait for another one stop at about the same time
 
 
@@ -78,8 +79,7 @@ def leave_processes() -> None:
         return
     error = getattr(sys, "last_value", None)
     if error is not None:  # the script ends with it
-        _report(error)
-        _abort()
+        _end_with(error)
         return
     with suppress(RuntimeError):  # another process failed
         Processes.current().barrier()
@@ -111,15 +111,23 @@ def failing_together(agreed: Callable[[], bool] = lambda: False) -> Iterator[Non
             raise
         other = _failure_elsewhere(error)
         if other is None:
-            _report(error)
-        _abort()
-        if other is None:
+            _end_with(error)
             raise
+        _abort()
         raise other from error
 
 
-def _report(error: BaseException) -> None:
+def _end_with(error: BaseException) -> None:
+    """Report an error, and close the connections.
+
+    Rank 0 has the store, unless that is the launcher's: it waits until the others have read.
+    """
     _say(f"rank {dist.get_rank()} failed: {type(error).__name__}: {error}")
+    store, others = _store(), range(1, 0 if dist.get_rank() else dist.get_world_size())
+    _abort()
+    if others and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        with suppress(RuntimeError):  # another process ended, or hangs
+            store.wait([f"{_READ}/{rank}" for rank in others], timedelta(seconds=_GRACE))
 
 
 def _say(text: str) -> None:
@@ -135,6 +143,7 @@ def _failure_elsewhere(error: BaseException) -> ProcessError | None:
         if not _said() and "imed out" in str(error):
             _say(_silence(error))
         if said := _said():
+            _store().set(f"{_READ}/{dist.get_rank()}", "")
             return ProcessError(said)
     return ProcessError(f"another process ended without a report: {error}")
 

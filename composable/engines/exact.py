@@ -1,5 +1,8 @@
 """Data parallelism whose sums have the same bits for any number of processes."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import attrs
 import torch
 from torch import Tensor
@@ -7,13 +10,12 @@ from torch import Tensor
 from composable.core.state import State
 from composable.distributed.reduction import TreeSum, all_reduce_exactly
 from composable.engines.engine import Sums
-from composable.engines.flat import flat_gradients, kinds_of, write_gradients
 from composable.engines.modules import trained_parameters
 from composable.engines.parallel import Parallel
 from composable.engines.reducer import drop_absent, flags_like
 from composable.engines.sums import ShardSums
 
-__all__ = ["Exact"]
+__all__ = ["Exact", "kinds_of"]
 
 
 @attrs.define(eq=False)
@@ -63,3 +65,39 @@ class TreeSums(ShardSums):
     def all_reduce(self, flat: Tensor) -> Tensor:
         """Sum a tensor over the processes in a fixed order."""
         return all_reduce_exactly(flat, self.processes)
+
+
+def kinds_of(parameters: Sequence[Tensor]) -> list[list[int]]:
+    """Return the numbers of the parameters of each dtype and device, the last ones first."""
+    kinds: dict[Any, list[int]] = {}
+    for i in reversed(range(len(parameters))):
+        kinds.setdefault((parameters[i].dtype, parameters[i].device), []).append(i)
+    return list(kinds.values())
+
+
+def flat_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Tensor:
+    """Return gradients as a tensor of one dimension; missing ones are 0."""
+    filled = [
+        torch.zeros_like(parameter) if grad is None else grad
+        for parameter, grad in zip(parameters, grads, strict=True)
+    ]
+    return torch.cat([_real(_dense(one)).reshape(-1) for one in filled])
+
+
+def write_gradients(parameters: Sequence[Tensor], flat: Tensor) -> None:
+    """Set the gradients to parts of a flat tensor."""
+    likes = [_real(parameter.detach()) for parameter in parameters]
+    parts = flat.split_with_sizes([like.numel() for like in likes])
+    for parameter, like, part in zip(parameters, likes, parts, strict=True):
+        grad = part.view(like.shape)
+        if parameter.is_complex():
+            grad = torch.view_as_complex(grad.clone())
+        parameter.grad = grad
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -162,8 +162,9 @@ class Parallel(Engine):
         own = [present, samples, tokens, self.signals.arrived or 0, elapsed, ended is not None]
         before, rank, size = [0] * len(own), self.processes.rank, self.processes.size
         table = torch.tensor([*before * rank, *own, *before * (size - rank - 1)])
-        work = dist.all_reduce(table, async_op=True) if size > 1 else None
-        return _Exchange(table.view(size, -1), work, ended)
+        # A work would keep the connections open, for which others wait if this process fails.
+        done = dist.all_reduce(table, async_op=True).get_future() if size > 1 else None
+        return _Exchange(table.view(size, -1), done, ended)
 
     def _receive(self, exchange: "_Exchange") -> tuple[bool, int, int]:
         """Return whether any process has a batch, and the sums of examples and of tokens.
@@ -282,13 +283,13 @@ class Parallel(Engine):
 class _Exchange:
     """Numbers of each process, which are being exchanged."""
 
-    def __init__(self, table: Tensor, work: Any, ended: Exception | None) -> None:
-        self.table, self.work, self.ended = table, work, ended
+    def __init__(self, table: Tensor, done: Any, ended: Exception | None) -> None:
+        self.table, self.done, self.ended = table, done, ended
 
     def wait(self) -> list[list[int]]:
         """Return the numbers: a list over the processes for each."""
-        if self.work is not None:
-            self.work.wait()
+        if self.done is not None:
+            self.done.wait()
         return self.table.T.tolist()
 
 

@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from composable.engines.flat import flat_gradients, kinds_of, write_gradients
-
 __all__ = ["GradientReducer", "Hook", "drop_absent", "flags_like"]
 
 Hook: TypeAlias = Callable[[Any, Any], Future[Tensor]]
@@ -192,13 +190,11 @@ class GradientReducer:
         return [one for one in unchanged if one.grad is not None or id(one) in self._unreached]
 
     def _sum_sparse(self) -> None:
-        if not self.sparse:
-            return
-        for kind in kinds_of(self.sparse):
-            parameters = [self.sparse[i] for i in kind]
-            flat = flat_gradients(parameters, [one.grad for one in parameters])
-            dist.all_reduce(flat)
-            write_gradients(parameters, flat / self._messages.means)
+        for one in self.sparse:
+            gradient = torch.zeros_like(one) if one.grad is None else one.grad
+            total = gradient.to_dense().contiguous()
+            dist.all_reduce(total)
+            one.grad = total / self._messages.means
 
     def _values(self, _: Tensor) -> Tensor:
         """Return the gradient of the report, when all others are computed."""

@@ -64,9 +64,9 @@ class StepShares:
         exchange: Returns the sum of a number or a tensor over all processes.
         known: The examples of the batch as it was loaded, if examples are counted.
         size: The number of processes, if gradients become means over them.
-        ways: Which way is taken where weights are found by watching the loss: "either"; the
-            "first", since gradients can't be changed afterwards; or the "second", in which the
-            total is sent with the gradients.
+        ways: Which way is taken, unless `known` is the total: "either"; the "first", since
+            gradients can't be changed afterwards; or the "second", in which the total is sent with
+            the gradients.
     """
 
     def __init__(  # what differs between one process and several
@@ -100,7 +100,7 @@ class StepShares:
         if known is not None and self.count is not None:
             self.total = known.all
             self.omitted = known.own - total_weight(self.whole, self.count)
-        elif self.count is not None:
+        elif self.count is not None and ways != "second":
             self.total = self._total_of(self.count)
 
     def restart(self) -> None:
@@ -141,7 +141,7 @@ class StepShares:
         weights, count = self.run.weights, self.count
         if count is not None:
             state, outputs, _, loss = compute_loss(state)
-            share = 0.0 if empty else self._share(count(batch), self.total)
+            share = self._share_of_count(count(batch), empty=empty)
             if weights.declared is not None:
                 _clear_gradient(outputs, share)
             return state, outputs, loss, share
@@ -154,8 +154,10 @@ class StepShares:
         if loss is not own:  # of an algorithm
             weight = weights.weight_of_other(state, loss, watch, weight)
         if self.form is None and (count := weights.of_batches(state)) is not None:
-            self.count, self.total = count, self._total_of(count)  # now that it is known
-            return state, outputs, loss, 0.0 if empty else self._share(count(batch), self.total)
+            self.count = count  # now that it is known
+            if self.ways != "second":
+                self.total = self._total_of(count)
+            return state, outputs, loss, self._share_of_count(count(batch), empty=empty)
         if isinstance(weight, TermWeights):
             one = weight.as_one()
             if one is None:
@@ -216,7 +218,16 @@ class StepShares:
                 "has to know them before it computes gradients; pass loss_mean_over= what the loss "
                 "is a mean over, as a function of the batch or a name."
             )
-        value, factor = weight.value, weight.factor
+        return self._share_of_unit(weight.value, weight.factor, empty=empty)
+
+    def _share_of_count(self, value: Any, *, empty: bool) -> Any:
+        """Return the share of a part with a weight that is counted in the batch."""
+        if self.total is None:
+            return self._share_of_unit(value, value, empty=empty)
+        return 0.0 if empty else self._share(value, self.total)
+
+    def _share_of_unit(self, value: Any, factor: Any, *, empty: bool) -> Any:
+        """Return the share of a part by the second way."""
         if empty:  # of the same type: processes send it to each other
             value = factor = torch.zeros_like(value) if isinstance(value, Tensor) else 0
         if self.unit is None:

@@ -38,7 +38,7 @@ def preserving_generators(devices: Iterable[torch.device]) -> Iterator[Callable[
 
 def _with_index(device: torch.device) -> torch.device:
     """Return a device with a number: "cuda" is the current one."""
-    if device.index is not None or device.type == "mps":
+    if str(device) != device.type or device.type == "mps":
         return device
     return torch.device(device.type, torch.get_device_module(device).current_device())
 

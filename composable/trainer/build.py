@@ -30,7 +30,7 @@ from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.options import TrainerOptions
 from composable.trainer.parameters import is_surgery, surgery
-from composable.trainer.run import Checkpoints, Evaluation, Progress, Run
+from composable.trainer.run import Evaluation, Progress, Run
 from composable.trainer.training_data import TrainingData
 from composable.utils.reproducibility import get_random_seed
 
@@ -168,7 +168,6 @@ def build_run(
         ),
         rates=rates,
         evaluation=Evaluation(options.evaluators, weights),
-        checkpoints=Checkpoints(options.saver),
         guard=NonFiniteGuard(
             options.nonfinite_loss, options.nonfinite_loss != "raise" or state.device.type == "cpu"
         ),

@@ -111,9 +111,7 @@ class EvaluatedWeights:
         if self.best is not None:
             return self.best
         averages = averaged_weights(state.model, state.optimizers)
-        loss = _NONE
-        if state.loss_module is not None:
-            loss = averaged_weights(state.loss_module, state.optimizers)
+        loss = averaged_weights(loss_module(state), state.optimizers)
         model = with_tensors(state.model, averages) if averages else state.model
         for algorithm in self.plan().transforms(Event.EVAL_START):
             if "model" not in algorithm.writes:
@@ -171,7 +169,8 @@ class EvaluatedWeights:
                 optimizer.eval()
                 self._switched.append(optimizer)
         weights = self.of(state) if evaluated is None else self._in(evaluated, state)
-        for module, values in _modules(state, weights):
+        pairs = (state.model, weights.model), (loss_module(state), weights.loss_fn)
+        for module, values in pairs:
             own = tensors_of(module)
             for name, value in values.items():
                 if own[name] is not value:
@@ -267,7 +266,7 @@ def at_averaged_weights(state: State) -> Iterator[State]:
         yield state
         return
     tensors = averaged_weights(state.model, state.optimizers)
-    loss = nn.Module() if state.loss_module is None else state.loss_module
+    loss = loss_module(state)
     with temporary_weights(dict(loss.named_parameters()), averaged_weights(loss, state.optimizers)):
         yield bind_loss(state.evolve(model=with_tensors(state.model, tensors)))
 
@@ -295,12 +294,6 @@ def loss_module(state: State) -> nn.Module:
 
 def _schedule_free(state: State) -> Iterator[ScheduleFree]:
     return (one for one in state.optimizers if isinstance(one, ScheduleFree))
-
-
-def _modules(state: State, weights: Weights) -> Iterator[tuple[nn.Module, Mapping[str, Tensor]]]:
-    yield state.model, weights.model
-    if state.loss_module is not None:
-        yield state.loss_module, weights.loss_fn
 
 
 def _replaced(model: nn.Module, evaluated: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -372,8 +365,7 @@ def _digest(state: State) -> int:
 
     Counters of writes would miss those through `parameter.data`.
     """
-    modules = [state.model, *([] if state.loss_module is None else [state.loss_module])]
-    tensors = [t for module in modules for t in tensors_of(module).values()]
+    tensors = [t for module in state.modules.values() for t in tensors_of(module).values()]
     found = [_position_sums(local_part(tensor.detach())) for tensor in tensors]
     if not found:
         return 0

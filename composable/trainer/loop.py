@@ -57,10 +57,7 @@ def fit(run: Run, state: State) -> State:
         try:
             return train(run, state)
         except NonFiniteLossError as error:
-            if run.rollback is None:
-                raise
-            run.guard.record_rollback(error)
-            state = run.rollback(error)
+            state = run.checkpoints.roll_back(error)
             run.compose()
             zero_grad(state)
         except LOADER_ERRORS as error:
@@ -89,7 +86,7 @@ def train(run: Run, state: State) -> State:
     if run.iteration_length is None and now.epoch_in_iteration and not now.batch_in_epoch:
         state = end_iteration(run, state)
     state = run.evaluation.run_last(run, state)
-    state = run.checkpoints.save_end(run, state)
+    state = run.checkpoints.save_end(state)
     return run.fire(Event.FIT_END, state)
 
 
@@ -165,7 +162,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     if run.evaluation.evaluators or run.dispatcher.pending:
         state = run.evaluation.run_due(run, before, state, BATCH_END)
     if run.batch_checkpoint is not None or run.dispatcher.pending:
-        state = run.checkpoints.save_requested(run, state, BATCH_CHECKPOINT)
+        state = run.checkpoints.save_requested(state, BATCH_CHECKPOINT)
     return state
 
 
@@ -190,14 +187,14 @@ def end_epoch(run: Run, state: State) -> State:
     if run.rates.plateaus and run.evaluation.is_current(evaluators[0], state):
         loss = state.metrics[evaluators[0].label]["loss"]
         state = schedule(run, state, run.rates.steps_of_plateaus(loss))
-    return run.checkpoints.save_requested(run, state, Event.EPOCH_CHECKPOINT)
+    return run.checkpoints.save_requested(state, Event.EPOCH_CHECKPOINT)
 
 
 def end_iteration(run: Run, state: State) -> State:
     """Count the iteration, and save if requested."""
     state = state.evolve(timestamp=state.timestamp.next_iteration())
     state = run.fire_joined(Event.ITERATION_END, state)
-    return run.checkpoints.save_requested(run, state, Event.ITERATION_CHECKPOINT)
+    return run.checkpoints.save_requested(state, Event.ITERATION_CHECKPOINT)
 
 
 def schedule(run: Run, state: State, steps: Sequence[Callable[[State], None]]) -> State:

@@ -48,8 +48,8 @@ def start_training(state: State) -> None:
     for optimizer in state.optimizers:
         if isinstance(optimizer, ScheduleFree):
             optimizer.train()
-    for module in (state.model, state.loss_module):
-        if module is not None and not module.training:
+    for module in state.modules.values():
+        if not module.training:
             module.train()
 
 

@@ -1,7 +1,6 @@
 """Restore a run from a checkpoint: when resuming, when rolling back, and its best weights."""
 
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import Any
 
 from composable.checkpoint.errors import MismatchError
@@ -21,117 +20,122 @@ from composable.resume.formats import is_old, upgraded
 from composable.resume.modules import check_module, tensors_of
 from composable.resume.select import latest_valid, read_point
 from composable.resume.verify import ResumePoint
+from composable.trainer.checkpoints import Checkpoints
 from composable.trainer.evaluated_weights import Weights, averaging_names
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.parameters import is_surgery, surgery
-from composable.trainer.saving import Saving
+from composable.trainer.records import Records
+from composable.trainer.run import Run
 
-__all__ = ["load_best", "prepare", "resume", "roll_back"]
+__all__ = ["RestoredCheckpoints"]
 
 
-def prepare(saving: Saving) -> None:
-    """Let the run be rolled back, and have its best weights at the end, as far as requested.
+class RestoredCheckpoints(Checkpoints):
+    """The checkpoints of a run that is resumed, may be rolled back, or ends with its best weights.
 
     Raises:
         ValueError: No evaluation determines a best checkpoint, or it will not have everything on
             which evaluations depend.
     """
-    options, run = saving.options, saving.run
-    if options.load_best_at_end:
-        check_determined(saving.managers, options.evaluators)
-    if options.dry_run:
-        return
-    if options.nonfinite_loss == "rollback":
-        run.rollback = partial(roll_back, saving)
-    if options.load_best_at_end:
-        check_complete(run.state, saving.managers)
-        run.checkpoints.load_best = partial(load_best, saving)
 
+    def __init__(self, run: Run, records: Records) -> None:
+        super().__init__(run, records)
+        if self.options.load_best_at_end:
+            check_determined(self.managers, self.options.evaluators)
+            if not self.options.dry_run:
+                check_complete(run.state, self.managers)
 
-def resume(saving: Saving, point: ResumePoint) -> None:
-    """Restore the run from a checkpoint, and fire `AFTER_LOAD`.
+    def resume(self, point: ResumePoint) -> None:
+        """Restore the run from a checkpoint, and fire `AFTER_LOAD`.
 
-    Surgery at `AFTER_LOAD` is done before the values are restored, since they are those of its
-    result. All other algorithms act on the restored values.
-    """
-    run, options = saving.run, saving.options
-    algorithms = run.dispatcher.run_algorithms
-    run.state = surgery(
-        lambda event, state: algorithms(event, state, is_surgery), Event.AFTER_LOAD, run.state
-    )
-    saving.describe_request()
-    if point.num_fits:  # algorithms may have replaced the model at the start of training
-        run.state = surgery(algorithms, Event.FIT_START, run.state)
-    tree, ignored = _values_of(saving, point), options.load_ignore_keys
-    if ignored:
-        tree = replaced(tree, saving.capture(False), expanded(ignored))
-    _restore(saving, tree, point)
-    run.engine.check_weights(run.state)
-    run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
-    run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
-    saving.resumed = True
-    run.progress.resume(restart=point.restart)
-    requested = saving.hyperparameters
-    saving.hyperparameters = saved_hyperparameters(point.description, requested, ignored)
-    if options.dry_run:
-        return
-    warn_of_changes(point.path, point.description, saving.describe(run.state), requested)
-    if options.load_best_at_end:
-        check_best(saving.best)
+        Surgery at `AFTER_LOAD` is done before the values are restored, since they are those of its
+        result. All other algorithms act on the restored values.
+        """
+        run, options, records = self.run, self.options, self.records
+        algorithms = run.dispatcher.run_algorithms
+        run.state = surgery(
+            lambda event, state: algorithms(event, state, is_surgery), Event.AFTER_LOAD, run.state
+        )
+        records.describe_request()
+        if point.num_fits:  # algorithms may have replaced the model at the start of training
+            run.state = surgery(algorithms, Event.FIT_START, run.state)
+        tree, ignored = self._values_of(point), options.load_ignore_keys
+        if ignored:
+            tree = replaced(tree, self.capture(False), expanded(ignored))
+        self._restore(tree, point)
+        run.engine.check_weights(run.state)
+        run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
+        run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
+        self.resumed = True
+        run.progress.resume(restart=point.restart)
+        requested = records.hyperparameters
+        records.hyperparameters = saved_hyperparameters(point.description, requested, ignored)
+        if options.dry_run:
+            return
+        warn_of_changes(point.path, point.description, records.describe(run.state), requested)
+        if options.load_best_at_end:
+            check_best(self.best)
 
+    def roll_back(self, error: NonFiniteLossError) -> State:
+        """Restore the last checkpoint of this run, but for the counts of its guard and its calls.
 
-def roll_back(saving: Saving, error: NonFiniteLossError) -> State:
-    """Restore the last checkpoint of this run, but for the counts of its guard and of its calls.
+        Raises:
+            NonFiniteLossError: That is not requested, or there is none.
+        """
+        run, options = self.run, self.options
+        if options.nonfinite_loss != "rollback" or options.dry_run:
+            raise error
+        run.guard.record_rollback(error)
+        for manager in self.managers:
+            manager.finish()
+        folder = self.managers[0].settings.folder
+        point = latest_valid(folder, options.reader, run=self.records.run_id)
+        if point is None:
+            add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
+            raise error
+        whole = run.state.max_duration
+        self._restore(self._values_of(point), point, but=("guard", "progress"))
+        if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
+            run.state = run.state.evolve(max_duration=whole)
+        rolled_back = {"nonfinite/rolled_back": run.guard.num_rollbacks}
+        self.session.logger.log_metrics(rolled_back)
+        return run.state
 
-    Raises:
-        NonFiniteLossError: There is none.
-    """
-    run, managers = saving.run, saving.managers
-    for manager in managers:
-        manager.finish()
-    reader = saving.options.reader
-    point = latest_valid(managers[0].settings.folder, reader, run=saving.run_id)
-    if point is None:
-        add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
-        raise error
-    whole = run.state.max_duration
-    _restore(saving, _values_of(saving, point), point, but=("guard", "progress"))
-    if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
-        run.state = run.state.evolve(max_duration=whole)
-    saving.session.logger.log_metrics({"nonfinite/rolled_back": run.guard.num_rollbacks})
-    return run.state
+    def save_end(self, state: State) -> State:
+        """Save the end of training, and load the best weights if that is requested."""
+        state = super().save_end(state)
+        if self.options.load_best_at_end and not self.options.dry_run:
+            self._load_best(state)
+        return state
 
+    def _load_best(self, state: State) -> None:
+        """Let the run be evaluated with the weights of its best checkpoint, if there is one."""
+        for manager in self.managers:
+            manager.finish()
+        self.options.processes.barrier()  # rank 0 has written it
+        best, run = self.best, self.run
+        if best is None:
+            warn_of_none()
+            return
+        point = read_point(best.checkpoint, self.options.reader, run=self.records.run_id)
+        tree, names = point.load(state).tree, averaging_names(run.dispatcher.plan)
+        run.weights.best = _best_weights(state, tree, names, str(point.path))
 
-def load_best(saving: Saving, state: State) -> None:
-    """Let the run be evaluated with the weights of its best checkpoint, if there is one."""
-    for manager in saving.managers:
-        manager.finish()
-    saving.options.processes.barrier()  # rank 0 has written it
-    best, run = saving.best, saving.run
-    if best is None:
-        warn_of_none()
-        return
-    point = read_point(best.checkpoint, saving.options.reader, run=saving.run_id)
-    tree, names = point.load(state).tree, averaging_names(run.dispatcher.plan)
-    run.weights.best = _best_weights(state, tree, names, str(point.path))
+    def _values_of(self, point: ResumePoint) -> dict[str, Any]:
+        """Return the state of a checkpoint with its values, in the current format."""
+        names = averaging_names(self.run.dispatcher.plan)
+        return upgraded(point.load(self.run.state).tree, names)
 
-
-def _values_of(saving: Saving, point: ResumePoint) -> dict[str, Any]:
-    """Return the state of a checkpoint with its values, in the current format."""
-    names = averaging_names(saving.run.dispatcher.plan)
-    return upgraded(point.load(saving.run.state).tree, names)
-
-
-def _restore(
-    saving: Saving, tree: Mapping[str, Any], point: ResumePoint, but: Collection[str] = ()
-) -> None:
-    path, run = str(point.path), saving.run
-    saving.callbacks.follow(point.path, point.description)
-    with run.engine.restoring(tree, path) as own:
-        parts = saving.parts(run.state)
-        parts.check(own, path)
-        parts.restore(own, path, but)
-        run.checkpoints.mark_saved(run, run.state)
+    def _restore(
+        self, tree: Mapping[str, Any], point: ResumePoint, but: Collection[str] = ()
+    ) -> None:
+        path, run = str(point.path), self.run
+        self.callbacks.follow(point.path, point.description)
+        with run.engine.restoring(tree, path) as own:
+            parts = self.parts(run.state)
+            parts.check(own, path)
+            parts.restore(own, path, but)
+            self.mark_saved(run.state)
 
 
 def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path: str) -> Weights:
@@ -146,9 +150,7 @@ def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path:
     Raises:
         MismatchError: It has no weights of this model or of its loss.
     """
-    modules = {"model": state.model}
-    if state.loss_module is not None:
-        modules["loss_fn"] = state.loss_module
+    modules = state.modules
     old, saved = is_old(saved), upgraded(saved, names)
     if old and any(isinstance(one, ScheduleFree) for one in state.optimizers):
         raise MismatchError(

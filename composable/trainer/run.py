@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from composable.resume.manager import CheckpointManager
 
 __all__ = [
-    "Checkpoints",
     "Evaluation",
     "Progress",
     "Run",
@@ -70,6 +69,29 @@ class Recorder(Protocol):
         """Record the end of training, and the error that caused it."""
 
 
+class RunCheckpoints(Protocol):
+    """Saves the run, and restores it."""
+
+    managers: "list[CheckpointManager]"
+    """What writes the checkpoints: that of each saver in the current plan."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether the run can be saved."""
+
+    def save_requested(self, state: State, event: Event, /) -> State:
+        """Fire a checkpoint event, and save if a callback requested it."""
+
+    def save_end(self, state: State, /) -> State:
+        """Save the end of training, unless it has just been saved."""
+
+    def save_outdated(self, state: State, /) -> State:
+        """Save the run if anything was done since the last save."""
+
+    def roll_back(self, error: NonFiniteLossError, /) -> State:
+        """Restore the last checkpoint after a loss that is not finite, or raise the error."""
+
+
 @attrs.define(eq=False, kw_only=True)
 class Run:
     """What a run consists of. The `Trainer` builds it, and the loop drives it.
@@ -89,12 +111,12 @@ class Run:
     progress: "Progress" = attrs.field(metadata={_PART: "progress"})
     dispatcher: Dispatcher = attrs.field(metadata={_PART: "requests"})
     weights: EvaluatedWeights = attrs.field(metadata={_PART: "weights"}, init=False)
-    checkpoints: "Checkpoints"
+    checkpoints: RunCheckpoints = attrs.field(init=False)
+    """Saves and restores the run; it composes the first batch."""
     log_interval: Time
     iteration_length: int | None
     engine: Engine
     """How the outputs, gradients and steps of the run are computed."""
-    rollback: Callable[[NonFiniteLossError], State] | None = None
     signals: Signals = attrs.field(factory=Signals)
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     fire_joined: Callable[[Event, State], State] = attrs.field(init=False)
@@ -117,7 +139,6 @@ class Run:
         self.logs_each_batch = self.log_interval == _ONE_BATCH
         self.joins_requests = self.fire_joined != self.fire
         self.weights = EvaluatedWeights(lambda: self.dispatcher.plan)
-        self.compose()
 
     def compose(self) -> None:
         """Compose a batch for the plan that the dispatcher has now, and connect its callbacks."""
@@ -228,8 +249,8 @@ class Run:
             KeyboardInterrupt: The signal was SIGINT.
             Preempted: The signal was SIGTERM.
         """
-        if self.checkpoints.possible and self.checkpoints.outdated(self, state):
-            self.state = self.checkpoints.save(self, state)
+        if self.checkpoints.possible:
+            self.state = self.checkpoints.save_outdated(state)
         raise self.signals.interruption()
 
 
@@ -245,7 +266,11 @@ class Evaluation(SavedFields):
         """Run the evaluators that are due, or all of them if a callback requested it."""
         requested = run.dispatcher.pop(Control.EVALUATE)
         if requested and not self.evaluators:
-            _warn_unsupported("Control.EVALUATE", "an eval_dataloader")
+            warn_user(
+                "a callback requested Control.EVALUATE, which this Trainer cannot do; pass an "
+                "eval_dataloader.",
+                UnsupportedRequestWarning,
+            )
         length = run.iteration_length
         return self._run(
             run,
@@ -271,66 +296,6 @@ class Evaluation(SavedFields):
             self.last_run[evaluator.label] = state.timestamp.batch
         state = run.fire(Event.EVAL_AFTER_ALL, state)
         return outer.evolve(memory=state.memory, metrics=state.metrics)
-
-
-@attrs.define(eq=False)
-class Checkpoints:
-    """How the run is saved, and whether anything was done since."""
-
-    save_function: Callable[[State], Any] | None = None
-    """The user's, which saves the state if no callback does."""
-    save_with: Callable[["CheckpointManager", State], None] | None = None
-    """Saves the run with a manager."""
-    managers: "list[CheckpointManager]" = attrs.field(factory=list)
-    """Those of the callbacks of the current plan."""
-    load_best: Callable[[State], None] | None = None
-    """Lets the run be evaluated with its best weights from the end of training on, if requested."""
-    _saved_at: Any = None
-
-    @property
-    def possible(self) -> bool:
-        """Whether the run can be saved."""
-        return bool(self.managers or self.save_function)
-
-    def save_requested(self, run: Run, state: State, event: Event) -> State:
-        """Fire a checkpoint event, and save if a callback requested it."""
-        state = run.fire_joined(event, state)
-        if not (run.dispatcher.pending and run.dispatcher.pop(Control.SAVE)):
-            return state
-        if not self.possible:
-            _warn_unsupported("Control.SAVE", "a save_folder, or saver=, a function of the state")
-            return state
-        state = self.save(run, state)
-        run.join_requests(Event.AFTER_SAVE)
-        return state
-
-    def save_end(self, run: Run, state: State) -> State:
-        """Save the end of training, unless it has just been saved, and load the best weights."""
-        due = any(one.settings.save_interval or one.improved for one in self.managers)
-        if due and self.outdated(run, state):
-            state = self.save(run, state)
-        if self.load_best is not None:
-            self.load_best(state)
-        return state
-
-    def save(self, run: Run, state: State) -> State:
-        """Save the run."""
-        run.guard.flush()  # every checkpoint is safe to resume from
-        state = run.fire(Event.BEFORE_SAVE, state)
-        self.mark_saved(run, state)
-        for manager in [one for one in self.managers if one.wanted] or self.managers:
-            self.save_with(manager, state)  # type: ignore[misc]
-        if not self.managers:
-            self.save_function(state)  # type: ignore[misc]
-        return run.fire(Event.AFTER_SAVE, state)
-
-    def mark_saved(self, run: Run, state: State) -> None:
-        """Record that `state` is saved."""
-        self._saved_at = _progress_marker(run, state)
-
-    def outdated(self, run: Run, state: State) -> bool:
-        """Return whether anything was done since the last save."""
-        return bool(self._saved_at != _progress_marker(run, state))
 
 
 @attrs.define(eq=False)
@@ -378,14 +343,3 @@ class Progress(SavedFields):
 
 def _text(duration: Time | None) -> str | None:
     return None if duration is None else str(duration)
-
-
-def _progress_marker(run: Run, state: State) -> Any:
-    return [state.timestamp.epoch, state.timestamp.batch, run.evaluation.last_run.copy()]
-
-
-def _warn_unsupported(request: str, missing: str) -> None:
-    warn_user(
-        f"a callback requested {request}, which this Trainer cannot do; pass {missing}.",
-        UnsupportedRequestWarning,
-    )

@@ -16,8 +16,7 @@ from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed import Processes
 from composable.runs.shown_warnings import ShownWarnings
-from composable.trainer.run import Run
-from composable.trainer.saving import Saving
+from composable.trainer.checkpoints import Checkpoints
 
 __all__ = ["FitSummary", "summarized"]
 
@@ -30,15 +29,13 @@ class FitSummary:
     """A call of `fit`, to be described in a few lines.
 
     Args:
-        run: The run after the call.
-        saving: Its checkpoints.
+        checkpoints: The checkpoints of the run, after the call.
         start: The timestamp before the call.
         seconds: The duration of the call.
         warnings: How many warnings of each class were shown.
     """
 
-    run: Run
-    saving: Saving
+    checkpoints: Checkpoints
     start: Timestamp
     seconds: float
     warnings: Counter[str]
@@ -48,7 +45,7 @@ class FitSummary:
         return "\n  ".join(map(printable, lines))
 
     def _trained(self) -> str:
-        state = self.run.state
+        state = self.checkpoints.run.state
         before, after = (attrs.asdict(one) for one in (self.start, state.timestamp))
         done = {name: after[name] - before[name] for name in _COUNTED}
         counted = [_count(n, name) for name, n in done.items() if n or name == "batch"]
@@ -67,38 +64,39 @@ class FitSummary:
         )
 
     def _results(self) -> Iterator[str]:
-        state = self.run.state
+        state = self.checkpoints.run.state
         found = {} if state.loss is None else {"loss/train": float(state.loss)}
         for label, results in state.metrics.items():
             found |= {f"metrics/{label}/{name}": value for name, value in results.items()}
         shown = [f"{name} {_short(value)}" for name, value in list(found.items())[:_MOST_RESULTS]]
         if shown:
             yield f"last: {', '.join(shown)}"
-        best = self.saving.best
+        best = self.checkpoints.best
         if best is not None:
-            loaded = "; its weights are loaded" if self.run.checkpoints.load_best else ""
+            at_end = self.checkpoints.options.load_best_at_end
+            loaded = "; its weights are loaded" if at_end else ""
             yield f"best: {best.metric} {_short(best.value)}, saved in {best.checkpoint}{loaded}"
 
     def _saved(self) -> Iterator[str]:
-        for manager in self.saving.managers:
+        for manager in self.checkpoints.managers:
             if manager.latest is not None:
                 yield f"last checkpoint: {manager.latest}"
 
     def _problems(self) -> Iterator[str]:
-        guard, scaler = self.run.guard, self.run.loss_scaler
+        run = self.checkpoints.run
         counts = {
-            "batches skipped because their loss was not finite": guard.num_skipped,
-            "rollbacks to a checkpoint": guard.num_rollbacks,
-            "steps skipped by the loss scaler": scaler.num_skipped,
+            "batches skipped because their loss was not finite": run.guard.num_skipped,
+            "rollbacks to a checkpoint": run.guard.num_rollbacks,
+            "steps skipped by the loss scaler": run.loss_scaler.num_skipped,
         }
         yield from (f"{what}: {n}" for what, n in counts.items() if n)
-        yield from map(str, self.run.dispatcher.plan.with_remarks(self.run.state).remarks)
+        yield from map(str, run.dispatcher.plan.with_remarks(run.state).remarks)
         if self.warnings:
             kinds = ", ".join(f"{name} ({n})" for name, n in self.warnings.most_common())
             yield f"{_count(self.warnings.total(), 'warning')}: {kinds}"
 
     def _next(self) -> str:
-        managers = self.saving.managers
+        managers = self.checkpoints.managers
         if not managers:
             return "next: trainer.save_checkpoint(path); nothing was saved without a save_folder"
         folder = managers[0].settings.folder
@@ -110,12 +108,12 @@ class FitSummary:
 
 
 @contextmanager
-def summarized(run: Run, saving: Saving) -> Iterator[None]:
+def summarized(checkpoints: Checkpoints) -> Iterator[None]:
     """Print a summary of the call of `fit` in the block, if it ends without an error.
 
     It is printed on standard error by the main process, if the Trainer shows a progress bar.
     """
-    options = saving.options
+    run, options = checkpoints.run, checkpoints.options
     if not options.progress_bar or options.dry_run or not Processes.current().is_main:
         yield
         return
@@ -128,7 +126,7 @@ def summarized(run: Run, saving: Saving) -> Iterator[None]:
     finally:
         shown.stop()
     seconds = time.perf_counter() - began
-    print(FitSummary(run, saving, start, seconds, warnings), file=sys.stderr)
+    print(FitSummary(checkpoints, start, seconds, warnings), file=sys.stderr)
 
 
 def _is_over(state: State) -> bool:

@@ -57,8 +57,9 @@ class Trainer(RunView):
     @takes_arguments_of(TrainerOptions)
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         from composable.trainer.build import build_run, build_state  # when a run is built
+        from composable.trainer.checkpoints import Checkpoints
         from composable.trainer.ownership import GivenModel, check_unowned
-        from composable.trainer.saving import Saving
+        from composable.trainer.records import Records
         from composable.trainer.session import Session, run_overrides
 
         with failing_together():
@@ -73,17 +74,19 @@ class Trainer(RunView):
             run_id = options.run_id() if point is None else point.run
             state = build_state(options, session.own_plan, point)
             with preserve_rng(), session.running(close_at_the_end=False):
-                self._run = build_run(options, state, session.dispatcher, point)
-                session.compose = self._run.compose
-                self._saving = Saving(options, session, self._run, run_id, lock)
-                if point is not None or options.may_restore:
-                    from composable.trainer import restoring  # on use
+                run = self._run = build_run(options, state, session.dispatcher, point)
+                session.compose = run.compose
+                self._records = Records(options, session, run, run_id, lock)
+                if point is None and not options.may_restore:
+                    self._checkpoints = Checkpoints(run, self._records)
+                else:
+                    from composable.trainer.restoring import RestoredCheckpoints  # on use
 
-                    restoring.prepare(self._saving)
+                    self._checkpoints = restored = RestoredCheckpoints(run, self._records)
                     if point is not None:
-                        restoring.resume(self._saving, point)
-                options.attach(self._run)
-                self._saving.callbacks.load_waiting()
+                        restored.resume(point)
+                options.attach(run)
+                self._checkpoints.callbacks.load_waiting()
             self._given = GivenModel(options.model, weakref.ref(self))
             if self._run.engine.why_withdrawn is not None:
                 self._given.withdraw(self._run.state.model, self._run.engine.why_withdrawn)
@@ -125,21 +128,21 @@ class Trainer(RunView):
         from composable.trainer import loop  # when a run was built
 
         longer = None if duration is None else check.check_duration(duration, "duration")
-        run, saving = self._run, self._saving
+        run = self._run
         check.check_ready(run, duration)
         run.weights.check_names(run.state)
         repeats = run.progress.repeats(longer)
         if repeats and run.progress.has_ended:
             return self.state
-        if not saving.resumed:
+        if not self._checkpoints.resumed:
             run.dispatcher.clear()
-        saving.resumed = False
+        self._checkpoints.resumed = False
         state = check.check_start(run, None if repeats else longer)
         if not repeats:
             run.progress.add_call(longer)
         with self._fitting():
             loop.start(run, state.max_duration)
-            saving.begin(self.logger)
+            self._records.begin(self.logger)
             run.state = loop.fit(run, run.state)
             run.progress.fit_in_progress = False
         return run.state
@@ -149,14 +152,14 @@ class Trainer(RunView):
         """Train in the block; what was changed for the time of the call is restored after it."""
         from composable.trainer.summary import summarized  # when a run was built
 
-        run, saving = self._run, self._saving
+        run, records = self._run, self._records
         with (
             self._training(),  # first, so that it ends last
-            summarized(run, saving),
+            summarized(self._checkpoints),
             run.engine.failing_together(),
             preserve_rng(),
-            saving.locked(),
-            saving.recording_end(),
+            records.locked(),
+            records.recording_end(),
             self._session.running(),
             run.signals.handled(saves=run.checkpoints.possible),
         ):
@@ -267,7 +270,7 @@ class Trainer(RunView):
         target = as_path("path", path)
         run = self._run
         run.state = run.weights.adopt_changes(run.state)
-        with self._saving.whole_weights():
+        with run.engine.whole():
             processes = self._options.processes
             return export_weights(run.state.model, target, processes, overwrite=overwrite)
 
@@ -320,7 +323,7 @@ class Trainer(RunView):
         """
         observer = as_observer(callback)
         self._session.add(observer)
-        self._saving.callbacks.load_waiting()
+        self._checkpoints.callbacks.load_waiting()
         return observer
 
     def save_checkpoint(
@@ -351,4 +354,4 @@ class Trainer(RunView):
         check_flag("overwrite", overwrite)
         target = as_path("path", path)
         with self._training():
-            return self._saving.write(target, weights_only=weights_only, overwrite=overwrite)
+            return self._checkpoints.write(target, weights_only=weights_only, overwrite=overwrite)

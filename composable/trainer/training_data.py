@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -14,7 +15,6 @@ from typing_extensions import TypedDict
 
 from composable.checkpoint.errors import MismatchError
 from composable.core._warnings import warn_user
-from composable.core.batch_spec import BatchSpec
 from composable.core.state import State
 from composable.core.stateful import Count, Size
 from composable.data.digest import digest_of
@@ -85,6 +85,11 @@ class TrainingData:
     _compares: bool = False
     """Whether the first batch is to be compared with that of the saved run."""
 
+    @property
+    def groups(self) -> bool:
+        """Whether the batch of a step is a group: of several batches, or of shards."""
+        return self.batches_per_step > 1 or self.engine.has_shards
+
     def batches(self, state: State) -> Iterator["Loaded"]:
         """Iterate over the batches of the epoch that have not been trained on."""
         now, count = state.timestamp, self.batches_per_step
@@ -114,17 +119,20 @@ class TrainingData:
 
     def _loaded(self, batches: Iterator[Any], state: State) -> Iterator["Loaded"]:
         """Count what batches contain, before they are moved to a device."""
-        now, spec = state.timestamp, state.batch_spec
+        now = state.timestamp
         if self._compares:
             self._compares = False
             self._compare_first_batch(state)
         begins = not now.batch_in_epoch
+        count, tokens = state.batch_spec.count, self.count_tokens or (lambda _: 0)
+        if self.groups:
+            count, tokens = (partial(total_weight, weight=one) for one in (count, tokens))
         for batch in batches:
             if begins:
                 begins, step = False, now.batch * self.batches_per_step
                 digest = digest_of(batches_of(batch)[0])
                 self._first_batch = {"epoch": now.epoch, "step": step, "digest": digest}
-            yield batch, *self._count(batch, spec)
+            yield batch, count(batch), tokens(batch)
 
     def _compare_first_batch(self, state: State) -> None:
         """Read the first batch of the saved epoch again, and warn if it is another one.
@@ -163,11 +171,6 @@ class TrainingData:
             has_plain_order(self.loader)  # type: ignore[arg-type]  # a DataLoader
             and not get_generators(self.loader)
         )
-
-    def _count(self, batch: Any, spec: BatchSpec) -> tuple[int, int]:
-        """Count the examples and the tokens of a batch, or of the batches of a group."""
-        tokens = total_weight(batch, self.count_tokens) if self.count_tokens else 0
-        return total_weight(batch, spec.count), tokens
 
     def fetch_ahead(self) -> None:
         """Fetch the next batch of the epoch, and start to copy it to the device."""

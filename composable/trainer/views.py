@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from composable.loggers.in_memory import InMemoryLogger
     from composable.plan.timeline import Timeline
     from composable.resume.best import Best
+    from composable.trainer.checkpoints import Checkpoints
     from composable.trainer.run import Run
-    from composable.trainer.saving import Saving
     from composable.trainer.session import Session
 
 __all__ = ["RunView"]
@@ -21,7 +21,7 @@ class RunView:
 
     _run: "Run"
     _session: "Session"
-    _saving: "Saving"
+    _checkpoints: "Checkpoints"
 
     @property
     def plan(self) -> Plan:
@@ -50,7 +50,7 @@ class RunView:
     @property
     def best(self) -> "Best | None":
         """The best result so far and its checkpoint; None without `save_best`, or before it."""
-        return self._saving.best
+        return self._checkpoints.best
 
     def timeline(self) -> "Timeline":
         """Return when each algorithm is active over the run: see `Plan.timeline`."""

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from composable.checkpoint._division import compare, describe, parts_of, shards_of, writers_of
+from composable.checkpoint._division import compare, describe, parts_of, writers_of
+from composable.checkpoint.shards import as_shard
 from composable.distributed import Processes
 
 
@@ -58,7 +59,8 @@ def written(size, build):
             own = json.loads(json.dumps(describe("it", tensors)))
             first = own if first is None else first
             compare(own, first, rank)
-            parts = parts_of(shards_of(tensors), first, rank, writers_of([{}] * size, first))
+            shards = {name: as_shard(name, tensor) for name, tensor in tensors.items()}
+            parts = parts_of(tensors, shards, first, rank, writers_of([{}] * size, first))
         for name, part in parts.items():
             regions.setdefault(name, []).append(part.region)
     return regions

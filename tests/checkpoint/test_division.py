@@ -7,10 +7,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
 from composable.checkpoint import UnsavableError
-from composable.checkpoint._division import compare, describe, shards_of
+from composable.checkpoint._division import compare, describe
 from composable.checkpoint._together import divide
 from composable.checkpoint._writer import as_request
 from composable.checkpoint.layout import Region, cover
+from composable.checkpoint.shards import as_shard, writes
 from tests.checkpoint.simulated import Counted, divided, rank_of, written
 
 MESHES = {"FSDP": ((256,), [Shard(0)]), "HSDP": ((2, 128), [Replicate(), Shard(0)])}
@@ -76,8 +77,7 @@ def test_copies_are_written_by_different_processes():
     counts = []
     for rank in range(4):
         with rank_of(4, rank):
-            shards = shards_of(build(rank))
-            counts.append(sum(shard is not None for shard in shards.values()))
+            counts.append(sum(writes(name, tensor) for name, tensor in build(rank).items()))
     assert sum(counts) == 40
     assert min(counts) > 4
 
@@ -98,4 +98,4 @@ def test_a_tensor_that_is_not_summed_yet_is_refused():
         mesh = init_device_mesh("cpu", (2,))
         tensor = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
         with pytest.raises(UnsavableError, match="'w' is not summed over its processes yet"):
-            shards_of({"w": tensor})
+            as_shard("w", tensor)

@@ -234,7 +234,7 @@ def test_refuses_exchanged_files_and_a_huge_manifest(saved, damage, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema": 3}, "schema 3, but this version reads the schemas 1 and 2"),
+        ({"schema": 4}, "schema 4, but this version reads the schemas 1 and 3"),
         ({"schema": True}, "schema True"),
         ({"schema": "1"}, "schema '1'"),
         ({"format": "x"}, "not the manifest"),

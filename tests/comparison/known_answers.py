@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import attrs
 import torch
 from torch import nn
 
-from composable import Algorithm, Evaluator, Event, Trainer
+from composable import Algorithm, Evaluator, Trainer
 from composable.comparison.analysis import analyze
 from composable.comparison.records import Study
 from composable.comparison.verdict import Verdict
@@ -81,6 +80,10 @@ ANSWERS: dict[str, Answer] = {
     "no speed-up, at a given target": answer(1, 1, target=loss_after(220)),
     "1.5x, at a given target": answer(1.5, 1, target=loss_after(220)),
     "steps measured with 5 % of noise": answer(1, 1, cost_noise=0.05),
+    "processes that differ by 5 %": answer(1, 1, process_noise=0.05),
+    "processes that differ by 5 %, little other noise": answer(
+        2, 2, process_noise=0.05, cost_noise=0.005, shared=NOISE / 20, own=NOISE / 20
+    ),
     "little noise": answer(2, 2, TWO, shared=NOISE / 20, own=NOISE / 20),
 }
 
@@ -107,26 +110,24 @@ def _verdict(found: Any) -> Verdict | None:
     return Verdict.COSTS if (found.speedup.high or 2) < 1 else Verdict.NO_EVIDENCE
 
 
-@attrs.frozen(repr=False)
-class TwoForwardPasses(Algorithm):
-    """Computes the outputs once more, for nothing."""
+class Passes(nn.Module):
+    """Computes the outputs of a model some times, and returns their mean."""
 
-    events = frozenset({Event.BEFORE_FORWARD})
-    reads = frozenset({"model", "batch"})
-    writes = frozenset[str]()
+    def __init__(self, model: nn.Module, count: int) -> None:
+        super().__init__()
+        self.model, self.count = model, count
 
-    def apply(self, event: Event, state: Any) -> Any:
-        with torch.no_grad():
-            state.model(state.batch[0])
-        return state
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([self.model(x) for _ in range(self.count)]).mean(dim=0)
 
 
-def build_wide(algorithms: Sequence[Algorithm], seed: int) -> Trainer:
-    """Return a Trainer whose forward pass costs more than everything around it."""
-    model = nn.Sequential(nn.Linear(2, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.Linear(1024, 2))
+def build_wide(algorithms: Sequence[Algorithm], seed: int, passes: int = 1) -> Trainer:
+    """Return a Trainer whose forward and backward passes cost more than everything around them."""
+    model = nn.Sequential(nn.Linear(2, 512), nn.ReLU(), nn.Linear(512, 512), nn.Linear(512, 2))
+    batches = [(x.repeat(16, 1), y.repeat(16)) for x, y in clouds(0)]
     return Trainer(
-        model,
-        train_dataloader=clouds(0),
+        Passes(model, passes),
+        train_dataloader=batches,
         eval_dataloader=[
             Evaluator(name, clouds(i, 2)) for i, name in ((1, "validation"), (2, "test"))
         ],

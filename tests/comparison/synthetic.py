@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
+from math import exp
 from typing import Any
 
 from composable.comparison.records import (
@@ -16,6 +17,7 @@ from composable.comparison.records import (
 
 METRIC = "test/loss"
 STEPS = (100, 200, 400, 800)
+PROCESSES = 4
 
 
 def loss_after(steps: float, speed: float = 1.0) -> float:
@@ -34,6 +36,7 @@ def draw_study(  # noqa: PLR0913
     own: float = 0.02,
     step_costs: Mapping[str, float] | None = None,
     cost_noise: float = 0.02,
+    process_noise: float = 0.02,
     repeated: str | None = None,
     own_steps: Mapping[str, Sequence[int]] | None = None,
 ) -> Study:
@@ -49,6 +52,7 @@ def draw_study(  # noqa: PLR0913
         own: That of the noise of each run.
         step_costs: The seconds of a step, by arm; 0.01 if not given.
         cost_noise: The relative noise of each measured step.
+        process_noise: That of each process that measures steps.
         repeated: The A/A arm, whose seeds are others.
         own_steps: The schedules of arms that have others than `steps`.
     """
@@ -69,7 +73,8 @@ def draw_study(  # noqa: PLR0913
                 trial = Trial(arm, {}, f"{length}ba", trial_seed, "reporting")
                 results.append(finished(trial, length, speed, noise, costs[arm]))
     longest = {arm: f"{own_steps.get(arm, steps)[-1]}ba" for arm in arms}
-    cost = [calibrated(arm, longest[arm], costs[arm], cost_noise, rng) for arm in arms]
+    noises = (process_noise, cost_noise)
+    cost = [calibrated(arm, longest[arm], costs[arm], noises, rng) for arm in arms]
     own = {arm: tuple(f"{one}ba" for one in each) for arm, each in own_steps.items()}
     made = protocol(arms, steps, seeds, target, repeated, own_durations=own)
     return Study(made, tuple(results), tuple(cost))
@@ -84,9 +89,15 @@ def finished(trial: Trial, length: int, speed: float, noise: float, cost: float)
     return TrialResult(trial, "finished", length, seconds, curve)
 
 
-def calibrated(arm: str, duration: str, cost: float, noise: float, rng: random.Random) -> StepCost:
-    rounds = [tuple(cost * (1 + noise * rng.expovariate(1)) for _ in range(12)) for _ in range(2)]
-    return StepCost(arm, {}, duration, (0.25, 0.75), tuple(rounds))
+def calibrated(
+    arm: str, duration: str, cost: float, noises: tuple[float, float], rng: random.Random
+) -> StepCost:
+    processes = [cost * exp(rng.gauss(0, noises[0])) for _ in range(PROCESSES)]
+    rounds = [
+        tuple(one * (1 + noises[1] * rng.expovariate(1)) for one in processes for _ in range(3))
+        for _ in range(2)
+    ]
+    return StepCost(arm, {}, duration, (0.25, 0.75), tuple(rounds), PROCESSES)
 
 
 def protocol(

@@ -1,3 +1,4 @@
+from math import exp
 from typing import Any
 
 import attrs
@@ -169,7 +170,7 @@ def test_a_run_counts_once() -> None:
 
 
 def test_seeds_that_change_nothing_decide_nothing_without_an_error_of_costs() -> None:
-    quiet: Any = {"shared": 0.0, "own": 0.0, "cost_noise": 0.0}
+    quiet: Any = {"shared": 0.0, "own": 0.0, "cost_noise": 0.0, "process_noise": 0.0}
     arm = analyze(draw_study(0, {"fast": 1.5}, **quiet))["fast"]
     assert arm.verdict is Verdict.NO_EVIDENCE
     assert arm.power is None
@@ -211,14 +212,35 @@ def test_an_arm_without_a_cost_is_compared_by_the_seconds_of_both_arms_trials() 
     assert not found["fast"].notes
 
 
-def test_costs_that_a_clock_cannot_measure_have_no_interval() -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_costs_that_a_clock_cannot_measure_have_no_interval(processes: int) -> None:
     study = draw_study(0, {"fast": 2.0})
-    costs = [attrs.evolve(one, seconds=((0.0, 0.01), (0.01, 0.01))) for one in study.costs]
-    costs[1] = attrs.evolve(costs[1], arm="fast", seconds=((0.0, 0.02), (0.01, 0.01)))
+    coarse: Any = {"seconds": ((0.0, 0.01), (0.01, 0.01)), "processes": processes}
+    costs = [attrs.evolve(one, **coarse) for one in study.costs]
+    costs[1] = attrs.evolve(costs[1], arm="fast", seconds=((0.0, 0.02), (0.01, 0.02)))
     found = analyze(attrs.evolve(study, costs=tuple(costs)))["fast"]
     assert found.step_cost_ratio.value > 1
     assert found.step_cost_ratio.p is None
     assert found.speedup.p is not None
+
+
+def test_the_error_of_costs_is_that_of_processes_of_all_arms() -> None:
+    def error(arms: int, noise: float) -> Any:
+        speeds = {str(at): 1.0 for at in range(arms)}
+        study = draw_study(3, speeds, process_noise=noise, cost_noise=0.0)
+        return analyze(study)["0"].step_cost_ratio
+
+    few, many, noisy = error(1, 0.02), error(20, 0.02), error(20, 0.2)
+    assert few.low < 1 < few.high
+    assert many.high / many.low == pytest.approx(exp(4 * 0.02 / 2**0.5), rel=0.02)
+    assert noisy.high / noisy.low > 1.5
+
+
+def test_a_study_with_one_process_of_each_arm_has_the_typical_difference_of_processes() -> None:
+    study = draw_study(0, {"fast": 1.0}, process_noise=0.0, cost_noise=0.001)
+    costs = [attrs.evolve(one, processes=1) for one in study.costs]
+    found = analyze(attrs.evolve(study, costs=tuple(costs)))["fast"].step_cost_ratio
+    assert found.high / found.low == pytest.approx(exp(2 * 2.2 * 0.05), rel=0.01)
 
 
 @pytest.mark.parametrize(("chosen", "end"), [(0.1, "lowest"), (0.3, "highest"), (0.2, None)])
@@ -235,7 +257,7 @@ def test_settings_at_the_edge_of_their_grid_are_said(chosen: float, end: str | N
 
 def test_an_unknown_arm_is_refused() -> None:
     found = analyze(draw_study(0, {"fast": 2.0}))
-    with pytest.raises(KeyError, match="no arm 'slow'; the arms are"):
+    with pytest.raises(ValueError, match="arm='slow' must be one of"):
         found["slow"]
 
 

@@ -20,7 +20,7 @@ def result_of(one, outcome="finished", loss=0.5):
 
 @pytest.fixture
 def cache(tmp_path):
-    return Cache(tmp_path / "cache", Compared(build=build))
+    return Cache(tmp_path / "cache", Compared(function=build))
 
 
 @pytest.mark.parametrize("outcome", ["finished", "diverged", "stopped"])
@@ -28,7 +28,7 @@ def test_a_stored_trial_is_found_again(cache, outcome):
     one = request(MixUp(0.3))
     cache.put(one, result_of(one, outcome))
 
-    assert Cache(cache.folder, Compared(build=build)).get(one) == result_of(one, outcome)
+    assert Cache(cache.folder, Compared(function=build)).get(one) == result_of(one, outcome)
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf])
@@ -81,7 +81,7 @@ def test_an_arm_may_be_renamed(cache):
 @pytest.mark.parametrize(
     "others",
     [
-        {"build": build_or_die},
+        {"function": build_or_die},
         {"threads": 2},
         {"metrics": ("eval/loss",)},
         {"split_evaluation": True},
@@ -91,7 +91,7 @@ def test_an_arm_may_be_renamed(cache):
 def test_trials_of_another_function_or_data_are_not_found(cache, others):
     one = request()
     cache.put(one, result_of(one))
-    data, subject = others.pop("data", None), Compared(**{"build": build, **others})
+    data, subject = others.pop("data", None), Compared(**{"function": build, **others})
 
     assert Cache(cache.folder, subject, data=data).get(one) is None
 

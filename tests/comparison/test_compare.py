@@ -258,7 +258,7 @@ from tests.comparison.small import build as small_build
 
 class Slow(Callback):
     def batch_end(self, state, logger):
-        time.sleep(0.02)
+        time.sleep(0.005)
 
 def build(algorithms, seed, lr=0.05):
     trainer = small_build(algorithms, seed, lr)
@@ -279,7 +279,7 @@ def interrupt(folder, trials):
     def watch():
         until = time.monotonic() + 300
         while time.monotonic() < until and len(list(folder.glob("trials/*.json"))) < trials:
-            time.sleep(0.1)
+            time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -2,13 +2,16 @@
 
 import time
 
+import attrs
 import pytest
 
 from composable.comparison.building import BuildError
 from composable.comparison.cost import (
     Block,
     interleave,
+    join_costs,
     paused_run,
+    process_seconds,
     rescale_cost,
     run_seconds,
     step_cost,
@@ -44,6 +47,27 @@ def test_of_midpoints_the_whole_run_has_the_mean_cost():
 def test_the_cost_of_a_step_is_the_25th_percentile_of_the_rounds():
     assert step_seconds(cost((0.5,), [[5.0, 1.0, 2.0, 3.0, 90.0]])) == (2.0,)
     assert step_seconds(cost((0.5,), [[4.0]])) == (4.0,)
+
+
+def test_the_cost_of_a_step_is_the_geometric_mean_over_the_processes():
+    two = [5.0, 1.0, 2.0, 3.0, 90.0, 20.0, 4.0, 8.0, 12.0, 360.0]
+    measured = attrs.evolve(cost((0.5,), [two]), processes=2)
+    assert process_seconds(measured) == [[2.0, 8.0]]
+    assert step_seconds(measured) == (4.0,)
+
+
+def test_processes_have_as_many_rounds_each():
+    with pytest.raises(ValueError, match="processes=2 must divide the rounds of each point"):
+        attrs.evolve(cost((0.5,), [[1.0, 2.0, 3.0]]), processes=2)
+
+
+def test_costs_of_several_processes_are_joined_by_the_rounds_that_all_have():
+    first = cost((0.25, 0.75), [[1.0, 2.0], [3.0, 4.0]])
+    joined = join_costs([first, cost((0.25, 0.75), [[9.0, 5.0, 6.0], [9.0, 7.0, 8.0]])])
+    assert joined.seconds == ((1.0, 2.0, 5.0, 6.0), (3.0, 4.0, 7.0, 8.0))
+    assert (joined.progress, joined.processes) == (first.progress, 2)
+    assert join_costs([first]) == first
+    assert join_costs([first, cost((0.5,), [[5.0, 6.0]])]).progress == (0.25,)
 
 
 @pytest.mark.parametrize("bad", [cost((), ()), cost((0.5,), [[]]), cost((0.2, 0.5), [[1.0]])])
@@ -88,12 +112,12 @@ def all_blocks(*arguments):
 
 
 def test_a_run_is_measured_from_its_first_step_to_its_last_in_blocks():
-    steps = 20 * BATCHES
-    blocks = all_blocks(Compared(build=build), request(duration="20ep"), steps)
-    assert len(blocks) == 40
-    assert [one.end for one in blocks] == [3 * (at + 1) for at in range(40)]
+    steps = 10 * BATCHES
+    blocks = all_blocks(Compared(function=build), request(duration="10ep"), steps)
+    assert len(blocks) == 15
+    assert [one.end for one in blocks] == [4 * (at + 1) for at in range(15)]
     # The step after a pause is not measured.
-    assert [one.begin for one in blocks] == [2] + [3 * at + 1 for at in range(1, 40)]
+    assert [one.begin for one in blocks] == [2] + [4 * at + 1 for at in range(1, 15)]
     assert all(one.seconds > 0 for one in blocks)
 
 
@@ -106,7 +130,7 @@ def test_the_time_of_other_arms_is_not_counted(monkeypatch):
             now[0] += arm
             yield step, 0.5
 
-    subject = Compared(run=loop, metrics=("test/loss",))
+    subject = Compared(function=loop, name="run", metrics=("test/loss",))
     runs = [
         Here(subject, TrialRequest(trial(duration="30ba"), {"arm": seconds}), 30)
         for seconds in (1.0, 3.0)
@@ -117,7 +141,7 @@ def test_the_time_of_other_arms_is_not_counted(monkeypatch):
 
 
 def test_a_loop_that_yields_less_often_has_blocks_from_yield_to_yield():
-    subject = Compared(run=descend, metrics=("test/loss",))
+    subject = Compared(function=descend, name="run", metrics=("test/loss",))
     blocks = all_blocks(subject, TrialRequest(trial(duration="30ba"), {"arm": {"factor": 1}}), 30)
     assert [(one.begin, one.end) for one in blocks] == [(at, at + 5) for at in range(5, 30, 5)]
 
@@ -161,6 +185,6 @@ def test_a_run_that_ends_before_its_second_step_has_no_block(how):
             raise OSError("no such data")
         yield 0, 1.0
 
-    subject = Compared(run=loop, metrics=("test/loss",))
+    subject = Compared(function=loop, name="run", metrics=("test/loss",))
     with pytest.raises((RuntimeError, BuildError), match=r"no such data|at least 1"):
         next(paused_run(subject, TrialRequest(trial(), {"arm": None}), 30))

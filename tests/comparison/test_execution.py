@@ -8,8 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
 import cloudpickle
@@ -20,7 +19,7 @@ import composable.functional as F
 from composable import algorithms, optim
 from composable.algorithms import MixUp
 from composable.comparison.building import BuildError
-from composable.comparison.execution import ProcessRun, TrialProgress, Workers, pickled
+from composable.comparison.execution import ProcessRun, TrialProgress, Worker, Workers, pickled
 from composable.comparison.study_file import Cache
 from composable.comparison.trial import Compared, run_trial
 from tests.support.comparison import build, build_or_die, request, trial
@@ -34,7 +33,7 @@ REQUESTS = {
 
 
 def workers(folder, function, count=1, executor=None):
-    subject = Compared(build=function, metrics=("eval/loss",))
+    subject = Compared(function=function, metrics=("eval/loss",))
     return Workers(subject, Cache(folder / "cache", subject), count, folder, executor)
 
 
@@ -42,7 +41,8 @@ def workers(folder, function, count=1, executor=None):
 def ran(tmp_path_factory):
     """Run some trials, one of which ends its worker, and return the results by name.
 
-    A file beside the script has the name of a module, and must not be imported.
+    The last ones are given up while they sleep. A file beside the script has the name of a module,
+    and must not be imported.
     """
     folder = tmp_path_factory.mktemp("pool")
     (folder / "json.py").write_text("raise ImportError('the wrong json')")
@@ -50,13 +50,17 @@ def ran(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         results = pool.train("trials", list(REQUESTS.values()))
-    pool.stop()
-    return folder, dict(zip(REQUESTS, results, strict=True))
+        begun = time.monotonic()
+        sleeping = [request(how="sleep"), request(how="sleep", seed=1)]
+        given_up = pool.train("trials", sleeping, until=begun + 0.5)
+        assert time.monotonic() - begun < 60  # of 600
+    assert pool._own == {}
+    return folder, {**dict(zip(REQUESTS, results, strict=True)), "given up": given_up}
 
 
 def test_a_trial_gives_the_same_results_as_in_this_process(ran):
     request, found = REQUESTS["first"], ran[1]["first"]
-    here = run_trial(Compared(build=build_or_die), request)
+    here = run_trial(Compared(function=build_or_die), request)
 
     assert (found.outcome, found.trial) == ("finished", request.trial)
     assert [one.metrics for one in found.curve] == [one.metrics for one in here.curve]
@@ -99,20 +103,21 @@ def test_an_executor_of_the_users_gives_the_same_results(ran, tmp_path, executor
     ]
 
 
-def test_trials_are_given_up_when_the_time_ends(tmp_path):
-    pool = workers(tmp_path, build_or_die)
-    begun = time.monotonic()
-    found = pool.train(
-        "trials", [request(how="sleep"), request(how="sleep", seed=1)], until=begun + 1
-    )
-    assert found == [None, None]
-    assert time.monotonic() - begun < 60  # of 600
+def test_trials_are_given_up_when_the_time_ends(ran):
+    assert ran[1]["given up"] == [None, None]
 
 
-def test_a_measurement_whose_process_dies_says_so(tmp_path):
-    subject = Compared(build=build_or_die)
-    run = ProcessRun(tmp_path, 0, subject, request(how="exit"), 24)
-    with closing(run), pytest.raises(RuntimeError, match=r"process died \(EXIT\(7\)\)"):
+def test_a_measurement_whose_process_dies_says_so(ran, monkeypatch):
+    def dies(*arguments):
+        job = Future()
+        job.set_exception(BrokenExecutor("The exit codes of the workers are {EXIT(7)}"))
+        return job
+
+    monkeypatch.setattr(Worker, "__init__", lambda self, folder, number, threads: None)
+    monkeypatch.setattr(Worker, "submit", dies, raising=False)
+    monkeypatch.setattr(Worker, "_log", ran[0] / "worker-0.log", raising=False)
+    run = ProcessRun(ran[0], 0, Compared(function=build_or_die), request(), 24)
+    with pytest.raises(RuntimeError, match=r"process died \(EXIT\(7\)\); the end of its log"):
         run.advance()
 
 
@@ -195,7 +200,7 @@ requests = [
     TrialRequest(Trial("plain", {}, "2ep", seed, "reporting"), {"algorithms": []})
     for seed in (0, 1)
 ]
-subject = Compared(build=build)  # no `if __name__`: workers don't run the script
+subject = Compared(function=build)  # no `if __name__`: workers don't run the script
 Workers(subject, Cache(folder / "cache", subject), 1, folder).train("trials", requests)
 """
 

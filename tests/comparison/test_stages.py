@@ -229,15 +229,16 @@ def pool(tmp_path, monkeypatch):
     """Record the runs that are measured in the place of measuring."""
     measured = []
 
-    def measure(pool, requests, steps, until):
-        measured.append([(one.trial.arm, one.trial.duration) for one in requests])
-        return [
-            stages.step_cost(one.trial, [Block(0, count, float(at + 1))], count)
-            for at, (one, count) in enumerate(zip(requests, steps, strict=True))
-        ]
+    def measure(pool, runs, until, errors):
+        measured.append([(one.trial.arm, one.trial.duration) for one, _ in runs.values()])
+        return {
+            arm: stages.step_cost(one.trial, [Block(0, count, float(at + 1))], count)
+            for at, (arm, (one, count)) in enumerate(runs.items())
+        }
 
     monkeypatch.setattr(stages, "_measure", measure)
-    cache = Cache(tmp_path / "trials", Compared(build=build))
+    monkeypatch.setattr(time, "monotonic", lambda: float(len(measured) ** 2))
+    cache = Cache(tmp_path / "trials", Compared(function=build))
     return types.SimpleNamespace(cache=cache, stop=lambda: None, measured=measured)
 
 
@@ -255,10 +256,25 @@ def trained(made, *, batches=40, failing=()):
 def test_costs_are_measured_once_and_read_again(pool):
     made = design()
     first, notes = measure_costs(made, pool, trained(made))
-    assert [one.arm for one in first] == ["baseline", "other"]
+    assert [one.arm for one in first] == ["baseline", "other", "baseline (repeated)"]
+    assert [one.processes for one in first] == [4, 4, 4]
     assert notes == []
     assert measure_costs(made, pool, trained(made)) == (first, [])
-    assert len(pool.measured) == 1
+    assert len(pool.measured) == 4
+
+
+@pytest.mark.parametrize(
+    ("until", "begun", "processes"),
+    [(0.5, 1, 1), (1.5, 1, 1), (2.5, 2, 1), (4.5, 2, 2), (99, 4, 4)],
+)
+def test_within_a_budget_arms_are_measured_as_often_as_there_is_time(pool, until, begun, processes):
+    made = design()
+    costs, notes = measure_costs(made, pool, trained(made), until)
+    assert {one.processes for one in costs} == {processes}
+    assert len(pool.measured) == begun
+    said = [f"The budget left time for {processes} of 4 measurements of step costs."]
+    assert notes == said * (processes < 4)
+    assert measure_costs(made, pool, trained(made))[0][0].processes == 4
 
 
 def test_stored_costs_have_the_present_names_of_the_arms(pool):
@@ -267,8 +283,8 @@ def test_stored_costs_have_the_present_names_of_the_arms(pool):
     costs, _ = measure_costs(before, pool, trained(before))
     after = design(arms={"b": smoothing, "a": plain})
     renamed, _ = measure_costs(after, pool, trained(after))
-    assert len(pool.measured) == 1
-    assert [one.arm for one in renamed] == ["baseline", "b", "a"]
+    assert len(pool.measured) == 4
+    assert [one.arm for one in renamed] == ["baseline", "b", "a", "baseline (repeated)"]
     assert [one.seconds for one in renamed] == [one.seconds for one in costs]
 
 
@@ -278,7 +294,7 @@ def test_costs_of_another_machine_are_measured_again(pool):
     measure_costs(made, pool, study)
     protocol = attrs.evolve(study.protocol, versions={"device": "another"})
     measure_costs(made, pool, attrs.evolve(study, protocol=protocol))
-    assert len(pool.measured) == 2
+    assert len(pool.measured) == 8
 
 
 @pytest.mark.parametrize("text", ["", "{", "3"])
@@ -295,7 +311,7 @@ def test_an_arm_without_a_finished_run_has_no_cost(pool):
     made = design(arms={"good": [LabelSmoothing(0.1)], "bad": [LabelSmoothing(0.9)]})
     failing = {("bad", duration) for duration in made.protocol.durations}
     costs, _ = measure_costs(made, pool, trained(made, failing=failing))
-    assert [one.arm for one in costs] == ["baseline", "good"]
+    assert [one.arm for one in costs] == ["baseline", "good", "baseline (repeated)"]
 
 
 def test_without_a_finished_run_of_the_baseline_nothing_is_measured(pool):
@@ -307,22 +323,57 @@ def test_without_a_finished_run_of_the_baseline_nothing_is_measured(pool):
 
 
 @pytest.mark.parametrize(
-    ("batches", "duration"), [(400, "1ep"), (100, "2ep"), (40, "4ep"), (12, "12ep")]
+    ("batches", "duration"), [(400, "1ep"), (20, "2ep"), (10, "4ep"), (3, "12ep")]
 )
 def test_the_shortest_schedule_with_enough_steps_is_measured_or_a_multiple(pool, batches, duration):
     made = design()
     measure_costs(made, pool, trained(made, batches=batches))
-    assert pool.measured == [[("baseline", duration), ("other", duration)]]
+    assert pool.measured == 4 * [[(arm, duration) for arm in made.protocol.arms]]
 
 
 def test_costs_of_later_groups_are_those_beside_the_baseline_of_the_first(pool, monkeypatch):
     monkeypatch.setattr(stages, "_AT_ONCE", 2)
     made = design(arms={str(at): [LabelSmoothing(at / 10)] for at in range(3)})
     costs, _ = measure_costs(made, pool, trained(made))
-    assert [[arm for arm, _ in group] for group in pool.measured] == [
+    assert [[arm for arm, _ in group] for group in pool.measured] == 4 * [
         ["baseline", "0"],
         ["baseline", "1"],
         ["baseline", "2"],
+        ["baseline", "baseline (repeated)"],
     ]
-    assert [one.seconds for one in costs] == [((1.0,),), ((2.0,),), ((2.0,),), ((2.0,),)]
+    assert [one.seconds for one in costs] == [((1.0,) * 4,), *[((2.0,) * 4,)] * 4]
     assert attrs.astuple(costs[0])[0] == "baseline"
+
+
+def test_an_arm_that_fails_in_one_process_has_no_cost(pool, monkeypatch):
+    measure = stages._measure
+
+    def failing(pool, runs, until, errors):
+        costs = measure(pool, runs, until, errors)
+        if len(pool.measured) == 3:
+            errors["other"] = "no memory"
+            del costs["other"]
+        return costs
+
+    monkeypatch.setattr(stages, "_measure", failing)
+    made = design()
+    costs, notes = measure_costs(made, pool, trained(made))
+    assert [one.arm for one in costs] == ["baseline", "baseline (repeated)"]
+    assert notes == ["the cost of a step of arm 'other' cannot be measured: no memory"]
+
+
+def test_an_arm_that_fails_in_measurements_that_do_not_count_keeps_its_cost(pool, monkeypatch):
+    measure = stages._measure
+
+    def failing(pool, runs, until, errors):
+        costs = measure(pool, runs, until, errors)
+        if len(pool.measured) == 2:
+            errors["other"] = "its run is too short, or the budget ended"
+            del costs["other"]
+        return costs
+
+    monkeypatch.setattr(stages, "_measure", failing)
+    made = design()
+    costs, notes = measure_costs(made, pool, trained(made), 2.5)
+    assert [one.arm for one in costs] == ["baseline", "other", "baseline (repeated)"]
+    assert notes == ["The budget left time for 1 of 4 measurements of step costs."]

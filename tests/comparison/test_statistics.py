@@ -8,13 +8,14 @@ from scipy import stats
 from composable.comparison.statistics import (
     CostCurve,
     VariancePart,
-    cost_ratio,
+    cost_error,
     extension,
     holm,
     intervals_of,
     mean_interval,
     measure,
     power_of,
+    rounds_error,
     shares_of,
 )
 
@@ -165,14 +166,26 @@ def test_more_seeds_than_a_thousand_are_not_given() -> None:
     assert power_of(0.1, 1.0, 5, 0.1).seeds_for_observed is None
 
 
-def test_a_ratio_of_costs_has_the_error_of_its_rounds() -> None:
+@pytest.mark.parametrize(("arms", "processes"), [(2, 4), (3, 4), (9, 4), (2, 2)])
+def test_the_interval_of_a_ratio_of_costs_has_the_ratio(arms: int, processes: int) -> None:
+    rng = np.random.default_rng(arms)
+    costs = rng.normal(0, 0.05, (2000, arms, processes)) + rng.normal(0, 0.3, (2000, 1, processes))
+    covered = []
+    for logs in costs:
+        part = cost_error(logs)
+        (found,) = intervals_of(np.full((1, 1), (logs[1] - logs[0]).mean()), [part])
+        covered.append(found.low <= 0 <= found.high)
+    assert part.degrees == (arms - 1) * (processes - 1)
+    assert 0.94 <= np.mean(covered) <= 0.97
+
+
+def test_with_one_process_a_ratio_of_costs_has_the_error_of_its_rounds_and_of_processes() -> None:
     rng = random.Random(0)
 
     def rounds(cost: float) -> list[list[float]]:
         return [[cost * (1 + rng.expovariate(50)) for _ in range(20)] for _ in range(2)]
 
-    found, part = cost_ratio(rounds(1.0), rounds(2.0), 2.0)
-    assert found.low < log(2.0) < found.high < log(2.1)
+    part = rounds_error(rounds(1.0), rounds(2.0))
     assert part.degrees == 19
-    assert 0 < part.variance < 0.01**2
-    assert cost_ratio([[1.0]], [[2.0]], 2.0)[0].p is None
+    assert 0.05 < part.variance**0.5 < 0.051
+    assert rounds_error([[1.0]], [[2.0]]).variance == 0

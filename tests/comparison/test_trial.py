@@ -24,7 +24,7 @@ PLAIN = {"algorithms": []}
 
 
 def run_trial(build, arguments, trial, **options):
-    return run_request(Compared(build=build, **options), TrialRequest(trial, arguments))
+    return run_request(Compared(function=build, **options), TrialRequest(trial, arguments))
 
 
 def test_records_each_evaluation():
@@ -321,7 +321,7 @@ def test_refuses_to_split_two_evaluators():
 
 
 def run_loop(loop, duration="10ba", **options):
-    subject = Compared(run=loop, metrics=("test/loss",), **options)
+    subject = Compared(function=loop, name="run", metrics=("test/loss",), **options)
     return run_request(subject, TrialRequest(trial(duration=duration), {"arm": {"factor": 1}}))
 
 

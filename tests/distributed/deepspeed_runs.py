@@ -168,7 +168,7 @@ def train(config, **options):
 
 
 def final_state(trainer):
-    tree = trainer._saving.capture(False)
+    tree = trainer._checkpoints.capture(False)
     values = list(tree["model"]["weights"].values())
     values += [getattr(p, "to_local", lambda p=p: p)() for p in tree["engine"]["partitions"]]
     for state in tree["optimizers"][0]["state"].values():

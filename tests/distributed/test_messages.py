@@ -72,6 +72,11 @@ UNREAD = {
     "plain": {},
     "microbatches": {"grad_accum": 2},
     "labels": {"kind": "ignored", "loss_fn": parallel_runs.token_loss},
+    "declared": {
+        "kind": "ignored",
+        "loss_fn": parallel_runs.token_loss,
+        "loss_mean_over": "tokens",
+    },
     "omitted": {
         "algorithms": [SelectiveBackprop(start=0.0, end=1.0)],
         "loss_mean_over": "examples",

@@ -24,8 +24,7 @@ from composable.distributed import DDP, Shards
 from composable.distributed.reduction import TreeSum, all_reduce_exactly
 from composable.distributed.starting import join_processes
 from composable.engines.ddp import Replicated
-from composable.engines.exact import Exact
-from composable.engines.flat import kinds_of
+from composable.engines.exact import Exact, kinds_of
 from composable.engines.reducer import _Messages
 from composable.engines.shares import LossShares, times
 from composable.engines.sums import ShardSums
@@ -100,7 +99,7 @@ class Reduction:
             self.engine.overlaps = False
         if not ddp.exact:
             self.engine._observed = observed
-        counted = Declared(weight or (lambda batch: len(batch[1])))
+        counted = Declared(weight or (lambda batch: len(batch[1]) / passes))
         self.passes, self.engine.shares = passes, LossShares(LossWeights(counted), None)
         self.auto = auto
         self.compose(self.gradients)
@@ -124,7 +123,7 @@ class Reduction:
             *_, loss, share = sums.shares.compute(
                 self.compute_loss, state, state.batch, empty=empty
             )
-            loss = times(loss, share) / self.passes
+            loss = times(loss, share)
             sums.joined(loss, loss).backward()
             total = total + loss.detach()
         return state.evolve_unchecked(loss=total)

@@ -56,6 +56,10 @@ class _Work:
     def __init__(self, finish: Callable[[], None]) -> None:
         self.finish = finish
 
+    def get_future(self) -> "_Work":
+        """Return what can be waited for, too."""
+        return self
+
     def wait(self) -> None:
         """Wait for the result."""
         self.finish()

@@ -349,7 +349,7 @@ def test_checkpoint_of_something_else_is_an_error(tree, message, tmp_path):
 
 @pytest.mark.parametrize("on_device", [None, 3, "model", [["model"]], ["nothing"]])
 def test_forged_list_of_tensors_on_a_device_is_an_error(on_device, tmp_path):
-    tree = {"run": {"id": "a"}, "state": make_trainer()._saving.capture(False)}
+    tree = {"run": {"id": "a"}, "state": make_trainer()._checkpoints.capture(False)}
 
     with pytest.raises(DamagedCheckpointError, match="on_device does not name its tensors"):
         make_trainer(load_path=written(tmp_path / "c", tree, on_device))
@@ -379,7 +379,7 @@ FORGED = [
 @pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 @pytest.mark.parametrize(("part", "value"), FORGED)
 def test_forged_part_is_an_error_with_the_path(part, value, tmp_path):
-    state = {**make_trainer()._saving.capture(False), part: value}
+    state = {**make_trainer()._checkpoints.capture(False), part: value}
     path = written(tmp_path / "c", {"run": {"id": "a"}, "state": state})
 
     with pytest.raises((DamagedCheckpointError, MismatchError), match=re.escape(str(path))):

@@ -84,6 +84,6 @@ def test_deletes_a_checkpoint_of_the_run(tmp_path):
     trainer.fit()
 
     assert not delete(tmp_path / "ep1-ba3", "another")
-    assert delete(tmp_path / "ep1-ba3", trainer._saving.run_id)
-    assert not delete(tmp_path / "ep1-ba3", trainer._saving.run_id)
+    assert delete(tmp_path / "ep1-ba3", trainer._records.run_id)
+    assert not delete(tmp_path / "ep1-ba3", trainer._records.run_id)
     assert names(tmp_path) == []

@@ -72,7 +72,7 @@ def run(trainer):
 
 @pytest.fixture
 def parts(trainer):
-    return trainer._saving.parts(trainer.state)
+    return trainer._checkpoints.parts(trainer.state)
 
 
 def through_a_file(tree):
@@ -147,13 +147,13 @@ class OtherSize:
 def test_part_that_does_not_fit_is_an_error_before_anything_is_changed(size, error, message, parts):
     saved = {**through_a_file(parts.capture()), "mine": {"size": size}}
     fresh = build()
-    before = through_a_file(fresh._saving.capture(False))
-    own = Parts({**fresh._saving.parts(fresh.state).named, "mine": OtherSize()})
+    before = through_a_file(fresh._checkpoints.capture(False))
+    own = Parts({**fresh._checkpoints.parts(fresh.state).named, "mine": OtherSize()})
 
     with pytest.raises(error, match=message):
         own.check(saved, "ep1")
 
-    assert differences(before, through_a_file(fresh._saving.capture(False))) == []
+    assert differences(before, through_a_file(fresh._checkpoints.capture(False))) == []
 
 
 WRONG = {

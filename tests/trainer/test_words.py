@@ -47,7 +47,7 @@ def test_equal_runs_are_described_equally(tmp_path):
     first = run()
     first.fit()
     second = run()  # warnings are errors: the run has not changed
-    described = [one._saving.describe(one.state) for one in (first, second)]
+    described = [one._records.describe(one.state) for one in (first, second)]
     assert described[0]["schedulers"] == described[1]["schedulers"]
     assert "0x" not in str(described[0]["schedulers"]) + str(described[0]["algorithms"])
 

@@ -1,8 +1,7 @@
-"""Save and record a run."""
+"""The description of a run, in its checkpoints, logs and records."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +11,7 @@ from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
-from composable.distributed.processes import Processes
 from composable.runs.environment import describe_environment
-from composable.trainer.callback_states import CallbackStates, named_callbacks
 from composable.trainer.description import (
     describe_hyperparameters,
     describe_plan,
@@ -24,27 +21,23 @@ from composable.trainer.description import (
 )
 from composable.trainer.options import TrainerOptions
 from composable.trainer.run import Run
-from composable.trainer.session import Session
+from composable.trainer.session import Session, named_callbacks
 
-# What only a run imports that is saved or resumed.
 if TYPE_CHECKING:
-    from composable.resume.best import Best
     from composable.resume.lock import RunLock
-    from composable.resume.manager import CheckpointManager
-    from composable.resume.parts import Parts
 
-__all__ = ["Saving"]
+__all__ = ["Records"]
 
 _ENTRIES = ("metrics_files", "metrics_paths", "logger_runs")
 """What the record of a run has of its loggers."""
 
 
-class Saving:
-    """The checkpoints and records of a run.
+class Records:
+    """The description of a run, and its records.
 
     Args:
         options: The arguments of the `Trainer`.
-        session: Its plan, with the savers and recorders.
+        session: Its plan, with the recorders.
         run: The run.
         run_id: Its id, which tells its checkpoints from those of other runs.
         lock: The lock of its folder.
@@ -59,31 +52,14 @@ class Saving:
         lock: "RunLock | None" = None,
     ) -> None:
         self.options = options
-        self.lock = lock
         self.session = session
         self.run = run
         self.run_id = run_id
-        self.resumed = False
-        """Whether the run was restored, and training has not been called since."""
+        self.lock = lock
         self.hyperparameters = describe_hyperparameters(run)
         """The hyperparameters of the run: the requested ones, or those of the checkpoint."""
         self.describe_request()
         self._describe_environment()
-        self.callbacks = CallbackStates(session)
-        """The states of the callbacks, of which those that are added later have theirs restored."""
-        run.checkpoints.save_with = self.save
-
-    @property
-    def managers(self) -> "list[CheckpointManager]":
-        """What writes the checkpoints."""
-        return self.run.checkpoints.managers
-
-    @property
-    def best(self) -> "Best | None":
-        """The best checkpoint so far."""
-        from composable.resume.best import find_best  # on use
-
-        return find_best(self.managers, self.callbacks.path)
 
     def describe_request(self) -> None:
         """Describe the request before training, in which settings of layers may be changed."""
@@ -197,60 +173,3 @@ class Saving:
         for name, logger in self._loggers().items():
             found = {key: last[key] for key in _ENTRIES if isinstance(last.get(key), dict)}
             logger.continue_run({key: named.get(name) for key, named in found.items()})
-
-    # --- save ---
-
-    def capture(self, weights_only: bool, state: State | None = None) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
-        state = self.run.state if state is None else state
-        with self.whole_weights():
-            return self.run.engine.captured(self._capture(weights_only, state))
-
-    def _capture(self, weights_only: bool, state: State) -> dict[str, Any]:
-        from composable.trainer.run_part import RunPart  # on use
-
-        if weights_only:
-            return {**RunPart(self.run, state).weights()}
-        return self.parts(state).capture()
-
-    def parts(self, state: State) -> "Parts":
-        """Return the parts of the run at a state, in the order in which they are restored.
-
-        That of callbacks is the only one that may fail after it was checked, so it is the first.
-        """
-        from composable.resume.parts import ALL, Parts  # on use
-        from composable.trainer.run_part import RunPart
-
-        whole = RunPart(self.run, state)
-        return Parts({"callbacks": self.callbacks, ALL: whole, **self.run.parts})
-
-    def whole_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has whole weights, or a `DTensor` for each."""
-        return self.run.engine.whole()
-
-    def save(self, manager: "CheckpointManager", state: State) -> None:
-        """Save the run with a manager."""
-        self.run.data.gather_positions()
-        manager.save(
-            state,
-            self.describe(state),
-            lambda only: self.capture(only, state),
-            together=self.run.engine.writes_together(manager.settings.weights_only),
-        )
-
-    def write(self, path: Path, *, weights_only: bool, overwrite: bool) -> Path:
-        """Write a checkpoint between two calls."""
-        from composable.checkpoint.folders import make_folder  # on use
-        from composable.checkpoint.saved import Saved
-
-        self.session.check_override()
-        if self.options.dry_run:
-            return path
-        processes = Processes.current()
-        self.run.data.gather_positions()
-        state, tree = self.run.state, self.capture(weights_only)
-        saved = Saved.of(state, self.describe(state), tree, complete=not weights_only)
-        processes.on_main(lambda: make_folder(path.parent))
-        if self.run.engine.writes_together(weights_only):
-            return saved.write(path, overwrite=overwrite)
-        return Path(processes.on_main(lambda: str(saved.write(path, overwrite=overwrite))))

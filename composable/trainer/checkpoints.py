@@ -1,0 +1,158 @@
+"""The checkpoints of a run: when it is saved, and what they hold."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composable.core._warnings import warn_user
+from composable.core.control import Control
+from composable.core.event import Event
+from composable.core.state import State
+from composable.distributed.processes import Processes
+from composable.trainer.guards import NonFiniteLossError
+from composable.trainer.records import Records
+from composable.trainer.run import Run, UnsupportedRequestWarning
+from composable.trainer.session import CallbackStates
+
+# What only a run imports that is saved or resumed.
+if TYPE_CHECKING:
+    from composable.resume.best import Best
+    from composable.resume.manager import CheckpointManager
+    from composable.resume.parts import Parts
+
+__all__ = ["Checkpoints"]
+
+
+class Checkpoints:
+    """The checkpoints of a run that restores none of its own: see `RestoredCheckpoints`.
+
+    Args:
+        run: The run.
+        records: Its description, which each checkpoint has.
+    """
+
+    def __init__(self, run: Run, records: Records) -> None:
+        self.run, self.records = run, records
+        self.options, self.session = records.options, records.session
+        self.managers: list[CheckpointManager] = []
+        """What writes the checkpoints: that of each saver in the current plan."""
+        self.callbacks = CallbackStates(self.session)
+        """The states of the callbacks, of which those that are added later have theirs restored."""
+        self.resumed = False
+        """Whether the run was restored, and training has not been called since."""
+        self._saved_at: Any = None
+        run.checkpoints = self
+        run.compose()
+
+    @property
+    def possible(self) -> bool:
+        """Whether the run can be saved."""
+        return bool(self.managers or self.options.saver)
+
+    @property
+    def best(self) -> "Best | None":
+        """The best checkpoint so far."""
+        from composable.resume.best import find_best  # on use
+
+        return find_best(self.managers, self.callbacks.path)
+
+    # --- during training ---
+
+    def save_requested(self, state: State, event: Event) -> State:
+        """Fire a checkpoint event, and save if a callback requested it."""
+        run = self.run
+        state = run.fire_joined(event, state)
+        if not (run.dispatcher.pending and run.dispatcher.pop(Control.SAVE)):
+            return state
+        if not self.possible:
+            warn_user(
+                "a callback requested Control.SAVE, which this Trainer cannot do; pass a "
+                "save_folder, or saver=, a function of the state.",
+                UnsupportedRequestWarning,
+            )
+            return state
+        state = self.save(state)
+        run.join_requests(Event.AFTER_SAVE)
+        return state
+
+    def save_end(self, state: State) -> State:
+        """Save the end of training, unless it has just been saved."""
+        due = any(one.settings.save_interval or one.improved for one in self.managers)
+        return self.save_outdated(state) if due else state
+
+    def save_outdated(self, state: State) -> State:
+        """Save the run if anything was done since the last save."""
+        return state if self._saved_at == self._progress(state) else self.save(state)
+
+    def save(self, state: State) -> State:
+        """Save the run."""
+        run = self.run
+        run.guard.flush()  # every checkpoint is safe to resume from
+        state = run.fire(Event.BEFORE_SAVE, state)
+        self.mark_saved(state)
+        for manager in [one for one in self.managers if one.wanted] or self.managers:
+            run.data.gather_positions()
+            manager.save(
+                state,
+                self.records.describe(state),
+                lambda only: self.capture(only, state),
+                together=run.engine.writes_together(manager.settings.weights_only),
+            )
+        if not self.managers:
+            self.options.saver(state)  # type: ignore[misc]  # it is possible
+        return run.fire(Event.AFTER_SAVE, state)
+
+    def mark_saved(self, state: State) -> None:
+        """Record that `state` is saved."""
+        self._saved_at = self._progress(state)
+
+    def _progress(self, state: State) -> Any:
+        now = state.timestamp
+        return now.epoch, now.batch, self.run.evaluation.last_run.copy()
+
+    def roll_back(self, error: NonFiniteLossError) -> State:
+        """Restore the last checkpoint after a loss that is not finite, if that is requested.
+
+        Raises:
+            NonFiniteLossError: It is not, or there is none.
+        """
+        raise error
+
+    # --- what a checkpoint holds ---
+
+    def write(self, path: Path, *, weights_only: bool, overwrite: bool) -> Path:
+        """Write a checkpoint between two calls."""
+        from composable.checkpoint.folders import make_folder  # on use
+        from composable.checkpoint.saved import Saved
+
+        self.session.check_override()
+        if self.options.dry_run:
+            return path
+        processes = Processes.current()
+        self.run.data.gather_positions()
+        state, tree = self.run.state, self.capture(weights_only)
+        saved = Saved.of(state, self.records.describe(state), tree, complete=not weights_only)
+        processes.on_main(lambda: make_folder(path.parent))
+        if self.run.engine.writes_together(weights_only):
+            return saved.write(path, overwrite=overwrite)
+        return Path(processes.on_main(lambda: str(saved.write(path, overwrite=overwrite))))
+
+    def capture(self, weights_only: bool, state: State | None = None) -> dict[str, Any]:
+        """Return what a checkpoint holds."""
+        from composable.trainer.run_part import RunPart  # on use
+
+        state = self.run.state if state is None else state
+        with self.run.engine.whole():  # whole weights, or a `DTensor` for each
+            if weights_only:
+                return self.run.engine.captured({**RunPart(self.run, state).weights()})
+            return self.run.engine.captured(self.parts(state).capture())
+
+    def parts(self, state: State) -> "Parts":
+        """Return the parts of the run at a state, in the order in which they are restored.
+
+        That of callbacks is the only one that may fail after it was checked, so it is the first.
+        """
+        from composable.resume.parts import ALL, Parts  # on use
+        from composable.trainer.run_part import RunPart
+
+        whole = RunPart(self.run, state)
+        return Parts({"callbacks": self.callbacks, ALL: whole, **self.run.parts})

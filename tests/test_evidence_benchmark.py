@@ -1,0 +1,62 @@
+"""The costs of stored studies that are measured again, and the performance profile of several."""
+
+from math import inf
+
+import attrs
+import pytest
+
+from benchmarks import evidence
+from composable.comparison import Comparison
+from tests.comparison import small
+from tests.comparison.synthetic import draw_study, loss_after
+from tools.performance_profile import cost_to, performance_profile, profile_lines
+
+
+def test_a_study_gets_costs_that_are_measured_now(monkeypatch):
+    study = draw_study(0, {"other": 1.0})
+    found = tuple(attrs.evolve(one, processes=2) for one in study.costs)
+    measured = []
+
+    def measure(design, pool, given):
+        measured.append((list(design.arms), pool.count, given))
+        return found, notes
+
+    monkeypatch.setattr(evidence, "measure_costs", measure)
+    arguments = {"build": small.build, "arms": {"other": []}, "metric": "test/accuracy"}
+    notes = []
+    assert evidence.with_new_costs(study, arguments) == attrs.evolve(study, costs=found)
+    assert measured == [(["baseline", "other", "baseline (repeated)"], 1, study)]
+
+    notes = ["the cost of a step of arm 'other' cannot be measured: no memory"]
+    with pytest.raises(RuntimeError, match="no memory"):
+        evidence.with_new_costs(study, arguments)
+
+
+def test_a_missed_target_is_within_no_factor_of_the_best():
+    costs = {"a": [1.0, 4.0, inf, 1.0], "b": [2.0, inf, inf, 1.05]}
+    assert performance_profile(costs, [1, 1.1, 2, 1e9]) == {
+        "a": [0.75, 0.75, 0.75, 0.75],
+        "b": [0.0, 0.25, 0.5, 0.5],
+    }
+
+
+def test_the_cost_of_a_target_is_where_the_curve_reaches_it():
+    study = draw_study(0, {"fast": 2.0}, shared=0.0, own=0.0, cost_noise=0.0, process_noise=0.0)
+    comparison = Comparison(study)
+    targets = [loss_after(800), loss_after(200), loss_after(50)]
+    assert cost_to(comparison, "plain", targets) == pytest.approx([8.0, 2.0, 1.0])
+    assert cost_to(comparison, "fast", targets) == pytest.approx([4.0, 1.0, 1.0])
+    assert cost_to(comparison, "plain", [loss_after(1600)]) == [inf]
+
+
+def test_the_profile_has_the_arms_that_two_studies_share():
+    studies = {
+        "one": Comparison(draw_study(0, {"fast": 2.0, "alone": 1.0}, own=0.001)),
+        "two": Comparison(draw_study(1, {"fast": 3.0}, own=0.001)),
+        "three": Comparison(draw_study(2, {"another": 1.0})),
+    }
+    head, _, baseline, fast = profile_lines(studies)
+    assert head.startswith("| studies | arm | within 1x |")
+    assert baseline.split(" | ")[:3] == ["| one, two", "baseline", "20%"]
+    assert fast.split(" | ")[1:4:2] == ["fast", "100%"]
+    assert fast.endswith("| 0 of 10 |")
