@@ -722,14 +722,8 @@ METHODS = {
             stochastic_depth,
         ),
         *(gyro_dropout, channels_last, randaugment),
-        *(
-            alibi,
-            rotary,
-            ngram_embeddings,
-            gated_linear_units,
-            linear_cross_entropy,
-            pack_documents,
-        ),
+        *(alibi, rotary, ngram_embeddings, gated_linear_units),
+        *(linear_cross_entropy, pack_documents),
         cached_gradients,
     )
 }

@@ -101,6 +101,8 @@ class Outcome:
 
     kills: int
     """How many processes were killed while they ran."""
+    hung: int
+    """How many did not end, after another one was killed or at the end."""
     lost: int
     """How often a checkpoint that was there was gone afterwards."""
     broken: int
@@ -226,7 +228,7 @@ def one_run(
     folder: Path, kind: Configuration, expected: str, seconds: float, draw: random.Random
 ) -> Outcome:
     """Kill a run some times, let it end, and compare."""
-    kills = lost = broken = 0
+    kills = hung = lost = broken = 0
     for _ in range(draw.choice([1, 1, 2, 3])):
         children = begin(folder, kind)
         time.sleep(draw.uniform(0, seconds))
@@ -234,6 +236,7 @@ def one_run(
             os.kill(child, signal.SIGKILL)
         statuses = end_all(children)
         kills += sum(status is not None and os.WIFSIGNALED(status) for status in statuses)
+        hung += statuses.count(None)
         if not (folder / "checkpoints").is_dir():
             continue
         whole, faulty = files.find(folder / "checkpoints", thorough=True)
@@ -243,7 +246,8 @@ def one_run(
         lost += safe > max((found.manifest.batch for found in whole), default=0)
     statuses = end_all(begin(folder, kind))
     result = (folder / RESULT).read_text() if (folder / RESULT).exists() else "none"
-    return Outcome(kills, lost, broken, any(statuses) or result != expected)
+    different = None not in statuses and (any(statuses) or result != expected)
+    return Outcome(kills, hung + statuses.count(None), lost, broken, different)
 
 
 def campaign(
@@ -269,7 +273,7 @@ def campaign(
             found.update(
                 runs=bool(outcome.kills), **{k: int(v) for k, v in attrs.asdict(outcome).items()}
             )
-            if outcome.lost or outcome.broken or outcome.different:
+            if outcome.hung or outcome.lost or outcome.broken or outcome.different:
                 errors = (folder / "errors.txt").read_text()
                 faults.append(f"run {number}, {name}: {outcome}\n{errors}")
     return found, faults

@@ -34,8 +34,8 @@ from composable.checkpoint.layout import Region
 from composable.distributed import Processes
 
 STEPS, ROWS, COLUMNS = 24, 64, 256
-LIMIT = 60.0
-"""How long processes may take to end, in seconds."""
+LIMIT = 180.0
+"""How long processes may take to end on a busy machine, in seconds."""
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where files are safe from SIGKILL, though not from a power failure, and soon written."""
 

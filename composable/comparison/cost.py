@@ -12,9 +12,10 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
-from statistics import fmean, quantiles
+from statistics import fmean
 
 import attrs
+import numpy as np
 
 from composable.comparison.building import BuildError
 from composable.comparison.records import StepCost, Trial
@@ -174,12 +175,5 @@ def process_seconds(cost: StepCost) -> list[list[float]]:
             f"the cost of {cost.arm!r} must have seconds for each of its points, and has "
             f"{len(cost.progress)} points and {[len(one) for one in cost.seconds]} rounds."
         )
-    each = [len(rounds) // cost.processes for rounds in cost.seconds]
-    return [
-        [_first_quartile(rounds[at : at + size]) for at in range(0, len(rounds), size)]
-        for rounds, size in zip(cost.seconds, each, strict=True)
-    ]
-
-
-def _first_quartile(values: Sequence[float]) -> float:
-    return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
+    each = [np.reshape(rounds, (cost.processes, -1)) for rounds in cost.seconds]
+    return [np.percentile(one, 25, axis=1).tolist() for one in each]

@@ -50,6 +50,8 @@ _AT_ONCE = 8
 
 Tried: TypeAlias = Mapping[str, Sequence[Settings]]
 Seeds: TypeAlias = Mapping[str, Sequence[int]]
+Runs: TypeAlias = Mapping[str, tuple[TrialRequest, int]]
+"""The runs whose steps are measured, and the numbers of their steps."""
 
 
 @attrs.frozen
@@ -376,86 +378,89 @@ def measure_costs(
     An arm is measured on its shortest schedule of at least 30 steps, or on a multiple of its
     longest one. An arm without a finished run has no cost: notes name these, and those that fail.
     """
-    baseline, runs = study.protocol.baseline, _measured_runs(study)
+    baseline, runs = study.protocol.baseline, _measured_runs(design, study)
     if baseline not in runs:
         return (), ["The costs of steps are not measured: no run of the baseline finished."]
-    requests = [design.request(trial) for trial, _ in runs.values()]
-    names = [workers.cache.path(one).name for one in requests]
+    names = [workers.cache.path(request).name for request, _ in runs.values()]
     key = stable_digest("processes", names, study.protocol.versions["device"])[:32]
     path = workers.cache.folder.parent / "costs" / f"{key}.json"
     stored = read_stored(tuple[StepCost, ...], path, "the costs of steps are measured again")
-    if stored is not None and len(stored) == len(requests):  # arms may have other names since
+    if stored is not None and len(stored) == len(runs):  # arms may have other names since
         pairs = zip(stored, runs, strict=True)
         return tuple(attrs.evolve(cost, arm=arm) for cost, arm in pairs), []
     workers.stop()
-    steps = [count for _, count in runs.values()]
-    measured: list[list[StepCost | str]] = []
+    measured: list[Mapping[str, StepCost]] = []
+    errors: dict[str, str] = {}
     begun = time.monotonic()
-    while len(measured) < _PROCESSES:
+    while len(measured) < _PROCESSES and baseline not in errors:
+        costs, failed = _measure_arms(workers, baseline, runs, until)
         now = time.monotonic()
-        if measured and now + (now - begun) / len(measured) > until:
+        if measured and now > until:  # the last blocks are missing
             break
-        measured.append(_measure_arms(workers, requests, steps, until))
-        if isinstance(error := measured[0][0], str):
-            return (), [f"The costs of steps are not measured: {baseline}: {error}"]
-    whole = measured if time.monotonic() < until else measured[: max(1, len(measured) - 1)]
-    costs: list[StepCost] = []
-    notes: list[str] = []
-    for arm, each in zip(runs, zip(*whole, strict=True), strict=True):
-        if errors := [one for one in each if isinstance(one, str)]:
-            notes.append(f"the cost of a step of arm {arm!r} cannot be measured: {errors[0]}")
-        else:
-            costs.append(join_costs([one for one in each if isinstance(one, StepCost)]))
-    if len(whole) < _PROCESSES:
-        notes.append(
-            f"The budget left time for {len(whole)} of {_PROCESSES} measurements of step costs."
-        )
+        measured.append(costs)
+        errors |= failed
+        if now + (now - begun) / len(measured) > until:
+            break
+    if baseline in errors:
+        return (), [f"The costs of steps are not measured: {baseline}: {errors[baseline]}"]
+    found = [join_costs([one[arm] for one in measured]) for arm in runs if arm not in errors]
+    notes = [
+        f"the cost of a step of arm {arm!r} cannot be measured: {errors[arm]}" for arm in errors
+    ]
+    if len(measured) < _PROCESSES:
+        count = f"{len(measured)} of {_PROCESSES}"
+        notes.append(f"The budget left time for {count} measurements of step costs.")
     if not notes:
-        write_stored(tuple(costs), path)
-    return tuple(costs), notes
+        write_stored(tuple(found), path)
+    return tuple(found), notes
 
 
 def _measure_arms(
-    workers: Workers, requests: Sequence[TrialRequest], steps: Sequence[int], until: float
-) -> list[StepCost | str]:
-    """Measure arms in groups, each beside the baseline, whose cost is that of the first group."""
-    costs: list[StepCost | str] = []
-    for at in range(1, max(2, len(requests)), _AT_ONCE - 1):
-        group = [0, *range(at, min(at + _AT_ONCE - 1, len(requests)))]
-        base, *others = _measure(
-            workers, [requests[i] for i in group], [steps[i] for i in group], until
-        )
-        costs = costs or [base]
-        first = costs[0]
-        if isinstance(base, str) or isinstance(first, str):
-            return [f"the baseline: {base}"] * len(requests)
-        costs += [one if isinstance(one, str) else rescale_cost(one, base, first) for one in others]
-    return costs
+    workers: Workers, baseline: str, runs: Runs, until: float
+) -> tuple[dict[str, StepCost], dict[str, str]]:
+    """Measure arms in groups, each beside the baseline, whose cost is that of the first group.
+
+    Returns:
+        The costs, and why those of other arms cannot be measured.
+    """
+    costs: dict[str, StepCost] = {}
+    errors: dict[str, str] = {}
+    others = [arm for arm in runs if arm != baseline]
+    for at in range(0, max(1, len(others)), _AT_ONCE - 1):
+        group = [baseline, *others[at : at + _AT_ONCE - 1]]
+        found = _measure(workers, {arm: runs[arm] for arm in group}, until, errors)
+        if baseline in errors:
+            break
+        base = found[baseline]
+        first = costs.setdefault(baseline, base)
+        costs |= {arm: rescale_cost(found[arm], base, first) for arm in group[1:] if arm in found}
+    return costs, errors
 
 
 def _measure(
-    workers: Workers, requests: Sequence[TrialRequest], steps: Sequence[int], until: float
-) -> list[StepCost | str]:
-    """Return the cost of each arm, or why it cannot be measured."""
+    workers: Workers, runs: Runs, until: float, errors: dict[str, str]
+) -> dict[str, StepCost]:
+    """Return the cost of each arm, and add why the others cannot be measured."""
     workers.progress.start("costs of steps", [])
     with ExitStack() as stack:
-        runs = [
-            stack.enter_context(
-                closing(ProcessRun(workers.folder, number, workers.subject, one, count))
-            )
-            for number, (one, count) in enumerate(zip(requests, steps, strict=True))
+        started = [
+            stack.enter_context(closing(ProcessRun(workers.folder, at, workers.subject, *run)))
+            for at, run in enumerate(runs.values())
         ]
         left = None if until == math.inf else max(0.0, until - time.monotonic())
-        wait([run.begun for run in runs], left)  # a run that is set up slows the others down
-        blocks, errors = interleave([run.advance for run in runs], until)
-    costs: list[StepCost | str] = []
-    for index, (one, count) in enumerate(zip(requests, steps, strict=True)):
-        cost = None if index in errors else step_cost(one.trial, blocks[index], count)
-        costs.append(cost or errors.get(index, "its run is too short, or the budget ended"))
+        wait([run.begun for run in started], left)  # one that is set up slows the others down
+        blocks, failed = interleave([run.advance for run in started], until)
+    costs: dict[str, StepCost] = {}
+    for at, (arm, (request, steps)) in enumerate(runs.items()):
+        cost = None if at in failed else step_cost(request.trial, blocks[at], steps)
+        if cost is None:
+            errors[arm] = failed.get(at, "its run is too short, or the budget ended")
+        else:
+            costs[arm] = cost
     return costs
 
 
-def _measured_runs(study: Study) -> dict[str, tuple[Trial, int]]:
+def _measured_runs(design: Design, study: Study) -> Runs:
     """Return the run of each arm whose steps are measured, and the number of its steps."""
     protocol = study.protocol
     finished: dict[str, dict[float, Trial]] = {}
@@ -470,7 +475,7 @@ def _measured_runs(study: Study) -> dict[str, tuple[Trial, int]]:
             length = Time.parse(trial.duration)
             duration = str(Time(length.value * factor, length.unit))
             trial = attrs.evolve(trial, duration=duration, seed=protocol.seeds[0])
-            found[arm] = trial, int(longest) * factor
+            found[arm] = design.request(trial), int(longest) * factor
     return found
 
 

@@ -229,12 +229,12 @@ def pool(tmp_path, monkeypatch):
     """Record the runs that are measured in the place of measuring."""
     measured = []
 
-    def measure(pool, requests, steps, until):
-        measured.append([(one.trial.arm, one.trial.duration) for one in requests])
-        return [
-            stages.step_cost(one.trial, [Block(0, count, float(at + 1))], count)
-            for at, (one, count) in enumerate(zip(requests, steps, strict=True))
-        ]
+    def measure(pool, runs, until, errors):
+        measured.append([(one.trial.arm, one.trial.duration) for one, _ in runs.values()])
+        return {
+            arm: stages.step_cost(one.trial, [Block(0, count, float(at + 1))], count)
+            for at, (arm, (one, count)) in enumerate(runs.items())
+        }
 
     monkeypatch.setattr(stages, "_measure", measure)
     monkeypatch.setattr(time, "monotonic", lambda: float(len(measured) ** 2))
@@ -348,12 +348,32 @@ def test_costs_of_later_groups_are_those_beside_the_baseline_of_the_first(pool, 
 def test_an_arm_that_fails_in_one_process_has_no_cost(pool, monkeypatch):
     measure = stages._measure
 
-    def failing(*arguments):
-        base, other, again = measure(*arguments)
-        return [base, other if len(pool.measured) != 3 else "no memory", again]
+    def failing(pool, runs, until, errors):
+        costs = measure(pool, runs, until, errors)
+        if len(pool.measured) == 3:
+            errors["other"] = "no memory"
+            del costs["other"]
+        return costs
 
     monkeypatch.setattr(stages, "_measure", failing)
     made = design()
     costs, notes = measure_costs(made, pool, trained(made))
     assert [one.arm for one in costs] == ["baseline", "baseline (repeated)"]
     assert notes == ["the cost of a step of arm 'other' cannot be measured: no memory"]
+
+
+def test_an_arm_that_fails_in_measurements_that_do_not_count_keeps_its_cost(pool, monkeypatch):
+    measure = stages._measure
+
+    def failing(pool, runs, until, errors):
+        costs = measure(pool, runs, until, errors)
+        if len(pool.measured) == 2:
+            errors["other"] = "its run is too short, or the budget ended"
+            del costs["other"]
+        return costs
+
+    monkeypatch.setattr(stages, "_measure", failing)
+    made = design()
+    costs, notes = measure_costs(made, pool, trained(made), 2.5)
+    assert [one.arm for one in costs] == ["baseline", "other", "baseline (repeated)"]
+    assert notes == ["The budget left time for 1 of 4 measurements of step costs."]

@@ -5,9 +5,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
 from composable.algorithms import EMA, ChannelsLast
-from composable.checkpoint import find, verify
+from composable.checkpoint import find, read, verify
 from composable.distributed import DDP, FSDP2
 from tests.support import parallel_resume
 from tests.support import parallel_runs as runs
@@ -59,6 +60,19 @@ def test_process_reads_its_part_of_divided_tensors_and_the_run_is_the_same(stopp
         for name in ("weights", "memory", "metrics", "batch", "sample", "loss"):
             assert one[name] == whole[name]
     assert alone["counts"] == {"hashed": sum(sizes)}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_reads_the_weights_of_a_run_from_its_checkpoint(stopped):
+    path = find(stopped)[0][0].path
+    saved = {n: value for n, value in read(path).tensors.items() if n.startswith("model.")}
+    found = {n.removeprefix("model."): torch.zeros_like(value) for n, value in saved.items()}
+
+    load({"model": found}, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+
+    assert found
+    for name, value in saved.items():
+        assert torch.equal(found[name.removeprefix("model.")], value)
 
 
 @pytest.mark.parametrize("algorithms", [[], [ChannelsLast()]], ids=["contiguous", "channels_last"])

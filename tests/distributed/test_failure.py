@@ -4,8 +4,10 @@ import json
 import os
 
 import pytest
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from composable.distributed import starting
 from composable.distributed._failure import first_failure, status_of
 
 NOW = 1_000_000
@@ -55,3 +57,50 @@ def test_first_failure_and_its_status(failure, failures, rank, status):
     by_rank = {i: failure(i, *each) for i, each in enumerate(failures)}
     found, first = first_failure(by_rank)
     assert (found, status_of(first)) == (rank, status)
+
+
+class Store:
+    """A store that records its use."""
+
+    def __init__(self):
+        self.said, self.waited = {}, []
+
+    def set(self, key, value):
+        self.said[key] = value
+
+    def wait(self, keys, timeout):
+        self.waited += keys
+
+
+READ = ["composable/read/1", "composable/read/2"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "agent", "waited"),
+    [(0, None, READ), (0, "False", READ), (0, "True", []), (1, None, [])],
+)
+def test_rank_0_waits_until_its_error_is_read_where_it_has_the_store(
+    rank, agent, waited, monkeypatch
+):
+    store, aborted = Store(), []
+    monkeypatch.setattr(starting, "_store", lambda: store)
+    monkeypatch.setattr(starting, "_abort", lambda: aborted.append(list(store.waited)))
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    if agent is not None:
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    starting._end_with(OSError("the disk is gone"))
+    assert store.said == {"composable/failed": f"rank {rank} failed: OSError: the disk is gone"}
+    assert store.waited == waited
+    assert aborted == [[]]  # first: the others wait for it in a collective
+
+
+def test_a_process_that_reads_an_error_says_so(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(starting, "_store", lambda: store)
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    store.set("composable/failed", "rank 0 failed: OSError: the disk is gone")
+    found = starting._failure_elsewhere(RuntimeError("Connection closed by peer"))
+    assert str(found) == "rank 0 failed: OSError: the disk is gone"
+    assert store.check(["composable/read/2"])

@@ -1,7 +1,6 @@
 """Runs of 1, 2 and 4 processes, compared with one another."""
 
 import inspect
-import os
 import re
 import shutil
 from functools import partial
@@ -253,18 +252,6 @@ def test_error_of_one_rank_is_raised_on_all(name):
     assert text in repr(second)
     assert repr(first) == f"ProcessError: rank 1 failed: {text}" or text in repr(first)
     assert isinstance(first, Failed)
-
-
-def fit_and_end(options):
-    try:
-        return fit(options)
-    except OSError:
-        os._exit(3)  # at once, and with it the store in which the error is reported
-
-
-def test_error_of_rank_0_is_read_before_its_store_ends():
-    _, second = attempt(fit_and_end, 2, {"callbacks": [runs.FailAt(2, rank=0)]})
-    assert repr(second) == "ProcessError: rank 0 failed: OSError: the disk is gone"
 
 
 DIFFERENT = {

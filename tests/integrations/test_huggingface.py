@@ -1,6 +1,5 @@
 """The algorithms in Hugging Face's Trainer."""
 
-import gc
 from functools import partial
 
 import pytest
@@ -36,15 +35,6 @@ from tests.support.models import same, weights
 KEYS = {"loss_fn": None, "input_key": "pixel_values", "target_key": "labels"}
 # What these replace or need isn't in a residual net.
 NOT_ON_RESNET = {"GyroDropout", "LowPrecisionGroupNorm", "LowPrecisionLayerNorm", *ON_SEQUENCES}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _quick_collections():
-    """Keep what was imported out of the collection of garbage that begins each of their runs."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def resnet():
