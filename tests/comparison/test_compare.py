@@ -313,8 +313,8 @@ def test_the_command_resumes_after_an_interrupt_and_repeats_nothing(tmp_path, mo
     assert len(study.results) == 8
     assert study.protocol.command.startswith(f"composable compare {script} --metric")
     assert [(one.arm, one.duration) for one in study.costs] == [
-        ("baseline", "12ep"),
-        ("smoothing", "12ep"),
+        ("baseline", "4ep"),
+        ("smoothing", "4ep"),
     ]
 
     assert run("--no-repeat", "--seeds", "1") == 0  # starts no process
