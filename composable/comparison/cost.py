@@ -175,5 +175,5 @@ def process_seconds(cost: StepCost) -> list[list[float]]:
             f"the cost of {cost.arm!r} must have seconds for each of its points, and has "
             f"{len(cost.progress)} points and {[len(one) for one in cost.seconds]} rounds."
         )
-    each = [np.reshape(rounds, (cost.processes, -1)) for rounds in cost.seconds]
-    return [np.percentile(one, 25, axis=1).tolist() for one in each]
+    shape = (cost.processes, -1)
+    return [np.percentile(np.reshape(one, shape), 25, axis=1).tolist() for one in cost.seconds]
