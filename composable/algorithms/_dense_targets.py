@@ -8,13 +8,13 @@ from composable.functional._spatial import is_dense
 __all__ = ["check_no_dense_targets"]
 
 
-def check_no_dense_targets(state: State, problem: str, cure: str) -> None:
+def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
     """Raise an error if a target of the batch has a value for each pixel of the inputs.
 
     Args:
         state: The state, whose batch may be without targets.
         problem: What the method can't do with such targets.
-        cure: What to do instead.
+        fix: What to do instead.
 
     Raises:
         ValueError: There is such a target.
@@ -29,5 +29,5 @@ def check_no_dense_targets(state: State, problem: str, cure: str) -> None:
     for one in targets if isinstance(targets, (tuple, list)) else (targets,):
         if isinstance(one, Tensor) and is_dense(one, inputs.shape[2:]):
             raise ValueError(
-                f"{problem} targets {tuple(one.shape)} that have a value for each pixel; {cure}."
+                f"{problem} targets {tuple(one.shape)} that have a value for each pixel; {fix}."
             )

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from composable.core._differences import compare
 from composable.core.batch_spec import BatchSpec
 from composable.core.control import Control
 from composable.core.event import Event
@@ -31,6 +30,7 @@ from composable.metrics import Averages
 from composable.optim.muon import DEFAULT, Muon
 from composable.plan.compatibility import occurrences
 from composable.plan.dispatch import Dispatcher
+from composable.resume.changes import differing_entries
 
 __all__ = ["Parallel"]
 
@@ -263,7 +263,7 @@ class Parallel(Engine):
             return
         name, rank = differ[0]
         values = self.processes.gather(what.get(name))
-        path, before, now = next(compare(values[0], values[rank], name))
+        path, before, now = next(differing_entries(values[0], values[rank], name))
         raise ProcessError(
             f"{path} is {str(before)[:200]} on rank 0 and {str(now)[:200]} on rank {rank}: every "
             "process must build the same run, from the same code and seed."

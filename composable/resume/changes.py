@@ -1,15 +1,19 @@
-"""Compare the description of a run with that of the saved one."""
+"""Compare descriptions of runs: with that of the saved run, or of another process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from composable.checkpoint.filters import covers
-from composable.core._differences import compare
 from composable.core._printable import printable, shorten
 from composable.core._warnings import warn_user
 
-__all__ = ["ChangedRunWarning", "saved_hyperparameters", "warn_of_changes"]
+__all__ = [
+    "ChangedRunWarning",
+    "differing_entries",
+    "saved_hyperparameters",
+    "warn_of_changes",
+]
 
 _COMPARED = (
     *("algorithms", "requested_duration", "epoch_length", "model", "modules", "loss_fn", "data"),
@@ -20,6 +24,16 @@ _MOST_SHOWN = 20
 
 class ChangedRunWarning(UserWarning):
     """A resumed run differs from the saved one in its options, its environment, or its data."""
+
+
+def differing_entries(before: Any, now: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the path and the two values of each difference between two descriptions."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in {**before, **now}:
+            inner = f"{path}/{name}" if path else str(name)
+            yield from differing_entries(before.get(name), now.get(name), inner)
+    elif before != now:
+        yield path, before, now
 
 
 def saved_hyperparameters(
@@ -54,7 +68,7 @@ def warn_of_changes(
     changed = [
         f"{what}: {_text(saved)} -> {_text(own)}"
         for key in _COMPARED
-        for what, saved, own in compare(before.get(key), now.get(key), key)
+        for what, saved, own in differing_entries(before.get(key), now.get(key), key)
     ]
     if changed:
         warn_user(
@@ -64,7 +78,7 @@ def warn_of_changes(
         )
     unused = [
         f"{what}: {_text(saved)}, not the requested {_text(own)}"
-        for what, saved, own in compare(now["hyperparameters"], requested)
+        for what, saved, own in differing_entries(now["hyperparameters"], requested)
     ]
     if unused:
         warn_user(
