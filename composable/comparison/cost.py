@@ -12,11 +12,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
-from statistics import fmean
-from typing import Any
+from statistics import fmean, quantiles
 
 import attrs
-import numpy as np
 
 from composable.comparison.building import BuildError
 from composable.comparison.records import StepCost, Trial
@@ -176,5 +174,12 @@ def process_seconds(cost: StepCost) -> list[list[float]]:
             f"the cost of {cost.arm!r} must have seconds for each of its points, and has "
             f"{len(cost.progress)} points and {[len(one) for one in cost.seconds]} rounds."
         )
-    each: list[Any] = [np.reshape(rounds, (cost.processes, -1)) for rounds in cost.seconds]
-    return [np.percentile(one, 25, axis=1).tolist() for one in each]
+    parts = [
+        zip(*[iter(rounds)] * (len(rounds) // cost.processes), strict=True)
+        for rounds in cost.seconds
+    ]
+    return [[_first_quartile(one) for one in part] for part in parts]
+
+
+def _first_quartile(values: Sequence[float]) -> float:
+    return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]

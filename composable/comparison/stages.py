@@ -408,8 +408,7 @@ def measure_costs(
         f"the cost of a step of arm {arm!r} cannot be measured: {errors[arm]}" for arm in errors
     ]
     if len(measured) < _PROCESSES:
-        count = f"{len(measured)} of {_PROCESSES}"
-        notes.append(f"The budget left time for {count} measurements of step costs.")
+        notes.append(f"The budget left time for {len(measured)} of {_PROCESSES} processes an arm.")
     if not notes:
         write_stored(tuple(found), path)
     return tuple(found), notes
@@ -418,11 +417,7 @@ def measure_costs(
 def _measure_arms(
     workers: Workers, baseline: str, runs: Runs, until: float
 ) -> tuple[dict[str, StepCost], dict[str, str]]:
-    """Measure arms in groups, each beside the baseline, whose cost is that of the first group.
-
-    Returns:
-        The costs, and why those of other arms cannot be measured.
-    """
+    """Return the costs of arms, in groups beside the baseline, and the errors of the others."""
     costs: dict[str, StepCost] = {}
     errors: dict[str, str] = {}
     others = [arm for arm in runs if arm != baseline]
@@ -431,8 +426,7 @@ def _measure_arms(
         found = _measure(workers, {arm: runs[arm] for arm in group}, until, errors)
         if baseline in errors:
             break
-        base = found[baseline]
-        first = costs.setdefault(baseline, base)
+        base, first = found[baseline], costs.setdefault(baseline, found[baseline])
         costs |= {arm: rescale_cost(found[arm], base, first) for arm in group[1:] if arm in found}
     return costs, errors
 

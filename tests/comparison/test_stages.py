@@ -272,7 +272,7 @@ def test_within_a_budget_arms_are_measured_as_often_as_there_is_time(pool, until
     costs, notes = measure_costs(made, pool, trained(made), until)
     assert {one.processes for one in costs} == {processes}
     assert len(pool.measured) == begun
-    said = [f"The budget left time for {processes} of 4 measurements of step costs."]
+    said = [f"The budget left time for {processes} of 4 processes an arm."]
     assert notes == said * (processes < 4)
     assert measure_costs(made, pool, trained(made))[0][0].processes == 4
 
@@ -376,4 +376,4 @@ def test_an_arm_that_fails_in_measurements_that_do_not_count_keeps_its_cost(pool
     made = design()
     costs, notes = measure_costs(made, pool, trained(made), 2.5)
     assert [one.arm for one in costs] == ["baseline", "other", "baseline (repeated)"]
-    assert notes == ["The budget left time for 1 of 4 measurements of step costs."]
+    assert notes == ["The budget left time for 1 of 4 processes an arm."]
