@@ -619,13 +619,6 @@ LAWS = {
             _acts,
         ),
         Law(
-            "takes_effect",
-            "training with it gives other outputs than training without it",
-            "see that its hyperparameters are read, that it acts before the end of the run, and "
-            "with compile=True that no flag is frozen. Pass no_effect= if it only saves time.",
-            _takes_effect,
-        ),
-        Law(
             "leaves_generators",
             "it does not use the global generators",
             "draw with generator=state.generator(self.name).",
@@ -700,6 +693,13 @@ LAWS = {
             "act on the whole batch, at BEFORE_TRAIN_BATCH or earlier, or on each example "
             "separately.",
             _microbatches,
+        ),
+        Law(
+            "takes_effect",
+            "training with it gives other outputs than training without it",
+            "see that its hyperparameters are read, that it acts before the end of the run, and "
+            "with compile=True that no flag is frozen. Pass no_effect= if it only saves time.",
+            _takes_effect,
         ),
     )
 }

@@ -15,7 +15,8 @@ ORDER = [  # one line per stage
     *("CutMix", "MixUp"),
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
-    *("GatedLinearUnits", "GhostBatchNorm", "GyroDropout", "Rotary", "StochasticDepth"),
+    *("GatedLinearUnits", "GhostBatchNorm", "GyroDropout", "NGramEmbeddings", "Rotary"),
+    "StochasticDepth",
     *("WhitenedFirstLayer", "Factorize", "BlurPool", "SqueezeExcite", "WeightStandardization"),
     "ChannelsLast",
     *("LowPrecisionGroupNorm", "LowPrecisionLayerNorm"),

@@ -534,6 +534,7 @@ PASSED_ON = {
 
 CALLED = {
     "cached_gradients": ("forward", "loss_fn"),
+    "replace_modules": ("rule",),
     "map_tensors": ("function",),
     "adapt_loop": ("algorithms",),
     "Trainer": ("algorithms", "callbacks", "optimizers", "schedulers"),
@@ -548,13 +549,12 @@ BASE = "A base class or a protocol without arguments of its own."
 LAYER = "Its arguments are those of the layer of torch that it replaces."
 LONG = "It trains for long in each call; its arguments have tests of their own."
 NOT_CALLED = {
-    "cached_gradients": ("forward", "loss_fn"),
     **dict.fromkeys(
         ("AugMixDraw", "ColOutDraw", "CutMixDraw", "CutOutDraw", "MixUpDraw", "RandAugmentDraw",
          "ResizeDraw", "FrozenLayers", "MixedBatch", "MixedTargets", "ResizedBatch", "Broken",
          "Pruning", "Contents", "FileRecord", "Found", "LoadedWeights", "Manifest", "Caveat",
          "Timeline", "LoopAdapter", "AlgorithmReport", "Answer", "FunctionReport",
-         "FactorizedLayer", "ModelLoss", "TargetLoss",
+         "FactorizedLayer", "ModelLoss", "NGramEmbedding", "Replacement", "TargetLoss",
          "WholeGradients"),
         RESULT,
     ),
