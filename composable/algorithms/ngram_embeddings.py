@@ -34,7 +34,7 @@ class NGramEmbeddings(Algorithm):
 
     @target.validator
     def _check_target(self, _: Any, value: Any) -> None:
-        if value is not None and (not isinstance(value, str) or not value):
+        if value is not None and not isinstance(value, str):
             raise TypeError(f"target={value!r} must be the name of a module, or None.")
 
     events = frozenset({Event.INIT})

@@ -63,7 +63,7 @@ CASE = Case(
         "n": no_count(2),
         "rows": (0, 2.5, "3", True),
         "megabytes": NO_POSITIVE,
-        "target": (3, "", nn.Linear),
+        "target": (3, nn.Linear),
         "document_ids": NO_DOCUMENTS,
     },
     overview=Overview(
