@@ -216,7 +216,7 @@ def mnist() -> dict[str, Any]:
         f"without {name}": partial(with_muon, [one for key, one in parts.items() if key != name])
         for name in parts
     }
-    shifts = {"shift": [0]}  # the choice of shifts decided more than the parts did
+    shifts = {"shift": [0]}  # not [0, 2]: one choice less that noise decides
     return {
         "build": example.build,
         "arms": {
