@@ -158,6 +158,7 @@ def test_the_table_has_the_dtype_of_the_embedding(dtype):
     assert new(torch.arange(5)[None]).dtype is dtype
 
 
+@pytest.mark.compile
 def test_trains_compiled_as_eager():
     def run(**options):
         trainer = LANGUAGE.trainer(algorithms=[NGramEmbeddings(rows=16)], seed=3, **options)
