@@ -71,14 +71,6 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item, nextitem):
-    """Let it ignore what the tests of a file have imported: some libraries collect at each run."""
-    if nextitem is None or nextitem.path != item.path:
-        gc.collect()
-        gc.freeze()
-
-
 def pytest_report_header():
     """List the libraries whose adapters are not tested."""
     return [f"not installed, and so not tested: {library}" for library in ABSENT]
