@@ -345,17 +345,22 @@ def test_costs_of_later_groups_are_those_beside_the_baseline_of_the_first(pool, 
     assert attrs.astuple(costs[0])[0] == "baseline"
 
 
-def test_an_arm_that_fails_in_one_process_has_no_cost(pool, monkeypatch):
+def fail_measurement(monkeypatch, number, error):
+    """Let the cost of "other" fail in the measurement of this number."""
     measure = stages._measure
 
     def failing(pool, runs, until, errors):
         costs = measure(pool, runs, until, errors)
-        if len(pool.measured) == 3:
-            errors["other"] = "no memory"
+        if len(pool.measured) == number:
+            errors["other"] = error
             del costs["other"]
         return costs
 
     monkeypatch.setattr(stages, "_measure", failing)
+
+
+def test_an_arm_that_fails_in_one_process_has_no_cost(pool, monkeypatch):
+    fail_measurement(monkeypatch, 3, "no memory")
     made = design()
     costs, notes = measure_costs(made, pool, trained(made))
     assert [one.arm for one in costs] == ["baseline", "baseline (repeated)"]
@@ -363,16 +368,7 @@ def test_an_arm_that_fails_in_one_process_has_no_cost(pool, monkeypatch):
 
 
 def test_an_arm_that_fails_in_measurements_that_do_not_count_keeps_its_cost(pool, monkeypatch):
-    measure = stages._measure
-
-    def failing(pool, runs, until, errors):
-        costs = measure(pool, runs, until, errors)
-        if len(pool.measured) == 2:
-            errors["other"] = "its run is too short, or the budget ended"
-            del costs["other"]
-        return costs
-
-    monkeypatch.setattr(stages, "_measure", failing)
+    fail_measurement(monkeypatch, 2, "its run is too short, or the budget ended")
     made = design()
     costs, notes = measure_costs(made, pool, trained(made), 2.5)
     assert [one.arm for one in costs] == ["baseline", "other", "baseline (repeated)"]
