@@ -1,6 +1,6 @@
 """One training step, from `BATCH_START` to `AFTER_ZERO_GRAD`, composed of functions of the state.
 
-    step = start(skip(optimizer_step(fit_memory(second_pass(unscale(accumulate(
+    step = start(skip(optimizer_step(fit_memory(second_pass(unscale(each_part(
         forward_backward
     )))))))
 
@@ -30,7 +30,13 @@ from composable.optim.learning_rates import LearningRates
 from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.guards import NonFiniteGuard, skip_batches
-from composable.trainer.microbatches import Microbatches, fit_memory, sum_gradients
+from composable.trainer.microbatches import (
+    WHOLE,
+    Microbatch,
+    Microbatches,
+    fit_memory,
+    sum_gradients,
+)
 from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
@@ -199,25 +205,19 @@ def forward_backward(
     """
     before, after = at(BEFORE_FORWARD), at(AFTER_BACKWARD)
 
-    def microbatch(
-        state: State,
-        sums: Sums | None = None,
-        index: int = 0,
-        last: bool = True,
-        empty: bool = False,
-    ) -> State:
+    def microbatch(state: State, sums: Sums | None = None, part: Microbatch = WHOLE) -> State:
         batch, loss_fn = state.batch, state.loss_fn
         if before is not None:
             state = before(state)
-        seed_step(state.key, state.timestamp.batch, index)
+        seed_step(state.key, state.timestamp.batch, part.place[-1])
         if sums is not None:
-            sums.begin_part(last)
+            sums.begin_part(part.last)
         if sums is None or sums.shares is None:
             state, outputs, _, loss = compute_loss(state)
             value = loss
         else:
             state, outputs, loss, share = sums.shares.compute(
-                compute_loss, state, batch, empty=empty
+                compute_loss, state, batch, empty=part.empty
             )
             loss = times(loss, share)
             value = without_nothing(loss, share)
