@@ -26,6 +26,7 @@ from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.distributed.strategies import Strategy
+from composable.engines.announcement import Announcement
 from composable.engines.forward import ForwardPass
 from composable.engines.initialization import Initialization, is_unset, replace_parameters
 from composable.engines.modules import modules_of, trained_parameters
@@ -139,6 +140,10 @@ class Engine:
     """The shares of the parts of all steps in their losses."""
     may_omit: bool = attrs.field(init=False, default=True)
     """Whether an algorithm may omit examples of a batch."""
+    carries: bool = attrs.field(init=False, default=False)
+    """Whether the announcement of the next batch is sent with the sums of a step."""
+    announcement: Announcement | None = attrs.field(init=False, default=None)
+    """That of the next batch, from its fetch until it is due."""
     _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
 
     mean_gradients: ClassVar[bool] = False
