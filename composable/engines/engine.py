@@ -8,6 +8,7 @@ engines of several processes are derived from `Engine` and replace methods.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import attrs
@@ -116,7 +117,8 @@ class Sums:
         loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
         if self.shares is None:
             return loss
-        return self.shares.finish(lambda: trained_parameters(state), loss, self.shares.seen)
+        parameters, seen = partial(trained_parameters, state), self.shares.seen
+        return self.shares.finish(parameters, loss, seen, on_cpu=loss.device.type == "cpu")
 
     def end(self) -> None:
         """Remove what `begin_part` has added, after an error too."""
