@@ -83,7 +83,7 @@ def build_step(
         microbatches: How batches are split.
         guard: Checks the loss before the optimizers step.
         fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one, or
-            another process has them still to send.
+            before several processes send gradients and what they have fetched.
     """
     at, scaler = dispatcher.firing, engine.scaler
     gradients = sum_gradients(
@@ -94,7 +94,7 @@ def build_step(
     if dispatcher.plan.algorithms and microbatches.split:
         gradients = whole_loss(gradients, dispatcher, engine, microbatches)
     if fetch_ahead is not None:
-        gradients = followed_by(gradients, fetch_ahead)
+        gradients = fetching_ahead(gradients, fetch_ahead, first=engine.carries)
     if scaler.enabled:
         check = None if guard.policy == "ignore" else guard.check_now
         gradients = unscale_gradients(gradients, scaler, check)
@@ -259,12 +259,17 @@ def second_pass(gradients: Gradients) -> Gradients:
     return passes
 
 
-def followed_by(gradients: Gradients, then: Callable[[], None]) -> Gradients:
-    """Compute the gradients, and then call a function: before anything waits for them."""
+def fetching_ahead(
+    gradients: Gradients, fetch_ahead: Callable[[], None], *, first: bool
+) -> Gradients:
+    """Fetch the next batch after the gradients, before anything waits for these, or first."""
 
     def computed(state: State) -> State:
+        if first:
+            fetch_ahead()
         state = gradients(state)
-        then()
+        if not first:
+            fetch_ahead()
         return state
 
     return computed
