@@ -67,7 +67,7 @@ class ByRole:
     def _default_for(self, rest: Sequence[dict[str, Any]], modules: Sequence[nn.Module]) -> Factory:
         if self.default is not None:
             return self.default
-        held = {id(p) for one in rest for p in one["params"]}
+        held = {id(p) for p in rest[0]["params"]}
         names = [role.names[0] for role in roles_of(*modules) if id(role.parameter) in held]
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise ValueError(

@@ -49,10 +49,7 @@ class MultiOptimizer(Optimizer):
                 "of which has a parameter of another."
             )
         self.optimizers = given
-        state: defaultdict[Any, Any] = defaultdict(dict)
-        for one in given:
-            state.update(one.state)
-        self.state = state
+        self._share_states()
         super().__setstate__({"defaults": {}})  # the hooks; the groups are those of the optimizers
 
     @property
@@ -76,6 +73,12 @@ class MultiOptimizer(Optimizer):
         for one in self.optimizers:
             one.state = state
 
+    def _share_states(self) -> None:
+        state: defaultdict[Any, Any] = defaultdict(dict)
+        for one in self.optimizers:
+            state.update(one.state)
+        self.state = state
+
     def __getstate__(self) -> dict[str, Any]:
         return {"defaults": self.defaults, "optimizers": self.optimizers}
 
@@ -84,9 +87,12 @@ class MultiOptimizer(Optimizer):
         values = dict(state)
         self.optimizers = tuple(map(copy, values.pop("optimizers", ()))) or self.optimizers
         if "param_groups" in values:
-            self.param_groups, self.state = values.pop("param_groups"), values.pop("state")
-            for one in self.optimizers:  # it may complete its groups
-                one.__setstate__({"state": one.state, "param_groups": one.param_groups})
+            self.param_groups, loaded = values.pop("param_groups"), values.pop("state")
+            for one in self.optimizers:  # it may complete its groups and states
+                held = [p for group in one.param_groups for p in group["params"] if p in loaded]
+                own = defaultdict(dict, {p: loaded[p] for p in held})
+                one.__setstate__({"state": own, "param_groups": one.param_groups})
+            self._share_states()
         super().__setstate__(values)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
