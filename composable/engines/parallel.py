@@ -28,6 +28,7 @@ from composable.engines.engine import Engine, Setup, Sums
 from composable.engines.modules import modules_of
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
+from composable.optim.multi import base_optimizers
 from composable.optim.muon import DEFAULT, Muon
 from composable.plan.compatibility import occurrences
 from composable.plan.dispatch import Dispatcher
@@ -74,7 +75,7 @@ class Parallel(Engine):
     def share_work(self, state: State) -> None:
         """Let the processes share the work of optimizers that can divide it."""
         if self.processes.several:
-            for optimizer in state.optimizers:
+            for optimizer in base_optimizers(state.optimizers):
                 if isinstance(optimizer, Muon):
                     optimizer.process_group = DEFAULT
 

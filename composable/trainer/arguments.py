@@ -444,9 +444,11 @@ def check_schedule_free(
     optimizers: Iterable[Optimizer], rates: "LearningRates", plan: Plan
 ) -> None:
     """Warn about a schedule or an average beside a schedule-free optimizer."""
-    from composable.optim.schedule_free import ScheduleFree  # on use
+    from composable.optim.multi import base_optimizers  # on use
+    from composable.optim.schedule_free import ScheduleFree
 
-    own = next((type(one).__name__ for one in optimizers if isinstance(one, ScheduleFree)), None)
+    parts = base_optimizers(optimizers)
+    own = next((type(one).__name__ for one in parts if isinstance(one, ScheduleFree)), None)
     if own is None:
         return
     changing = [one for one in rates.all if not _is_constant(one)]
