@@ -12,7 +12,7 @@ from composable.checkpoint.errors import (
     CheckpointError,
     DamagedCheckpointError,
 )
-from composable.checkpoint.filters import expanded, without
+from composable.checkpoint.filters import expanded, replaced
 from composable.checkpoint.manifest import is_plain_name
 from composable.core._printable import shorten
 from composable.core._warnings import warn_user
@@ -122,7 +122,7 @@ class CheckpointManager:
         self.wanted = False
         self.finish()  # one at a time, in order
         name, batch, before = self.name_of(state), state.timestamp.batch, self._memory()
-        replaced = self._kept[-1] if self._kept and self._batch == batch else None
+        outdated = self._kept[-1] if self._kept and self._batch == batch else None
         self._kept = [*(one for one in self._kept if one != name), name]
         self._batch = batch
         if self.improved:
@@ -131,9 +131,10 @@ class CheckpointManager:
             self.dry_run(name, lambda: take(False))
             return
         if not (Processes.current().is_main or together):
-            self._forget_old(replaced)  # rank 0 writes
+            self._forget_old(outdated)  # rank 0 writes
             return
-        tree = without(take(self.settings.weights_only), expanded(self.settings.ignore_keys))
+        tree = take(self.settings.weights_only)
+        tree = replaced(tree, {}, expanded(self.settings.ignore_keys))
         complete = not (self.settings.weights_only or self.settings.ignore_keys)
         saved = Saved.of(state, run, tree, complete=complete, best=self._describe_best())
 
@@ -143,7 +144,7 @@ class CheckpointManager:
             except CheckpointError:
                 self._kept, self.best, self._batch = before
                 raise
-            self._drop_old(saved.info["run"], replaced)
+            self._drop_old(saved.info["run"], outdated)
 
         # The parts of several processes are written together, between their steps.
         if not self.settings.background or together:
@@ -174,20 +175,20 @@ class CheckpointManager:
             own = _run_at(target) == saved.info["run"]
         return saved.write(target, overwrite=own)
 
-    def _drop_old(self, run: str, replaced: str | None) -> None:
+    def _drop_old(self, run: str, outdated: str | None) -> None:
         """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
         from composable.checkpoint.files import delete  # on use: it is slow to import
 
-        for name in self._forget_old(replaced):
+        for name in self._forget_old(outdated):
             if Processes.current().is_main:
                 delete(self.settings.folder / name, run)
 
-    def _forget_old(self, replaced: str | None) -> list[str]:
+    def _forget_old(self, outdated: str | None) -> list[str]:
         """Drop the names beyond the number to keep, and return them."""
         if self.settings.num_checkpoints_to_keep is None:
             return []
         best, newest = self.best[0] if self.best else None, self._kept[-1]
-        old = [replaced] if replaced not in (None, best, newest) else []
+        old = [outdated] if outdated not in (None, best, newest) else []
         recent = [name for name in self._kept if name not in (best, *old)]
         old += recent[: -self.settings.num_checkpoints_to_keep]
         self._kept = [name for name in self._kept if name not in old]
