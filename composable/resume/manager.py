@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import NoneType
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from typing_extensions import TypedDict
 
 from composable.checkpoint.errors import (
     BrokenCheckpointWarning,
@@ -14,10 +15,11 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.filters import expanded, replaced
 from composable.checkpoint.manifest import is_plain_name
-from composable.core._printable import shorten
 from composable.core._warnings import warn_user
 from composable.core.results import is_better
 from composable.core.state import State
+from composable.core.stateful import Kind
+from composable.core.structure import check_type
 from composable.distributed.processes import Processes
 from composable.resume.parts import Saved
 
@@ -29,6 +31,21 @@ FIELDS = ("epoch", "batch", "sample", "token", "iteration")
 
 class UnsavedCheckpointWarning(UserWarning):
     """A checkpoint could not be written, and training continues without it."""
+
+
+def _is_best(value: Any) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2:
+        return value is None
+    return is_plain_name(value[0]) and isinstance(value[1], (int, float))
+
+
+class ManagerState(TypedDict):
+    """The names of the kept checkpoints, the batch of the last, and the best."""
+
+    kept: list[Annotated[str, Kind("the name of a checkpoint", is_plain_name)]]
+    batch: int | None
+    best: Annotated[Any, Kind("the name of a checkpoint and a result, or None", _is_best)]
+    measured: float | int | None
 
 
 class Settings(Protocol):
@@ -218,7 +235,7 @@ class CheckpointManager:
                 self._thread.shutdown()
                 self._thread = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ManagerState:
         """Return the names of the kept checkpoints and the best one."""
         return {
             "kept": list(self._kept),
@@ -233,29 +250,9 @@ class CheckpointManager:
         Raises:
             ValueError: A name is a path, or another value is not what `state_dict` returns.
         """
-        kept, batch, best, measured = (state[name] for name in self.state_dict())
-        if not isinstance(kept, list) or not all(map(is_plain_name, kept)):
-            raise ValueError(f"kept={_short(kept)} must be a list of names of checkpoints.")
-        if not isinstance(batch, (int, NoneType)):
-            raise ValueError(f"batch={_short(batch)} must be a number or None.")
-        if best is not None and not _is_best(best):
-            raise ValueError(f"best={_short(best)} must be the name of a checkpoint and a metric.")
-        if not isinstance(measured, (float, int, NoneType)):
-            raise ValueError(f"measured={_short(measured)} must be a number or None.")
-        self._kept, self._batch, self.best, self.measured = list(kept), batch, best, measured
-
-
-def _is_best(value: Any) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and is_plain_name(value[0])
-        and isinstance(value[1], (int, float))
-    )
-
-
-def _short(value: Any) -> str:
-    return shorten(value, 200)
+        check_type({name: state[name] for name in self.state_dict()}, ManagerState)
+        self._kept, self._batch = list(state["kept"]), state["batch"]
+        self.best, self.measured = state["best"], state["measured"]
 
 
 def _run_at(target: Path) -> Any:

@@ -12,10 +12,11 @@ from torch import Tensor
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
+from composable.core.structure import short
 from composable.core.time import Timestamp
 from composable.distributed.processes import ProcessError, Processes
 from composable.functional._lent import is_sharded, sharded_like
-from composable.resume.values import short, with_tensors
+from composable.resume.values import with_tensors
 
 if TYPE_CHECKING:
     from composable.checkpoint.files import Contents
