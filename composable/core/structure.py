@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from functools import cache
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+import attrs
 from torch import Tensor
 from typing_extensions import is_typeddict
 
@@ -47,55 +48,53 @@ def check_type(value: Any, kind: Any, where: str = "") -> None:
         ...
         composable.core.structure.StructureError: epochs/1 is '2', and must be a int.
     """
-    wanted = _kind_of(kind)
-    if not wanted.fits(value):
+    parsed = _parse(kind)
+    if not parsed.kind.fits(value):
         shown = shorten(value) if get_origin(kind) is Annotated else short(value)
-        raise StructureError(f"{where or 'it'} is {shown}, and must be {wanted.name}.")
-    items = next((one for one in _members(kind) if get_origin(one) in (list, dict)), None)
-    entries = next(filter(is_typeddict, _members(kind)), None)
+        raise StructureError(f"{where or 'it'} is {shown}, and must be {parsed.kind.name}.")
     if value is None:
         return
-    if entries is not None:
-        _check_entries(value, entries, where)
-    elif items is not None:
-        *key, inner = get_args(items)
-        for name, item in value.items() if key else enumerate(value):
-            place = _inside(where, name)
-            for one in key:
-                check_type(name, one, place)
-            check_type(item, inner, place)
-
-
-def _check_entries(value: Mapping[str, Any], kind: Any, where: str) -> None:
-    declared = _entries(kind)
-    for name, inner in declared.items():
+    for name, inner in parsed.entries.items():
         if name not in value:
             raise StructureError(f"{_inside(where, name)} is missing.")
         check_type(value[name], inner, _inside(where, name))
-    if unknown := sorted(map(str, value.keys() - declared.keys())):
+    if parsed.entries and (unknown := sorted(map(str, value.keys() - parsed.entries.keys()))):
         raise StructureError(f"{where or 'it'} has the unknown entries {unknown[:12]}.")
+    if parsed.item is not None:
+        for name, item in value.items() if parsed.key else enumerate(value):
+            place = _inside(where, name)
+            if parsed.key:
+                check_type(name, parsed.key, place)
+            check_type(item, parsed.item, place)
+
+
+@attrs.frozen
+class _Parsed:
+    """A declared type: what a value must be, and the types of its entries, or keys and items."""
+
+    kind: Kind
+    entries: Mapping[str, Any] = MappingProxyType({})
+    key: Any = None
+    item: Any = None
 
 
 @cache
-def _entries(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
-
-
-def _members(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-@cache
-def _kind_of(kind: Any) -> Kind:
-    """Return the check that a value is of a type, whatever its items and entries are."""
+def _parse(kind: Any) -> _Parsed:
     if kind is Any:
-        return Kind("anything", lambda _: True)
+        return _Parsed(Kind("anything", lambda _: True))
     if get_origin(kind) is Annotated:
-        (wanted,) = kind.__metadata__
-        return wanted  # type: ignore[no-any-return]
-    classes = tuple(dict if is_typeddict(one) else get_origin(one) or one for one in _members(kind))
+        return _Parsed(*kind.__metadata__)
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    classes = tuple(dict if is_typeddict(one) else get_origin(one) or one for one in members)
     name = " or ".join(_NAMES.get(one, f"a {one.__name__}") for one in classes)
-    return Kind(name, lambda value: isinstance(value, classes))
+    plain = Kind(name, lambda value: isinstance(value, classes))
+    for one in members:
+        if is_typeddict(one):
+            return _Parsed(plain, get_type_hints(one, include_extras=True))
+        if get_origin(one) in (list, dict):
+            *key, item = get_args(one)
+            return _Parsed(plain, key=key[0] if key else None, item=item)
+    return _Parsed(plain)
 
 
 def _inside(where: str, name: Any) -> str:
