@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
+    from composable.optim.by_role import by_role as by_role
     from composable.optim.decay import decay_groups as decay_groups
     from composable.optim.layerwise import layerwise_groups as layerwise_groups
+    from composable.optim.multi import MultiOptimizer as MultiOptimizer
     from composable.optim.muon import Muon as Muon
     from composable.optim.muon_groups import muon_groups as muon_groups
     from composable.optim.per_group import per_group as per_group
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from composable.optim.periodic import exponential as exponential
     from composable.optim.periodic import multi_step as multi_step
     from composable.optim.periodic import step as step
+    from composable.optim.roles import role_groups as role_groups
     from composable.optim.scaling import scale_schedule as scale_schedule
     from composable.optim.schedule import Schedule as Schedule
     from composable.optim.schedule_free import AdamWScheduleFree as AdamWScheduleFree

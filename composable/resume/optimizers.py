@@ -221,7 +221,11 @@ def _rehearse(
     Only for optimizers of PyTorch and of this library. The step of any other may have effects
     elsewhere, and its state may get further entries after the first step.
     """
-    if not type(optimizer).__module__.startswith(("torch.optim.", "composable.optim.")):
+    parts = getattr(optimizer, "optimizers", ())  # of a MultiOptimizer
+    if not all(
+        type(one).__module__.startswith(("torch.optim.", "composable.optim."))
+        for one in (optimizer, *parts)
+    ):
         return None
     own = [p for group in optimizer.param_groups for p in group["params"]]
     if not state and all(optimizer.state.get(p) for p in own):
