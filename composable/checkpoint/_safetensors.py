@@ -234,7 +234,9 @@ def _entry(name: str, spec: Any, block: Any, where: str, base: int) -> Entry:
 
 def are_counts(values: Any) -> bool:
     """Return whether a value is a list of non-negative integers."""
-    return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
+    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
+        return False
+    return not values or (min(values) >= 0 and max(values) < 2**63)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -128,7 +128,7 @@ class Parts:
                 yield name, part, saved[name], f"{path}: state/{name}"
 
 
-# --- what is written ---
+# --- the contents of a checkpoint ---
 
 
 @attrs.frozen(eq=False)
