@@ -7,11 +7,11 @@ from composable.distributed import Processes
 from composable.engines.announcement import PACKED, Announcement
 from tests.support.threads import run_ranks
 
-ROWS = [[2, 2**40 + 1, 2**62 + 3, 15, 2**53 + 1, 0], [1, 7, 0, 0, 123456789, 1]]
+ROWS = [[2, 2**40 + 1, 2**62 + 3, 15, 2**53 + 1, 0, 0], [1, 7, 0, 0, 123456789, 1, 1]]
 
 
 def announced(rank):
-    return Announcement(ROWS[rank], Processes(rank, 2))
+    return Announcement(lambda: ROWS[rank], Processes(rank, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
