@@ -38,10 +38,12 @@ class MultiOptimizer(Optimizer):
     optimizers: tuple[Optimizer, ...]
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
-        given = tuple(optimizers)
+        given = tuple(optimizers) if isinstance(optimizers, Iterable) else (optimizers,)
         for one in given:
             if not isinstance(one, Optimizer):
-                raise TypeError(f"optimizers contains {one!r}, which is not an Optimizer.")
+                raise TypeError(
+                    f"optimizers={optimizers!r} must be a list of optimizers, and {one!r} is none."
+                )
         held = [id(p) for one in given for group in one.param_groups for p in group["params"]]
         if not given or len(held) != len(set(held)):
             raise ValueError(
