@@ -1,7 +1,7 @@
 """One optimizer of several."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice
 from typing import Any
@@ -37,8 +37,8 @@ class MultiOptimizer(Optimizer):
 
     optimizers: tuple[Optimizer, ...]
 
-    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
-        given = tuple(optimizers) if isinstance(optimizers, Iterable) else (optimizers,)
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        given = tuple(optimizers) if isinstance(optimizers, (list, tuple)) else (optimizers,)
         for one in given:
             if not isinstance(one, Optimizer):
                 raise TypeError(
