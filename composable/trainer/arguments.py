@@ -422,15 +422,6 @@ def check_callable(name: str, function: Any, call: str) -> Any:
     return function
 
 
-def check_policy(name: str, policy: Any) -> str:
-    """Check what to do about losses that are not finite."""
-    from composable.trainer.guards import POLICIES  # on use
-
-    if not isinstance(policy, str) or policy not in POLICIES:
-        raise ValueError(f"{name}={policy!r} must be one of {', '.join(map(repr, POLICIES))}.")
-    return str(policy)
-
-
 def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
     """Raise a ValueError if an optimizer adds an epsilon that is 0 in the dtype of the weights."""
     dtype = precision.weight_dtype
