@@ -11,13 +11,16 @@ if TYPE_CHECKING:
     from composable.optim.multi import MultiOptimizer as MultiOptimizer
     from composable.optim.muon import Muon as Muon
     from composable.optim.muon_groups import muon_groups as muon_groups
+    from composable.optim.one_cycle import one_cycle as one_cycle
     from composable.optim.per_group import per_group as per_group
+    from composable.optim.per_option import per_option as per_option
     from composable.optim.periodic import cosine_restarts as cosine_restarts
     from composable.optim.periodic import exponential as exponential
     from composable.optim.periodic import multi_step as multi_step
     from composable.optim.periodic import step as step
     from composable.optim.roles import role_groups as role_groups
     from composable.optim.scaling import scale_schedule as scale_schedule
+    from composable.optim.scaling_rule import scaling_rule as scaling_rule
     from composable.optim.schedule import Schedule as Schedule
     from composable.optim.schedule_free import AdamWScheduleFree as AdamWScheduleFree
     from composable.optim.schedule_free import SGDScheduleFree as SGDScheduleFree

@@ -83,9 +83,9 @@ def describe_hyperparameters(run: Run) -> dict[str, Any]:
     for i, optimizer in enumerate(run.state.optimizers):
         for j, group in enumerate(optimizer.param_groups):
             described[f"optimizers/{i}/param_groups/{j}"] = {
-                name: describe_value(group.get("initial_lr", value) if name == "lr" else value)
+                name: describe_value(group.get(f"initial_{name}", value))
                 for name, value in group.items()
-                if name not in ("params", "param_names", "initial_lr")
+                if name not in ("params", "param_names", *(f"initial_{one}" for one in group))
             }
     for i, scheduler in enumerate(run.rates.steppers):
         described[f"rates/schedulers/{i}"] = settings_of(scheduler)
