@@ -5,8 +5,13 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
+    from composable.optim.cautious_weight_decay import (
+        with_cautious_weight_decay as with_cautious_weight_decay,
+    )
     from composable.optim.decay import decay_groups as decay_groups
+    from composable.optim.ema_nesterov import with_ema_nesterov as with_ema_nesterov
     from composable.optim.layerwise import layerwise_groups as layerwise_groups
+    from composable.optim.momentum_warmup import with_momentum_warmup as with_momentum_warmup
     from composable.optim.muon import Muon as Muon
     from composable.optim.muon_groups import muon_groups as muon_groups
     from composable.optim.per_group import per_group as per_group
