@@ -5,6 +5,7 @@
     python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
     python benchmarks/evidence.py mnist               # a convolutional network and its parts
     python benchmarks/evidence.py contrastive         # two encoders: the loss of a whole batch
+    python benchmarks/evidence.py ngrams              # a small GPT with hashed n-gram embeddings
     python benchmarks/evidence.py --list
 
 Each writes its study, table and plot to comparisons/<name>, or to --folder; with --store, what the
@@ -42,6 +43,7 @@ from composable.algorithms import (
     GyroDropout,
     LabelSmoothing,
     LayerFreezing,
+    NGramEmbeddings,
     ProgressiveResizing,
     RandAugment,
     Rotary,
@@ -259,6 +261,23 @@ def contrastive() -> dict[str, Any]:
     }
 
 
+def ngrams() -> dict[str, Any]:
+    """Compare a small GPT to itself with hashed n-gram embeddings."""
+    import small_gpt
+
+    return {
+        "build": small_gpt.build,
+        "arms": named([NGramEmbeddings(rows=16384)]),
+        "metric": "test/nats_per_byte",
+        "tuning_metric": "validation/nats_per_byte",
+        "mode": "min",
+        "durations": ["200ba", "400ba", "800ba"],
+        "tune": {"lr": [1e-3, 2e-3, 4e-3], "embedding_lr": [12e-3, 24e-3, 48e-3]},
+        "seeds": 5,
+        "tuning_seeds": 1,
+    }
+
+
 def with_muon(algorithms: list[Algorithm], lr: float = 24e-3) -> Recipe:
     """Return algorithms with the optimizer and the schedule of `small_resnet`."""
     return attrs.evolve(small_resnet(lr=lr), algorithms=algorithms)
@@ -270,6 +289,7 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "vision": vision,
     "mnist": mnist,
     "contrastive": contrastive,
+    "ngrams": ngrams,
 }
 
 

@@ -32,7 +32,12 @@ class Turns:
     """
 
     def __init__(
-        self, setting: Setting, batches: list[Any], other: Callable[[int], None], blocks: int, steps: int
+        self,
+        setting: Setting,
+        batches: list[Any],
+        other: Callable[[int], None],
+        blocks: int,
+        steps: int,
     ) -> None:
         self.setting, self.batches, self.other = setting, batches, other
         self.blocks, self.steps = blocks, steps
@@ -160,7 +165,9 @@ def _language_model(setting: Setting) -> Row:
     flops = _flops(model, one, _token_loss) * size
     found = compare(setting, model, batches, ADAMW, loss_fn=_token_loss, dtype=torch.bfloat16)
     parameters = sum(one.numel() for one in model.parameters())
-    return found | {"parameters": parameters} | _rates(setting, found, size * length, "tokens", flops)
+    return (
+        found | {"parameters": parameters} | _rates(setting, found, size * length, "tokens", flops)
+    )
 
 
 def _token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -247,15 +254,19 @@ def _cost(case: Any, setting: Setting) -> Row:
     model = residual_net(0, width=setting.choose(64, 4))
     algorithms = [copy.deepcopy(case.example)]
     return compare(
-        setting, model, batches, SGD, compiled=False, blocks=setting.choose(8, 2), algorithms=algorithms
+        setting,
+        model,
+        batches,
+        SGD,
+        compiled=False,
+        blocks=setting.choose(8, 2),
+        algorithms=algorithms,
     )
 
 
 def augmentations(setting: Setting) -> Iterator[Row]:
     """Measure RandAugment and AugMix on images on the device."""
-    cases: dict[str, Case] = {
-        name: partial(_augment, name) for name in ("randaugment", "augmix")
-    }
+    cases: dict[str, Case] = {name: partial(_augment, name) for name in ("randaugment", "augmix")}
     return run_cases(cases, setting)
 
 

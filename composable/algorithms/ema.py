@@ -12,7 +12,7 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached, share_of_run
 from composable.core.window import Window
-from composable.functional import ema, ema_smoothing
+from composable.functional import ema, ema_smoothing, with_tensors
 
 __all__ = ["EMA"]
 
@@ -51,6 +51,8 @@ class EMA(WeightAverage):
         ema_start: Time at which averaging starts.
         update_interval: Time between two updates, in the unit of `half_life`. The default is one
             batch, or one epoch if `half_life` is in epochs.
+        blend: Share of the average in the evaluated weights, in (0, 1]; the rest are the weights
+            that are trained.
 
     Raises:
         ValueError: Both `half_life` and `smoothing` are given, or units are not batches or epochs,
@@ -63,6 +65,7 @@ class EMA(WeightAverage):
     )
     ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_ema_start, eq=str)
     update_interval: Time | None = attrs.field(default=None, converter=_update_interval, eq=str)
+    blend: float = attrs.field(default=1.0, validator=in_range(0, 1, ends="(]"))
 
     reads = frozenset({"model", "timestamp", "max_duration", "averages"})
     writes = frozenset({"model", "averages"})
@@ -125,6 +128,14 @@ class EMA(WeightAverage):
         if now % interval.value:
             return False
         return not self.ema_start.value or reached(state, self.ema_start)
+
+    def evaluate(self, state: State) -> State:
+        """Return the state with the average as its weights, or a blend of both."""
+        if self.blend == 1:
+            return super().evaluate(state)
+        average = state.averages[self.name]
+        blended = ema(average, self.weights_of(state), smoothing=self.blend)
+        return state.evolve(model=with_tensors(state.model, blended))
 
     def remark(self, state: State) -> Remark | None:
         """Say if the half-life is a large share of the run: the average then lags behind."""

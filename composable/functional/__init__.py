@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .blurpool import blurpool as blurpool
     from .cached_gradients import WholeGradients as WholeGradients
     from .cached_gradients import cached_gradients as cached_gradients
+    from .cautious_weight_decay import cautious_weight_decay as cautious_weight_decay
     from .channels_last import channels_last as channels_last
     from .clip_gradients import clip_gradients as clip_gradients
     from .colout import ColOutDraw as ColOutDraw
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .cutout import draw_cutout as draw_cutout
     from .ema import ema as ema
     from .ema import ema_smoothing as ema_smoothing
+    from .ema_nesterov import ema_nesterov_step as ema_nesterov_step
     from .factorize import factorize as factorize
     from .factorize_layer import factorize_layer as factorize_layer
     from .fixres import fixres as fixres
@@ -129,6 +131,7 @@ if TYPE_CHECKING:
     from .stochastic_depth import stochastic_depth as stochastic_depth
     from .swa import swa as swa
     from .warmed_up_batch_size import warmed_up_batch_size as warmed_up_batch_size
+    from .warmed_up_momentum import warmed_up_momentum as warmed_up_momentum
     from .weight_standardization import StandardizedWeight as StandardizedWeight
     from .weight_standardization import standardize_weight as standardize_weight
     from .weight_standardization import weight_standardization as weight_standardization

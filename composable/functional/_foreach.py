@@ -22,12 +22,12 @@ def foreach(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> lis
     return [single(*row, **options) for row in zip(tensors, *columns, strict=True)]
 
 
-def foreach_(name: str, tensors: list[Tensor], *args: Any) -> list[Tensor]:
+def foreach_(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> list[Tensor]:
     """Call `foreach` in place if possible; the tensors must not be used elsewhere."""
     batched = torch._C._functorch.is_batchedtensor
     if any(tensor.requires_grad or batched(tensor) for tensor in tensors):
-        return foreach(name, tensors, *args)
-    getattr(torch, f"_foreach_{name}_")(tensors, *args)
+        return foreach(name, tensors, *args, **options)
+    getattr(torch, f"_foreach_{name}_")(tensors, *args, **options)
     return tensors
 
 

@@ -150,6 +150,7 @@ def _token_embedding(model: nn.Module, target: str | None) -> str | None:
     """Return the name of the token embedding, or None if there is none."""
     named = dict(model.named_modules())
     found = {id(module): name for name, module in named.items() if isinstance(module, nn.Embedding)}
+    given = _given(named, found)
     if target is not None:
         if not isinstance(target, str):
             raise TypeError(f"target={target!r} must be the name of a module, or None.")
@@ -159,16 +160,49 @@ def _token_embedding(model: nn.Module, target: str | None) -> str | None:
                 f"target={target!r} must be the name of an nn.Embedding of the model, which has "
                 f"{known}."
             )
+        if inner := given.get(id(named[target])):
+            raise ValueError(
+                f"target={target!r} must be an embedding that is called: the model calls those "
+                f"that are tied to it, {', '.join(inner)}; pass one of them."
+            )
         return target
-    given = {id(one) for one in map(_input_embeddings, named.values())} & found.keys()
+    given = {number: inner for number, inner in given.items() if not inner}
     called = {id(m) for m in named.values() if _is_called(m)}
-    names = [name for number, name in found.items() if number in (given or called)]
+    names = [name for number, name in found.items() if number in (given.keys() or called)]
     if len(names) > 1:
         raise ValueError(
             f"target=None must be the name of the token embedding, one of {', '.join(names)}; pass "
             f"target={names[0]!r}, for example."
         )
     return names[0] if names else None
+
+
+def _given(named: Mapping[str, nn.Module], found: Mapping[int, str]) -> dict[int, list[str]]:
+    """Return the embeddings that `get_input_embeddings` returns, by identity.
+
+    Each with the embeddings of the same weight that modules inside its owner have: an
+    encoder-decoder model has one that it does not call, to which those of its two parts are tied.
+    """
+    owners: dict[int, list[str]] = {}
+    for path, module in named.items():
+        embedding = _input_embeddings(module)
+        if id(embedding) in found:
+            owners.setdefault(id(embedding), []).append(path)
+    weights = {number: named[found[number]].weight for number in owners}
+    return {
+        number: [
+            found[other]
+            for other, within in owners.items()
+            if weights[other] is weights[number]
+            and not set(within) & set(paths)
+            and any(_inside(one, path) for one in within for path in paths)
+        ]
+        for number, paths in owners.items()
+    }
+
+
+def _inside(path: str, other: str) -> bool:
+    return path != other and (not other or path.startswith(f"{other}."))
 
 
 def _input_embeddings(module: nn.Module) -> Any:

@@ -47,6 +47,7 @@ class OptimizerState(TypedDict):
 Names = Mapping[int, str]
 """The names of parameters, by `id`."""
 
+PRE_HOOKS, POST_HOOKS = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
 _IMPLEMENTATION = {"foreach": False, "fused": False, "capturable": False, "differentiable": False}
 """The implementation of a step that works on every device, the meta device included."""
 
@@ -61,8 +62,24 @@ def parameter_names(model: nn.Module, loss: nn.Module | None = None) -> dict[int
 
 def capture_optimizer(optimizer: Optimizer, names: Names) -> OptimizerState:
     """Return the state of an optimizer, with its type and the names of its parameters."""
-    described = {"type": type(optimizer).__name__, "parameters": _names_of(optimizer, names)}
+    described = {"type": _type_of(optimizer), "parameters": _names_of(optimizer, names)}
     return {**described, **optimizer.state_dict()}  # type: ignore[typeddict-item]
+
+
+def _type_of(optimizer: Optimizer) -> str:
+    """Return the name of the class, and those of the wrappers of `composable.optim`."""
+    kinds = [type(hook.__self__).__name__ for hook in _wrapping(optimizer, PRE_HOOKS).values()]
+    return type(optimizer).__name__ + (f" with {', '.join(kinds)}" if kinds else "")
+
+
+def _wrapping(optimizer: Optimizer, hooks: str) -> "OrderedDict[int, Any]":
+    """Return the hooks of a step that belong to wrappers of `composable.optim`."""
+    own = getattr(optimizer, hooks).items()
+    return OrderedDict((n, hook) for n, hook in own if _is_ours(type(getattr(hook, "__self__", 0))))
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("composable.optim.")
 
 
 def _names_of(optimizer: Optimizer, names: Names) -> list[list[str]]:
@@ -98,7 +115,7 @@ def check_optimizer(
         raise DamagedCheckpointError(
             f"{where}/parameters names {named} parameters, and the groups have {numbered}."
         )
-    if saved["type"] != (own := type(optimizer).__name__):
+    if saved["type"] != (own := _type_of(optimizer)):
         raise MismatchError(
             f"{where}/type is {shorten(saved['type'])}, and the optimizer of this run is {own}: "
             "use the optimizer of the saved run, or start with a new optimizer: "
@@ -221,11 +238,8 @@ def _rehearse(
     Only for optimizers of PyTorch and of this library. The step of any other may have effects
     elsewhere, and its state may get further entries after the first step.
     """
-    parts = getattr(optimizer, "optimizers", ())  # of a MultiOptimizer
-    if not all(
-        type(one).__module__.startswith(("torch.optim.", "composable.optim."))
-        for one in (optimizer, *parts)
-    ):
+    kinds = map(type, (optimizer, *getattr(optimizer, "optimizers", ())))  # of a MultiOptimizer
+    if not all(_is_ours(kind) or kind.__module__.startswith("torch.optim.") for kind in kinds):
         return None
     own = [p for group in optimizer.param_groups for p in group["params"]]
     if not state and all(optimizer.state.get(p) for p in own):
@@ -244,12 +258,12 @@ def _rehearse(
         for group in groups
     ]
     twin_of.state = defaultdict(dict, {numbers[n]: _on_meta(one) for n, one in state.items()})
-    for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-        setattr(twin_of, hooks, OrderedDict())
+    for hooks in (PRE_HOOKS, POST_HOOKS):
+        setattr(twin_of, hooks, _wrapping(optimizer, hooks))
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            type(optimizer).step(twin_of)
+            kind.step(twin_of)
     except Exception:  # a damaged value may raise anything; some need a closure, or data
         return None
     return {number: dict(twin_of.state.get(twin, {})) for number, twin in numbers.items()}

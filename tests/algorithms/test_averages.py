@@ -83,6 +83,24 @@ def test_evaluations_and_predictions_use_the_average_and_training_does_not(algor
     assert same(training_weights(made), weights(run().fit().model))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_evaluations_use_a_blend_of_average_and_weights(precision, tmp_path):
+    algorithm, loader = EMA("2ba", ema_start="2ba", blend=0.6), batches(4, images=True)
+    options = {"algorithms": algorithm, "eval_dataloader": loader, "precision": precision}
+    made = run(save_folder=tmp_path, save_interval="1ba", **options)
+
+    state = made.fit()
+
+    blended = ema(average_of(state), training_weights(made), smoothing=0.6)
+    expected = {name: t.to(weights(state.model)[name].dtype) for name, t in blended.items()}
+    assert same(weights(state.model), expected)
+    resumed = run(load_path=tmp_path / "ep1-ba4", **options)
+    assert same(weights(resumed.fit().model), expected)
+    assert resumed.state.metrics["eval"]["loss"] == state.metrics["eval"]["loss"]
+    whole = run(**{**options, "algorithms": EMA("2ba", ema_start="2ba")})
+    assert not same(weights(whole.fit().model), expected)
+
+
 @pytest.mark.parametrize(
     "algorithm", [EMA("1ba", ema_start="3ep"), SWA(swa_start="3ep", swa_end="1dur")]
 )

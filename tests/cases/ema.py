@@ -13,7 +13,14 @@ from composable.testing.problems import feature_maps
 from tests.support.arguments import named
 from tests.support.cases import OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import NO_EVALUATION_CALLBACK
-from tests.support.invalid import NO_INTERVAL, NO_POSITIVE, NO_SHARE, NO_TENSORS, NO_TIME
+from tests.support.invalid import (
+    NO_INTERVAL,
+    NO_POSITIVE,
+    NO_SCALE,
+    NO_SHARE,
+    NO_TENSORS,
+    NO_TIME,
+)
 
 
 def averaged(a: Any, s: State) -> Mapping[str, Any]:
@@ -44,7 +51,11 @@ CASE = Case(
     ],
     algorithm=AlgorithmCase(
         EMA,
-        {"half_life": ["2ba", "1ba", "1ep"], "ema_start": ["0dur", "3ba", "0.5dur"]},
+        {
+            "half_life": ["2ba", "1ba", "1ep"],
+            "ema_start": ["0dur", "3ba", "0.5dur"],
+            "blend": [1.0, 0.6],
+        },
         meaning=averaged,
         invalid_sets=[
             (
@@ -69,6 +80,7 @@ CASE = Case(
         "smoothing": (-0.1, 1.1, nan, "x", True),
         "ema_start": NO_TIME,
         "update_interval": NO_INTERVAL,
+        "blend": NO_SCALE,
     },
     overview=Overview(
         group=OPTIMIZATION,

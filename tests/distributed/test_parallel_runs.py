@@ -20,7 +20,13 @@ from composable.algorithms import (
     MixUp,
 )
 from composable.distributed import DDP, FSDP2
-from composable.optim import AdamWScheduleFree, Muon
+from composable.optim import (
+    AdamWScheduleFree,
+    Muon,
+    with_cautious_weight_decay,
+    with_ema_nesterov,
+    with_momentum_warmup,
+)
 from tests.support import parallel_requests as requests
 from tests.support import parallel_runs as runs
 from tests.support.processes import Failed, attempt, run
@@ -41,6 +47,11 @@ def fit(options):
     return runs.fit(**options)
 
 
+def wrapped_muon(parameters):
+    optimizer = with_momentum_warmup(Muon(parameters, lr=0.01, dtype=torch.float64), num_steps=5)
+    return with_ema_nesterov(with_cautious_weight_decay(optimizer), decay=0.5)
+
+
 def compared(size, **options):
     """Run with one process and with several, and return both."""
     (alone,) = run(fit, 1, options)
@@ -58,6 +69,7 @@ EXACT = {
     "microbatches": {"grad_accum": 2},
     "batches": {"accumulate_batches": 2, "count": 49},
     "noise": {"kind": "noisy"},
+    "wrappers": {"optimizers": wrapped_muon},
     "workers": {"kind": "workers"},
     "stream": {"kind": "stream"},
     "list": {"kind": "list"},
@@ -181,7 +193,8 @@ def test_sharded_model_ends_with_the_best_weights(tmp_path):
 
 # In float64, as rounding errors of gradients grow in bfloat16.
 @pytest.mark.parametrize(
-    "optimizer", [OF_SHARDED["optimizers"], partial(Muon, lr=0.01, dtype=torch.float64)]
+    "optimizer",
+    [OF_SHARDED["optimizers"], partial(Muon, lr=0.01, dtype=torch.float64), wrapped_muon],
 )
 def test_sharded_run_resumes_on_one_process_and_on_two(optimizer, tmp_path):
     of_sharded = {**OF_SHARDED, "optimizers": optimizer}

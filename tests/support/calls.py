@@ -341,6 +341,7 @@ def registered(callback: Any) -> None:
 
 SMOOTH = composable.algorithms.LabelSmoothing
 MODEL, LOADER, FOLDER = Fresh(models.mlp), Fresh(a_loader), Fresh(a_folder)
+OPTIMIZER = Fresh(lambda: torch.optim.AdamW(models.mlp().parameters()))
 CLOCK, BATCHES = Fresh(a_clock), Fresh(lambda: batches(8))
 BATCH = Fresh(lambda: batches(4)[0])
 FILES = (OSError, CheckpointError)
@@ -447,6 +448,9 @@ OTHERS: list[Any] = [
         given(dataset=10, batch_size=4, min_batch_size=2, duration=20, seed=3, shuffle=True),
     ),
     (optim.warmup_stable_decay, given()),
+    (optim.with_cautious_weight_decay, given(optimizer=OPTIMIZER)),
+    (optim.with_ema_nesterov, given(optimizer=OPTIMIZER)),
+    (optim.with_momentum_warmup, given(optimizer=OPTIMIZER)),
     (optim.ConstantScheduler, given()),
     (optim.ConstantWithWarmupScheduler, given(t_warmup="1ep")),
     (optim.CosineAnnealingScheduler, given()),

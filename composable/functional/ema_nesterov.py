@@ -1,0 +1,97 @@
+"""EMA-Nesterov: gradients at a point ahead of the weights, in the mean direction of the steps.
+
+"EMA-Nesterov: Stabilizing Nesterov's Lookahead for Accelerated Deep Learning Optimization", 2026,
+https://arxiv.org/abs/2605.25395
+"""
+
+from collections.abc import Mapping
+from math import inf
+
+from jaxtyping import Float
+from torch import Tensor
+
+from ._checks import check_range, check_same_names, check_tensors
+from ._foreach import foreach_, per_dtype
+
+__all__ = ["ema_nesterov_step"]
+
+
+def ema_nesterov_step(
+    before: Mapping[str, Float[Tensor, " ..."]],
+    after: Mapping[str, Float[Tensor, " ..."]],
+    average: Mapping[str, Float[Tensor, " ..."]],
+    *,
+    lookahead: float,
+    last_lookahead: float,
+    decay: float = 0.99,
+) -> tuple[dict[str, Float[Tensor, " ..."]], dict[str, Float[Tensor, " ..."]]]:
+    r"""Move the weights after a step of any optimizer ahead, by an average of the steps.
+
+    The optimizer $A$ steps from a point $y$ ahead of the weights $x$, where gradients are computed:
+
+    $$x' = A(y), \qquad m' = \gamma m + (1 - \gamma)(x' - x), \qquad y' = x' + \beta' m'$$
+
+    Args:
+        before: The point $y = x + \beta m$ from which the optimizer stepped, by name.
+        after: The weights $x'$ after the step, by the same names.
+        average: The average $m$ of the steps, by the same names; zeros before the first step. Its
+            dtypes are kept: use float32 for 16-bit weights.
+        lookahead: The distance $\beta'$ of the new point, in steps; 0 for none.
+        last_lookahead: The distance $\beta$ of `before`; 0 in the first step.
+        decay: The share $\gamma$ of the average to keep, in [0, 1].
+
+    Returns:
+        The new point $y'$ and the new average $m'$, by name.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: A number is out of range, or names differ.
+
+    Example:
+        >>> import torch
+        >>> before, after, average = ({"w": torch.tensor([one])} for one in (2.0, 1.0, 0.0))
+        >>> ema_nesterov_step(before, after, average, lookahead=0.5, last_lookahead=0.0, decay=0.5)
+        ({'w': tensor([0.7500])}, {'w': tensor([-0.5000])})
+    """
+    given = {"before": before, "after": after, "average": average}
+    for name, tensors in given.items():
+        check_tensors(name, tensors)
+        check_same_names("before", before, name, tensors)
+    check_range("lookahead", lookahead, -inf, inf, ends="()")
+    check_range("last_lookahead", last_lookahead, -inf, inf, ends="()")
+    check_range("decay", decay, 0, 1)
+
+    points, means = move_ahead(
+        *([tensors[name].clone() for name in before] for tensors in given.values()),
+        lookahead=lookahead,
+        last_lookahead=last_lookahead,
+        decay=decay,
+    )
+    return dict(zip(before, points, strict=True)), dict(zip(before, means, strict=True))
+
+
+def move_ahead(
+    before: list[Tensor],
+    after: list[Tensor],
+    average: list[Tensor],
+    *,
+    lookahead: float,
+    last_lookahead: float,
+    decay: float,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Compute the step of `ema_nesterov_step` for lists, which it may overwrite."""
+
+    def averaged(means: list[Tensor], starts: list[Tensor], ends: list[Tensor]) -> list[Tensor]:
+        back = foreach_("sub", _like(starts, means), _like(ends, means))  # x - x', from y - x'
+        back = foreach_("add", back, means, alpha=-last_lookahead)
+        return foreach_("add", foreach_("mul", means, decay), back, alpha=decay - 1)
+
+    def ahead(ends: list[Tensor], means: list[Tensor]) -> list[Tensor]:
+        return _like(foreach_("add", _like(ends, means), means, alpha=lookahead), ends)
+
+    means = per_dtype(averaged, average, before, after)
+    return per_dtype(ahead, after, means), means
+
+
+def _like(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+    return [one.to(other.dtype) for one, other in zip(tensors, others, strict=True)]

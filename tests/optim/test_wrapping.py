@@ -1,0 +1,383 @@
+"""Wrappers of any optimizer: EMA-Nesterov, cautious weight decay and momentum warm-up."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adagrad, AdamW
+from torch.testing import assert_close
+
+import composable.functional as F
+from composable.checkpoint.errors import MismatchError
+from composable.optim import (
+    AdamWScheduleFree,
+    Muon,
+    cosine,
+    with_cautious_weight_decay,
+    with_ema_nesterov,
+    with_momentum_warmup,
+)
+from tests.support.data import batches
+from tests.support.models import mlp, same, seeded, weights
+from tests.support.runs import PROBLEMS, make_trainer
+
+NESTEROV = partial(with_ema_nesterov, decay=0.5)
+WARMUP = partial(with_momentum_warmup, start=0.5, num_steps=4)
+WRAPPERS = {"nesterov": NESTEROV, "decay": with_cautious_weight_decay, "warmup": WARMUP}
+OPTIMIZERS = {
+    "sgd": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "foreach": partial(AdamW, lr=0.02, weight_decay=0.5, foreach=True),
+    "fused": partial(AdamW, lr=0.02, weight_decay=0.5, fused=True),
+    "muon": partial(Muon, lr=0.05, adamw_lr=0.01),
+}
+EACH = pytest.mark.parametrize("wrapper", WRAPPERS)
+ALL = pytest.mark.parametrize("inner", OPTIMIZERS)
+
+
+def wrapped(wrapper, inner, params):
+    """Build an optimizer with one wrapper, or with all of them."""
+    optimizer = OPTIMIZERS[inner](params)
+    for one in WRAPPERS.values() if wrapper == "all" else [WRAPPERS[wrapper]]:
+        assert one(optimizer) is optimizer
+    return optimizer
+
+
+def parameters(dtype=torch.float64):
+    shapes = [(3, 4), (4,), (), (2, 1, 3)]
+    return seeded(lambda: [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes])
+
+
+def stepped(optimizer, params, steps=6, between=lambda: None):
+    """Step with the same gradients, one of which is missing once, and changing rates."""
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        for i, p in enumerate(params):
+            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+            if (step, i) == (2, 1):
+                p.grad = None
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+        optimizer.step()
+        between()
+    return [p.detach().clone() for p in params]
+
+
+# --- numbers ---
+
+
+def test_ema_nesterov_takes_the_steps_of_its_definition():
+    params, (weight,) = parameters(), parameters()[:1]
+    lr, x, m = 0.25, weight.detach(), torch.zeros_like(weight)
+    optimizer = with_ema_nesterov(SGD(params[:1], lr=lr), lookahead=0.5, decay=0.8, start=2, end=4)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(6):
+        optimizer.param_groups[0]["lr"] = rate = lr / (step + 1)
+        before = 0.5 * (lr / step) / lr if 2 <= step < 4 else 0.0  # the rate of the last step
+        y = x + before * m
+        assert_close(params[0].detach(), y)
+        params[0].grad = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+        optimizer.step()
+        new = y - rate * params[0].grad
+        m, x = 0.8 * m + 0.2 * (new - x), new
+
+    assert_close(params[0].detach(), x)
+
+
+def test_distance_follows_a_warmed_up_rate():
+    params = parameters()
+    optimizer = NESTEROV(SGD(params, lr=0.1))
+    optimizer.param_groups[0] |= {"initial_lr": 0.1, "lr": 0.025}
+
+    stepped(optimizer, params, steps=1)
+
+    lookahead = optimizer.state[params[0]]["ema_nesterov_lookahead"]
+    assert lookahead == pytest.approx(0.6 * 0.9 * 0.25)
+
+
+def test_cautious_decay_is_that_of_adamw_where_weights_move_to_zero():
+    ours, theirs, plain = parameters(), parameters(), parameters()
+    make = partial(AdamW, lr=0.1)
+    stepped(with_cautious_weight_decay(make(ours, weight_decay=0.2)), ours, steps=1)
+    stepped(make(theirs, weight_decay=0.2), theirs, steps=1)
+    stepped(make(plain, weight_decay=0.0), plain, steps=1)
+
+    inward = [(end - start) * start <= 0 for start, end in zip(parameters(), plain, strict=True)]
+    for own, one, *others in zip(ours, inward, theirs, plain, strict=True):
+        assert_close(own.detach(), torch.where(one, *others).detach())
+    assert torch.cat([one.flatten() for one in inward]).unique().tolist() == [False, True]
+
+
+def test_weights_that_move_to_zero_or_stay_decay_also_if_they_are_small():
+    before = {"w": torch.tensor([1e-30, 1e-30, 1.0])}
+    after = {"w": torch.tensor([0.5e-30, 1.5e-30, 1.0])}
+
+    decayed = F.cautious_weight_decay(before, after, decay=0.5)["w"]
+
+    assert_close(decayed, torch.tensor([0.0, 1.5e-30, 0.5]), rtol=1e-6, atol=0.0)
+
+
+def test_decay_that_is_set_during_training_is_cautious_too():
+    params = parameters()
+    optimizer = with_cautious_weight_decay(SGD(params, lr=0.1, weight_decay=0.1))
+    (group,) = optimizer.param_groups
+    group["weight_decay"] = 0.3
+
+    stepped(optimizer, params, steps=1)
+
+    assert (group["weight_decay"], group["cautious_weight_decay"]) == (0.0, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("inner", "expected"),
+    [
+        ("sgd", [0.5, 0.6, 0.7, 0.8, 0.9, 0.9]),
+        ("foreach", [0.5, 0.6, 0.7, 0.8, 0.9, 0.9]),
+        ("muon", [0.5, 0.6125, 0.725, 0.8375, 0.95, 0.95]),
+    ],
+)
+def test_momentum_rises_to_that_of_the_optimizer(inner, expected):
+    params, seen = parameters()[:1], []
+    optimizer = wrapped("warmup", inner, params)
+    (group,) = optimizer.param_groups
+    stepped(optimizer, params, 6, lambda: seen.append(group.get("momentum", group.get("betas"))))
+
+    assert [one if isinstance(one, float) else one[0] for one in seen] == pytest.approx(expected)
+
+
+def test_only_the_matrices_of_muon_have_a_momentum_warmup():
+    optimizer = wrapped("warmup", "muon", mlp())
+    optimizer.step()
+
+    matrices, others = optimizer.param_groups
+    assert (matrices["momentum"], others["betas"]) == (0.5, (0.9, 0.999))
+
+
+@EACH
+@ALL
+def test_without_effect_the_steps_are_those_of_the_optimizer(wrapper, inner):
+    idle = {
+        "nesterov": partial(with_ema_nesterov, lookahead=0.0),
+        "decay": lambda one: one,  # there is none
+        "warmup": partial(with_momentum_warmup, start=0.9, num_steps=0),
+    }[wrapper]
+    ours, theirs = mlp(), mlp()
+    one, other = (OPTIMIZERS[inner](list(model.parameters())[:1]) for model in (ours, theirs))
+    stepped(idle(one), one.param_groups[0]["params"])
+    stepped(other, other.param_groups[0]["params"])
+
+    assert same(weights(ours), weights(theirs))
+
+
+@given(st.integers(0, 6), st.floats(-1, 1), st.floats(0, 1))
+def test_weights_behind_the_lookahead_move_by_the_steps_of_the_optimizer(seed, lookahead, decay):
+    generator = torch.Generator().manual_seed(seed)
+    before, after, average = (
+        {"w": torch.randn(3, generator=generator, dtype=torch.float64)} for _ in range(3)
+    )
+
+    point, new = F.ema_nesterov_step(
+        before, after, average, lookahead=lookahead, last_lookahead=0.25, decay=decay
+    )
+
+    assert_close(point["w"] - lookahead * new["w"], after["w"])
+    step = after["w"] - (before["w"] - 0.25 * average["w"])
+    assert_close(new["w"], decay * average["w"] + (1 - decay) * step)
+
+
+# --- a loop of one's own ---
+
+
+@EACH
+@ALL
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_wrapper_takes_effect_and_its_state_resumes_bit_for_bit(wrapper, inner, dtype):
+    def start():
+        params = parameters(dtype)[:1] if inner == "muon" else parameters(dtype)
+        return params, wrapped(wrapper, inner, params)
+
+    params, optimizer = start()
+    stepped(optimizer, params, steps=3)
+    saved = copy.deepcopy(([p.detach().clone() for p in params], optimizer.state_dict()))
+    whole = stepped(optimizer, params, steps=3)
+
+    resumed, again = start()
+    for p, value in zip(resumed, saved[0], strict=True):
+        p.data.copy_(value)
+    again.load_state_dict(saved[1])
+
+    assert same(stepped(again, resumed, steps=3), whole)
+    plain = start()[0]
+    assert not same(stepped(OPTIMIZERS[inner](plain), plain, steps=3), saved[0])
+
+
+@EACH
+def test_closure_is_called_once_at_the_point_of_the_gradients(wrapper):
+    ours, theirs, calls = parameters(), parameters(), []
+    one, other = (wrapped(wrapper, "sgd", params) for params in (ours, theirs))
+
+    def loss():
+        calls.append([p.detach().clone() for p in ours])
+        total = sum((p**2).sum() for p in ours)
+        one.zero_grad()
+        total.backward()
+        return total
+
+    for _ in range(3):
+        at = [p.detach().clone() for p in ours]
+        assert one.step(loss).item() == pytest.approx(sum((p**2).sum() for p in at).item())
+        assert same(calls.pop(), at)
+        assert not calls
+        for p in theirs:
+            p.grad = 2 * p.detach()
+        other.step()
+
+    assert same(ours, theirs)
+
+
+@EACH
+def test_scheduler_of_torch_sets_the_rates(wrapper):
+    params = parameters()
+    optimizer = wrapped(wrapper, "sgd", params)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    stepped(optimizer, params, 2, scheduler.step)
+
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**2 * 0.25, rel=0.2)
+    assert not same(params, parameters())
+
+
+@EACH
+@pytest.mark.parametrize("inner", ["foreach", "fused"])
+def test_step_that_grad_scaler_skips_changes_nothing(wrapper, inner):
+    params = parameters(torch.float32)
+    optimizer = wrapped(wrapper, inner, params)
+    stepped(optimizer, params, steps=2)
+    before = copy.deepcopy([[p.detach() for p in params], optimizer.state_dict()])
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(sum((p * torch.inf).sum() for p in params)).backward()
+
+    scaler.step(optimizer)
+
+    assert same(params, before[0])
+    assert optimizer.state_dict()["param_groups"] == before[1]["param_groups"]
+
+
+def test_all_wrappers_together_see_each_others_steps():
+    params, plain = parameters(), parameters()
+    stepped(wrapped("all", "sgd", params), params)
+    alone = NESTEROV(WARMUP(OPTIMIZERS["sgd"](plain)))
+
+    assert not same(stepped(alone, plain), params)
+
+
+def test_complex_weights_are_pairs_of_real_ones():
+    whole = nn.Parameter(torch.tensor([1.0 + 2.0j, -0.5j]))
+    pairs = nn.Parameter(torch.view_as_real(whole.detach()).clone())
+    for p in (whole, pairs):
+        optimizer = wrapped("all", "sgd", [p])
+        for _ in range(3):
+            grad = torch.ones(2, dtype=whole.dtype)
+            p.grad = grad if p is whole else torch.view_as_real(grad).clone()
+            optimizer.step()
+
+    assert_close(torch.view_as_real(whole.detach()), pairs.detach())
+
+
+ADAMW = AdamW([torch.ones(1, requires_grad=True)])
+TENSORS = [torch.ones(1, requires_grad=True)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: with_ema_nesterov(AdamW), "must be a torch.optim.Optimizer. In the Trainer"),
+        (lambda: with_ema_nesterov(NESTEROV(SGD(TENSORS))), "SGD has with_ema_nesterov already"),
+        (lambda: WARMUP(AdamWScheduleFree(TENSORS)), "is schedule-free"),
+        (lambda: with_ema_nesterov(ADAMW, decay=2), "decay=2 must be"),
+        (lambda: with_ema_nesterov(ADAMW, lookahead="x"), "lookahead='x' must be"),
+        (lambda: with_ema_nesterov(ADAMW, start=3, end=2), "start=3 must be at most end=2"),
+        (lambda: with_cautious_weight_decay(SGD(TENSORS)), "no group with a weight_decay above 0"),
+        (lambda: with_momentum_warmup(Adagrad(TENSORS)), "Adagrad has no momentum"),
+        (lambda: with_momentum_warmup(SGD(TENSORS)), r"start=0\.85 must be at most 0\.0"),
+        (lambda: with_momentum_warmup(ADAMW, num_steps=-1), "num_steps=-1 must be"),
+    ],
+)
+def test_invalid_arguments_are_rejected_by_name(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+# --- in the Trainer ---
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
+@ALL
+def test_run_with_all_wrappers_resumes_bit_for_bit(inner, precision, problem, tmp_path):
+    options = {
+        "optimizers": partial(wrapped, "all", inner),
+        "schedulers": cosine(warmup="2ba"),
+        "max_duration": "6ba",
+        "precision": precision,
+    }
+    whole = problem.trainer(save_folder=tmp_path, save_interval="1ba", **options).fit()
+
+    resumed = problem.trainer(load_path=tmp_path / "ep0-ba2", **options).fit()
+
+    assert resumed.timestamp.batch == whole.timestamp.batch == 6
+    assert same(weights(whole.model), weights(resumed.model))
+    ours, theirs = (run.optimizers[0].state_dict() for run in (whole, resumed))
+    assert ours["param_groups"] == theirs["param_groups"]
+    averages = [state["ema_nesterov"] for state in ours["state"].values()]
+    assert same(averages, [state["ema_nesterov"] for state in theirs["state"].values()])
+    assert {one.dtype for one in averages} == {torch.float32}
+
+
+@EACH
+def test_trainer_steps_as_a_plain_loop(wrapper):
+    model, data = mlp(), batches(24)
+    optimizer = wrapped(wrapper, "muon", model)
+    for inputs, targets in data:
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+    trainer = make_trainer(
+        mlp(), data, optimizers=partial(wrapped, wrapper, "muon"), max_duration="1ep"
+    )
+
+    assert same(weights(trainer.fit().model), weights(model))
+
+
+@EACH
+def test_checkpoint_with_other_wrappers_is_refused_by_name(wrapper, tmp_path):
+    make_trainer(
+        mlp(), optimizers=partial(wrapped, wrapper, "sgd"), save_folder=tmp_path / "run"
+    ).fit()
+
+    with pytest.raises(MismatchError, match=r"type is '?SGD with \w+.*of this run is SGD"):
+        make_trainer(mlp(), optimizers=OPTIMIZERS["sgd"], load_path=tmp_path / "run").fit()
+
+
+def test_scaled_gradients_give_the_same_half_precision_run():
+    losses = [
+        make_trainer(mlp(), optimizers=partial(wrapped, "all", "foreach"), precision=one).fit().loss
+        for one in ("fp32", "amp_fp16")
+    ]
+
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=0.05)
+
+
+@pytest.mark.compile
+def test_compiled_model_trains_as_the_eager_one():
+    runs = [
+        make_trainer(mlp(), optimizers=partial(wrapped, "all", "muon"), compile=compiled).fit()
+        for compiled in (False, {"backend": "aot_eager"})
+    ]
+
+    assert_close(weights(runs[0].model), weights(runs[1].model))
