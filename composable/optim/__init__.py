@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from composable.optim.decay import decay_groups as decay_groups
     from composable.optim.ema_nesterov import with_ema_nesterov as with_ema_nesterov
     from composable.optim.layerwise import layerwise_groups as layerwise_groups
-    from composable.optim.multi import MultiOptimizer as MultiOptimizer
     from composable.optim.momentum_warmup import with_momentum_warmup as with_momentum_warmup
+    from composable.optim.multi import MultiOptimizer as MultiOptimizer
     from composable.optim.muon import Muon as Muon
     from composable.optim.muon_groups import muon_groups as muon_groups
     from composable.optim.one_cycle import one_cycle as one_cycle

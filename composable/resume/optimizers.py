@@ -263,7 +263,7 @@ def _rehearse(
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            kind.step(twin_of)
+            type(optimizer).step(twin_of)
     except Exception:  # a damaged value may raise anything; some need a closure, or data
         return None
     return {number: dict(twin_of.state.get(twin, {})) for number, twin in numbers.items()}
