@@ -211,7 +211,11 @@ class Parallel(Engine):
         if any(one[0] != first[0] for one in others):
             self.check_same(same)
         self.joined_events = joined_events(
-            {one for one, *any_ in zip(Event, *(row[1:] for row in table), strict=True) if any(any_)}
+            {
+                one
+                for one, *any_ in zip(Event, *(row[1:] for row in table), strict=True)
+                if any(any_)
+            }
         )
         self._announced = time.perf_counter()
 

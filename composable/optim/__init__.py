@@ -7,6 +7,7 @@ from composable._lazy import export_lazily
 if TYPE_CHECKING:
     from composable.optim.by_role import by_role as by_role
     from composable.optim.decay import decay_groups as decay_groups
+    from composable.optim.find_lr import find_lr as find_lr
     from composable.optim.layerwise import layerwise_groups as layerwise_groups
     from composable.optim.multi import MultiOptimizer as MultiOptimizer
     from composable.optim.muon import Muon as Muon
