@@ -47,7 +47,7 @@ def _lines(folder: Path) -> Iterator[str]:
 
 def _part(title: str, result: Mapping[str, Any]) -> Iterator[str]:
     found, cases = result["environment"], result["cases"]
-    counts = {status: 0 for status in ("passed", "measured", "failed", "missing")}
+    counts = dict.fromkeys(("passed", "measured", "failed", "missing"), 0)
     for case in cases:
         counts[case["status"]] += 1
     yield from ("", f"## {title}", "")

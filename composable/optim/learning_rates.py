@@ -23,7 +23,7 @@ from composable.optim.per_option import PerOption, check_options
 from composable.optim.schedule import Schedule
 from composable.resume.values import check_alike, check_as_many
 
-__all__ = ["LearningRates"]
+__all__ = ["LearningRates", "write_option"]
 
 Step: TypeAlias = Callable[[HasTime], None]
 
@@ -172,7 +172,7 @@ class LearningRates:
                 for option, factor in factors.items():
                     # The key that PyTorch uses too: it is saved and loaded with the optimizer.
                     initial = group.setdefault(f"initial_{option}", _number(group[option]))
-                    _write(group, initial * factor, option)
+                    write_option(group, initial * factor, option)
 
     def steps_of_batch(self) -> Sequence[Step]:
         """Return what sets the learning rates of the next batch: the schedules, as their product.
@@ -225,11 +225,11 @@ class LearningRates:
         own = [_number(group["lr"]) for group in groups]
         try:
             for group, rate in zip(groups, own, strict=True):
-                _write(group, by(rate))
+                write_option(group, by(rate))
             yield
         finally:
             for group, rate in zip(groups, own, strict=True):
-                _write(group, rate)
+                write_option(group, rate)
 
     def read(self) -> dict[str, Any]:
         """Return the current learning rates by name."""
@@ -279,7 +279,8 @@ def _check_factor(schedule: Any, value: Any) -> float:
     )
 
 
-def _write(group: dict[str, Any], value: Any, option: str = "lr") -> None:
+def write_option(group: dict[str, Any], value: Any, option: str = "lr") -> None:
+    """Set an option of a parameter group; a tensor, which a compiled step may have, in place."""
     if isinstance(group[option], Tensor):
         group[option].fill_(value)
     else:

@@ -405,6 +405,23 @@ def check_ready(run: "Run", duration: Any) -> None:
         )
 
 
+def check_trial(run: "Run", strategy: Any) -> None:
+    """Check that steps of a run can be tried and undone.
+
+    Raises:
+        ValueError: It has several processes or an engine of DeepSpeed, or an argument is missing.
+    """
+    from composable.distributed.deepspeed import DeepSpeed  # on use
+
+    if run.engine.processes.several or isinstance(strategy, DeepSpeed):
+        raise ValueError(
+            "trial cannot restore the parts that several processes, or DeepSpeed, have of a run: "
+            "call it in one process, with parallel=None."
+        )
+    if not run.state.optimizers or run.state.loss_fn is None:
+        raise ValueError("trial needs optimizers and a loss; pass them to the Trainer.")
+
+
 # --- validators of single options ---
 
 

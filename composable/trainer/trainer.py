@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from composable.loggers.in_memory import InMemoryLogger
     from composable.plan.timeline import Timeline
     from composable.resume.best import Best
+    from composable.trainer.trial import Trial
 
 __all__ = ["Trainer"]
 
@@ -178,6 +179,46 @@ class Trainer:
         """
         with self._training(), self._session.with_plan():
             return self._run.step(state)
+
+    @contextmanager
+    def trial(self) -> Iterator["Trial"]:
+        """Take steps of the run in a block, and leave the run as it was, to the bit.
+
+        The steps start from the training weights and have the algorithms, but no callbacks and
+        loggers. At the end of the block the model, the loss, the optimizers, the loss scale and all
+        generators are restored.
+
+        Raises:
+            RuntimeError: It was called while the Trainer runs.
+            ValueError: The run has several processes or an engine of DeepSpeed, or an argument that
+                training needs is missing.
+
+        Example:
+            >>> from functools import partial
+            >>> trainer = Trainer(
+            ...     torch.nn.Linear(2, 1),
+            ...     train_dataloader=[(torch.ones(4, 2), torch.ones(4, 1))],
+            ...     loss_fn=torch.nn.functional.mse_loss,
+            ...     optimizers=partial(torch.optim.SGD, lr=0.1),
+            ...     progress_bar=False,
+            ... )
+            >>> with trainer.trial() as trial:
+            ...     losses = [trial.step(b, k) for k, b in zip(range(3), trial.batches())]
+            >>> bool(losses[2] < losses[0])
+            True
+        """
+        from composable.trainer.trial import trial  # on use
+
+        if self._session.in_call:
+            raise RuntimeError("trial was called while the Trainer runs; call it after fit.")
+        check.check_trial(self._run, self._options.parallel)
+        with (
+            preserve_rng(),
+            self._training(),
+            self._session.without_observers(),
+            trial(self._run) as steps,
+        ):
+            yield steps
 
     @explain_call(ARGUMENTS)
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:

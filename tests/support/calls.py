@@ -426,6 +426,7 @@ OTHERS: list[Any] = [
     (optim.by_role, given(optimizers={"head": {"lr": 0.1}}, default=sgd)),
     (optim.MultiOptimizer, given(optimizers=[sgd([nn.Parameter(torch.ones(2))])])),
     (optim.role_groups, given(model=MODEL, roles={"head": ["0.weight"]})),
+    (optim.find_lr, given(trainer=Fresh(make_trainer), num_steps=2)),
     (optim.one_cycle, given()),
     (optim.per_option, given(schedules={"lr": optim.linear()})),
     (optim.scaling_rule, given(size=len, base=2)),
