@@ -159,7 +159,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     if run.joins_requests:
         run.join_requests(LOG)
     run.state = state  # an interruption from here on keeps the batch
-    if run.evaluators or run.dispatcher.pending:
+    if run.evaluation.evaluators or run.dispatcher.pending:
         state = run.evaluate_due(before, state, BATCH_END)
     if run.batch_checkpoint is not None or run.dispatcher.pending:
         state = run.checkpoints.save_requested(state, BATCH_CHECKPOINT)
