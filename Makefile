@@ -7,6 +7,8 @@
 # make deepspeed  install DeepSpeed, and run the tests that train with it
 # make fix        format the code and apply the linter's automatic fixes
 # make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
+# make gpu        run what needs a GPU, and write docs/evidence/gpu: PART=overhead for one part,
+#                 DEVICE=cpu SIZE=tiny for the code alone, VENV= for an environment that is there
 # make bench      measure the overhead of the Trainer over a plain loop
 # make clean      remove the environment, the caches and what was built
 #
@@ -27,7 +29,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(ALL) campaign deepspeed fix bench report-browser clean FORCE
+.PHONY: help demo demo-digits test $(ALL) campaign deepspeed fix gpu bench report-browser clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -99,6 +101,12 @@ deepspeed: $(VENV)/.ready
 fix:
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# It installs nothing: a machine with a GPU has its own Python and PyTorch.
+GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+gpu:
+	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu --device $(or $(DEVICE),cuda) \
+	    --size $(or $(SIZE),full) $(addprefix --part ,$(PART)) $(addprefix --output ,$(OUTPUT))
 
 bench: $(VENV)/.ready-demo
 	$(BIN)/python benchmarks/overhead.py

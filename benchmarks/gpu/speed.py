@@ -60,8 +60,21 @@ class Turns:
             self.ours.append((between - started) / self.steps)
             self.plain.append((time.perf_counter() - between) / self.steps)
 
+    def result(self) -> Row:
+        """Return the times and ratios of the blocks after a fifth of them."""
+        warm = max(1, len(self.ours) // 5)
+        ours, plain = self.ours[warm:], self.plain[warm:]
+        ratios = [a / b for a, b in zip(ours, plain, strict=True)]
+        return {
+            "status": "measured",
+            "ms": 1e3 * statistics.median(ours),
+            "plain_ms": 1e3 * statistics.median(plain),
+            "ratio": statistics.median(ratios),
+            "ratios": [min(ratios), max(ratios)],
+        }
 
-def compare(
+
+def compare(  # noqa: PLR0913 (what is compared)
     setting: Setting,
     model: nn.Module,
     batches: list[Any],
@@ -110,16 +123,7 @@ def compare(
         progress_bar=False,
         **options,
     ).fit()
-    warm = min(4, blocks - 1)
-    ours, theirs = turns.ours[warm:], turns.plain[warm:]
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    found: Row = {
-        "status": "measured",
-        "ms": 1e3 * statistics.median(ours),
-        "plain_ms": 1e3 * statistics.median(theirs),
-        "ratio": statistics.median(ratios),
-        "ratios": [min(ratios), max(ratios)],
-    }
+    found = turns.result()
     if setting.is_cuda:
         found["peak_gb_of_both"] = torch.cuda.max_memory_allocated(setting.device) / 1e9
     return found
@@ -346,5 +350,4 @@ def _peer(setting: Setting, fit: Callable[[nn.Module, Turns], None]) -> Row:
 
     turns = Turns(setting, batches, plain, setting.choose(14, 3), setting.choose(50, 2))
     fit(model, turns)
-    ratios = [a / b for a, b in zip(turns.ours[1:], turns.plain[1:], strict=True)]
-    return {"status": "measured", "ratio": statistics.median(ratios)}
+    return turns.result()

@@ -61,7 +61,8 @@ def check_type(value: Any, kind: Any, where: str = "") -> None:
     if parsed.entries and (unknown := sorted(map(str, value.keys() - parsed.entries.keys()))):
         raise StructureError(f"{where or 'it'} has the unknown entries {unknown[:12]}.")
     if parsed.item is not None:
-        for name, item in value.items() if parsed.key else enumerate(value):
+        pairs: Any = value.items() if parsed.key else enumerate(value)
+        for name, item in pairs:
             place = _inside(where, name)
             if parsed.key:
                 check_type(name, parsed.key, place)

@@ -88,6 +88,9 @@ class Replicated(Parallel):
 class ReducedSums(ShardSums):
     """Sums of gradients by DDP, whose last message has those of losses and buffers too."""
 
+    engine: Replicated
+    reducer: GradientReducer
+
     def __init__(self, engine: Replicated, state: State) -> None:
         super().__init__(engine, state)
         self.engine = engine

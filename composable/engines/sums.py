@@ -31,6 +31,7 @@ class ShardSums(Sums):
         state: The state with a `ShardedBatch`.
     """
 
+    engine: Any
     shares: StepShares
 
     def __init__(self, engine: Engine, state: State) -> None:

@@ -55,7 +55,7 @@ class MultiOptimizer(Optimizer):
         super().__setstate__({"defaults": {}})  # the hooks; the groups are those of the optimizers
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The groups of all optimizers."""
         return [group for one in self.optimizers for group in one.param_groups]
 
@@ -66,7 +66,7 @@ class MultiOptimizer(Optimizer):
             one.param_groups = list(islice(remaining, len(one.param_groups)))
 
     @property
-    def state(self) -> "defaultdict[Any, Any]":  # type: ignore[override]
+    def state(self) -> "defaultdict[Any, Any]":
         """The states of all parameters: one mapping, which the optimizers share."""
         return self.optimizers[0].state
 

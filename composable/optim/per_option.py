@@ -71,7 +71,7 @@ def check_options(group: Mapping[str, Any], options: Iterable[str]) -> None:
     """Raise a ValueError if a parameter group lacks an option, or it is not a number."""
     for name in options:
         value = group.get(name)
-        if not isinstance(value, (Real, Tensor)) or isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, (Real, Tensor)):
             numbers = [key for key, one in group.items() if type(one) in (int, float)]
             raise ValueError(
                 f"per_option has a schedule for {name!r}, which is {value!r} in the parameter "
