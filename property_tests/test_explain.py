@@ -72,6 +72,6 @@ def test_explain_prints_a_row_for_every_line_in_their_order(drawn):
     _, algorithm = drawn
     plan = Plan.compile([algorithm])
 
-    printed = [row.split()[:2] for row in plan.explain().splitlines()[2:]]
+    printed = [row.split()[:2] for row in plan.explain(width=200).splitlines()[2:]]
 
     assert printed == [[line.event.value, line.who] for line in plan.steps()]

@@ -17,7 +17,7 @@ from composable.checkpoint import (
     verify,
     write,
 )
-from composable.checkpoint.layout import cover
+from composable.checkpoint.shards import cover
 from tests.checkpoint.sharding import divisions, regions, shard, together
 from tests.checkpoint.trees import same, tensors, trees
 

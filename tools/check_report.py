@@ -68,6 +68,8 @@ USE_CONTROLS = """
           one.click();
           await drawn();
         }
+      for (const one of document.querySelectorAll("table.sortable th button"))
+        for (const _ of [1, 2]) one.click();
       const first = controls.querySelector(".runs button");
       if (first) first.click();
       const shown = document.querySelectorAll("[data-run='0']:not([hidden])").length;

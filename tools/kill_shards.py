@@ -29,8 +29,8 @@ import torch.distributed as dist
 
 from composable.checkpoint import TensorShard, files, pack, read, read_shards, write
 from composable.checkpoint.compare import digest
-from composable.checkpoint.folders import delete
-from composable.checkpoint.layout import Region
+from composable.checkpoint.files import delete
+from composable.checkpoint.shards import Region
 from composable.distributed import Processes
 
 STEPS, ROWS, COLUMNS = 24, 64, 256

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from composable.checkpoint.consolidation import consolidate as consolidate
+    from composable.checkpoint._writer import write as write
     from composable.checkpoint.dcp import export_dcp as export_dcp
     from composable.checkpoint.dcp import import_dcp as import_dcp
     from composable.checkpoint.errors import CheckpointError as CheckpointError
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from composable.checkpoint.files import Broken as Broken
     from composable.checkpoint.files import Contents as Contents
     from composable.checkpoint.files import Found as Found
+    from composable.checkpoint.files import consolidate as consolidate
     from composable.checkpoint.files import find as find
     from composable.checkpoint.files import read as read
     from composable.checkpoint.files import verify as verify
-    from composable.checkpoint.files import write as write
-    from composable.checkpoint.layout import Region as Region
     from composable.checkpoint.manifest import FileRecord as FileRecord
     from composable.checkpoint.manifest import Manifest as Manifest
     from composable.checkpoint.resharding import read_shards as read_shards
+    from composable.checkpoint.shards import Region as Region
     from composable.checkpoint.shards import TensorShard as TensorShard
     from composable.checkpoint.tree import pack as pack
     from composable.checkpoint.tree import unpack as unpack

@@ -16,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from composable.checkpoint._safetensors import Write
-from composable.checkpoint.errors import CheckpointExistsError
+from composable.checkpoint.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    UnwritableCheckpointError,
+)
 from composable.checkpoint.manifest import FILES, FileRecord, is_part
 from composable.core._paths import create_descriptor
 
@@ -27,17 +31,15 @@ except ImportError:  # Windows
     fcntl = None
 
 __all__ = [
-    "advice",
-    "check_place",
     "clean",
     "commit",
-    "file_size",
     "find_replaced",
     "is_still",
+    "make_folder",
     "remove_files",
-    "restore",
-    "staging_folder",
+    "staging",
     "sync_folder",
+    "writable",
     "write_file",
 ]
 
@@ -68,8 +70,42 @@ def write_file(path: Path, content: Callable[[Write], object]) -> FileRecord:
 
 
 @contextmanager
-def staging_folder(target: Path) -> Iterator[Path]:
-    """Create a temporary folder next to the target, locked while its writer is alive."""
+def writable(target: Path) -> Iterator[None]:
+    """Convert errors of the operating system."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise UnwritableCheckpointError(
+            f"{target} cannot be written: {error.strerror or error}{_advice(error)} An earlier "
+            "checkpoint at this path is unchanged."
+        ) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder for checkpoints, and its parents.
+
+    Raises:
+        UnwritableCheckpointError: The folder cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableCheckpointError(
+            f"{folder} cannot be created: {error.strerror or error}. Use a writable folder."
+        ) from error
+
+
+@contextmanager
+def staging(target: Path, overwrite: bool) -> Iterator[Path]:
+    """Create a temporary folder next to the target, locked while its writer is alive.
+
+    Raises:
+        CheckpointExistsError: The target may not be overwritten.
+    """
+    _restore(target)
+    _check_place(target, overwrite)
     lock = None
     try:
         while True:
@@ -90,6 +126,8 @@ def staging_folder(target: Path) -> Iterator[Path]:
 
 
 def commit(partial: Path, target: Path) -> None:
+    """Rename a temporary folder to the target, which is deleted once the new one is on disk."""
+    sync_folder(partial)
     aside = _beside(target, "replaced")
     try:
         if os.path.lexists(target):
@@ -103,7 +141,7 @@ def commit(partial: Path, target: Path) -> None:
     sync_folder(target.parent)  # before anything is deleted
 
 
-def restore(target: Path) -> None:
+def _restore(target: Path) -> None:
     """Rename a replaced checkpoint back after an interrupted overwrite."""
     if not os.path.lexists(target):
         for aside in _leftovers(target, "replaced"):
@@ -123,7 +161,7 @@ def clean(target: Path) -> None:
                 os.close(lock)
 
 
-def check_place(target: Path, overwrite: bool) -> None:
+def _check_place(target: Path, overwrite: bool) -> None:
     if not os.path.lexists(target):
         return
     if not overwrite and not target.is_symlink():
@@ -178,10 +216,6 @@ def is_still(folder: Path, descriptor: int) -> bool:
         return False
 
 
-def file_size(path: Path) -> int:
-    return os.stat(path).st_size
-
-
 def sync_folder(folder: Path) -> None:
     if os.name == "nt":  # folders cannot be synced
         return
@@ -209,7 +243,7 @@ def _leftovers(target: Path, kind: str) -> list[Path]:
     return [target.with_name(n) for n in sorted(os.listdir(target.parent)) if pattern.fullmatch(n)]
 
 
-def advice(error: OSError) -> str:
+def _advice(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ". Free some disk space, or keep fewer checkpoints."
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):

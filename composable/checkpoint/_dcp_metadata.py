@@ -15,8 +15,8 @@ import torch
 from composable.checkpoint._pickle import PickleReader
 from composable.checkpoint._safetensors import MAX_DIMENSIONS, are_counts
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
-from composable.checkpoint.folders import is_plain_name
-from composable.checkpoint.layout import Region, cover
+from composable.checkpoint.manifest import is_plain_name
+from composable.checkpoint.shards import Region, cover
 from composable.core._printable import shorten
 
 __all__ = ["METADATA", "Entry", "Piece", "parse_metadata"]

@@ -23,9 +23,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.checkpoint import _json
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
-from composable.checkpoint.layout import Region
+from composable.checkpoint.shards import Region
+from composable.core import _json
 from composable.core._printable import shorten
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "dtype_name",
     "fill",
     "read_header",
-    "read_tensors",
     "write_tensors",
 ]
 
@@ -87,6 +86,8 @@ class Entry:
     name: str
     dtype: torch.dtype
     block: Region
+    start: int
+    """The position of its first byte in the file."""
     size: int
     """The size in bytes."""
 
@@ -164,34 +165,23 @@ def read_header(read_into: ReadInto, size: int, where: str) -> list[Entry]:
     blocks = _json.load(metadata[_BLOCKS], f"{_BLOCKS} of {where}") if _BLOCKS in metadata else None
     if blocks is not None and not (isinstance(blocks, dict) and blocks.keys() == header.keys()):
         raise DamagedCheckpointError(f"{where}: {_BLOCKS} does not have the names of its tensors.")
-    spans = [
-        _entry(name, spec, None if blocks is None else blocks[name], where)
+    entries = [
+        _entry(name, spec, None if blocks is None else blocks[name], where, 8 + length)
         for name, spec in header.items()
     ]
-    spans.sort(key=lambda span: span[0])
-    position = 0
-    for (begin, end), entry in spans:
-        if begin != position:
-            fault = "overlaps the previous tensor" if begin < position else "follows a gap"
+    entries.sort(key=lambda entry: (entry.start, entry.size))
+    position = 8 + length
+    for entry in entries:
+        if entry.start != position:
+            fault = "overlaps the previous tensor" if entry.start < position else "follows a gap"
             raise DamagedCheckpointError(f"{where}: tensor {entry.name!r} {fault}.")
-        position = end
-    if position != size - 8 - length:
+        position += entry.size
+    if position != size:
         raise DamagedCheckpointError(
             f"{where} has {size - 8 - length} bytes of tensors, but its header declares "
-            f"{position}: it is truncated or damaged."
+            f"{position - 8 - length}: it is truncated or damaged."
         )
-    return [entry for _, entry in spans]
-
-
-def read_tensors(read_into: ReadInto, entries: list[Entry], where: str) -> dict[str, Tensor]:
-    """Read the tensors of a header, each into its own storage."""
-    tensors = {}
-    for entry in entries:
-        tensor = allocate(entry.name, entry.block.sizes, entry.dtype, where)
-        for chunk in chunks_of(tensor):
-            fill(read_into, chunk, where)
-        tensors[entry.name] = tensor
-    return tensors
+    return entries
 
 
 def allocate(
@@ -210,7 +200,7 @@ def allocate(
         ) from error
 
 
-def _entry(name: str, spec: Any, block: Any, where: str) -> tuple[tuple[int, int], Entry]:
+def _entry(name: str, spec: Any, block: Any, where: str, base: int) -> Entry:
     about = f"{where}: tensor {name[:200]!r}"
     if not _json.is_text(name):
         raise DamagedCheckpointError(f"{about}: the name is invalid Unicode.")
@@ -239,7 +229,7 @@ def _entry(name: str, spec: Any, block: Any, where: str) -> tuple[tuple[int, int
     start = [0] * len(shape) if block is None else start
     if not are_counts(start) or len(start) != len(shape):
         raise DamagedCheckpointError(f"{about} has invalid {_OFFSETS} {shorten(start, 80)}.")
-    return (begin, end), Entry(name, dtype, Region(start, shape), needed)
+    return Entry(name, dtype, Region(start, shape), base + begin, needed)
 
 
 def are_counts(values: Any) -> bool:

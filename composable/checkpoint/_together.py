@@ -1,32 +1,41 @@
-"""Write a checkpoint from several processes: each writes a file, and one of them commits."""
+"""Write a checkpoint from several processes: each writes a file, and one of them commits.
 
-from collections.abc import Callable, Mapping
+Which part of a `DTensor` each process writes follows from its mesh and placements, which are the
+same on all processes: rank 0 sends a description of its tensors, and each process compares its own
+with it. Only the blocks of `TensorShard`s, which follow from nothing, are exchanged among all.
+Rank 0 writes whole tensors.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
+from torch import Tensor
 
-from composable.checkpoint._atomic import clean, file_size, write_file
-from composable.checkpoint._division import (
-    blocks_of,
-    compare,
-    describe,
-    parts_of,
-    writers_of,
-)
-from composable.checkpoint._safetensors import write_tensors
-from composable.checkpoint._writer import Request, finish, staging, writable
+from composable.checkpoint._atomic import clean, staging, writable, write_file
+from composable.checkpoint._safetensors import DTYPES, dtype_name, write_tensors
+from composable.checkpoint._writer import Request, finish
 from composable.checkpoint.errors import (
     CheckpointExistsError,
     UnsavableError,
     UnwritableCheckpointError,
 )
 from composable.checkpoint.manifest import FileRecord, tensor_file
-from composable.checkpoint.shards import TensorShard, as_shard
+from composable.checkpoint.shards import (
+    Region,
+    TensorShard,
+    as_shard,
+    cover,
+    is_dtensor,
+    turn_of,
+    writes,
+)
 from composable.distributed.processes import ProcessError, Processes
 
-__all__ = ["divide", "write_together"]
+__all__ = ["compare", "describe", "divide", "parts_of", "write_together", "writers_of"]
 
 
 def write_together(check: Callable[[], Request], processes: Processes) -> Path:
@@ -49,7 +58,8 @@ def write_together(check: Callable[[], Request], processes: Processes) -> Path:
     with writable(request.target), ExitStack() as stack:
         main = processes.is_main
         # Rank 0 alone locks the folder, renames it, or deletes it after an error.
-        paths = together(lambda: str(stack.enter_context(staging(request))) if main else None)
+        staged = staging(request.target, request.overwrite)
+        paths = together(lambda: str(stack.enter_context(staged)) if main else None)
         partial = Path(paths[0])
         records = together(lambda: _write_part(partial, parts, processes))
         together(lambda: commit() if main else None)
@@ -143,10 +153,157 @@ def _commit(request: Request, partial: Path, records: list[dict[str, Any]]) -> N
         for number, record in enumerate(records, start=1)
     }
     for name, record in files.items():
-        if file_size(partial / name) != record.size:
+        if (partial / name).stat().st_size != record.size:
             raise UnwritableCheckpointError(
                 f"{partial / name} has another size than its process wrote: the processes must "
                 "share the file system."
             )
     finish(request, partial, files)
     clean(request.target)
+
+
+# --- who writes what
+
+
+Tensors = Mapping[str, Tensor | TensorShard]
+Description = dict[str, Any]
+"""JSON: the target; the dtype, shape, division and mesh of each tensor; and the meshes."""
+Blocks = dict[str, list[Sequence[int]]]
+"""The offsets and sizes of the `TensorShard`s of a process, by name."""
+Writers = Mapping[tuple[str, Region], int]
+"""The process that writes each block of a `TensorShard`."""
+
+_BLOCKS = "blocks"
+
+
+def describe(target: str, tensors: Tensors) -> Description:
+    """Describe the tensors of a process, which writes them to a target."""
+    meshes: dict[Any, int] = {}  # each is described once: it lists all of its processes
+    entries: dict[str, list[Any]] = {}
+    for name, tensor in tensors.items():
+        own: Any = tensor.tensor if isinstance(tensor, TensorShard) else tensor
+        division, mesh = None if own is tensor else _BLOCKS, None
+        if is_dtensor(own):
+            division, mesh = str(own.placements), meshes.setdefault(own.device_mesh, len(meshes))
+        entries[name] = [dtype_name(own.dtype), list(tensor.shape), division, mesh]
+    ranks = [[list(mesh.shape), mesh.mesh.flatten().tolist()] for mesh in meshes]
+    return {"target": target, "tensors": entries, "meshes": ranks}
+
+
+def compare(own: Description, first: Description, rank: int) -> None:
+    """Compare the description of a process with that of rank 0.
+
+    Raises:
+        ProcessError: They write to different targets.
+        UnsavableError: Their tensors differ.
+    """
+    if own["target"] != first["target"]:
+        raise ProcessError(
+            f"rank 0 writes to {first['target']}, but rank {rank} to {own['target']}."
+        )
+    ours, theirs = own["tensors"], first["tensors"]
+    for name in {**theirs, **ours}:
+        if name not in ours and theirs[name][2] is None:
+            continue  # part of a logger, which only rank 0 has
+        if name not in ours or name not in theirs:
+            has, lacks = (0, rank) if name in theirs else (rank, 0)
+            raise UnsavableError(f"rank {has} has a tensor {name!r}, but rank {lacks} does not.")
+        if ours[name][:2] != theirs[name][:2]:
+            a, b = (f"{dtype} of shape {shape}" for dtype, shape, *_ in (theirs[name], ours[name]))
+            raise UnsavableError(f"tensor {name!r} is {a} on rank 0, but {b} on rank {rank}.")
+        # A process that is not in the mesh of rank 0 may have a copy that is divided over another.
+        if _in_mesh(first, name, rank) and _division(own, name) != _division(first, name):
+            raise UnsavableError(
+                f"tensor {name!r} is divided in another way on rank {rank} than on rank 0."
+            )
+
+
+def _division(description: Description, name: str) -> list[Any]:
+    """Return the placements of a tensor, and the shape and processes of its mesh."""
+    _, _, division, mesh = description["tensors"][name]
+    return [division] if mesh is None else [division, *description["meshes"][mesh]]
+
+
+def _in_mesh(first: Description, name: str, rank: int) -> bool:
+    """Return whether a process has a part of a tensor of rank 0."""
+    _, *mesh = _division(first, name)
+    return not mesh or rank in mesh[1]
+
+
+def blocks_of(tensors: Tensors) -> Blocks:
+    """Return the blocks that a process has, besides those that follow from a mesh."""
+    return {
+        name: [tensor.offsets, tensor.region.sizes]
+        for name, tensor in tensors.items()
+        if isinstance(tensor, TensorShard) and tensor.region.count
+    }
+
+
+def writers_of(blocks: Sequence[Blocks], first: Description) -> Writers:
+    """Assign each block to one of the processes that have it; the same result on all of them.
+
+    Args:
+        blocks: The blocks of each process.
+        first: The description of rank 0.
+
+    Raises:
+        UnsavableError: The blocks of a tensor overlap or leave a gap.
+    """
+    holders: dict[str, dict[Region, list[int]]] = {
+        name: {}
+        for name, (_, shape, division, _) in first["tensors"].items()
+        if division == _BLOCKS and 0 not in shape
+    }
+    for rank, own in enumerate(blocks):
+        for name, (offsets, sizes) in own.items():
+            holders[name].setdefault(Region(offsets, sizes), []).append(rank)
+    for name, regions in holders.items():
+        shape = first["tensors"][name][1]
+        if not cover(shape, list(regions)):
+            raise UnsavableError(
+                f"tensor {name!r} of shape {shape} is not divided into its parts: they overlap or "
+                f"leave a gap. By rank: {_listed(regions)}."
+            )
+    return {
+        (name, region): ranks[turn_of(name, len(ranks))]
+        for name, regions in holders.items()
+        for region, ranks in regions.items()
+    }
+
+
+def _listed(regions: Mapping[Region, Sequence[int]], most: int = 4) -> str:
+    each = [f"{ranks[0]}: {r.sizes} from {r.offsets}" for r, ranks in regions.items()]
+    return "; ".join(each[:most]) + ("; ..." if len(each) > most else "")
+
+
+def parts_of(
+    tensors: Tensors,
+    shards: Mapping[str, TensorShard | None],
+    first: Description,
+    rank: int,
+    writers: Writers,
+) -> dict[str, TensorShard]:
+    """Return the parts that a process writes.
+
+    Args:
+        tensors: Its tensors.
+        shards: The part that it has of each: see `as_shard`.
+        first: The description of rank 0.
+        rank: The number of the process.
+        writers: The process that writes each block of a `TensorShard`.
+    """
+    parts = {}
+    for name, shard in shards.items():
+        dtype, shape, division, _ = first["tensors"][name]
+        own = rank == 0
+        if 0 in shape:  # its parts may have other empty shapes
+            shard = TensorShard(torch.empty(shape, dtype=DTYPES[dtype]), shape, [0] * len(shape))
+        elif shard is None or not shard.region.count:
+            continue
+        elif division == _BLOCKS:
+            own = rank == writers[name, shard.region]
+        elif division is not None:
+            own = _in_mesh(first, name, rank) and writes(name, tensors[name])
+        if own:
+            parts[name] = shard
+    return parts

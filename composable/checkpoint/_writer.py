@@ -1,28 +1,21 @@
-"""Write a checkpoint from one process."""
+"""Write a checkpoint as a folder of files, atomically.
+
+The files are written to a temporary folder next to the target, synced to disk, and the folder is
+renamed in one operation. The manifest holds the size and the hash of each file, and its own hash,
+so files that were changed, truncated or exchanged are detected.
+"""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 from torch import Tensor
 
-from composable.checkpoint import _json
-from composable.checkpoint._atomic import (
-    advice,
-    check_place,
-    clean,
-    commit,
-    restore,
-    staging_folder,
-    sync_folder,
-    write_file,
-)
-from composable.checkpoint._json import JSON
+from composable.checkpoint._atomic import clean, commit, staging, writable, write_file
 from composable.checkpoint._safetensors import DTYPES, Write, write_tensors
-from composable.checkpoint.errors import CheckpointError, UnsavableError, UnwritableCheckpointError
+from composable.checkpoint.errors import UnsavableError
 from composable.checkpoint.manifest import (
     MANIFEST,
     MAX_STATE,
@@ -34,18 +27,63 @@ from composable.checkpoint.manifest import (
     dump_manifest,
 )
 from composable.checkpoint.shards import TensorShard, as_whole
+from composable.core._json import JSON, dump
+from composable.distributed.processes import Processes
 from composable.functional._checks import check_flag, check_tensors
 
-__all__ = [
-    "Request",
-    "as_request",
-    "dump_state",
-    "finish",
-    "staging",
-    "writable",
-    "write_alone",
-    "write_whole",
-]
+__all__ = ["Request", "as_request", "dump_state", "finish", "write", "write_whole"]
+
+
+def write(
+    folder: str | os.PathLike[str],
+    tensors: Mapping[str, Tensor | TensorShard],
+    data: JSON,
+    *,
+    overwrite: bool = False,
+    info: Mapping[str, JSON] | None = None,
+    processes: Processes | None = None,
+) -> Path:
+    """Write a checkpoint atomically: a reader sees either all of it or none.
+
+    With several processes, all of them call this function, and each writes a file of its own. The
+    processes must share the file system of the folder. If one fails, all raise, and the folder is
+    not written.
+
+    Args:
+        folder: The checkpoint to write. Its parent folder must exist.
+        tensors: The tensors by name; with several processes, those of rank 0 on each, but for whole
+            tensors that only rank 0 has. A `DTensor`
+            and a `TensorShard` are the part of a tensor that this process has. Any other tensor is
+            whole, with equal values on each process, and is written by one of them.
+        data: The rest of the state, as JSON: see `pack`.
+        overwrite: Replace an existing checkpoint. It is deleted once the new one is on disk.
+        info: Entries for the manifest, as JSON. `find` sorts by `batch`.
+        processes: The processes that write it together. `data`, `overwrite` and `info` are those of
+            rank 0. Default: this process alone.
+
+    Returns:
+        The absolute path of the folder.
+
+    Raises:
+        CheckpointExistsError: `folder` exists, and is not a checkpoint or `overwrite` is False.
+        UnsavableError: `data` or `info` is not JSON, the format does not support a dtype, or the
+            parts of a tensor overlap or leave a gap.
+        UnwritableCheckpointError: The files cannot be written. An existing checkpoint is kept.
+        ProcessError: Another process ended, or raised an error of another type.
+    """
+
+    def check() -> Request:
+        return as_request(folder, tensors, data, overwrite=overwrite, info=info)
+
+    if processes is not None and not isinstance(processes, Processes):
+        raise TypeError(f"processes={processes!r} must be Processes, or None.")
+    if processes is not None and processes.several:
+        from composable.checkpoint._together import write_together  # on use
+
+        return write_together(check, processes)
+    request = check()
+    whole = {name: as_whole(name, tensor) for name, tensor in request.tensors.items()}
+    return write_whole(request, lambda out: write_tensors(out, whole))
 
 
 @attrs.frozen(eq=False)
@@ -85,7 +123,7 @@ def as_request(
 def dump_state(data: JSON) -> bytes:
     """Encode the JSON of the state."""
     try:
-        raw = _json.dump(data)
+        raw = dump(data)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnsavableError(f"data is not JSON: {error}. Use pack().") from None
     if len(raw) > MAX_STATE:
@@ -96,45 +134,16 @@ def dump_state(data: JSON) -> bytes:
     return raw
 
 
-def write_alone(request: Request) -> Path:
-    """Write a checkpoint with one file of tensors."""
-    tensors = {name: as_whole(name, tensor) for name, tensor in request.tensors.items()}
-    return write_whole(request, lambda out: write_tensors(out, tensors))
-
-
 def write_whole(request: Request, content: Callable[[Write], object]) -> Path:
     """Write a checkpoint with one file of tensors of a given content."""
-    with writable(request.target), staging(request) as partial:
-        records = {TENSORS: write_file(partial / TENSORS, content)}
-        finish(request, partial, records)
-    clean(request.target)
+    with writable(request.target):
+        with staging(request.target, request.overwrite) as partial:
+            finish(request, partial, {TENSORS: write_file(partial / TENSORS, content)})
+        clean(request.target)
     return request.target
 
 
-@contextmanager
-def writable(target: Path) -> Iterator[None]:
-    """Convert errors of the operating system."""
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise UnwritableCheckpointError(
-            f"{target} cannot be written: {error.strerror or error}{advice(error)} An earlier "
-            "checkpoint at this path is unchanged."
-        ) from error
-
-
-@contextmanager
-def staging(request: Request) -> Iterator[Path]:
-    """Create the temporary folder of a checkpoint, if its place is free or may be overwritten."""
-    restore(request.target)
-    check_place(request.target, request.overwrite)
-    with staging_folder(request.target) as partial:
-        yield partial
-
-
-def finish(request: Request, partial: Path, records: dict[str, FileRecord]) -> None:
+def finish(request: Request, partial: Path, records: Mapping[str, FileRecord]) -> None:
     """Write the files besides those of tensors, the manifest last, and rename the folder.
 
     Args:
@@ -142,11 +151,7 @@ def finish(request: Request, partial: Path, records: dict[str, FileRecord]) -> N
         partial: The temporary folder.
         records: The sizes and hashes of the files of tensors.
     """
-    records = {**records, STATE: _write_bytes(partial / STATE, request.state)}
-    _write_bytes(partial / MANIFEST, dump_manifest(records, request.info))
-    sync_folder(partial)
+    state = write_file(partial / STATE, lambda out: out(request.state))
+    manifest = dump_manifest({**records, STATE: state}, request.info)
+    write_file(partial / MANIFEST, lambda out: out(manifest))
     commit(partial, request.target)
-
-
-def _write_bytes(path: Path, content: bytes) -> FileRecord:
-    return write_file(path, lambda out: out(content))

@@ -13,21 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.checkpoint._atomic import sync_folder
+from composable.checkpoint._atomic import sync_folder, writable
 from composable.checkpoint._dcp_metadata import METADATA, Entry, Piece, parse_metadata
+from composable.checkpoint._reader import readable
 from composable.checkpoint._safetensors import fill, write_tensors
-from composable.checkpoint._writer import Request, dump_state, writable, write_whole
+from composable.checkpoint._torch_files import load_plain
+from composable.checkpoint._writer import Request, dump_state, write_whole
 from composable.checkpoint.errors import (
     CheckpointExistsError,
     DamagedCheckpointError,
     MissingCheckpointError,
-    UnreadableCheckpointError,
     UnsavableError,
 )
-from composable.checkpoint.layout import Region
+from composable.checkpoint.filters import check_patterns, matches
 from composable.checkpoint.manifest import MAX_STATE, as_target
+from composable.checkpoint.shards import Region
 from composable.checkpoint.tree import pack
-from composable.checkpoint.weights import as_patterns, load_plain, matches, read_weights
+from composable.checkpoint.weights import read_weights
 from composable.core._paths import open_regular
 from composable.functional._checks import check_flag
 
@@ -130,10 +132,10 @@ def import_dcp(
     """
     source, target = as_target("folder", folder), as_target("out", out)
     check_flag("overwrite", overwrite)
-    patterns = as_patterns(ignore)
+    patterns = check_patterns("ignore", ignore, "optim.*")
     metadata = source / METADATA
     entries = parse_metadata(_read(metadata), metadata)
-    entries = {name: each for name, each in entries.items() if not matches(name, patterns)}
+    entries = {name: each for name, each in entries.items() if not matches((name,), patterns)}
     with ExitStack() as stack:
         tensors, fetch, state = _parts(entries, _Files(source, stack))
         request = Request(target, {}, state, overwrite, {})
@@ -164,17 +166,13 @@ def _parts(
 
 
 def _read(path: Path) -> bytes:
-    try:
-        with open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size > MAX_STATE:
-                raise DamagedCheckpointError(f"{path} has more than {MAX_STATE} bytes.")
-            return bytes(file.readall())
-    except (FileNotFoundError, NotADirectoryError):
-        raise MissingCheckpointError(
-            f"no distributed checkpoint at {path.parent}: it has no file {path.name}."
-        ) from None
-    except OSError as error:
-        raise UnreadableCheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    missing = MissingCheckpointError(
+        f"no distributed checkpoint at {path.parent}: it has no file {path.name}."
+    )
+    with readable(path, missing), open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MAX_STATE:
+            raise DamagedCheckpointError(f"{path} has more than {MAX_STATE} bytes.")
+        return bytes(file.readall())
 
 
 class _Files:
@@ -215,7 +213,7 @@ class _Files:
 
     def _load(self, piece: Piece) -> Any:
         path = self.folder / piece.file
-        try:
+        with readable(path, DamagedCheckpointError(f"{path} is missing: incomplete checkpoint.")):
             if piece.file not in self.files:
                 self.files[piece.file] = self.stack.enter_context(open_regular(path))
             file = self.files[piece.file]
@@ -227,10 +225,6 @@ class _Files:
             file.seek(piece.offset)
             raw = bytearray(piece.length)
             fill(file.readinto, memoryview(raw), str(path))
-        except FileNotFoundError:
-            raise DamagedCheckpointError(f"{path} is missing: incomplete checkpoint.") from None
-        except OSError as error:
-            raise UnreadableCheckpointError(f"{path} cannot be read: {error.strerror}.") from error
         return load_plain(io.BytesIO(raw), path, piece.length)
 
 

@@ -1,30 +1,39 @@
-"""Checkpoints as folders of three files, written atomically.
-
-The files are written to a temporary folder next to the target, synced to disk, and the folder is
-renamed in one operation. The manifest holds the size and the hash of each file, and its own hash,
-so files that were changed, truncated or exchanged are detected.
-"""
+"""Read checkpoints, which are folders of files, and find, copy and delete them."""
 
 import os
-from collections.abc import Mapping
+import secrets
 from pathlib import Path
 
 import attrs
 import torch
 from torch import Tensor
 
-from composable.checkpoint._json import JSON
-from composable.checkpoint._reader import candidates, check_sizes, holds_files_of_one, reading
-from composable.checkpoint._regions import check_all
-from composable.checkpoint._together import write_together
-from composable.checkpoint._writer import Request, as_request, write_alone
-from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
-from composable.checkpoint.manifest import Manifest, as_target
-from composable.checkpoint.shards import TensorShard
-from composable.distributed.processes import Processes
+from composable.checkpoint._atomic import remove_files
+from composable.checkpoint._reader import candidates, reading
+from composable.checkpoint._safetensors import write_tensors
+from composable.checkpoint._writer import Request, write_whole
+from composable.checkpoint.errors import (
+    CheckpointError,
+    MissingCheckpointError,
+    UnwritableCheckpointError,
+)
+from composable.checkpoint.manifest import Manifest, as_target, is_part, is_plain_name
+from composable.checkpoint.shards import Region
+from composable.core._json import JSON
 from composable.functional._checks import as_path, check_device, check_flag
 
-__all__ = ["Broken", "Contents", "Found", "find", "read", "verify", "write"]
+__all__ = [
+    "Broken",
+    "Contents",
+    "Found",
+    "consolidate",
+    "delete",
+    "find",
+    "holds_files_of_one",
+    "put_aside",
+    "read",
+    "verify",
+]
 
 
 @attrs.frozen(eq=False)
@@ -53,54 +62,6 @@ class Broken:
     error: CheckpointError
 
 
-def write(
-    folder: str | os.PathLike[str],
-    tensors: Mapping[str, Tensor | TensorShard],
-    data: JSON,
-    *,
-    overwrite: bool = False,
-    info: Mapping[str, JSON] | None = None,
-    processes: Processes | None = None,
-) -> Path:
-    """Write a checkpoint atomically: a reader sees either all of it or none.
-
-    With several processes, all of them call this function, and each writes a file of its own. The
-    processes must share the file system of the folder. If one fails, all raise, and the folder is
-    not written.
-
-    Args:
-        folder: The checkpoint to write. Its parent folder must exist.
-        tensors: The tensors by name; with several processes, those of rank 0 on each, but for whole
-            tensors that only rank 0 has. A `DTensor`
-            and a `TensorShard` are the part of a tensor that this process has. Any other tensor is
-            whole, with equal values on each process, and is written by one of them.
-        data: The rest of the state, as JSON: see `pack`.
-        overwrite: Replace an existing checkpoint. It is deleted once the new one is on disk.
-        info: Entries for the manifest, as JSON. `find` sorts by `batch`.
-        processes: The processes that write it together. `data`, `overwrite` and `info` are those of
-            rank 0. Default: this process alone.
-
-    Returns:
-        The absolute path of the folder.
-
-    Raises:
-        CheckpointExistsError: `folder` exists, and is not a checkpoint or `overwrite` is False.
-        UnsavableError: `data` or `info` is not JSON, the format does not support a dtype, or the
-            parts of a tensor overlap or leave a gap.
-        UnwritableCheckpointError: The files cannot be written. An existing checkpoint is kept.
-        ProcessError: Another process ended, or raised an error of another type.
-    """
-
-    def check() -> Request:
-        return as_request(folder, tensors, data, overwrite=overwrite, info=info)
-
-    if processes is not None and not isinstance(processes, Processes):
-        raise TypeError(f"processes={processes!r} must be Processes, or None.")
-    if processes is not None and processes.several:
-        return write_together(check, processes)
-    return write_alone(check())
-
-
 def read(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Contents:
     """Read a checkpoint; all of it is verified before anything is returned.
 
@@ -115,13 +76,14 @@ def read(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") 
         UnreadableCheckpointError: A file cannot be read.
     """
     check_device(device)
-    device = torch.device(device)
     path = as_target("folder", folder)
-    with reading(path) as inputs:
-        manifest, tensors, data = check_all(inputs, keep=True)
-    if device.type != "cpu":
+    with reading(path) as opened:
+        data, files = opened.contents()
+        whole = {name: Region.whole(one.shape) for name, one in files.tensors.items()}
+        tensors = files.read(whole, verify=files.files)
+    if torch.device(device).type != "cpu":
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
-    return Contents(tensors, data, manifest, path)
+    return Contents(tensors, data, opened.manifest, path)
 
 
 def verify(folder: str | os.PathLike[str]) -> Manifest:
@@ -130,8 +92,15 @@ def verify(folder: str | os.PathLike[str]) -> Manifest:
     Raises:
         CheckpointError: See `read`.
     """
-    with reading(as_target("folder", folder)) as inputs:
-        return check_all(inputs, keep=False)[0]
+    return _manifest(as_target("folder", folder), thorough=True)
+
+
+def _manifest(path: Path, *, thorough: bool) -> Manifest:
+    with reading(path) as opened:
+        if thorough:
+            _, files = opened.contents()
+            files.read({}, verify=files.files)
+    return opened.manifest
 
 
 def find(
@@ -160,9 +129,7 @@ def find(
     broken: list[Broken] = []
     for path in candidates(root):
         try:
-            with reading(path) as inputs:
-                manifest = check_all(inputs, keep=False)[0] if thorough else check_sizes(inputs)
-            whole.append(Found(path, manifest))
+            whole.append(Found(path, _manifest(path, thorough=thorough)))
         except MissingCheckpointError:
             continue  # deleted after it was listed
         except CheckpointError as error:
@@ -170,3 +137,118 @@ def find(
                 broken.append(Broken(path, error))
     whole.sort(key=lambda found: (found.manifest.batch, found.manifest.created), reverse=True)
     return whole, broken
+
+
+def holds_files_of_one(path: Path) -> bool:
+    """Return whether a folder has a file of a checkpoint, and so is one, if a broken one."""
+    try:
+        return any(map(is_part, os.listdir(path)))
+    except OSError:
+        return False
+
+
+def consolidate(
+    folder: str | os.PathLike[str], out: str | os.PathLike[str], *, overwrite: bool = False
+) -> Path:
+    """Copy a checkpoint into an ordinary one, with one file of tensors.
+
+    All of the checkpoint is verified first. Then one tensor at a time is kept in memory.
+
+    Args:
+        folder: The checkpoint, sharded or not.
+        out: The checkpoint to write, possibly the same. Its parent folder must exist.
+        overwrite: Replace an existing checkpoint.
+
+    Returns:
+        The absolute path of the new checkpoint.
+
+    Raises:
+        CheckpointError: See `read` and `write`.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from composable.checkpoint import consolidate, read, write
+        >>> runs = pathlib.Path(tempfile.mkdtemp())
+        >>> path = write(runs / "ba10", {"w": torch.ones(2)}, None)
+        >>> read(consolidate(path, runs / "one")).tensors
+        {'w': tensor([1., 1.])}
+    """
+    source, target = as_target("folder", folder), as_target("out", out)
+    check_flag("overwrite", overwrite)
+    with reading(source) as opened:
+        state, files = bytes(opened.state()), opened.tensors()
+        files.read({}, verify=files.files)
+        request = Request(target, {}, state, overwrite, dict(opened.manifest.info))
+        return write_whole(request, lambda out: write_tensors(out, files.tensors, files.fetch))
+
+
+def delete(checkpoint: Path, run: str) -> bool:
+    """Delete a checkpoint of a run, atomically: a reader never finds part of it.
+
+    Nothing is deleted if the path is a link, if another run wrote the checkpoint, if its manifest
+    cannot be read, or if its folder contains other files.
+
+    Args:
+        checkpoint: The checkpoint.
+        run: The id of the run.
+
+    Returns:
+        Whether the checkpoint was deleted.
+
+    Raises:
+        UnwritableCheckpointError: The checkpoint cannot be deleted.
+    """
+    if not _is_of(checkpoint, run):
+        return False
+    # Readers ignore this name: it marks the folder of an unfinished writer.
+    aside = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(8)}.partial")
+    try:
+        os.rename(checkpoint, aside)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UnwritableCheckpointError(
+            f"{checkpoint} cannot be deleted: {error.strerror or error}."
+        ) from error
+    remove_files(aside)
+    return True
+
+
+def put_aside(checkpoint: Path) -> Path | None:
+    """Rename a damaged checkpoint, so that another can be written: ep1-ba5.damaged-1.
+
+    Nothing is renamed if there is no folder, or if the folder has files but none of a checkpoint.
+    `find` ignores the new name.
+
+    Returns:
+        The new path, or None if nothing was renamed.
+
+    Raises:
+        UnwritableCheckpointError: The checkpoint cannot be renamed.
+    """
+    if checkpoint.is_symlink() or not checkpoint.is_dir():
+        return None
+    if os.listdir(checkpoint) and not holds_files_of_one(checkpoint):
+        return None
+    number = 1
+    while os.path.lexists(aside := checkpoint.with_name(f"{checkpoint.name}.damaged-{number}")):
+        number += 1
+    try:
+        os.rename(checkpoint, aside)
+    except OSError as error:
+        raise UnwritableCheckpointError(
+            f"{checkpoint} is damaged, and cannot be renamed: {error.strerror or error}."
+        ) from error
+    return aside
+
+
+def _is_of(checkpoint: Path, run: str) -> bool:
+    """Return whether a folder is a checkpoint of a run, and nothing else."""
+    if not is_plain_name(checkpoint.name) or checkpoint.is_symlink():
+        return False
+    try:
+        names = os.listdir(checkpoint)
+        written_by = _manifest(checkpoint, thorough=False).info.get("run")
+    except (OSError, CheckpointError):
+        return False
+    return all(map(is_part, names)) and written_by == run

@@ -1,6 +1,6 @@
 """Filter trees by patterns of paths."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -92,10 +92,10 @@ def replaced(tree: Any, other: Any, patterns: Iterable[str], path: tuple[Any, ..
     return result
 
 
-def check_patterns(name: str, patterns: Any) -> tuple[str, ...]:
+def check_patterns(name: str, patterns: Any, example: str = "optimizers") -> tuple[str, ...]:
     """Return patterns of paths as a tuple."""
     if isinstance(patterns, str):
         return (patterns,)
-    if not isinstance(patterns, Sequence) or not all(isinstance(one, str) for one in patterns):
-        raise TypeError(f"{name}={patterns!r} must be a list of patterns, such as ['optimizers'].")
+    if not isinstance(patterns, (Sequence, Set)) or not all(isinstance(p, str) for p in patterns):
+        raise TypeError(f"{name}={patterns!r} must be a list of patterns, such as [{example!r}].")
     return tuple(patterns)

@@ -11,11 +11,10 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.checkpoint._json import JSON, MAX_INTEGER
-from composable.checkpoint._reader import holds_files_of_one
-from composable.checkpoint.files import find, read
+from composable.checkpoint.files import find, holds_files_of_one, read
 from composable.checkpoint.manifest import Manifest
 from composable.checkpoint.tree import unpack
+from composable.core._json import JSON, MAX_INTEGER
 from composable.core._printable import printable
 from composable.core._table import format_table
 

@@ -12,10 +12,11 @@ from types import MappingProxyType
 import attrs
 import torch
 
-from composable.checkpoint import _json
-from composable.checkpoint._json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
+from composable.core import _json
+from composable.core._json import JSON
 from composable.core._printable import shorten
+from composable.distributed.processes import Processes
 from composable.functional._checks import as_path
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "check_info",
     "dump_manifest",
     "is_part",
+    "is_plain_name",
     "parse_manifest",
     "tensor_file",
 ]
@@ -92,6 +94,10 @@ class Manifest:
         """The names of the files of tensors, in the order of their numbers."""
         return tuple(name for name in self.files if name != STATE)
 
+    def share(self, processes: Processes) -> tuple[str, ...]:
+        """Return the files of tensors that one of several processes verifies."""
+        return self.tensor_files[processes.rank :: processes.size]
+
 
 def tensor_file(number: int, count: int) -> str:
     """Return the name of one of several files of tensors; they are numbered from 1."""
@@ -109,6 +115,22 @@ def as_target(name: str, folder: str | os.PathLike[str]) -> Path:
 def is_part(name: str) -> bool:
     """Return whether a checkpoint may have a file of this name."""
     return name in FILES or _TENSOR_FILE.fullmatch(name) is not None
+
+
+def is_plain_name(name: object) -> bool:
+    """Return whether a value is the name of a visible entry of a folder, and no path.
+
+    Example:
+        >>> from composable.checkpoint.manifest import is_plain_name
+        >>> [is_plain_name(name) for name in ("ep1-ba5", "../ep1-ba5", "/data", ".hidden", 3)]
+        [True, False, False, False, False]
+    """
+    return (
+        isinstance(name, str)
+        and not name.startswith(".")
+        and not any(c in name for c in "/\\\0")
+        and Path(name).name == name != ""
+    )
 
 
 def check_info(info: dict[str, JSON]) -> dict[str, JSON]:

@@ -1,4 +1,4 @@
-"""Read the parts of tensors that a process needs."""
+"""Read what a process needs of a checkpoint: the parts of tensors, or all but their values."""
 
 import inspect
 import os
@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from composable.checkpoint._reader import check_sizes, check_state, reading
-from composable.checkpoint._regions import read_headers, read_regions, tensor_inputs
+from composable.checkpoint._reader import reading
 from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.files import Contents
-from composable.checkpoint.layout import Region
 from composable.checkpoint.manifest import as_target
-from composable.checkpoint.shards import is_dtensor, like_dtensor, region_of
+from composable.checkpoint.shards import Region, is_dtensor, like_dtensor, region_of
+from composable.distributed.processes import Processes
 from composable.functional._checks import check_device, check_flag
 
-__all__ = ["read_shards"]
+__all__ = ["read_outline", "read_shards"]
 
 Like = Mapping[str, Any] | Callable[[str, tuple[int, ...]], Any]
 
@@ -71,23 +70,54 @@ def read_shards(
     check_device(device)
     check_flag("verify", verify)
     path = as_target("folder", folder)
-    with reading(path) as inputs:
-        manifest = check_sizes(inputs)
-        data = check_state(inputs)
-        headers = read_headers(tensor_inputs(inputs))
+    with reading(path) as opened:
+        data, files = opened.contents()
+        shapes = {name: tuple(stored.shape) for name, stored in files.tensors.items()}
         models = {
-            name: like(name, tuple(stored.shape)) if callable(like) else like.get(name)
-            for name, stored in headers.tensors.items()
+            n: like(n, shape) if callable(like) else like.get(n) for n, shape in shapes.items()
         }
-        regions = {
-            name: _region(name, tuple(stored.shape), models[name])
-            for name, stored in headers.tensors.items()
-        }
-        tensors = read_regions(inputs, headers, regions, verify=verify)
+        regions = {name: _region(name, shape, models[name]) for name, shape in shapes.items()}
+        if verify:
+            tensors = files.read(regions)
+        else:
+            tensors = {name: files.fetch(name, region) for name, region in regions.items()}
     for name, tensor in tensors.items():
         model = models[name]
         tensors[name] = like_dtensor(tensor, model) if is_dtensor(model) else tensor.to(device)
-    return Contents(tensors, data, manifest, path)
+    return Contents(tensors, data, opened.manifest, path)
+
+
+def read_outline(folder: str | os.PathLike[str], processes: Processes) -> Contents:
+    """Read a checkpoint without the values of its tensors, and verify a share of their files.
+
+    This function does not communicate. Each process verifies the manifest, the state, and
+    the size and header of every file. It compares the hashes of its share of the files of
+    tensors: if no process raises, all of the checkpoint is verified.
+
+    Args:
+        folder: The checkpoint to read.
+        processes: The processes that call this function, with the same folder.
+
+    Returns:
+        The contents. The tensors are on the meta device: they have a shape and a dtype only.
+
+    Raises:
+        CheckpointError: See `read`.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from composable.checkpoint import write
+        >>> from composable.checkpoint.resharding import read_outline
+        >>> from composable.distributed import Processes
+        >>> path = write(pathlib.Path(tempfile.mkdtemp()) / "it", {"w": torch.arange(6)}, None)
+        >>> read_outline(path, Processes()).tensors["w"].shape
+        torch.Size([6])
+    """
+    path = as_target("folder", folder)
+    with reading(path) as opened:
+        data, files = opened.contents()
+        files.read({}, verify=opened.manifest.share(processes))
+    return Contents(files.tensors, data, opened.manifest, path)
 
 
 def _is_function(value: Any) -> bool:

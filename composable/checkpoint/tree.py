@@ -20,11 +20,11 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composable.checkpoint import _json
-from composable.checkpoint._json import JSON, MAX_INTEGER
 from composable.checkpoint._safetensors import DTYPES
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, UnsavableError
 from composable.checkpoint.shards import is_dtensor, local_of
+from composable.core import _json
+from composable.core._json import JSON, MAX_INTEGER
 from composable.core._printable import shorten
 from composable.core.key import Key
 from composable.core.time import Time, Timestamp

@@ -1,44 +1,23 @@
 """Load the weights of a model from a checkpoint, a safetensors file or a `torch.save` file."""
 
 import os
-import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor, nn
 
-from composable.checkpoint._safetensors import read_header, read_tensors
-from composable.checkpoint._weights_pickle import RefusedPickleError, check_pickle
-from composable.checkpoint.errors import (
-    CheckpointError,
-    DamagedCheckpointError,
-    MismatchError,
-    MissingCheckpointError,
-    UnreadableCheckpointError,
-)
-from composable.checkpoint.files import read
-from composable.checkpoint.layout import Region
+from composable.checkpoint.errors import MismatchError
+from composable.checkpoint.filters import check_patterns, matches
 from composable.checkpoint.shards import is_dtensor, local_of, region_of
-from composable.checkpoint.tree import identity_of, listed, unpack
-from composable.checkpoint.weight_files import files_of_model, open_checkpoint, open_files
-from composable.core._paths import open_regular
+from composable.checkpoint.tree import identity_of, listed
+from composable.checkpoint.weight_files import Source, open_weights
 from composable.functional._checks import as_path, check_flag, check_module
+from composable.functional._lent import is_sharded
 
-__all__ = [
-    "LoadedWeights",
-    "as_patterns",
-    "load_path_weights",
-    "load_plain",
-    "load_weights",
-    "matches",
-    "read_file",
-    "read_weights",
-]
+__all__ = ["LoadedWeights", "load_path_weights", "load_weights", "read_weights"]
 
 _OF_FUNCTION = "Set their path with key="
 _OF_TRAINER = (
@@ -47,7 +26,6 @@ _OF_TRAINER = (
 )
 _OURS = "state/model/weights"
 _EXTRA = "_extra_state"
-_SAFETENSORS = ".safetensors"
 Read = Callable[..., Tensor]
 
 
@@ -106,40 +84,30 @@ def load_weights(
     path = as_path("path", path)
     check_module("model", model)
     check_flag("strict", strict)
-    patterns = as_patterns(ignore)
+    patterns = check_patterns("ignore", ignore, "head.*")
     if key is not None and not isinstance(key, str):
         raise TypeError(f"key={key!r} must be the path of the weights in the file, or None.")
-    with _opened(model, path, key, _OF_FUNCTION) as (weights, read):
-        return _load_weights(model, weights, read, path, patterns, strict=strict, argument="ignore")
+    with open_weights(path, sharded=is_sharded(model)) as source:
+        weights = _weights_in(source, key, path, _OF_FUNCTION)
+        return _load_weights(model, weights, source.read, path, patterns, strict, "ignore")
 
 
 def load_path_weights(model: nn.Module, path: Path, ignore: Sequence[str]) -> LoadedWeights:
     """Load the weights of `load_path`, as `load_weights` does; errors name those arguments."""
-    patterns, argument = as_patterns(ignore), "load_ignore_keys"
-    with _opened(model, path, None, _OF_TRAINER) as (weights, read):
-        return _load_weights(model, weights, read, path, patterns, strict=True, argument=argument)
+    with open_weights(path, sharded=is_sharded(model)) as source:
+        weights = _weights_in(source, None, path, _OF_TRAINER)
+        return _load_weights(model, weights, source.read, path, ignore, True, "load_ignore_keys")
 
 
-@contextmanager
-def _opened(
-    model: nn.Module, path: Path, key: str | None, advice: str
-) -> Iterator[tuple[dict[str, Any], Read]]:
-    """Yield the weights of a file, and what reads a region of one.
-
-    Those for a model that is sharded have no values yet: each process reads its part.
-    """
-    if any(map(is_dtensor, model.parameters())):
-        files = [path] if path.suffix == _SAFETENSORS else files_of_model(path)
-        if files or path.is_dir():
-            with open_files(files) if files else open_checkpoint(path) as source:
-                at = key if files else key or _OURS
-                yield _weights_in(source.tree, at, path, advice), source.read
-                return
-    yield read_weights(path, key, advice), _part_of
+def read_weights(path: Path, key: str | None) -> dict[str, Any]:
+    """Return the weights of a file by name: see `load_weights`."""
+    with open_weights(path) as source:
+        weights = _weights_in(source, key, path, _OF_FUNCTION)
+        return {name: _value(one, source.read) for name, one in weights.items()}
 
 
-def _part_of(value: Tensor, region: Region | None = None) -> Tensor:
-    return value if region is None else value[region.within(Region.whole(value.shape))]
+def _value(value: Any, read: Read) -> Any:
+    return read(value) if isinstance(value, Tensor) else value
 
 
 def _load_weights(
@@ -147,14 +115,13 @@ def _load_weights(
     weights: Mapping[str, Any],
     read: Read,
     path: Path,
-    patterns: list[str],
-    *,
+    patterns: Sequence[str],
     strict: bool,
     argument: str,
 ) -> LoadedWeights:
     """Load weights by name; `argument` is that with the patterns, for errors."""
-    weights = {name: value for name, value in weights.items() if not matches(name, patterns)}
-    own = {n: v for n, v in model.state_dict().items() if not matches(n, patterns)}
+    weights = {name: value for name, value in weights.items() if not matches((name,), patterns)}
+    own = {n: v for n, v in model.state_dict().items() if not matches((n,), patterns)}
     unexpected = [name for name in weights if name not in own]
     found = {name: value for name, value in weights.items() if name in own}
     tied = _tied(own)
@@ -172,41 +139,23 @@ def _load_weights(
             + f"\nTo leave weights unchanged, list them in {argument}, such as "
             f"{argument}=['head.*']."
         )
-    if any(map(is_dtensor, own.values())):
-        _load_parts(model, own, found, read, path)
-    else:
-        _load(model, found, path)
+    _load_extra(model, {n: _value(v, read) for n, v in found.items() if _is_extra(n)}, path)
+    rest = {name: value for name, value in found.items() if not _is_extra(name)}
+    for name in filter(lambda name: is_dtensor(own[name]), rest):
+        region = region_of(own[name])
+        if region is not None:
+            local_of(own[name]).copy_(read(rest[name], region))
+    whole = {name: read(value) for name, value in rest.items() if not is_dtensor(own[name])}
+    model.load_state_dict(whole, strict=False)
     return LoadedWeights(tuple(found), tuple(missing), tuple(unexpected))
 
 
-def _load_parts(
-    model: nn.Module, own: Mapping[str, Any], found: Mapping[str, Any], read: Read, path: Path
-) -> None:
-    """Load the parts of this process, one tensor after another."""
-    _load(model, {n: value for n, value in found.items() if not isinstance(own[n], Tensor)}, path)
-    with torch.no_grad():
-        for name, value in found.items():
-            target = own[name]
-            if is_dtensor(target):
-                region = region_of(target)
-                if region is not None:
-                    local_of(target).copy_(read(value, region))
-            elif isinstance(target, Tensor):
-                target.copy_(read(value))
+def _is_extra(name: str) -> bool:
+    return name.split(".")[-1] == _EXTRA
 
 
-def as_patterns(ignore: Any) -> list[str]:
-    """Return patterns of names as a list, after checking their type."""
-    if isinstance(ignore, str):
-        return [ignore]
-    if not isinstance(ignore, (list, tuple, set)) or not all(isinstance(p, str) for p in ignore):
-        raise TypeError(f"ignore={ignore!r} must be a list of patterns of names.")
-    return list(ignore)
-
-
-def _load(model: nn.Module, found: Mapping[str, Any], path: Path) -> None:
-    """Load extra states, which may raise, and then tensors, which were checked."""
-    extra = {name: value for name, value in found.items() if name.split(".")[-1] == _EXTRA}
+def _load_extra(model: nn.Module, extra: Mapping[str, Any], path: Path) -> None:
+    """Load extra states, which may raise: all or none."""
     before: list[tuple[nn.Module, Any]] = []
     for name, value in extra.items():
         module = model.get_submodule(name.removesuffix(_EXTRA).removesuffix("."))
@@ -221,13 +170,6 @@ def _load(model: nn.Module, found: Mapping[str, Any], path: Path) -> None:
                 f"{path}: {name} does not match the model, whose tensors are unchanged: "
                 f"set_extra_state raised {type(error).__name__}: {error}"
             ) from error
-    tensors = {name: value for name, value in found.items() if name not in extra}
-    model.load_state_dict(tensors, strict=False)
-
-
-def matches(name: str, patterns: list[str]) -> bool:
-    """Return whether a name matches one of the patterns."""
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _tied(own: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -279,33 +221,13 @@ def _fault(own: Any, value: Any) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------------------------------
-# The contents of the file
+# --- the contents of the file
 
 
-def read_weights(path: Path, key: str | None, advice: str = _OF_FUNCTION) -> dict[str, Any]:
-    """Return the weights of a file by name: see `load_weights`."""
-    tree: Any
-    if files := files_of_model(path):
-        tree = {name: value for file in files for name, value in read_file(file).items()}
-    elif path.is_dir():
-        contents = read(path)
-        tree, key = unpack(contents.tensors, contents.data), key or _OURS
-    else:
-        tree = read_file(path)
-    weights = _weights_in(tree, key, path, advice)
-    if missing := [
-        name for name, one in weights.items() if isinstance(one, Tensor) and one.is_meta
-    ]:
-        raise MismatchError(
-            f"{path}: {missing[0]} is on the meta device in the file, without values."
-        )
-    return weights
-
-
-def _weights_in(tree: Any, key: str | None, path: Path, advice: str) -> dict[str, Any]:
-    """Return the weights that a tree has at a path."""
-    for part in (key or "").split("/") if key else []:
+def _weights_in(source: Source, key: str | None, path: Path, advice: str) -> dict[str, Any]:
+    """Return the weights that a source has at a path."""
+    tree, key = source.tree, key or (_OURS if source.of_run else "")
+    for part in key.split("/") if key else ():
         if not isinstance(tree, Mapping) or part not in tree:
             raise MismatchError(f"{path} has no entry {key!r}: {_contents(tree)}.")
         tree = tree[part]
@@ -314,6 +236,10 @@ def _weights_in(tree: Any, key: str | None, path: Path, advice: str) -> dict[str
     if tree and not any(isinstance(value, Tensor) for value in tree.values()):
         raise MismatchError(
             f"{path} contains no mapping of tensors: {_contents(tree)}. {advice}{_such_as(tree)}."
+        )
+    if not source.lazy and (empty := [n for n, v in tree.items() if getattr(v, "is_meta", False)]):
+        raise MismatchError(
+            f"{path}: {empty[0]} is on the meta device in the file, without values."
         )
     return dict(tree)
 
@@ -333,99 +259,3 @@ def _contents(tree: Any) -> str:
     if isinstance(tree, Mapping):
         return f"it contains {listed(list(map(str, tree)))}"
     return f"it contains an object of type {type(tree).__name__}"
-
-
-def read_file(path: Path) -> Any:
-    """Return the contents of a safetensors file, or of one that `torch.save` wrote.
-
-    Raises:
-        CheckpointError: The file is missing, damaged, or has more than tensors and containers.
-    """
-    try:
-        with open_regular(path) as file:
-            if path.suffix == _SAFETENSORS:
-                return _read_safetensors(file, path)
-            return load_plain(file, path, os.fstat(file.fileno()).st_size)
-    except FileNotFoundError:
-        raise MissingCheckpointError(f"no file {path}.") from None
-    except CheckpointError:
-        raise
-    except OSError as error:
-        raise UnreadableCheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def load_plain(file: Any, path: Path, size: int) -> Any:
-    """Load what `torch.save` wrote, if it is tensors and plain containers.
-
-    Args:
-        file: The open file.
-        path: Its name for error messages.
-        size: Its size in bytes.
-
-    Raises:
-        DamagedCheckpointError: It is damaged, or contains other objects.
-    """
-    try:
-        _check_archive(file, path, size)
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except (CheckpointError, OSError):
-        raise
-    except RefusedPickleError as error:
-        raise DamagedCheckpointError(f"{path} contains {error}.") from error
-    except Exception as error:  # torch.load raises many types
-        raise DamagedCheckpointError(
-            f"{path} cannot be loaded: it is damaged, or contains objects other than tensors and "
-            "plain containers, which are rejected because loading them could execute code."
-        ) from error
-
-
-def _check_archive(file: Any, path: Path, size: int) -> None:
-    """Check that a file of `torch.save` takes time and memory in proportion to its size.
-
-    Raises:
-        DamagedCheckpointError: It is compressed, or its members overlap.
-        RefusedPickleError: Its pickle does not: see `check_pickle`.
-    """
-    if zipfile.is_zipfile(file):
-        archive = zipfile.ZipFile(file)
-        members = archive.infolist()
-        packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
-        if packed or sum(one.file_size for one in members) > size:
-            raise DamagedCheckpointError(
-                f"{path} is compressed, which could expand to any size; save it with torch.save."
-            )
-        for one in members:
-            if one.filename.endswith("data.pkl"):
-                check_pickle(archive.read(one))
-    else:
-        file.seek(0)
-        for _ in range(_LEGACY_PICKLES):
-            check_pickle(_Bounded(file, size))
-    file.seek(0)
-
-
-_LEGACY_PICKLES = 5  # before the tensors: two numbers, the system, the tree and the storages
-
-
-@attrs.frozen
-class _Bounded:
-    """A file of which no read allocates more than the size of the file."""
-
-    file: Any
-    size: int
-
-    def read(self, count: int) -> bytes:
-        """Read at most `count` bytes."""
-        data: bytes = self.file.read(min(count, self.size))
-        return data
-
-    def readline(self) -> bytes:
-        """Read a line."""
-        line: bytes = self.file.readline()
-        return line
-
-
-def _read_safetensors(file: Any, path: Path) -> dict[str, Tensor]:
-    size = os.fstat(file.fileno()).st_size
-    entries = read_header(file.readinto, size, str(path))
-    return read_tensors(file.readinto, entries, str(path))

@@ -1,7 +1,9 @@
 """Plain-text tables with aligned columns."""
 
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 __all__ = ["format_table"]
 
@@ -12,6 +14,7 @@ def format_table(
     *,
     indent: str = "",
     max_width: int = sys.maxsize,
+    width: int = sys.maxsize,
 ) -> str:
     """Format rows as lines with left-aligned columns, two spaces apart.
 
@@ -20,6 +23,7 @@ def format_table(
         header: The titles of the columns, underlined with dashes.
         indent: The text at the start of each line.
         max_width: The width beyond which a cell is not padded for; it overflows its column.
+        width: The width of a line; the cells of the widest columns are wrapped to reach it.
 
     Example:
         >>> print(format_table([("weight", "[3, 4]"), ("bias", "[3]")], ("name", "shape")))
@@ -30,7 +34,29 @@ def format_table(
     """
     table = [*([header] if header else []), *rows]
     widths = [min(max(map(len, column)), max_width) for column in zip(*table, strict=True)]
+    if width < sys.maxsize:
+        widths = _fit(widths, [_longest_word(column) for column in zip(*table, strict=True)], width)
+        table = [line for row in table for line in _wrap(row, widths)]
     if header:
         table.insert(1, ["-" * width for width in widths])
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
     return "\n".join(indent + line for line in lines)
+
+
+def _fit(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
+    """Narrow the widest columns, none below its longest word, until a line has this width."""
+    widths, excess = list(widths), sum(widths) + 2 * (len(widths) - 1) - width
+    while excess > 0 and (slack := [i for i, n in enumerate(widths) if n > least[i]]):
+        widths[max(slack, key=lambda i: widths[i])] -= 1
+        excess -= 1
+    return widths
+
+
+def _longest_word(column: Iterable[str]) -> int:
+    return max(len(word) for cell in column for word in (cell.split() or [""]))
+
+
+def _wrap(row: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[str]]:
+    """Split a row into the lines that its widest cell needs."""
+    cells = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
+    return zip_longest(*cells, fillvalue="")

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from inspect import signature
+from pathlib import PurePath
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from torch import nn
@@ -15,6 +17,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
+from composable.core.time import Time
 
 __all__ = [
     "AttachedRun",
@@ -115,6 +118,18 @@ class Callback:
     def name(self) -> str:
         """The name in the plan and in error messages."""
         return type(self).__name__
+
+    def __repr__(self) -> str:
+        """Return the class, with the arguments that are kept and are not the defaults."""
+        from composable.core._secrets import redact  # on use
+
+        kept, shown = getattr(self, "__dict__", {}), []
+        for name, argument in signature(type(self)).parameters.items():
+            value = kept.get(name, kept.get(f"_{name}", argument.default))
+            value = str(value) if isinstance(value, (PurePath, Time)) else value
+            if isinstance(value, (int, float, str)) and value != argument.default:
+                shown.append(f"{name}={redact({name: value})[name]!r}")
+        return f"{self.name}({', '.join(shown)})"
 
     def run_event(self, event: Event, state: State, logger: Logger) -> Control | None:
         """Handle any event; by default, call the method that is named like the event."""

@@ -73,15 +73,24 @@ class Processes:
         if not self.several:
             return [value]
         sent = _to_bytes(value)
-        lengths = torch.zeros(self.size, dtype=torch.int64)
-        lengths[self.rank] = len(sent)
-        dist.all_reduce(lengths)
-        longest = int(lengths.max())
-        padded = torch.zeros(longest, dtype=torch.uint8)
+        lengths = [length for (length,) in self.table([len(sent)])]
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(sent)] = sent
         received = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(received, padded)
-        return [_from_bytes(one[:n]) for one, n in zip(received, lengths.tolist(), strict=True)]
+        return [_from_bytes(one[:n]) for one, n in zip(received, lengths, strict=True)]
+
+    def table(self, own: list[int]) -> list[list[int]]:
+        """Return integers of each process, in the order of their ranks, by one message.
+
+        Args:
+            own: Those of this process, as many as of every other.
+        """
+        table = torch.zeros(self.size, len(own), dtype=torch.int64)
+        table[self.rank] = torch.tensor(own)
+        if self.several:
+            dist.all_reduce(table)
+        return table.tolist()
 
     def broadcast(self, value: Any) -> Any:
         """Return the value of rank 0 on every process; that of the others is not used.

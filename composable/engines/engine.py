@@ -8,6 +8,7 @@ engines of several processes are derived from `Engine` and replace methods.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, ClassVar
 
 import attrs
@@ -26,6 +27,7 @@ from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.distributed.strategies import Strategy
+from composable.engines.announcement import Announcement
 from composable.engines.forward import ForwardPass
 from composable.engines.initialization import Initialization, is_unset, replace_parameters
 from composable.engines.modules import modules_of, trained_parameters
@@ -115,7 +117,8 @@ class Sums:
         loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
         if self.shares is None:
             return loss
-        return self.shares.finish(lambda: trained_parameters(state), loss, self.shares.seen)
+        parameters, seen = partial(trained_parameters, state), self.shares.seen
+        return self.shares.finish(parameters, loss, seen, on_cpu=loss.device.type == "cpu")
 
     def end(self) -> None:
         """Remove what `begin_part` has added, after an error too."""
@@ -139,6 +142,10 @@ class Engine:
     """The shares of the parts of all steps in their losses."""
     may_omit: bool = attrs.field(init=False, default=True)
     """Whether an algorithm may omit examples of a batch."""
+    carries: bool = attrs.field(init=False, default=False)
+    """Whether the announcement of the next batch is sent with the sums of a step."""
+    announcement: Announcement | None = attrs.field(init=False, default=None)
+    """That of the next batch, from its fetch until it is due."""
     _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
 
     mean_gradients: ClassVar[bool] = False

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.optim import Optimizer
 
 from composable.core.state import State
 from composable.distributed.fsdp import FSDP2
@@ -42,7 +43,7 @@ class Sharded(Partitioned):
         Raises:
             ValueError: An optimizer has a state already: it is that of whole parameters.
         """
-        if any(optimizer.state for optimizer in state.optimizers):
+        if any(map(_has_stepped, state.optimizers)):
             raise ValueError(
                 "optimizers must not have a state before the model is sharded; pass them as "
                 "functions of the parameters, and resume with load_path."
@@ -110,6 +111,11 @@ class ScatteredSums(ShardSums):
                 module.set_requires_all_reduce(last)
             else:
                 module.set_requires_gradient_sync(last)
+
+
+def _has_stepped(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer has a state that is not that of its construction."""
+    return any(bool(values.get("step", 1)) for values in optimizer.state.values())
 
 
 def whole_tensors(module: nn.Module) -> Iterator[Tensor]:

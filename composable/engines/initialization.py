@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable.core.key import Key
-from composable.functional._lent import local_part
+from composable.functional._lent import local_part, sharded_like
 from composable.utils.reproducibility import seed_all
 
 __all__ = ["Initialization", "has_meta_tensors", "is_unset", "replace_parameters"]
@@ -143,10 +143,26 @@ class Initialization:
 
 
 def replace_parameters(optimizers: Iterable[Optimizer], replaced: Mapping[Tensor, Tensor]) -> None:
-    """Put new parameters in the places of old ones."""
+    """Put new parameters, with their states, in the places of old ones."""
     for optimizer in optimizers:
+        for one in [one for one in optimizer.state if one in replaced]:
+            new, values = replaced[one], optimizer.state.pop(one)
+            optimizer.state[new] = {name: _placed(value, new) for name, value in values.items()}
         for group in optimizer.param_groups:
             group["params"] = [replaced.get(one, one) for one in group["params"]]
+
+
+def _placed(value: Any, parameter: Tensor) -> Any:
+    """Shard a value of the state of a parameter as the parameter is."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.is_meta and not parameter.is_meta:
+        raise ValueError(
+            "optimizers contains one that computes a state from the parameters when it is built, "
+            "such as Adagrad, and the model is on the meta device: build the model on the CPU, or "
+            "use another optimizer."
+        )
+    return sharded_like(value, parameter)
 
 
 def is_unset(tensor: Tensor) -> bool:

@@ -23,10 +23,12 @@ from composable.data.grouping import Examples, ShardedBatch, shards_of, split_in
 from composable.data.sharding import IndexShards
 from composable.distributed.processes import ProcessError, Processes
 from composable.distributed.starting import failing_together
+from composable.engines.announcement import Announcement
 from composable.engines.engine import Engine, Setup, Sums
 from composable.engines.modules import modules_of
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
+from composable.optim.multi import base_optimizers
 from composable.optim.muon import DEFAULT, Muon
 from composable.plan.compatibility import occurrences
 from composable.plan.dispatch import Dispatcher
@@ -45,13 +47,15 @@ class Parallel(Engine):
     """How long the last batch took, on rank 0."""
     joined_events: frozenset[Event] = attrs.field(init=False, default=frozenset())
     """The events after which the requests of processes may differ."""
-    _exchanged: float = attrs.field(init=False, factory=time.perf_counter)
+    _announced: float = attrs.field(init=False, factory=time.perf_counter)
 
     has_shards: ClassVar[bool] = True
 
     def prepare(self, state: State, setup: Setup) -> State:
         """Learn what algorithms may do, and place the model."""
         parts = [one.algorithm for given in setup.algorithms for one in occurrences(given)]
+        # On a GPU, reading what has arrived with the sums would wait for them.
+        self.carries = self.processes.several and state.device.type == "cpu"
         self.may_omit = any("batch" in one.writes or not one.declares for one in parts)
         return super().prepare(state, setup)
 
@@ -71,7 +75,7 @@ class Parallel(Engine):
     def share_work(self, state: State) -> None:
         """Let the processes share the work of optimizers that can divide it."""
         if self.processes.several:
-            for optimizer in state.optimizers:
+            for optimizer in base_optimizers(state.optimizers):
                 if isinstance(optimizer, Muon):
                     optimizer.process_group = DEFAULT
 
@@ -104,7 +108,7 @@ class Parallel(Engine):
         return shards_of(split, shards, count, numbered_as=self.shards)
 
     def announced(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Iterate over steps, and begin to exchange their numbers of examples and tokens.
+        """Iterate over steps, and tell all processes their numbers of examples and tokens.
 
         After the last step of this process there are steps without a batch: other processes may
         have one.
@@ -115,7 +119,7 @@ class Parallel(Engine):
         while True:
             one, ended = self._fetch(steps)
             batch, samples, tokens = (None, 0, 0) if one is _END else one
-            yield batch, samples, tokens, self._exchange(batch is not None, samples, tokens, ended)
+            yield batch, samples, tokens, self._announce(batch is not None, samples, tokens, ended)
 
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Iterate over steps as long as any process has one.
@@ -127,8 +131,8 @@ class Parallel(Engine):
             steps: What `announced` returned.
         """
         last: Any = None
-        for batch, own, _, exchange in steps:
-            present, samples, tokens = self._receive(exchange)
+        for batch, own, _, announcement in steps:
+            present, samples, tokens = self._receive(announcement)
             if not present:
                 return
             if batch is not None:
@@ -153,32 +157,35 @@ class Parallel(Engine):
 
     # --- messages ---
 
-    def _exchange(
+    def _announce(
         self, present: bool, samples: int, tokens: int, ended: Exception | None
-    ) -> "_Exchange":
-        """Begin to exchange whether there is a batch, its numbers, and what has happened since."""
+    ) -> Announcement:
+        """Tell all processes whether there is a batch, its numbers, and what has happened since."""
         now = time.perf_counter()
-        elapsed, self._exchanged = int((now - self._exchanged) * 1e9), now
-        own = [present, samples, tokens, self.signals.arrived or 0, elapsed, ended is not None]
-        before, rank, size = [0] * len(own), self.processes.rank, self.processes.size
-        table = torch.tensor([*before * rank, *own, *before * (size - rank - 1)])
-        # A work would keep the connections open, for which others wait if this process fails.
-        done = dist.all_reduce(table, async_op=True).get_future() if size > 1 else None
-        return _Exchange(table.view(size, -1), done, ended)
+        elapsed, self._announced = int((now - self._announced) * 1e9), now
+        signal = self.signals.arrived or 0
+        own = [1 + present, samples, tokens, signal, elapsed, ended is not None]
+        self.announcement = Announcement(own, self.processes, ended)
+        if not self.carries:
+            self.announcement.send()
+        return self.announcement
 
-    def _receive(self, exchange: "_Exchange") -> tuple[bool, int, int]:
+    def _receive(self, announcement: Announcement) -> tuple[bool, int, int]:
         """Return whether any process has a batch, and the sums of examples and of tokens.
 
         Raises:
             ProcessError: A signal has ended the loader of another process.
         """
-        presents, samples, tokens, signals, seconds, ended = exchange.wait()
+        self.announcement = None
+        presents, samples, tokens, signals, seconds, ended = announcement.wait()
         if self.processes.several:
             self.signals.received = max(signals) or None
         self.seconds = seconds[0] / 1e9
         if any(ended):
-            raise exchange.ended or ProcessError("a signal has ended the loader of another process")
-        return any(presents), sum(samples), sum(tokens)
+            raise announcement.ended or ProcessError(
+                "a signal has ended the loader of another process"
+            )
+        return max(presents) > 1, sum(samples), sum(tokens)
 
     def seconds_since(self, started: float) -> float:
         """Return how long a batch took, on rank 0."""
@@ -198,12 +205,15 @@ class Parallel(Engine):
         Raises:
             ProcessError: The runs differ.
         """
-        self.check_same({name: description[name] for name in _SAME if name in description})
-        listened = self.processes.maximum([int(one in dispatcher.user_events) for one in Event])
+        same = {name: description[name] for name in _SAME if name in description}
+        listened = [int(one in dispatcher.user_events) for one in Event]
+        first, *others = table = self.processes.table([_digest(same), *listened])
+        if any(one[0] != first[0] for one in others):
+            self.check_same(same)
         self.joined_events = joined_events(
-            {one for one, any_ in zip(Event, listened, strict=True) if any_}
+            {one for one, *any_ in zip(Event, *(row[1:] for row in table), strict=True) if any(any_)}
         )
-        self._exchanged = time.perf_counter()
+        self._announced = time.perf_counter()
 
     def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
         """Let the requests of callbacks at an event be the same on all processes."""
@@ -250,9 +260,7 @@ class Parallel(Engine):
         Raises:
             ProcessError: They are not.
         """
-        texts = {name: json.dumps(value, sort_keys=True) for name, value in what.items()}
-        digests = {name: blake2b(one.encode()).hexdigest() for name, one in texts.items()}
-        first, *others = self.processes.gather(digests)
+        first, *others = self.processes.gather({name: _digest(one) for name, one in what.items()})
         differ = [
             (name, rank)
             for rank, other in enumerate(others, 1)
@@ -280,17 +288,10 @@ class Parallel(Engine):
         return Processes() if averages.needs_all else self.processes
 
 
-class _Exchange:
-    """Numbers of each process, which are being exchanged."""
-
-    def __init__(self, table: Tensor, done: Any, ended: Exception | None) -> None:
-        self.table, self.done, self.ended = table, done, ended
-
-    def wait(self) -> list[list[int]]:
-        """Return the numbers: a list over the processes for each."""
-        if self.done is not None:
-            self.done.wait()
-        return self.table.T.tolist()
+def _digest(value: Any) -> int:
+    """Return a number of 63 bits for plain data."""
+    text = json.dumps(value, sort_keys=True)
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 _SAME = (

@@ -189,8 +189,11 @@ class StepShares:
         """
         factor: Any = None
         if self.unit is not None:
-            factor = _ratio(self.unit, _checked_total(seen, self.declared))
-            self.run.unit = _next_unit(self.unit, seen)
+            total = _checked_total(seen, self.declared)
+            if on_cpu:  # a number takes a fraction of the time of a tensor
+                total = float(total)
+            factor = _ratio(self.unit, total)
+            self.run.unit = _next_unit(self.unit, total)
         elif isinstance(omitted, Tensor) or omitted:
             factor = self.total / (self.total - omitted)
         if factor is None or (on_cpu and factor == 1):

@@ -10,6 +10,7 @@ from composable.core.state import State
 from composable.data.grouping import ShardedBatch, batches_of
 from composable.distributed.processes import Processes
 from composable.distributed.reduction import TreeSum
+from composable.engines.announcement import PACKED
 from composable.engines.engine import Engine, Sums
 from composable.engines.modules import buffers_of, trained_parameters
 from composable.engines.shares import StepShares
@@ -33,6 +34,8 @@ class ShardSums(Sums):
     shares: StepShares
 
     def __init__(self, engine: Engine, state: State) -> None:
+        self.engine = engine
+        self.announced = PACKED * engine.processes.size if engine.carries else 0
         self.may_omit = engine.may_omit
         self.first_shard = engine.shards.own.start
         self.number, self.processes = engine.shards.count, engine.shards.processes
@@ -79,16 +82,26 @@ class ShardSums(Sums):
         self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])
 
     def report(self) -> Tensor:
-        """Return the sum of the reports of this process, and its omitted examples, in float64."""
+        """Return the sum of the reports of this process, and what it tells the others, in float64.
+
+        These are its omitted examples, and the announcement of its next batch.
+        """
         (report,) = self.reports.value
-        return torch.cat([report, report.new_full((1,), self.shares.omitted)])
+        told = [report, report.new_full((1,), self.shares.omitted)]
+        if self.announced:
+            one = self.engine.announcement
+            told.append(report.new_zeros(self.announced) if one is None else one.pack())
+        return torch.cat(told)
 
     def reduce(self, state: State) -> Tensor:
         """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
         report = self.total()
-        self._write_buffers(report[2:-1])
+        if self.announced and self.engine.announcement is not None:
+            self.engine.announcement.unpack(report[-self.announced :])
+        end = self.size - self.announced - 1
+        self._write_buffers(report[2:end])
         loss = report[0] / self.means
-        omitted = self._omitted(report[-1])
+        omitted = self._omitted(report[end])
         loss = self.shares.finish(
             lambda: self.parameters_of(state), loss, report[1], omitted, on_cpu=self.on_cpu
         )
@@ -115,7 +128,8 @@ class ShardSums(Sums):
     @property
     def size(self) -> int:
         """The number of values of a report."""
-        return 3 + sum(one.numel() for one in self.buffers) + len(self.counters)
+        buffers = sum(one.numel() for one in self.buffers) + len(self.counters)
+        return 3 + buffers + self.announced
 
     def _write_buffers(self, sums: Tensor) -> None:
         if not (self.buffers or self.counters):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from composable.checkpoint.weights import read_file
+from composable.checkpoint.weight_files import read_file
 from composable.core._json import load
 from composable.core._paths import replacing, write_atomically
 from composable.functional._pretrained import saving_for_resume

@@ -1,9 +1,11 @@
 """Show the progress of training, evaluation and prediction."""
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import accumulate
 from typing import IO, TYPE_CHECKING, Any
 
 from composable.core.destination import LoggerDestination
@@ -21,6 +23,7 @@ __all__ = ["ProgressBarLogger"]
 
 _BARS = ("train", "eval", "predict")
 _METRICS = ("loss/train", "metrics/*")
+_WITHOUT_METRICS = 62  # characters: the epoch, the bar, the counts and the times
 _PAUSES = {"terminal": 0.1, "notebook": 0.5, "lines": 10.0}
 _COUNTS = "[{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 _FORMAT_WITH_TOTAL = "{l_bar}{bar}| {n:.0f}/{total:.0f} {unit} " + _COUNTS
@@ -87,7 +90,7 @@ class ProgressBarLogger(LoggerDestination):
         self._count = self._index = 0
         self._lengths: dict[tuple[bool, int], int] = {}
         self._next_drawing = 0.0
-        self._hidden = False
+        self._hidden, self._place = False, ""
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Keep the latest values of the metrics to show."""
@@ -199,6 +202,7 @@ class ProgressBarLogger(LoggerDestination):
         stream = self._out
         notebook = type(stream).__module__.startswith("ipykernel")
         place = "notebook" if notebook else "terminal" if stream.isatty() else "lines"
+        self._place = place
         self._lines = place == "lines" if self._style is None else self._style == "lines"
         pause = _PAUSES["lines" if self._lines else place]
         self._pause = pause if self._refresh_seconds is None else self._refresh_seconds
@@ -231,6 +235,8 @@ class ProgressBarLogger(LoggerDestination):
     def _draw(self, bar: Any, done: float, nested: bool = False) -> None:
         (numbers,) = to_numbers([{} if nested else self._latest])
         shown = [f"{name}={value:.4g}" for name, value in numbers.items() if _is_number(value)]
+        if self._place == "terminal" and not self._lines:
+            shown = _fitting(shown, shutil.get_terminal_size().columns - _WITHOUT_METRICS)
         bar.n = done if bar.total is None else min(done, bar.total)
         bar.set_postfix_str(", ".join(shown), refresh=False)
         bar.refresh()
@@ -282,6 +288,14 @@ class _Lines:
 
     def close(self) -> None:
         """Do nothing: the lines stay."""
+
+
+def _fitting(texts: Sequence[str], width: int) -> list[str]:
+    """Return the first texts that fit, and one at least: the bar needs the rest of the line."""
+    ends = accumulate(len(text) + 2 for text in texts)
+    return [
+        text for i, (text, end) in enumerate(zip(texts, ends, strict=True)) if not i or end <= width
+    ]
 
 
 def _clock(seconds: float) -> str:

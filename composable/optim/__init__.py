@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
+    from composable.optim.by_role import by_role as by_role
     from composable.optim.cautious_weight_decay import (
         with_cautious_weight_decay as with_cautious_weight_decay,
     )
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from composable.optim.ema_nesterov import with_ema_nesterov as with_ema_nesterov
     from composable.optim.layerwise import layerwise_groups as layerwise_groups
     from composable.optim.momentum_warmup import with_momentum_warmup as with_momentum_warmup
+    from composable.optim.multi import MultiOptimizer as MultiOptimizer
     from composable.optim.muon import Muon as Muon
     from composable.optim.muon_groups import muon_groups as muon_groups
     from composable.optim.per_group import per_group as per_group
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from composable.optim.periodic import exponential as exponential
     from composable.optim.periodic import multi_step as multi_step
     from composable.optim.periodic import step as step
+    from composable.optim.roles import role_groups as role_groups
     from composable.optim.scaling import scale_schedule as scale_schedule
     from composable.optim.schedule import Schedule as Schedule
     from composable.optim.schedule_free import AdamWScheduleFree as AdamWScheduleFree

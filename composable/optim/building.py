@@ -7,10 +7,20 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from composable.core._warnings import warn_user
-from composable.optim.decay import decay_groups, group_by_decay, parameters_by_decay
+from composable.optim.decay import WEIGHTS, decay_groups
 from composable.optim.model_parameters import ModelGroups, ModelParameters
+from composable.optim.multi import base_optimizers
 from composable.optim.muon import Muon
-from composable.optim.tables import TABLES, tables_of
+from composable.optim.muon_groups import ADAMW, MUON
+from composable.optim.roles import (
+    EMBEDDINGS,
+    MATRICES,
+    NORMS_AND_BIASES,
+    OTHERS,
+    TABLES,
+    Role,
+    roles_of,
+)
 
 __all__ = ["build_optimizers", "check_optimizers", "update_param_groups"]
 
@@ -91,7 +101,7 @@ def _build_divided(given: Any, modules: Sequence[nn.Module]) -> Optimizer:
             "composable.optim.decay_groups(model) and drop the argument."
         )
     optimizer = _build(given, ModelGroups(decay_groups(*modules), modules))
-    if "weight_decay" not in optimizer.defaults:
+    if not any("weight_decay" in one.defaults for one in base_optimizers([optimizer])):
         raise ValueError(
             f"decay_norms_and_biases=False needs an optimizer with weight_decay, which "
             f"{type(optimizer).__name__} does not have; drop the argument."
@@ -144,8 +154,9 @@ def check_optimizers(
                     "one."
                 )
             owner[parameter] = i
-        if isinstance(optimizer, Muon):
-            optimizer.check_model(model)
+        for one in base_optimizers([optimizer]):
+            if isinstance(one, Muon):
+                one.check_model(model)
 
 
 def update_param_groups(
@@ -153,10 +164,9 @@ def update_param_groups(
 ) -> None:
     """Update the parameter groups after surgery: remove old parameters, and add new ones.
 
-    A new parameter replaces the one of the same name. Otherwise it joins the parameter group (and
-    so gets the options) of the nearest parameter in the model; of the groups of
-    `composable.optim.decay_groups` or `muon_groups`, the one where it belongs. A table of hashed
-    n-grams joins the group "tables", if there is one.
+    A new parameter replaces the one of the same name. Otherwise it joins the group of its role, or
+    one of several roles, beside the nearest parameter in the model; without one, that parameter's
+    own group. So it gets the options of the group.
     """
     old = dict(before.named_parameters())
     new = dict(after.named_parameters())
@@ -167,15 +177,11 @@ def update_param_groups(
     added = {name: p for name, p in new.items() if id(p) not in known}
     if not optimizers or not (gone or added):
         return
-    decays = {name: decayed for name, _, decayed in parameters_by_decay(after)}
-    tables = {id(table) for table in tables_of(after)}
-    groups = [group for one in optimizers for group in one.param_groups]
-    of_tables = next((group for group in groups if group.get("name") == TABLES), None)
+    parts = list(base_optimizers(optimizers))
+    roles = {id(role.parameter): role for role in roles_of(after)}
     for name, parameter in added.items():
-        place = _nearest(name, old, optimizers)
-        if id(parameter) in tables and of_tables is not None:
-            of_tables["params"].append(parameter)
-        elif place is None:
+        place = _nearest(name, old, parts)
+        if place is None:
             warn_user(
                 f"the new parameter {name!r} is not trained, because no optimizer has another "
                 "parameter of the model. Pass optimizers as a function of the parameters.",
@@ -185,12 +191,39 @@ def update_param_groups(
             replaced = next(i for i, p in enumerate(place["params"]) if p is old[name])
             place["params"][replaced] = parameter
         else:
-            owner = next(one for one in optimizers if _holds(one, place))
-            place = owner.group_for(parameter, after) if isinstance(owner, Muon) else place
-            group_by_decay(owner.param_groups, place, decays[name])["params"].append(parameter)
+            _group_for(roles[id(parameter)], place, parts)["params"].append(parameter)
     names = {id(p): name for name, p in new.items()}
-    for optimizer in optimizers:
+    for optimizer in parts:
         _remove(optimizer, gone, names)
+
+
+_MERGED = {
+    NORMS_AND_BIASES: (OTHERS,),
+    MATRICES: (WEIGHTS,),
+    TABLES: (EMBEDDINGS, WEIGHTS, OTHERS),
+}
+"""The groups of several roles that a role may be in, unless it is in "weights" or "others"."""
+
+
+def _group_for(
+    role: Role, place: dict[str, Any], optimizers: Sequence[Optimizer]
+) -> dict[str, Any]:
+    """Return the group of a new parameter beside one of the group `place`."""
+    owner = next(one for one in optimizers if _holds(one, place))
+    merged = _MERGED.get(role.name, (WEIGHTS, OTHERS))
+    wanted = [(role.name, one) for one in (owner, *optimizers)] + [(one, owner) for one in merged]
+    named = [(one, g) for name, one in wanted for g in one.param_groups if g.get("name") == name]
+    one, group = (named or [(owner, place)])[0]
+    if not isinstance(one, Muon):
+        return group
+    half = MUON if role.name == MATRICES else ADAMW
+    alike = [own for own in (group, *one.param_groups) if own["half"] == half]
+    for own in alike:
+        if own.get("stacked", 1) == role.stacked:
+            return own
+    options = alike[0] if alike else {"name": MATRICES if half == MUON else OTHERS, "half": half}
+    one.add_param_group({**options, "params": [], "stacked": role.stacked})
+    return one.param_groups[-1]
 
 
 def _remove(optimizer: Optimizer, gone: Mapping[int, str], names: Mapping[int, str]) -> None:

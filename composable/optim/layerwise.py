@@ -6,13 +6,13 @@ https://arxiv.org/abs/2106.08254 (layer-wise decay)
 """
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from math import inf
 from typing import Any
 
 from torch import nn
 
 from composable.functional._checks import check_module, check_range
+from composable.optim.roles import matches
 
 __all__ = ["layerwise_groups"]
 
@@ -129,16 +129,12 @@ def _given(layers: Any, named: dict[str, nn.Parameter]) -> list[list[str]]:
         if not isinstance(patterns, (list, tuple)) or not all(isinstance(p, str) for p in patterns):
             raise TypeError(f"layers[{i}]={given!r} must be a name or a list of names.")
         for pattern in patterns:
-            if not any(_matches(name, pattern) for name in named):
+            if not any(matches(name, pattern) for name in named):
                 raise ValueError(f"layers[{i}] has {pattern!r}, which matches no parameter.")
-        found.append([name for name in rest if any(_matches(name, p) for p in patterns)])
+        found.append([name for name in rest if any(matches(name, p) for p in patterns)])
         rest = {name: p for name, p in rest.items() if name not in found[-1]}
     if rest:
         raise ValueError(
             f"layers={layers!r} lacks the parameter {next(iter(rest))!r}: add its module to one."
         )
     return found
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)

@@ -30,8 +30,15 @@ class ModelGroups(list[dict[str, Any]]):
     Args:
         groups: The groups.
         modules: The model, and then the loss, if it has parameters.
+        by_role: Whether they are those of `role_groups`; otherwise those of `decay_groups`.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], modules: Iterable[nn.Module]) -> None:
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        modules: Iterable[nn.Module],
+        *,
+        by_role: bool = False,
+    ) -> None:
         super().__init__(groups)
-        self.modules = tuple(modules)
+        self.modules, self.by_role = tuple(modules), by_role

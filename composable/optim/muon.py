@@ -21,8 +21,8 @@ from composable.functional._lent import local_part
 from composable.functional.orthogonalize import COEFFICIENTS, check_coefficients, iterate
 from composable.optim.matrix_owners import Batch, compute_by_owners
 from composable.optim.model_parameters import ModelGroups, ModelParameters
-from composable.optim.muon_groups import ADAMW, MUON, check_matrix, muon_groups, roles_of
-from composable.optim.tables import TABLES
+from composable.optim.muon_groups import ADAMW, MUON, muon_groups
+from composable.optim.roles import MATRICES, TABLES, check_matrix, roles_of
 
 __all__ = ["DEFAULT", "Muon"]
 
@@ -235,27 +235,11 @@ class Muon(Optimizer):
 
     def check_model(self, model: nn.Module) -> None:
         """Raise a ValueError if an embedding, or what is tied to one, is among the matrices."""
-        held = {id(p) for group in self._groups_of(MUON) for p in group["params"]}
+        groups = [group for group in self.param_groups if group["half"] == MUON]
+        held = {id(p) for group in groups for p in group["params"]}
         for role in roles_of(model):
             if id(role.parameter) in held:
                 check_matrix(role)
-
-    def group_for(self, parameter: nn.Parameter, model: nn.Module) -> dict[str, Any]:
-        """Return the group to which a new parameter of the model belongs, a new one if needed."""
-        role = next(role for role in roles_of(model) if role.parameter is parameter)
-        half = MUON if role.hidden else ADAMW
-        for group in self._groups_of(half):
-            if half == ADAMW or group["stacked"] == role.stacked:
-                return group
-        new: dict[str, Any] = {"params": [], "half": half}
-        new["name"] = "matrices" if role.hidden else "others"
-        if role.hidden:
-            new["stacked"] = role.stacked
-        self.add_param_group(new)
-        return self.param_groups[-1]
-
-    def _groups_of(self, half: str) -> Iterator[dict[str, Any]]:
-        return (group for group in self.param_groups if group["half"] == half)
 
 
 def _groups(params: Any) -> Any:
@@ -263,6 +247,8 @@ def _groups(params: Any) -> Any:
         return muon_groups(params)
     if isinstance(params, ModelParameters):
         return muon_groups(*params.modules)
+    if isinstance(params, ModelGroups) and params.by_role:
+        return [{**one, "half": MUON if one["name"] == MATRICES else ADAMW} for one in params]
     if isinstance(params, ModelGroups):
         return [group for one in muon_groups(*params.modules) for group in _divided(one, params)]
     several = isinstance(params, Iterable) and not isinstance(params, (str, bytes, dict, Tensor))

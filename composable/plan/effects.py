@@ -6,8 +6,8 @@ callback. No values are copied or compared: every tensor counts its writes (`Ten
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter, is_
 from types import MappingProxyType
 from typing import Any
 
@@ -142,13 +142,13 @@ class WriteGuard:
     loss, those to the loss after it, and those to the gradients after the backward pass.
     """
 
-    __slots__ = ("event", "held", "tensors_of", "versions", "what")
+    __slots__ = ("event", "tensors", "tensors_of", "versions", "what")
     name = "a callback"
 
     def __init__(self, event: Event) -> None:
         self.event = event
         self.what, self.tensors_of = _GUARDED[event]
-        self.held: list[Tensor] = []
+        self.tensors: Sequence[Tensor] = ()
         self.versions: list[int | None] = []
 
     @staticmethod
@@ -159,15 +159,19 @@ class WriteGuard:
 
     def begin(self, state: State, logger: Logger) -> None:
         """Count the writes before the callbacks run."""
-        self.held = self.tensors_of(state)
-        self.versions = _versions(self.held)
+        self.tensors = tensors = self.tensors_of(state)
+        try:
+            self.versions = list(map(_version, tensors))
+        except _UNREADABLE:
+            self.versions = [_read(_version, tensor) for tensor in tensors]
 
     def end(self, state: State, logger: Logger) -> None:
         """Raise an ObserverError if there were more since."""
-        before, self.held = self.held, []
-        after = self.tensors_of(state)
-        same = list(map(id, before)) == list(map(id, after))
-        if same and self.versions == _versions(after):
+        tensors, versions = self.tensors, self.versions
+        self.begin(state, logger)
+        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
+        self.tensors = ()  # gradients would live until the next step
+        if same and versions == self.versions:
             return
         raise ObserverError(
             f"a callback changed {self.what} in place at {self.event.name}, but callbacks must not "
@@ -176,38 +180,28 @@ class WriteGuard:
         )
 
 
-def _versions(tensors: list[Tensor]) -> list[int | None]:
-    try:
-        return list(map(_version, tensors))
-    except _UNREADABLE:
-        return [_read(_version, tensor) for tensor in tensors]
-
-
-def _gradients_of(state: State) -> list[Tensor]:
+def _gradients_of(state: State) -> Sequence[Tensor]:
     """Return the gradients that the optimizers read; to walk through the modules takes longer."""
-    found = [
-        gradient
-        for optimizer in state.optimizers
-        for group in optimizer.param_groups
-        for gradient in map(_grad, group["params"])
-        if gradient is not None
-    ]
+    found: list[Tensor] = []
+    for optimizer in state.optimizers:
+        for group in optimizer.param_groups:
+            found += [each for each in map(_grad, group["params"]) if each is not None]
     return found if state.gradients is None else [*found, *state.gradients.values()]
 
 
-def _outputs_of(state: State) -> list[Tensor]:
+def _outputs_of(state: State) -> Sequence[Tensor]:
     outputs = state.outputs
-    return [outputs] if isinstance(outputs, Tensor) else list(tensors_of(outputs))
+    return (outputs,) if isinstance(outputs, Tensor) else list(tensors_of(outputs))
 
 
-def _loss_of(state: State) -> list[Tensor]:
-    return [] if state.loss is None else [state.loss]
+def _loss_of(state: State) -> Sequence[Tensor]:
+    return () if state.loss is None else (state.loss,)
 
 
 _OF_OUTPUTS = "state.outputs", _outputs_of
 _OF_LOSS = "state.loss", _loss_of
 _OF_GRADIENTS = "the gradients", _gradients_of
-_GUARDED: Mapping[Event, tuple[str, Callable[[State], list[Tensor]]]] = MappingProxyType(
+_GUARDED: Mapping[Event, tuple[str, Callable[[State], Sequence[Tensor]]]] = MappingProxyType(
     {
         Event.AFTER_FORWARD: _OF_OUTPUTS,
         Event.BEFORE_LOSS: _OF_OUTPUTS,

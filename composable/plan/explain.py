@@ -1,5 +1,7 @@
 """Descriptions of a plan: its steps, the table that `Plan.explain` prints, and plain data."""
 
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -54,12 +56,27 @@ def callback_step(event: Event, callback: Callback, why: str) -> Step:
     return Step(event, callback.name, "watches", (), (), why)
 
 
-def format_plan(steps: Sequence[Step], caveats: Iterable[Caveat | Remark]) -> str:
-    """Format a plan as a table of its steps, followed by its caveats."""
-    if not steps:
-        return _EMPTY
-    formatted = format_table(_rows(steps), _COLUMNS)
-    return "\n".join([formatted, *(f"\n{_label(caveat)}: {caveat}" for caveat in caveats)])
+def format_plan(
+    steps: Sequence[Step],
+    caveats: Iterable[Caveat | Remark],
+    omitted: str = "",
+    *,
+    width: int | None = None,
+) -> str:
+    """Format a plan as a table of its steps, followed by its callbacks and caveats.
+
+    Args:
+        steps: The rows of the table.
+        caveats: The caveats and remarks.
+        omitted: A line about what the table omits.
+        width: The width of a line; of the terminal by default.
+    """
+    width = width or shutil.get_terminal_size().columns
+    rows = [(*row[:3], *row[4:]) for row in _rows(steps)]  # with what they read it is too wide
+    table = format_table(rows, (*_COLUMNS[:3], *_COLUMNS[4:]), width=width) if steps else ""
+    notes = [omitted, *(f"{_label(caveat)}: {caveat}" for caveat in caveats)]
+    wrapped = [textwrap.fill(note, width, break_on_hyphens=False) for note in notes if note]
+    return "\n\n".join([*filter(None, [table]), *wrapped]) or _EMPTY
 
 
 def plan_html(

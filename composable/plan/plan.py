@@ -188,11 +188,22 @@ class Plan:
             return "observes, global ones after yours"
         return "observes, in list order"
 
-    def explain(self) -> str:
-        """Format the plan as a table of its steps, followed by its caveats and remarks."""
-        from composable.plan.explain import format_plan  # on use
+    def explain(self, *, observers: bool = False, width: int | None = None) -> str:
+        """Format the plan as a table of its steps, followed by its caveats and remarks.
 
-        return format_plan(self.steps(), [*self.caveats, *self.remarks])
+        Args:
+            observers: Whether to list the events of callbacks, too, and not only their names.
+            width: The width of a line, in characters; of the terminal by default.
+        """
+        from composable.plan.explain import algorithm_steps, format_plan  # on use
+
+        notes: list[Caveat | Remark] = [*self.caveats, *self.remarks]
+        if observers or not self.callbacks:
+            return format_plan(self.steps(), notes, width=width)
+        steps = [step for event in Event for step in algorithm_steps(event, self.algorithms)]
+        names = ", ".join(callback.name for callback in self.callbacks)
+        omitted = f"Callbacks, listed with observers=True: {names}."
+        return format_plan(steps, notes, omitted, width=width)
 
     def _repr_html_(self) -> str:
         from composable.plan.explain import plan_html  # on use

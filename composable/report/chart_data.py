@@ -1,6 +1,7 @@
 """The data of the charts, as JSON."""
 
 from collections.abc import Sequence
+from colorsys import hls_to_rgb, rgb_to_hls
 from typing import Any
 
 from composable.report.comparison import Comparison
@@ -9,7 +10,7 @@ from composable.report.html import clean
 from composable.report.images import in_order
 from composable.report.recorded_run import RecordedRun
 
-__all__ = ["COLORS", "chart_data", "color_of", "section_of", "shown_metrics"]
+__all__ = ["COLORS", "chart_data", "color_of", "run_color", "section_of", "shown_metrics"]
 
 # Told apart by most color-blind readers, on white and on black.
 COLORS = (
@@ -28,6 +29,19 @@ def color_of(index: int) -> str:
     """Return the color of a group of runs."""
     return COLORS[index % len(COLORS)]
 
+
+def run_color(comparison: Comparison, run: int) -> str:
+    """Return the color of a run: a shade of the color of its group."""
+    group = next(i for i, runs in enumerate(comparison.groups) if run in runs)
+    runs = comparison.groups[group]
+    channels = [int(color_of(group)[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    hue, lightness, saturation = rgb_to_hls(*channels)
+    lightness += _SHADES * runs.index(run) / max(1, len(runs) - 1) if len(runs) > 1 else 0
+    shade = hls_to_rgb(hue, min(lightness, _LIGHTEST), saturation)
+    return "#" + "".join(f"{round(255 * channel):02x}" for channel in shade)
+
+
+_SHADES, _LIGHTEST = 0.25, 0.8
 
 _FIRST = ("loss", "metrics", "lr", "throughput")
 
@@ -59,14 +73,17 @@ def chart_data(comparison: Comparison) -> dict[str, Any]:
             {
                 "name": clean(name),
                 "group": group_of[index],
-                "color": color_of(group_of[index]),
+                "color": run_color(comparison, index),
                 "epochLength": run.epoch_length,
                 "samples": _clock(run.clock.samples),
                 "seconds": _clock(run.clock.seconds),
             }
             for index, (run, name) in enumerate(zip(runs, comparison.names, strict=True))
         ],
-        "groups": [clean(comparison.group_name(group)) for group in comparison.groups],
+        "groups": [
+            {"name": clean(comparison.group_name(group)), "color": color_of(index)}
+            for index, group in enumerate(comparison.groups)
+        ],
         "charts": [_chart(name, runs, most) for name in metrics],
     }
 

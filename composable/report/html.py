@@ -49,11 +49,11 @@ def join(*parts: Any) -> HTML:
     return HTML("".join(part if isinstance(part, HTML) else _text(part) for part in parts))
 
 
-def table(header: list[Any], rows: list[HTML]) -> HTML:
+def table(header: list[Any], rows: list[HTML], **attributes: Any) -> HTML:
     """Build a table that scrolls sideways on a narrow screen."""
     head = element("thead", element("tr", *(element("th", cell) for cell in header)))
     body = element("tbody", *rows)
-    return element("div", element("table", head, body), class_="scroll")
+    return element("div", element("table", head, body, **attributes), class_="scroll")
 
 
 def _name(name: str) -> str:

@@ -3,7 +3,7 @@
 (async () => {
   const $ = (id) => document.getElementById(id);
   const data = JSON.parse($("data").textContent);
-  const shown = { axis: "batches", smoothing: 1, log: false, bands: false, hidden: new Set() };
+  const shown = { axis: "batches", smoothing: 1, log: false, metric: "", bands: false, hidden: new Set() };
   const narrow = matchMedia("(pointer: coarse)").matches;
   const rank = new Map(data.runs.map((run, i) => [i, run.group]));
   const several = data.groups.filter((_, g) => data.runs.filter((r) => r.group === g).length > 1);
@@ -81,13 +81,13 @@
         ? { width: 1, opacity: 0.35, silent: true }
         : { markers: xs.length <= 60 }));
     }
-    if (shown.bands) data.groups.forEach((name, g) => traces.push(...bandOf(smoothed.filter((one) => one.run.group === g), name)));
+    if (shown.bands) data.groups.forEach((group, g) => traces.push(...bandOf(smoothed.filter((one) => one.run.group === g), group)));
     traces.push(...marksOf(chart, curves));
     return traces;
   }
 
   // The mean and the range over the runs of a group, where at least two have a value.
-  function bandOf(members, name) {
+  function bandOf(members, { name, color: ink }) {
     if (members.length < 2) return [];
     const grid = [...new Set(members.flatMap(({ xs }) => xs))].sort((a, b) => a - b);
     const within = ({ xs }, x) => xs.length && xs[0] <= x && x <= xs.at(-1);
@@ -99,7 +99,6 @@
     const mean = (values) => values.reduce((sum, value) => sum + value / values.length, 0);
     const x = points.map((values) => mean(values.map((value) => value[0])));
     const ys = points.map((values) => values.map((value) => value[1]));
-    const { color: ink } = members[0].run;
     const edge = (y, fill) => ({
       type: "scatter", mode: "lines", x, y, hoverinfo: "skip", line: { width: 0, color: ink },
       fill, fillcolor: `${ink}38`,
@@ -108,7 +107,7 @@
     return [
       edge(ys.map((values) => Math.min(...values)), "none"),
       edge(ys.map((values) => Math.max(...values)), "tonexty"),
-      line(members[0].run, title, x, ys.map(mean), { width: 2.5, markers: x.length <= 60 }),
+      line({ color: ink }, title, x, ys.map(mean), { width: 2.5, markers: x.length <= 60 }),
     ];
   }
 
@@ -126,6 +125,9 @@
   function layoutOf(chart, traces) {
     const grid = { gridcolor: color("--line"), linecolor: color("--line"), zerolinecolor: color("--line") };
     const canBeLog = traces.every((trace) => trace.y.every((y) => y === null || y > 0));
+    const values = traces.flatMap((trace) => trace.y).filter(Number.isFinite);
+    const [least, most] = values.reduce(([low, high], y) => [Math.min(low, y), Math.max(high, y)], [Infinity, -Infinity]);
+    const constant = least === most && least !== 0 ? { range: [Math.min(0, 2 * least), Math.max(0, 2 * least)] } : {};
     const large = traces.some((trace) => trace.y.some((y) => Math.abs(y) >= 1000));
     return {
       margin: { l: 58, r: 8, t: 6, b: 40 }, showlegend: false, uirevision: shown.axis,
@@ -134,7 +136,7 @@
       hovermode: traces.length > 16 ? "closest" : "x unified", dragmode: narrow ? false : "zoom",
       hoverlabel: { bgcolor: color("--card"), bordercolor: color("--line"), font: { color: color("--ink") }, namelength: -1 },
       xaxis: { ...grid, title: { text: axes[shown.axis].title, standoff: 6 }, hoverformat: ".6~g", nticks: 8 },
-      yaxis: { ...grid, type: shown.log && canBeLog ? "log" : "linear", exponentformat: large ? "SI" : "power", nticks: 7 },
+      yaxis: { ...grid, ...constant, type: shown.log && canBeLog ? "log" : "linear", exponentformat: large ? "SI" : "power", nticks: 7 },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--faint"), activecolor: color("--accent") },
     };
   }
@@ -157,6 +159,8 @@
     for (const one of document.querySelectorAll("[data-run]")) one.hidden = shown.hidden.has(+one.dataset.run);
     for (const one of document.querySelectorAll("[data-runs]"))
       one.hidden = one.dataset.runs.split(" ").every((run) => shown.hidden.has(+run));
+    for (const one of document.querySelectorAll(".chart"))
+      one.hidden ||= shown.metric !== "" && one.dataset.chart !== shown.metric;
     cancelAnimationFrame(pending); // a slider changes faster than the charts are drawn
     pending = requestAnimationFrame(() => drawn.forEach((figure) => { if (!figure.hidden) draw(figure); }));
   }
@@ -185,6 +189,12 @@
     });
     if (data.runs.length > 1) $("controls").append(chips);
 
+    if (data.charts.length > 1) {
+      const names = data.charts.map((chart, i) => new Option(chart.name, i));
+      const metric = make("select", { ariaLabel: "metric" }, new Option("all metrics", ""), ...names);
+      metric.onchange = () => { shown.metric = metric.value; update(); };
+      $("controls").append(make("label", {}, "show", metric));
+    }
     const axis = make("select", { ariaLabel: "horizontal axis" }, ...known.map((name) => new Option(name, name)));
     axis.onchange = () => { shown.axis = axis.value; update(); };
     if (known.length > 1) $("controls").append(make("label", {}, "over", axis));
@@ -215,6 +225,33 @@
     $("controls").append(theme);
   }
 
+  // --- tables ---
+
+  // Sorts the rows by a column: by their values, or by their text if there are none.
+  function sortBy(table, column, descending) {
+    const key = (row) => {
+      const { dataset, textContent } = row.cells[column];
+      return table.querySelector("td[data-value]:nth-child(" + (column + 1) + ")") ? +(dataset.value ?? NaN) : textContent;
+    };
+    const order = (a, b) => (a > b) - (a < b) || (b !== b) - (a !== a);
+    const rows = [...table.tBodies[0].rows].sort((a, b) => order(key(a), key(b)));
+    table.tBodies[0].append(...(descending ? rows.reverse() : rows));
+  }
+
+  function sortable(table) {
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      if (!head.textContent) return;
+      const button = make("button", { type: "button", title: "sort" }, head.textContent);
+      button.onclick = () => {
+        const descending = head.getAttribute("aria-sort") === "ascending";
+        for (const one of head.parentNode.cells) one.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+        sortBy(table, column, descending);
+      };
+      head.replaceChildren(button);
+    });
+  }
+
   // --- the library that draws ---
 
   async function loadPlotly() {
@@ -227,6 +264,7 @@
 
   try {
     controls();
+    document.querySelectorAll("table.sortable").forEach(sortable);
     if (data.charts.length) await loadPlotly();
     const figures = document.querySelectorAll(".chart");
     const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {

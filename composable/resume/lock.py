@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from composable.checkpoint import _json
 from composable.checkpoint.errors import CheckpointError
+from composable.core import _json
 from composable.core._paths import open_to_write
 from composable.core._printable import printable
 
@@ -120,7 +120,7 @@ def _read(file: IO[bytes]) -> dict[str, Any]:
     file.seek(0)
     try:
         owner = _json.load(file.read(_MOST), LOCK)
-    except CheckpointError:
+    except _json.InvalidJSONError:
         return {}
     return owner if isinstance(owner, dict) else {}
 

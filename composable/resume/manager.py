@@ -7,15 +7,19 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Protocol
 
-from composable.checkpoint import folders
-from composable.checkpoint.errors import BrokenCheckpointWarning, CheckpointError
+from composable.checkpoint.errors import (
+    BrokenCheckpointWarning,
+    CheckpointError,
+    DamagedCheckpointError,
+)
 from composable.checkpoint.filters import expanded, without
-from composable.checkpoint.saved import Saved
+from composable.checkpoint.manifest import is_plain_name
 from composable.core._printable import shorten
 from composable.core._warnings import warn_user
 from composable.core.results import is_better
 from composable.core.state import State
 from composable.distributed.processes import Processes
+from composable.resume.parts import Saved
 
 __all__ = ["FIELDS", "CheckpointManager", "UnsavedCheckpointWarning"]
 
@@ -86,7 +90,9 @@ class CheckpointManager:
     def make_folder(self) -> None:
         """Create the folder, once: if it vanishes later, its disk may have been unmounted."""
         if self.dry_run is None and Processes.current().is_main:
-            self._settle(lambda: folders.make_folder(self.settings.folder))
+            from composable.checkpoint._atomic import make_folder  # on use: it is slow to import
+
+            self._settle(lambda: make_folder(self.settings.folder))
 
     def name_of(self, state: State) -> str:
         """Return the name of the checkpoint of a state."""
@@ -163,20 +169,18 @@ class CheckpointManager:
 
     def write(self, name: str, saved: Saved) -> Path:
         """Write one checkpoint."""
-        target = self.settings.folder / name
-        processes = Processes.current()
-        if processes.is_main and not self.settings.overwrite:
-            _put_aside(target)
-        own = self.settings.overwrite or (
-            processes.is_main and _run_of(target) == saved.info["run"]
-        )
+        target, own = self.settings.folder / name, self.settings.overwrite
+        if Processes.current().is_main and not own:
+            own = _run_at(target) == saved.info["run"]
         return saved.write(target, overwrite=own)
 
     def _drop_old(self, run: str, replaced: str | None) -> None:
         """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
+        from composable.checkpoint.files import delete  # on use: it is slow to import
+
         for name in self._forget_old(replaced):
             if Processes.current().is_main:
-                folders.delete(self.settings.folder / name, run)
+                delete(self.settings.folder / name, run)
 
     def _forget_old(self, replaced: str | None) -> list[str]:
         """Drop the names beyond the number to keep, and return them."""
@@ -229,7 +233,7 @@ class CheckpointManager:
             ValueError: A name is a path, or another value is not what `state_dict` returns.
         """
         kept, batch, best, measured = (state[name] for name in self.state_dict())
-        if not isinstance(kept, list) or not all(map(folders.is_plain_name, kept)):
+        if not isinstance(kept, list) or not all(map(is_plain_name, kept)):
             raise ValueError(f"kept={_short(kept)} must be a list of names of checkpoints.")
         if not isinstance(batch, (int, NoneType)):
             raise ValueError(f"batch={_short(batch)} must be a number or None.")
@@ -244,7 +248,7 @@ def _is_best(value: Any) -> bool:
     return (
         isinstance(value, tuple)
         and len(value) == 2
-        and folders.is_plain_name(value[0])
+        and is_plain_name(value[0])
         and isinstance(value[1], (int, float))
     )
 
@@ -253,21 +257,19 @@ def _short(value: Any) -> str:
     return shorten(value, 200)
 
 
-def _put_aside(target: Path) -> None:
-    found = folders.put_aside(target)
-    if found is not None:
-        aside, fault = found
-        warn_user(
-            f"{target} is damaged, and was renamed to {aside}, so that training continues: {fault}",
-            BrokenCheckpointWarning,
-        )
-
-
-def _run_of(checkpoint: Path) -> Any:
-    """Return the id of the run that wrote a checkpoint, or None if there is no valid one."""
+def _run_at(target: Path) -> Any:
+    """Return the id of the run that wrote a checkpoint, or None; rename a damaged one."""
     from composable.checkpoint import files  # on use: it is slow to import
 
     try:
-        return files.verify(checkpoint).info.get("run")
+        return files.verify(target).info.get("run")
+    except DamagedCheckpointError as fault:
+        if aside := files.put_aside(target):
+            warn_user(
+                f"{target} is damaged, and was renamed to {aside}, so that training continues: "
+                f"{fault}",
+                BrokenCheckpointWarning,
+            )
     except CheckpointError:
-        return None
+        pass
+    return None

@@ -113,10 +113,10 @@ class Reader:
         return point
 
     def _point(self, path: Path, ignored: Sequence[str]) -> ResumePoint:
-        from composable.checkpoint import files, outline  # on use: they are slow to import
+        from composable.checkpoint import files, resharding  # on use: they are slow to import
 
         outlined = self.sharded
-        contents = outline.read_outline(path, self.processes) if outlined else files.read(path)
+        contents = resharding.read_outline(path, self.processes) if outlined else files.read(path)
         data, info = contents.data, contents.manifest.info
         if not isinstance(data, dict) or not {"run", "on_device", "state"} <= data.keys():
             raise MismatchError(

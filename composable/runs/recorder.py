@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from composable.checkpoint import folders
+from composable.checkpoint._atomic import make_folder
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
 from composable.core._hashing import hash_prefix
@@ -125,7 +125,7 @@ class RunRecorder(Callback):
         }
 
         def write() -> None:
-            folders.make_folder(self.folder)
+            make_folder(self.folder)
             self._open_steps()
             records.add_record(self.folder, record)
             self._events.flush()

@@ -15,13 +15,10 @@ from typing import Any
 
 import attrs
 
-from composable.checkpoint import _json
-from composable.checkpoint._json import JSON
-from composable.checkpoint.errors import (
-    DamagedCheckpointError,
-    MissingCheckpointError,
-    UnreadableCheckpointError,
-)
+from composable.checkpoint._reader import readable
+from composable.checkpoint.errors import DamagedCheckpointError, MissingCheckpointError
+from composable.core import _json
+from composable.core._json import JSON
 from composable.core._paths import check_no_link, next_name, open_regular, write_atomically
 
 __all__ = [
@@ -81,9 +78,9 @@ def read_records(folder: Path) -> list[dict[str, JSON]]:
     path = folder / RUN
     with _reading(path) as file:
         raw = file.read(_MAX_RUN + 1)
-    if len(raw) > _MAX_RUN:
-        raise DamagedCheckpointError(f"{path} has more than the maximum of {_MAX_RUN} bytes.")
-    body = _json.load(raw, str(path))
+        if len(raw) > _MAX_RUN:
+            raise DamagedCheckpointError(f"{path} has more than the maximum of {_MAX_RUN} bytes.")
+        body = _json.load(raw, str(path))
     records = body.get("records") if isinstance(body, dict) else None
     if not isinstance(records, list) or not records or body.get("format") != _FORMAT:
         raise DamagedCheckpointError(f"{path} is not the record of a run.")
@@ -230,16 +227,10 @@ def _is_batch(value: Any) -> bool:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[Any]:
-    try:
-        if not path.parent.is_dir():
-            raise MissingCheckpointError(f"no directory {path.parent}.")
-        with io.BufferedReader(open_regular(path)) as file:
-            yield file
-    except MissingCheckpointError:
-        raise
-    except FileNotFoundError:
-        raise MissingCheckpointError(
-            f"{path.parent} contains no {path.name}: it is not the save_folder of a recorded run."
-        ) from None
-    except OSError as error:
-        raise UnreadableCheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    if not path.parent.is_dir():
+        raise MissingCheckpointError(f"no directory {path.parent}.")
+    missing = MissingCheckpointError(
+        f"{path.parent} contains no {path.name}: it is not the save_folder of a recorded run."
+    )
+    with readable(path, missing), io.BufferedReader(open_regular(path)) as file:
+        yield file

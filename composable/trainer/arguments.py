@@ -422,15 +422,6 @@ def check_callable(name: str, function: Any, call: str) -> Any:
     return function
 
 
-def check_policy(name: str, policy: Any) -> str:
-    """Check what to do about losses that are not finite."""
-    from composable.trainer.guards import POLICIES  # on use
-
-    if not isinstance(policy, str) or policy not in POLICIES:
-        raise ValueError(f"{name}={policy!r} must be one of {', '.join(map(repr, POLICIES))}.")
-    return str(policy)
-
-
 def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
     """Raise a ValueError if an optimizer adds an epsilon that is 0 in the dtype of the weights."""
     dtype = precision.weight_dtype
@@ -453,9 +444,11 @@ def check_schedule_free(
     optimizers: Iterable[Optimizer], rates: "LearningRates", plan: Plan
 ) -> None:
     """Warn about a schedule or an average beside a schedule-free optimizer."""
-    from composable.optim.schedule_free import ScheduleFree  # on use
+    from composable.optim.multi import base_optimizers  # on use
+    from composable.optim.schedule_free import ScheduleFree
 
-    own = next((type(one).__name__ for one in optimizers if isinstance(one, ScheduleFree)), None)
+    parts = base_optimizers(optimizers)
+    own = next((type(one).__name__ for one in parts if isinstance(one, ScheduleFree)), None)
     if own is None:
         return
     changing = [one for one in rates.all if not _is_constant(one)]

@@ -26,11 +26,12 @@ from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
+from composable.trainer.evaluation import Evaluation
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.options import TrainerOptions
 from composable.trainer.parameters import is_surgery, surgery
-from composable.trainer.run import Evaluation, Progress, Run
+from composable.trainer.run import Progress, Run
 from composable.trainer.training_data import TrainingData
 from composable.utils.reproducibility import get_random_seed
 
@@ -167,7 +168,7 @@ def build_run(
             engine=engine,
         ),
         rates=rates,
-        evaluation=Evaluation(options.evaluators, weights),
+        evaluation=Evaluation(dispatcher, engine, options.evaluators, weights),
         guard=NonFiniteGuard(
             options.nonfinite_loss, options.nonfinite_loss != "raise" or state.device.type == "cpu"
         ),

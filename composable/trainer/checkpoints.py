@@ -121,8 +121,8 @@ class Checkpoints:
 
     def write(self, path: Path, *, weights_only: bool, overwrite: bool) -> Path:
         """Write a checkpoint between two calls."""
-        from composable.checkpoint.folders import make_folder  # on use
-        from composable.checkpoint.saved import Saved
+        from composable.checkpoint._atomic import make_folder  # on use
+        from composable.resume.parts import Saved
 
         self.session.check_override()
         if self.options.dry_run:

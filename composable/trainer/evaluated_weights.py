@@ -25,6 +25,7 @@ from composable.core.state import State
 from composable.engines.modules import bind_loss
 from composable.functional import with_tensors
 from composable.functional._lent import LentModel, local_part
+from composable.optim.multi import base_optimizers
 from composable.optim.schedule_free import ScheduleFree
 from composable.plan.plan import Plan
 from composable.resume.modules import tensors_of
@@ -262,7 +263,9 @@ def at_averaged_weights(state: State) -> Iterator[State]:
     Its model is a copy; the model of `state` keeps its weights. The parameters of the loss are set
     to their averages, and restored at the end.
     """
-    if not any(isinstance(optimizer, ScheduleFree) for optimizer in state.optimizers):
+    if not any(
+        isinstance(optimizer, ScheduleFree) for optimizer in base_optimizers(state.optimizers)
+    ):
         yield state
         return
     tensors = averaged_weights(state.model, state.optimizers)
@@ -274,7 +277,7 @@ def at_averaged_weights(state: State) -> Iterator[State]:
 def averaged_weights(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
     """Return the averages of schedule-free optimizers in training mode, by parameter name."""
     averages: dict[Tensor, Tensor] = {}
-    for optimizer in optimizers:
+    for optimizer in base_optimizers(optimizers):
         if isinstance(optimizer, ScheduleFree):
             averages |= optimizer.averaged_weights()
     named = module.named_parameters()
@@ -293,7 +296,7 @@ def loss_module(state: State) -> nn.Module:
 
 
 def _schedule_free(state: State) -> Iterator[ScheduleFree]:
-    return (one for one in state.optimizers if isinstance(one, ScheduleFree))
+    return (one for one in base_optimizers(state.optimizers) if isinstance(one, ScheduleFree))
 
 
 def _replaced(model: nn.Module, evaluated: nn.Module) -> Iterator[tuple[str, Tensor]]:

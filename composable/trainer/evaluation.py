@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
 
+import attrs
 import torch
 
 from composable.core._warnings import warn_user
@@ -15,9 +16,9 @@ from composable.core.loss import ModelLoss, OutputLoss
 from composable.core.loss_weights import LossWeights
 from composable.core.model_call import metric_outputs
 from composable.core.state import State
+from composable.core.stateful import Count, SavedFields, saved
 from composable.data.prefetch import on_device
 from composable.distributed.outputs import gather_outputs
-from composable.distributed.processes import Processes
 from composable.engines.engine import Engine
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import bind_loss
@@ -29,62 +30,95 @@ from composable.trainer.evaluated_weights import at_averaged_weights
 from composable.trainer.guards import warn_if_nonfinite
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["evaluate", "predict"]
+__all__ = ["Evaluation"]
 
 
-def evaluate(
-    dispatcher: Dispatcher,
-    engine: Engine,
-    state: State,
-    evaluator: Evaluator,
-    weights: LossWeights,
-) -> State:
-    """Evaluate a model, and return the state with the results.
+@attrs.define(eq=False)
+class Evaluation(SavedFields):
+    """Evaluates models and predicts with them.
+
+    The weights are the averages of schedule-free optimizers, and what algorithms make of them at
+    `EVAL_START`, until the end of an evaluation; its memory and metrics are kept.
 
     Args:
         dispatcher: Fires the events.
-        engine: Computes outputs and losses; each of its processes evaluates some of the batches.
-        state: The state of the run. Its weights are the averages of schedule-free optimizers until
-            `EVAL_END`, and so long last the changes that algorithms make to it at `EVAL_START`,
-            such as other averages; memory and metrics are kept.
-        evaluator: The data and the metrics.
+        engine: Computes outputs and losses; each of its processes computes some of the batches.
+        evaluators: The evaluators of the run.
         weights: The weights of batches in the loss of all of them.
-
-    Raises:
-        ValueError: The dataloader is empty.
-        SplitLossError: The loss of several batches is neither that of each, weighted, nor can it be
-            computed from the outputs for all of them.
     """
-    with at_averaged_weights(state) as averaged:
-        new = _evaluate(dispatcher, engine, averaged, evaluator, weights)
-    return state.evolve(memory=new.memory, metrics=new.metrics)
 
+    dispatcher: Dispatcher
+    engine: Engine
+    evaluators: tuple[Evaluator, ...]
+    weights: LossWeights
+    last_run: dict[str, int] = saved(dict[str, Count], factory=dict)
+    """The batch after which each evaluator of the run was last run."""
 
-def _evaluate(
-    dispatcher: Dispatcher,
-    engine: Engine,
-    state: State,
-    evaluator: Evaluator,
-    weights: LossWeights,
-) -> State:
-    fire, forward = dispatcher.fire, engine.forward
-    begun = bind_loss(fire(Event.EVAL_START, state))
-    if begun.model is not state.model:
-        report_undeclared(dispatcher.plan)
-    state = begun
-    key = state.key.fold("eval", evaluator.label)
-    averages = Averages(evaluator.metrics or {}, state.device)
-    processes = averages.processes = engine.evaluating(averages)
+    def is_current(self, evaluator: Evaluator, state: State) -> bool:
+        """Return whether an evaluator was run after the last batch."""
+        return self.last_run.get(evaluator.label) == state.timestamp.batch
 
-    def batches(state: State) -> tuple[State, bool, EvaluatedLoss, bool]:
-        """Evaluate; return whether there was no batch, the loss, and whether one counted."""
-        empty, counted = True, False
-        losses = EvaluatedLoss(weights, forward.loss, averages, evaluator.dataloader)
-        numbered = engine.evaluation_batches(
-            evaluator.dataloader, key, averages.processes, state.batch_spec
-        )
+    def run(self, state: State, due: list[Evaluator]) -> State:
+        """Run evaluators during training."""
+        if not due:
+            return state
+        fire, inner = self.dispatcher.fire, self.dispatcher.fire(Event.EVAL_BEFORE_ALL, state)
+        for evaluator in due:
+            inner = self.evaluate(inner, evaluator)
+            self.last_run[evaluator.label] = state.timestamp.batch
+        inner = fire(Event.EVAL_AFTER_ALL, inner)
+        return state.evolve(memory=inner.memory, metrics=inner.metrics)
+
+    def evaluate(self, state: State, evaluator: Evaluator) -> State:
+        """Evaluate a model, and return the state with the results.
+
+        Raises:
+            ValueError: The dataloader is empty.
+            SplitLossError: The loss of several batches is neither that of each, weighted, nor can
+                it be computed from the outputs for all of them.
+        """
+        with at_averaged_weights(state) as averaged:
+            new = self._evaluate(averaged, evaluator)
+        return state.evolve(memory=new.memory, metrics=new.metrics)
+
+    def _evaluate(self, state: State, evaluator: Evaluator) -> State:
+        fire, label = self.dispatcher.fire, evaluator.label
+        begun = bind_loss(fire(Event.EVAL_START, state))
+        if begun.model is not state.model:
+            report_undeclared(self.dispatcher.plan)
+        with evaluation_mode(begun.model, begun.loss_module):
+            averages = Averages(evaluator.metrics or {}, begun.device)
+            processes = averages.processes = self.engine.evaluating(averages)
+            state, losses, counted = self._add_batches(begun, evaluator, averages)
+            # The state of an object that saw nothing has no shape, and a loss may need all outputs:
+            # then each computes all batches.
+            alone = averages.has_objects and not any(counted)
+            if processes.several and processes.any(alone or bool(losses.kept)):
+                averages = Averages(evaluator.metrics or {}, begun.device)
+                state, losses, counted = self._add_batches(begun, evaluator, averages)
+            losses.finish(state)
+        if not counted and averages.processes.is_main:
+            raise ValueError(
+                f"the dataloader of Evaluator {label!r} returned no batch; check the dataset, and "
+                "that the loader can be iterated more than once."
+            )
+        (results,) = to_numbers([averages.compute()])
+        warn_if_nonfinite(label, results, state.model)
+        metrics = MappingProxyType({**state.metrics, label: results})
+        state = fire(Event.EVAL_END, state.evolve(metrics=metrics))
+        names = {f"metrics/{label}/{name}": value for name, value in results.items()}
+        self.dispatcher.logger.log_metrics(names, state.timestamp)
+        return state
+
+    def _add_batches(
+        self, state: State, evaluator: Evaluator, averages: Averages
+    ) -> tuple[State, EvaluatedLoss, list[bool]]:
+        """Add the batches to the averages; return their loss, and whether each counts."""
+        fire, forward, loader = self.dispatcher.fire, self.engine.forward, evaluator.dataloader
+        key, counted = state.key.fold("eval", evaluator.label), []
+        losses = EvaluatedLoss(self.weights, forward.loss, averages, loader)
+        numbered = self.engine.evaluation_batches(loader, key, averages.processes, state.batch_spec)
         for step, batch, counts in on_device(numbered, state.device):
-            empty = False
             state = state.evolve(batch=batch, outputs=None)
             state = fire(Event.EVAL_BATCH_START, state)
             state = fire(Event.EVAL_BEFORE_FORWARD, state)
@@ -92,34 +126,40 @@ def _evaluate(
             with losses.around_outputs(state):
                 outputs, targets = _validate(state, forward)
             state = fire(Event.EVAL_AFTER_FORWARD, state.evolve(outputs=outputs))
+            counted.append(counts)
             if counts:
-                counted = True
                 losses.add(state)
                 _update(averages, state, targets)
             state = fire(Event.EVAL_BATCH_END, state)
-        return state, empty, losses, counted
+        return state, losses, counted
 
-    with evaluation_mode(state.model, state.loss_module):
-        state, empty, losses, counted = batches(state)
-        # The state of an object that saw nothing has no shape, and a loss may need all outputs:
-        # then each computes all batches.
-        alone = averages.has_objects and not counted
-        if processes.several and processes.any(alone or bool(losses.kept)):
-            averages, processes = Averages(evaluator.metrics or {}, state.device), Processes()
-            state, empty, losses, _ = batches(begun)
-        losses.finish(state)
-    if empty and processes.is_main:
-        raise ValueError(
-            f"the dataloader of Evaluator {evaluator.label!r} returned no batch; check the "
-            "dataset, and that the loader can be iterated more than once."
-        )
-    (results,) = to_numbers([averages.compute()])
-    warn_if_nonfinite(evaluator.label, results, state.model)
-    metrics = MappingProxyType({**state.metrics, evaluator.label: results})
-    state = fire(Event.EVAL_END, state.evolve(metrics=metrics))
-    names = {f"metrics/{evaluator.label}/{name}": value for name, value in results.items()}
-    dispatcher.logger.log_metrics(names, state.timestamp)
-    return state
+    def predict(self, state: State, dataloader: Iterable[Any]) -> tuple[State, list[Any]]:
+        """Call the model on every batch, and return the state and the outputs."""
+        with at_averaged_weights(state) as averaged:
+            new, outputs = self._predict(averaged, dataloader)
+        return state.evolve(memory=new.memory), outputs
+
+    def _predict(self, state: State, dataloader: Iterable[Any]) -> tuple[State, list[Any]]:
+        fire, forward = self.dispatcher.fire, self.engine.forward
+        state = fire(Event.PREDICT_START, state)
+        key = state.key.fold("predict")
+        outputs: list[tuple[int, Any]] = []
+        with evaluation_mode(state.model):
+            numbered = self.engine.prediction_batches(dataloader, key)
+            output: Any = None
+            for step, batch, counts in on_device(numbered, state.device):
+                state = state.evolve(batch=batch, outputs=None)
+                state = fire(Event.PREDICT_BATCH_START, state)
+                state = fire(Event.PREDICT_BEFORE_FORWARD, state)
+                seed_step(key, step)
+                state = state.evolve(outputs=forward.outputs(state))
+                state = fire(Event.PREDICT_AFTER_FORWARD, state)
+                output = map_tensors(torch.Tensor.cpu, state.outputs)
+                if counts:
+                    outputs.append((step, output))
+                state = fire(Event.PREDICT_BATCH_END, state)
+        state = fire(Event.PREDICT_END, state)
+        return state, gather_outputs(outputs, output, self.engine.processes)
 
 
 def report_undeclared(plan: Plan) -> None:
@@ -154,43 +194,3 @@ def _update(averages: Averages, state: State, targets: Callable[[State], Any]) -
         own_loss = isinstance(state.loss_fn, OutputLoss)
         outputs = metric_outputs(state.outputs, own_loss=own_loss)
         averages.update(outputs, targets(state), state.batch_spec.count(state.batch))
-
-
-def predict(
-    dispatcher: Dispatcher, engine: Engine, state: State, dataloader: Iterable[Any]
-) -> tuple[State, list[Any]]:
-    """Call the model on every batch, and return the state and the outputs.
-
-    Args:
-        dispatcher: Fires the events.
-        engine: Computes outputs; each of its processes calls the model on some of the batches.
-        state: The state of the run.
-        dataloader: The batches.
-    """
-    with at_averaged_weights(state) as averaged:
-        new, outputs = _predict(dispatcher, engine, averaged, dataloader)
-    return state.evolve(memory=new.memory), outputs
-
-
-def _predict(
-    dispatcher: Dispatcher, engine: Engine, state: State, dataloader: Iterable[Any]
-) -> tuple[State, list[Any]]:
-    fire, forward = dispatcher.fire, engine.forward
-    state = fire(Event.PREDICT_START, state)
-    key = state.key.fold("predict")
-    outputs: list[tuple[int, Any]] = []
-    with evaluation_mode(state.model):
-        numbered = engine.prediction_batches(dataloader, key)
-        output: Any = None
-        for step, batch, counts in on_device(numbered, state.device):
-            state = state.evolve(batch=batch, outputs=None)
-            state = fire(Event.PREDICT_BATCH_START, state)
-            state = fire(Event.PREDICT_BEFORE_FORWARD, state)
-            seed_step(key, step)
-            state = fire(Event.PREDICT_AFTER_FORWARD, state.evolve(outputs=forward.outputs(state)))
-            output = map_tensors(torch.Tensor.cpu, state.outputs)
-            if counts:
-                outputs.append((step, output))
-            state = fire(Event.PREDICT_BATCH_END, state)
-    state = fire(Event.PREDICT_END, state)
-    return state, gather_outputs(outputs, output, engine.processes)

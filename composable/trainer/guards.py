@@ -19,7 +19,6 @@ from composable.optim.stepping import count_skipped_step, zero_grad
 from composable.plan.dispatch import Dispatcher
 
 __all__ = [
-    "POLICIES",
     "NonFiniteGuard",
     "NonFiniteLossError",
     "NonFiniteLossWarning",
@@ -31,7 +30,6 @@ __all__ = [
 
 log = logging.getLogger("composable")
 
-POLICIES = ("raise", "skip", "rollback", "ignore")
 _MAX_CONSECUTIVE = 10
 _MAX_PENDING = 64
 

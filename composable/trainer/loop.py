@@ -85,7 +85,7 @@ def train(run: Run, state: State) -> State:
     now = state.timestamp
     if run.iteration_length is None and now.epoch_in_iteration and not now.batch_in_epoch:
         state = end_iteration(run, state)
-    state = run.evaluation.run_last(run, state)
+    state = run.evaluate_end(state)
     state = run.checkpoints.save_end(state)
     return run.fire(Event.FIT_END, state)
 
@@ -159,8 +159,8 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     if run.joins_requests:
         run.join_requests(LOG)
     run.state = state  # an interruption from here on keeps the batch
-    if run.evaluation.evaluators or run.dispatcher.pending:
-        state = run.evaluation.run_due(run, before, state, BATCH_END)
+    if run.evaluators or run.dispatcher.pending:
+        state = run.evaluate_due(before, state, BATCH_END)
     if run.batch_checkpoint is not None or run.dispatcher.pending:
         state = run.checkpoints.save_requested(state, BATCH_CHECKPOINT)
     return state
@@ -182,10 +182,9 @@ def end_epoch(run: Run, state: State) -> State:
     run.state = state  # an interruption from here on keeps the end of the epoch
     run.data.end_epoch()
     run.state = state = run.fire_joined(Event.EPOCH_END, state)
-    state = run.evaluation.run_due(run, before, state, Event.EPOCH_END)
-    evaluators = run.evaluation.evaluators
-    if run.rates.plateaus and run.evaluation.is_current(evaluators[0], state):
-        loss = state.metrics[evaluators[0].label]["loss"]
+    state = run.evaluate_due(before, state, Event.EPOCH_END)
+    if run.rates.plateaus and run.evaluation.is_current(run.evaluators[0], state):
+        loss = state.metrics[run.evaluators[0].label]["loss"]
         state = schedule(run, state, run.rates.steps_of_plateaus(loss))
     return run.checkpoints.save_requested(state, Event.EPOCH_CHECKPOINT)
 

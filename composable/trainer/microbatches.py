@@ -1,7 +1,7 @@
 """Microbatches: how a batch is split, and the gradients of the parts."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -11,20 +11,39 @@ from composable.core.batch import microbatch_sizes
 from composable.core.batch_spec import BatchSpec
 from composable.core.state import State
 from composable.core.stateful import Size
-from composable.data.grouping import batches_of, parts_of, shards_in
+from composable.data.grouping import BatchPart, batches_of, parts_of, shards_in
 from composable.engines.engine import Engine, Sums
 from composable.engines.modules import Buffers
 from composable.optim.stepping import zero_grad
 from composable.trainer.guards import halve_microbatch
 
 __all__ = [
+    "WHOLE",
+    "Microbatch",
     "Microbatches",
-    "accumulate",
-    "each_shard",
+    "each_part",
     "fit_memory",
     "reduce",
     "sum_gradients",
 ]
+
+
+class Microbatch(NamedTuple):
+    """A part of a step, of which gradients are computed in one backward pass."""
+
+    batch: Any = None
+    loss_fn: Any = None
+    """Its loss, or None for that of the step."""
+    empty: bool = False
+    """Whether it has the weight 0: see `ShardedBatch`."""
+    place: tuple[int, int, int] = (0, 0, 0)
+    """The numbers of its batch, of its shard, and of the microbatch in the shard."""
+    last: bool = True
+    """Whether it is the last one of this process."""
+
+
+WHOLE = Microbatch()
+"""Stands for a batch that is not split."""
 
 
 class MicrobatchesState(TypedDict):
@@ -52,21 +71,31 @@ class Microbatches:
         """Whether there may be several microbatches."""
         return bool(self.count or self.size or self.auto or self.groups)
 
-    def of(self, state: State) -> list[tuple[Any, Any, bool]]:
-        """Return the microbatches of a batch, the loss function of each, and whether it is empty.
+    def of(
+        self, shard: BatchPart, spec: BatchSpec, equal_parts: Callable[[int], int], *, last: bool
+    ) -> list[Microbatch]:
+        """Return the microbatches of a shard.
 
-        An empty one has the weight 0: see `ShardedBatch`.
+        Args:
+            shard: The shard; a batch that has none is one.
+            spec: What the examples of a batch are.
+            equal_parts: Returns how many microbatches there are on every process; those that are
+                missing here are repeated, with the weight 0.
+            last: Whether it is the last shard of this process.
         """
+        parts = parts_of(shard.batch)
+        found = [(part, one) for part in parts for one in self._split(part.batch, spec)]
+        own, count = len(found), equal_parts(len(found))
         return [
-            (microbatch, part.loss_fn or state.loss_fn, part.empty)
-            for part in parts_of(state.batch)
-            for microbatch in self._split(part.batch, state.batch_spec)
+            Microbatch(
+                batch,
+                part.loss_fn or shard.loss_fn,
+                shard.empty or part.empty or i >= own,
+                (part.number, shard.number, i),
+                last and i == count - 1,
+            )
+            for i, (part, batch) in enumerate(found + found[-1:] * (count - own))
         ]
-
-    def batch_numbers(self, state: State) -> list[int]:
-        """Return the number of the batch of each microbatch, among those of the step."""
-        parts, spec = parts_of(state.batch), state.batch_spec
-        return [part.number for part in parts for _ in self._split(part.batch, spec)]
 
     def _split(self, batch: Any, spec: BatchSpec) -> list[Any]:
         sizes = microbatch_sizes(spec.count(batch), parts=self.count, size=self.size)
@@ -94,66 +123,51 @@ def sum_gradients(
     """
     if not microbatches.split:
         return gradients
-    gradients = each_shard(accumulate(gradients, microbatches, engine.equal_parts))
+    gradients = each_part(gradients, microbatches, engine.equal_parts)
     if microbatches.auto and engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
     return reduce(gradients, engine)
 
 
-def accumulate(
+def each_part(
     gradients: Callable[..., State], microbatches: Microbatches, equal_parts: Callable[[int], int]
-) -> Callable[..., State]:
-    """Sum the gradients over microbatches, each weighted by its share of the batch's loss.
-
-    Args:
-        gradients: Computes the gradients of a microbatch.
-        microbatches: How batches are split.
-        equal_parts: Returns how many microbatches there are on every process; those that are
-            missing here are repeated, with the weight 0.
-    """
-
-    def accumulated(
-        state: State, sums: Sums, index: int = 0, last: bool = True, empty: bool = False
-    ) -> State:
-        whole, own = state.batch, state.loss_fn
-        parts = microbatches.of(state)
-        batch, loss_fn, _ = parts[-1]
-        parts += [(batch, loss_fn, True)] * (equal_parts(len(parts)) - len(parts))
-        if len(parts) > 1:
-            sums.split(state, parts[0][0], len(parts))
-        loss: Any = 0.0
-        for i, (batch, loss_fn, without) in enumerate(parts):
-            part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn)
-            final = last and i == len(parts) - 1
-            number = index if len(parts) == 1 else i
-            state = gradients(part, sums, number, final, empty or without)
-            loss = loss + state.loss if len(parts) > 1 else state.loss
-        return state.evolve_unchecked(batch=whole, loss_fn=own, loss=loss)
-
-    return accumulated
-
-
-def each_shard(gradients: Callable[..., State]) -> Callable[[State, Sums], State]:
-    """Add the gradients of the shards of this process; a batch that has none is one shard.
+) -> Callable[[State, Sums], State]:
+    """Sum the gradients over the microbatches of all shards of this process.
 
     Every shard starts from the same buffers, such as the running statistics of batch norm.
+
+    Args:
+        gradients: Computes the gradients of a microbatch, weighted by its share of the loss.
+        microbatches: How batches are split.
+        equal_parts: Returns how many microbatches of a shard there are on every process.
     """
 
-    def added(state: State, sums: Sums) -> State:
+    def summed(state: State, sums: Sums) -> State:
         sums.begin(state)
         whole, key, own = state.batch, state.key, state.loss_fn
         shards = shards_in(whole)
         before = Buffers.of(state) if len(shards) > 1 else None
-        for i, (number, batch, loss_fn, empty) in enumerate(shards):
+        for i, shard in enumerate(shards):
             if before is not None and i:
                 before.restore()
-            loss_fn, shard = loss_fn or own, key.of_batch(number)
-            part = state.evolve_unchecked(batch=batch, loss_fn=loss_fn, key=shard)
-            state = gradients(part, sums, 0, i == len(shards) - 1, empty)
+            state = state.evolve_unchecked(batch=shard.batch, key=key.of_batch(shard.number))
+            last = i == len(shards) - 1
+            parts = microbatches.of(shard, state.batch_spec, equal_parts, last=last)
+            state = add_shard(state, sums, parts, own)
             sums.add(state)
         return state.evolve_unchecked(batch=whole, loss_fn=own, key=key)
 
-    return added
+    def add_shard(state: State, sums: Sums, parts: list[Microbatch], loss_fn: Any) -> State:
+        if len(parts) > 1:
+            sums.split(state, parts[0].batch, len(parts))
+        loss: Any = None
+        for part in parts:
+            state = state.evolve_unchecked(batch=part.batch, loss_fn=part.loss_fn or loss_fn)
+            state = gradients(state, sums, part)
+            loss = state.loss if loss is None else loss + state.loss
+        return state.evolve_unchecked(loss=loss)
+
+    return summed
 
 
 def reduce(gradients: Callable[[State, Sums], State], engine: Engine) -> Callable[[State], State]:

@@ -22,7 +22,7 @@ from composable.core.time import Time, TimeLike
 from composable.distributed.processes import Processes
 from composable.distributed.starting import join_processes
 from composable.distributed.strategies import DDP, OneProcess, Strategy, strategy_of
-from composable.functional._checks import as_path, check_count, check_flag
+from composable.functional._checks import as_path, check_count, check_flag, check_one_of
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
@@ -43,6 +43,7 @@ _NEED_A_FOLDER = (
     "save_in_background",
     "save_weights_only",
 )
+_POLICIES = ("raise", "skip", "rollback", "ignore")
 
 
 def _valid(check_value: Callable[[str, Any], Any]) -> Any:
@@ -107,11 +108,10 @@ def _loggers(given: Any) -> Any:
 
 
 def _size(name: str, size: Any) -> None:
-    if isinstance(size, str):
-        if size == "auto":
-            return
+    if isinstance(size, str) and size != "auto":
         raise TypeError(f"{name}={size!r} must be a positive integer or 'auto'.")
-    check.check_positive(name, size)
+    if size != "auto":
+        check.check_positive(name, size)
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -273,7 +273,9 @@ class TrainerOptions:
     load_weights_only: bool = _flag()
     load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
     autoresume: bool = _flag()
-    nonfinite_loss: str = attrs.field(default="raise", validator=_valid(check.check_policy))
+    nonfinite_loss: str = attrs.field(
+        default="raise", validator=_valid(partial(check_one_of, allowed=_POLICIES))
+    )
     record_command: bool = _flag(default=True)
     check_effects: bool = _flag()
 
@@ -521,34 +523,27 @@ def takes_arguments_of(
     counterpart of an argument of another trainer.
     """
     signature = inspect.signature(source)
-    by_position = [
-        name for name, one in signature.parameters.items() if one.kind is one.POSITIONAL_OR_KEYWORD
-    ]
 
     def decorate(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        owner = method.__qualname__.partition(".")[0]
+
         @wraps(method)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            owner = method.__qualname__.partition(".")[0]
             for name in kwargs.keys() - signature.parameters.keys():
-                raise TypeError(f"{owner} got an unexpected argument {name!r}{_hint(name)}")
-            if len(args) > len(by_position):
-                raise TypeError(
-                    f"{owner} got {len(args)} positional arguments, and takes {by_position}; pass "
-                    "the others by name, such as train_dataloader=..."
-                )
+                raise TypeError(f"{owner} got an unexpected argument {name!r}{_hint(name)}.")
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{owner}: {error}") from None
+                hint = "; pass all but the model by name, such as train_dataloader=..."
+                raise TypeError(f"{owner}: {error}{hint if args[1:] else '.'}") from None
             method(self, *args, **kwargs)
 
         def _hint(name: str) -> str:
             from difflib import get_close_matches  # only for an error
 
-            if advice := advice_on(name, ARGUMENTS):
-                return f"{advice}."
             close = get_close_matches(name, signature.parameters, 1, _SIMILAR)
-            return f"; did you mean {close[0]!r}?" if close else "."
+            similar = f"; did you mean {close[0]!r}?" if close else ""
+            return advice_on(name, ARGUMENTS) or similar
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         parameters = signature.parameters.values()

@@ -13,6 +13,7 @@ from composable.core.state import State
 from composable.engines.modules import bind_loss
 from composable.functional._lent import local_part
 from composable.optim.building import update_param_groups
+from composable.optim.multi import base_optimizers
 from composable.optim.schedule_free import ScheduleFree
 
 __all__ = [
@@ -45,7 +46,7 @@ def start_training(state: State) -> None:
 
     A module in training mode is left as it is: parts in evaluation mode stay so.
     """
-    for optimizer in state.optimizers:
+    for optimizer in base_optimizers(state.optimizers):
         if isinstance(optimizer, ScheduleFree):
             optimizer.train()
     for module in state.modules.values():

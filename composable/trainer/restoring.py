@@ -8,6 +8,7 @@ from composable.checkpoint.filters import expanded, replaced
 from composable.core._notes import add_note
 from composable.core.event import Event
 from composable.core.state import State
+from composable.optim.multi import base_optimizers
 from composable.optim.schedule_free import ScheduleFree
 from composable.resume.best import (
     check_best,
@@ -152,7 +153,7 @@ def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path:
     """
     modules = state.modules
     old, saved = is_old(saved), upgraded(saved, names)
-    if old and any(isinstance(one, ScheduleFree) for one in state.optimizers):
+    if old and any(isinstance(one, ScheduleFree) for one in base_optimizers(state.optimizers)):
         raise MismatchError(
             f"{path} was written by an earlier version, which did not save the averages of "
             "schedule-free optimizers; pass load_best_at_end=False, and resume from it to evaluate "

@@ -11,7 +11,6 @@ from torch import nn
 from composable.core._warnings import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
-from composable.core.loss_weights import LossWeights
 from composable.core.state import FLOPS, State
 from composable.core.stateful import Count, SavedFields, Stateful, saved
 from composable.core.time import Time, TimeUnit, reached
@@ -24,7 +23,7 @@ from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.evaluated_weights import EvaluatedWeights
-from composable.trainer.evaluation import evaluate
+from composable.trainer.evaluation import Evaluation
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.step import Step, build_step
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from composable.resume.manager import CheckpointManager
 
 __all__ = [
-    "Evaluation",
     "Progress",
     "Run",
     "UnsupportedRequestWarning",
@@ -102,7 +100,7 @@ class Run:
     state: State
     rates: LearningRates = attrs.field(metadata={_PART: "rates"})
     data: TrainingData = attrs.field(metadata={_PART: "data"})
-    evaluation: "Evaluation" = attrs.field(metadata={_PART: "evaluation"})
+    evaluation: Evaluation = attrs.field(metadata={_PART: "evaluation"})
     guard: NonFiniteGuard = attrs.field(metadata={_PART: "guard"})
     loss_scaler: LossScaler = attrs.field(metadata={_PART: "loss_scaler"})
     loss_shares: LossShares = attrs.field(metadata={_PART: "loss_shares"})
@@ -238,6 +236,25 @@ class Run:
             return state.timestamp.epoch >= whole.value
         return reached(state, whole)
 
+    def evaluate_due(self, before: State, state: State, event: Event) -> State:
+        """Run the evaluators that are due, or all of them if a callback requested it."""
+        requested = self.dispatcher.pop(Control.EVALUATE)
+        if requested and not self.evaluators:
+            warn_user(
+                "a callback requested Control.EVALUATE, which this Trainer cannot do; pass an "
+                "eval_dataloader.",
+                UnsupportedRequestWarning,
+            )
+        each, length = self.evaluators, self.iteration_length
+        due = [e for e in each if requested or e.is_due(before, state, event, length)]
+        return self.evaluation.run(state, due)
+
+    def evaluate_end(self, state: State) -> State:
+        """Run the evaluators at the end of training, except those that have just been run."""
+        wanted = [e for e in self.evaluators if e.eval_interval is not None]
+        due = [e for e in wanted if not self.evaluation.is_current(e, state)]
+        return self.evaluation.run(state, due)
+
     def join_requests(self, event: Event) -> None:
         """Let the requests of the callbacks at an event be the same on all processes."""
         self.engine.join_requests(event, self.dispatcher)
@@ -252,50 +269,6 @@ class Run:
         if self.checkpoints.possible:
             self.state = self.checkpoints.save_outdated(state)
         raise self.signals.interruption()
-
-
-@attrs.define(eq=False)
-class Evaluation(SavedFields):
-    """The evaluators of a run, and the batch after which each was last run."""
-
-    evaluators: tuple[Evaluator, ...]
-    weights: LossWeights
-    last_run: dict[str, int] = saved(dict[str, Count], factory=dict)
-
-    def run_due(self, run: Run, before: State, state: State, event: Event) -> State:
-        """Run the evaluators that are due, or all of them if a callback requested it."""
-        requested = run.dispatcher.pop(Control.EVALUATE)
-        if requested and not self.evaluators:
-            warn_user(
-                "a callback requested Control.EVALUATE, which this Trainer cannot do; pass an "
-                "eval_dataloader.",
-                UnsupportedRequestWarning,
-            )
-        length = run.iteration_length
-        return self._run(
-            run,
-            state,
-            [e for e in self.evaluators if requested or e.is_due(before, state, event, length)],
-        )
-
-    def run_last(self, run: Run, state: State) -> State:
-        """Run the evaluators at the end of training, except those that have just been run."""
-        wanted = [e for e in self.evaluators if e.eval_interval is not None]
-        return self._run(run, state, [e for e in wanted if not self.is_current(e, state)])
-
-    def is_current(self, evaluator: Evaluator, state: State) -> bool:
-        """Return whether an evaluator was run after the last batch."""
-        return self.last_run.get(evaluator.label) == state.timestamp.batch
-
-    def _run(self, run: Run, state: State, due: list[Evaluator]) -> State:
-        if not due:
-            return state
-        outer, state = state, run.fire(Event.EVAL_BEFORE_ALL, state)
-        for evaluator in due:
-            state = evaluate(run.dispatcher, run.engine, state, evaluator, self.weights)
-            self.last_run[evaluator.label] = state.timestamp.batch
-        state = run.fire(Event.EVAL_AFTER_ALL, state)
-        return outer.evolve(memory=state.memory, metrics=state.metrics)
 
 
 @attrs.define(eq=False)

@@ -1,6 +1,6 @@
 """One training step, from `BATCH_START` to `AFTER_ZERO_GRAD`, composed of functions of the state.
 
-    step = start(skip(optimizer_step(fit_memory(second_pass(unscale(accumulate(
+    step = start(skip(optimizer_step(fit_memory(second_pass(unscale(each_part(
         forward_backward
     )))))))
 
@@ -30,7 +30,13 @@ from composable.optim.learning_rates import LearningRates
 from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.guards import NonFiniteGuard, skip_batches
-from composable.trainer.microbatches import Microbatches, fit_memory, sum_gradients
+from composable.trainer.microbatches import (
+    WHOLE,
+    Microbatch,
+    Microbatches,
+    fit_memory,
+    sum_gradients,
+)
 from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
@@ -77,7 +83,7 @@ def build_step(
         microbatches: How batches are split.
         guard: Checks the loss before the optimizers step.
         fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one, or
-            another process has them still to send.
+            before several processes send gradients and what they have fetched.
     """
     at, scaler = dispatcher.firing, engine.scaler
     gradients = sum_gradients(
@@ -88,7 +94,7 @@ def build_step(
     if dispatcher.plan.algorithms and microbatches.split:
         gradients = whole_loss(gradients, dispatcher, engine, microbatches)
     if fetch_ahead is not None:
-        gradients = followed_by(gradients, fetch_ahead)
+        gradients = fetching_ahead(gradients, fetch_ahead, first=engine.carries)
     if scaler.enabled:
         check = None if guard.policy == "ignore" else guard.check_now
         gradients = unscale_gradients(gradients, scaler, check)
@@ -199,25 +205,19 @@ def forward_backward(
     """
     before, after = at(BEFORE_FORWARD), at(AFTER_BACKWARD)
 
-    def microbatch(
-        state: State,
-        sums: Sums | None = None,
-        index: int = 0,
-        last: bool = True,
-        empty: bool = False,
-    ) -> State:
+    def microbatch(state: State, sums: Sums | None = None, part: Microbatch = WHOLE) -> State:
         batch, loss_fn = state.batch, state.loss_fn
         if before is not None:
             state = before(state)
-        seed_step(state.key, state.timestamp.batch, index)
+        seed_step(state.key, state.timestamp.batch, part.place[-1])
         if sums is not None:
-            sums.begin_part(last)
+            sums.begin_part(part.last)
         if sums is None or sums.shares is None:
             state, outputs, _, loss = compute_loss(state)
             value = loss
         else:
             state, outputs, loss, share = sums.shares.compute(
-                compute_loss, state, batch, empty=empty
+                compute_loss, state, batch, empty=part.empty
             )
             loss = times(loss, share)
             value = without_nothing(loss, share)
@@ -259,12 +259,17 @@ def second_pass(gradients: Gradients) -> Gradients:
     return passes
 
 
-def followed_by(gradients: Gradients, then: Callable[[], None]) -> Gradients:
-    """Compute the gradients, and then call a function: before anything waits for them."""
+def fetching_ahead(
+    gradients: Gradients, fetch_ahead: Callable[[], None], *, first: bool
+) -> Gradients:
+    """Fetch the next batch after the gradients, before anything waits for these, or first."""
 
     def computed(state: State) -> State:
+        if first:
+            fetch_ahead()
         state = gradients(state)
-        then()
+        if not first:
+            fetch_ahead()
         return state
 
     return computed

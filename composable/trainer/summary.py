@@ -1,7 +1,9 @@
 """The summary at the end of `fit`."""
 
 import math
+import shutil
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -42,7 +44,18 @@ class FitSummary:
 
     def __str__(self) -> str:
         lines = [self._trained(), *self._results(), *self._saved(), *self._problems(), self._next()]
-        return "\n  ".join(map(printable, lines))
+        width = shutil.get_terminal_size().columns
+        return "\n".join(
+            textwrap.fill(
+                printable(line),
+                width,
+                initial_indent="  " if i else "",
+                subsequent_indent="    " if i else "  ",
+                break_on_hyphens=False,
+                break_long_words=False,  # paths are copied
+            )
+            for i, line in enumerate(lines)
+        )
 
     def _trained(self) -> str:
         state = self.checkpoints.run.state
@@ -126,7 +139,9 @@ def summarized(checkpoints: Checkpoints) -> Iterator[None]:
     finally:
         shown.stop()
     seconds = time.perf_counter() - began
-    print(FitSummary(checkpoints, start, seconds, warnings), file=sys.stderr)
+    notebook = type(sys.stderr).__module__.startswith("ipykernel")  # standard error is red there
+    summary = FitSummary(checkpoints, start, seconds, warnings)
+    print(summary, file=sys.stdout if notebook else sys.stderr)
 
 
 def _is_over(state: State) -> bool:

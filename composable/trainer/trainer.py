@@ -184,19 +184,15 @@ class Trainer(RunView):
         Raises:
             ValueError: There is no `eval_dataloader`.
         """
-        from composable.trainer.evaluation import evaluate  # when a run was built
-
         run = self._run
         given = check.check_evaluators(eval_dataloader, self._options.metrics, None)
-        evaluators = given or run.evaluation.evaluators
+        evaluators = given or run.evaluators
         if not evaluators:
             raise ValueError("eval needs an eval_dataloader; pass one here or to the Trainer.")
         with self._evaluating():
             state = run.fire(Event.EVAL_STANDALONE_START, self.state)
             for evaluator in evaluators:
-                state = evaluate(
-                    run.dispatcher, run.engine, state, evaluator, run.evaluation.weights
-                )
+                state = run.evaluation.evaluate(state, evaluator)
             state = run.fire(Event.EVAL_STANDALONE_END, state)
             run.state = self.state.evolve(memory=state.memory, metrics=state.metrics)
         return Results({one.label: dict(state.metrics[one.label]) for one in evaluators})
@@ -210,11 +206,9 @@ class Trainer(RunView):
         Args:
             dataloader: The batches, the same on every process.
         """
-        from composable.trainer.evaluation import predict  # when a run was built
-
         loader, run = check.check_loader("dataloader", dataloader), self._run
         with self._evaluating():
-            run.state, outputs = predict(run.dispatcher, run.engine, self.state, loader)
+            run.state, outputs = run.evaluation.predict(self.state, loader)
         return outputs
 
     @contextmanager

@@ -18,12 +18,11 @@ from torch import Tensor
 from composable.core.event import Event
 from composable.core.loss import check_loss
 from composable.core.state import State
-from composable.data.grouping import shards_in
 from composable.engines.engine import Engine, Sums
 from composable.engines.modules import Buffers
 from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher
-from composable.trainer.microbatches import Microbatches, accumulate, each_shard, fit_memory
+from composable.trainer.microbatches import Microbatch, Microbatches, each_part, fit_memory
 from composable.trainer.output_checks import OutputChecks
 from composable.trainer.whole_batch import Part, join_parts_of_batch
 from composable.utils.reproducibility import seed_step, seed_torch
@@ -54,37 +53,6 @@ def whole_loss(
     return gradients
 
 
-class _FirstPass:
-    """The parts of a first pass, which takes this in the place of its `Sums`."""
-
-    shares = None
-
-    def __init__(self, microbatches: Microbatches) -> None:
-        self._microbatches = microbatches
-        self.parts: list[Part] = []
-
-    def begin(self, state: State) -> None:
-        """Begin with the first shard of this process."""
-        self._shards = iter([*(shard.number for shard in shards_in(state.batch)), -1])
-        self.add(state)
-
-    def add(self, state: State) -> None:
-        """Begin with the next shard."""
-        self._shard, self._batches = next(self._shards), [0]
-
-    def split(self, state: State, first: Any, count: int) -> None:
-        """Note the batch of the step to which each microbatch of a shard belongs."""
-        numbers = self._microbatches.batch_numbers(state)
-        self._batches = numbers + numbers[-1:] * (count - len(numbers))
-
-    def keep(self, state: State, index: int, *, given: Any, empty: bool) -> None:
-        """Keep the outputs of a part."""
-        place = [self._batches[index], self._shard, index]
-        examples = 0 if empty else state.batch_spec.count(state.batch)
-        changed = state.batch is not given
-        self.parts.append(Part(state.outputs, state.batch, state.loss_fn, examples, place, changed))
-
-
 @attrs.define(eq=False)
 class _WholeLoss:
     """Computes the gradients of the loss of a whole batch."""
@@ -100,36 +68,31 @@ class _WholeLoss:
     def __call__(self, state: State, *_: Any) -> State:
         """Compute the gradients of a batch, and return the state with its loss."""
         self.checks.check_run(state, auto=self.microbatches.auto)
-        first, before = _FirstPass(self.microbatches), Buffers.of(state)
-        seen = self._each_part(partial(self._read, first))(state, first)
+        parts: list[Part] = []
+        before = Buffers.of(state)
+        seen = self._each_part(partial(self._read, parts))(state, Sums(self.engine.shares))
         before.restore()  # both passes start alike, for a layer that counts its calls
-        after = self._differentiate_loss(seen, first.parts)
+        after = self._differentiate_loss(seen, parts)
         loss: Tensor = after.loss.detach()  # type: ignore[union-attr]  # it was just computed
         state = state.evolve_unchecked(memory=_merge(state.memory, seen.memory, after.memory))
-        state = self._differentiate_parts(state, loss, first.parts)
+        state = self._differentiate_parts(state, loss, parts)
         self.checks.done = True
         return state.evolve_unchecked(loss=loss, whole_loss=False)
 
     def _each_part(self, function: Gradients) -> Callable[[State, Any], State]:
-        return each_shard(accumulate(function, self.microbatches, self.engine.equal_parts))
+        return each_part(function, self.microbatches, self.engine.equal_parts)
 
-    def _read(
-        self,
-        first: _FirstPass,
-        state: State,
-        sums: Sums,
-        index: int = 0,
-        last: bool = True,
-        empty: bool = False,
-    ) -> State:
+    def _read(self, parts: list[Part], state: State, sums: Sums, part: Microbatch) -> State:
         """Compute the outputs for a part without a graph, and keep them."""
         act, batch, loss_fn = self.dispatcher.run_algorithms, state.batch, state.loss_fn
         state = act(Event.BEFORE_FORWARD, state)
-        seed_step(state.key, state.timestamp.batch, index)
+        seed_step(state.key, state.timestamp.batch, part.place[-1])
         outputs = self.engine.forward.read(state)
         state = act(Event.AFTER_FORWARD, state.evolve_unchecked(outputs=outputs))
         self.checks.check_outputs(state)
-        first.keep(state, index, given=batch, empty=empty)
+        count = 0 if part.empty else state.batch_spec.count(state.batch)
+        changed = state.batch is not batch
+        parts.append(Part(state.outputs, state.batch, state.loss_fn, count, part.place, changed))
         return state.evolve_unchecked(batch=batch, loss_fn=loss_fn, loss=torch.zeros(()))
 
     def _differentiate_loss(self, state: State, parts: list[Part]) -> State:
@@ -167,15 +130,13 @@ class _WholeLoss:
         parts: Iterator[Part],
         state: State,
         sums: Sums,
-        index: int = 0,
-        last: bool = True,
-        empty: bool = False,
+        microbatch: Microbatch,
     ) -> State:
         """Compute the vector-Jacobian product of a part."""
         fire, part, batch, loss_fn = self.dispatcher.fire, next(parts), state.batch, state.loss_fn
         state = fire(Event.BEFORE_FORWARD, state)
-        seed_step(state.key, state.timestamp.batch, index)
-        sums.begin_part(last)
+        seed_step(state.key, state.timestamp.batch, microbatch.place[-1])
+        sums.begin_part(microbatch.last)
         outputs = self.engine.forward.outputs(state)
         state = fire(Event.AFTER_FORWARD, state.evolve_unchecked(outputs=outputs))
         self.checks.compare(state, part.outputs)

@@ -8,7 +8,7 @@ import attrs
 from hypothesis import strategies as st
 
 from composable.checkpoint import TensorShard
-from composable.checkpoint.layout import Region
+from composable.checkpoint.shards import Region
 from composable.distributed import Processes
 
 LIMIT = 60.0

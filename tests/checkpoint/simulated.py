@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from composable.checkpoint._division import compare, describe, parts_of, writers_of
+from composable.checkpoint._together import compare, describe, parts_of, writers_of
 from composable.checkpoint.shards import as_shard
 from composable.distributed import Processes
 

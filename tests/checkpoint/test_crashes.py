@@ -141,7 +141,7 @@ def test_all_is_on_the_disk_before_it_is_renamed_and_renamed_before_anything_is_
 def test_the_files_of_another_writer_are_kept(tmp_path):
     target = tmp_path / "it"
     (tmp_path / ".other.0123456789abcdef.partial").mkdir()  # of another checkpoint
-    with _atomic.staging_folder(target) as partial:
+    with _atomic.staging(target, overwrite=False) as partial:
         (partial / "state.json").write_text("half of it")
         assert find(tmp_path) == ([], [])  # nor is it a checkpoint
         save(target, 1)

@@ -7,11 +7,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
 from composable.checkpoint import UnsavableError
-from composable.checkpoint._division import compare, describe
-from composable.checkpoint._together import divide
+from composable.checkpoint._together import compare, describe, divide
 from composable.checkpoint._writer import as_request
-from composable.checkpoint.layout import Region, cover
-from composable.checkpoint.shards import as_shard, writes
+from composable.checkpoint.shards import Region, as_shard, cover, writes
 from tests.checkpoint.simulated import Counted, divided, rank_of, written
 
 MESHES = {"FSDP": ((256,), [Shard(0)]), "HSDP": ((2, 128), [Replicate(), Shard(0)])}

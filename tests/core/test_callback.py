@@ -1,10 +1,13 @@
 """Observers: which of their methods run, and what happens when one fails."""
 
+from pathlib import Path
+
 import pytest
 
-from composable import Callback, Control, Event, Plan, State
+from composable import Callback, Control, Event, Plan, State, Time
 from composable.core.callback import FunctionCallback
 from composable.core.logger import Logger
+from composable.loggers import CSVLogger
 from composable.plan.dispatch import Dispatcher
 from tests.support.models import linear
 from tests.support.runs import make_trainer
@@ -158,3 +161,16 @@ def test_callback_rejects_state_that_it_did_not_save(callback, name):
 
     with pytest.raises(ValueError, match=rf"{name} was given the state \['best', 'wait'\]"):
         callback.load_state_dict({"wait": 1, "best": 0.5})
+
+
+def test_repr_has_the_arguments_that_differ_from_the_defaults_and_no_secret():
+    class Uploads(Callback):
+        def __init__(self, path, api_key, every=1, *, period="1ep", **options):
+            self._path, self.api_key, self.every, self.options = path, api_key, every, options
+            self.period = Time.parse(period)
+
+    assert repr(Callback()) == "Callback()"
+    assert repr(Uploads(Path("a/b"), "abc", period="2ep", x=1)) == (
+        "Uploads(path='a/b', api_key='[redacted]', period='2ep')"
+    )
+    assert repr(CSVLogger("runs/a.csv")) == "CSVLogger(path='runs/a.csv')"

@@ -11,6 +11,13 @@ from composable.core._table import format_table
         ([("a", "bb", "c"), ("aaa", "b", "")], None, {}, ["a    bb  c", "aaa  b"]),
         ([("1", "22")], ("one", "n"), {"indent": "> "}, ["> one  n", "> ---  --", "> 1    22"]),
         ([("a" * 9, "b"), ("a", "b")], None, {"max_width": 3}, ["aaaaaaaaa  b", "a    b"]),
+        (
+            [("name", "one two three")],
+            ("n", "words"),
+            {"width": 13},
+            ["n     words", "----  -------", "name  one two", "      three"],
+        ),
+        ([("a_long_name", "b c")], None, {"width": 5}, ["a_long_name  b", "             c"]),
         ([], None, {}, []),
         ([], ("name",), {}, ["name", "----"]),
     ],

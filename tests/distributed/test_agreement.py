@@ -89,12 +89,12 @@ def test_a_process_without_any_batch_is_an_error():
 def test_the_time_of_a_batch_is_that_of_rank_0():
     def work(processes):
         engine = engine_of(processes)
-        engine._exchanged = time.perf_counter() - [1e6, 2e6][processes.rank]
+        engine._announced = time.perf_counter() - [1e6, 2e6][processes.rank]
         list(loaded(engine, batches_of(engine, [1])))  # the end of the data is an exchange too
-        engine._exchanged = time.perf_counter() - [1e6, 2e6][processes.rank]
+        engine._announced = time.perf_counter() - [1e6, 2e6][processes.rank]
         next(loaded(engine, batches_of(engine, [1])))
         first = engine.seconds
-        engine._exchanged = time.perf_counter() - 1e6
+        engine._announced = time.perf_counter() - 1e6
         engine.begin({}, dispatcher_of())
         next(loaded(engine, batches_of(engine, [1])))
         return first, engine.seconds
@@ -116,13 +116,13 @@ def test_the_exchange_of_a_batch_begins_when_it_is_fetched():
         return found
 
     exchanges = [[], []]
-    exchange = Parallel._exchange
+    exchange = Parallel._announce
 
     def counted(engine, *args):
         exchanges[engine.processes.rank].append(args)
         return exchange(engine, *args)
 
-    with mock.patch.object(Parallel, "_exchange", counted):
+    with mock.patch.object(Parallel, "_announce", counted):
         found = run_ranks(work)
     assert found == [[(8, 2), (6, 3)]] * 2
 

@@ -28,7 +28,7 @@ from composable.engines.exact import Exact, kinds_of
 from composable.engines.reducer import _Messages
 from composable.engines.shares import LossShares, times
 from composable.engines.sums import ShardSums
-from composable.trainer.microbatches import Microbatches, each_shard, fit_memory, reduce
+from composable.trainer.microbatches import Microbatches, each_part, fit_memory, reduce
 from tests.support.processes import run
 from tests.support.threads import run_ranks
 
@@ -106,7 +106,7 @@ class Reduction:
 
     def compose(self, gradients):
         """Sum the gradients of all shards."""
-        added = each_shard(gradients)
+        added = each_part(gradients, Microbatches(), self.engine.equal_parts)
         if self.auto:
             added = fit_memory(added, Microbatches(auto=True))
         self.reduced = reduce(added, self.engine)
@@ -115,13 +115,13 @@ class Reduction:
         loss = state.loss_fn(state.forward(), state.batch)
         return state, None, loss, loss
 
-    def gradients(self, state, sums, index=0, last=True, empty=False):
+    def gradients(self, state, sums, part):
         """Compute the gradients of a shard, in one or several backward passes."""
         total = 0.0
         for number in range(self.passes):
-            sums.begin_part(last and number == self.passes - 1)
+            sums.begin_part(part.last and number == self.passes - 1)
             *_, loss, share = sums.shares.compute(
-                self.compute_loss, state, state.batch, empty=empty
+                self.compute_loss, state, state.batch, empty=part.empty
             )
             loss = times(loss, share)
             sums.joined(loss, loss).backward()

@@ -20,6 +20,12 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Set the width of the terminal, so that all metrics fit."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """Replace the clock by one that advances by a second each time it is read."""
@@ -138,6 +144,19 @@ def test_metrics_can_be_chosen():
 
     (shown,) = re.findall(r"/s, (.*)\]", frames(out)[-1])
     assert re.fullmatch(r"lr=0.1, other/loss=[\d.]+", shown)
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [(60, ["loss/train"]), (80, ["loss/train"]), (120, ["loss/train", "eval/loss", "other/loss"])],
+)
+def test_metrics_that_do_not_fit_leave_room_for_the_bar(columns, shown, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = Terminal()
+    trainer(out).fit()
+
+    (last,) = re.findall(r"/s, (.*)\]", frames(out)[-1])
+    assert [one.partition("=")[0] for one in last.split(", ")] == shown
 
 
 def test_results_of_a_call_are_not_shown_in_the_next():

@@ -20,7 +20,7 @@ from composable.algorithms import (
 from composable.checkpoint import MismatchError
 from composable.optim import decay_groups
 from composable.optim.building import update_param_groups
-from composable.optim.decay import parameters_by_decay
+from composable.optim.roles import roles_of
 from tests.support.data import batches
 from tests.support.models import conv_net, linear, mlp, weights
 from tests.support.runs import make_trainer
@@ -49,9 +49,8 @@ def names_of(model, groups):
 def expected_names(model):
     """Return the names in both groups, by the rule for single parameters."""
     divided = [[], []]
-    for name, _, decays in parameters_by_decay(model):
-        if name in dict(model.named_parameters()):  # a shared parameter has its first name
-            divided[not decays].append(name)
+    for role in roles_of(model):
+        divided[role.name == "norms_and_biases"].append(role.names[0])
     return [sorted(names) for names in divided]
 
 

@@ -145,5 +145,7 @@ def test_a_doubt_is_a_warning_of_its_own_and_a_chain_settles_it():
         plan = Plan.compile([fast, slow])
 
     assert [one.category for one in w] == [CompatibilityWarning]
-    assert plan.explain().splitlines()[-1].startswith("Caveat: fast and slow may interfere")
+    assert (
+        plan.explain(width=999).splitlines()[-1].startswith("Caveat: fast and slow may interfere")
+    )
     assert not Plan.compile([chain(fast, slow)]).caveats

@@ -16,7 +16,7 @@ from composable import (
     choose,
     during,
 )
-from composable.algorithms import EMA, LabelSmoothing, MixUp
+from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp
 from composable.core.algorithm import Algorithm, FunctionAlgorithm
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger, JSONLinesLogger
@@ -106,21 +106,33 @@ def test_explain_prints_who_runs_when_on_what_and_why():
             pass
 
     plan = Plan.compile([LabelSmoothing(0.1), MixUp()], [Watch()])
-    lines = [re.split(r"  +", line) for line in plan.explain().splitlines()]
+    text = plan.explain(observers=True, width=120)
+    lines = [re.split(r"  +", line) for line in text.splitlines()]
 
-    assert lines[0] == ["event", "who", "stage", "reads", "writes", "why here"]
+    assert lines[0] == ["event", "who", "stage", "writes", "why here"]
     assert [line[:3] for line in lines[2:]] == [
         ["before_train_batch", "MixUp", "mix"],
         ["before_loss", "MixUp", "mix"],
         ["before_loss", "LabelSmoothing", "targets"],
         ["batch_end", "Watch", "watches"],
     ]
-    assert lines[4][3:] == [
-        "batch, loss_fn, outputs",
-        "batch, loss_fn",
-        "targets comes after mix",
-    ]
-    assert lines[5][3:] == ["-", "-", "observes, in list order"]
+    assert lines[4][3:] == ["batch, loss_fn", "targets comes after mix"]
+    assert lines[5][3:] == ["-", "observes, in list order"]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_explain_lists_algorithms_within_the_width_and_names_the_callbacks(width):
+    class Watch(Callback):
+        def batch_end(self, state, logger):
+            pass
+
+    algorithms = [LabelSmoothing(0.1), MixUp(), EMA("1ba"), GradientClipping("norm", 1.0)]
+    explained = Plan.compile(algorithms, [Watch()]).explain(width=width)
+
+    assert max(map(len, explained.splitlines())) <= width
+    assert "batch_end              EMA" in explained  # names and events are not wrapped
+    assert "watches" not in explained
+    assert explained.endswith("Callbacks, listed with observers=True: Watch.")
 
 
 def test_to_dict_is_plain_data():
@@ -153,7 +165,9 @@ def test_to_dict_and_explain_have_what_is_doubtful():
     (doubt,) = plan.to_dict()["caveats"]
     assert (doubt["first"], doubt["second"]) == ("a", "b")
     assert doubt["kind"] == "AmbiguousOrderWarning"
-    assert plan.explain().splitlines()[-1].startswith("Caveat: a and b both write ['batch']")
+    assert (
+        plan.explain(width=999).splitlines()[-1].startswith("Caveat: a and b both write ['batch']")
+    )
 
 
 def ordered(name, *, before=(), after=(), events=(Event.BATCH_START,)):

@@ -17,6 +17,7 @@ from composable.checkpoint import MissingCheckpointError
 from composable.cli import main
 from composable.report import RecordedRun, write_report
 from composable.report import page as pages
+from composable.runs import records
 from tests.report.folders import ended, png, write_run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&\x1b[2J\u202e"
@@ -86,7 +87,7 @@ def test_the_page_has_every_section_and_what_the_runs_recorded(two_runs):
     page = report(two_runs)
 
     sections = [a["id"] for tag, a in page.elements if tag == "section"]
-    wanted = ["overview", "differences", "curves", "time", "plan", "images", "warnings"]
+    wanted = ["answer", "overview", "differences", "curves", "time", "plan", "images", "warnings"]
     assert [name for name in sections if name in wanted] == wanted
     for section, texts in {
         "overview": ["first", "finished", "100 of 100ba", "1 min 15 s", "10.7", "0.75", "0.01"],
@@ -177,9 +178,97 @@ def test_runs_that_differ_in_the_seed_alone_are_a_group(tmp_path):
 
     data = report(tmp_path).data
 
-    assert data["groups"] == ["other-1", "plain"]
+    assert [group["name"] for group in data["groups"]] == ["other-1", "plain"]
     assert [run["group"] for run in data["runs"]] == [0, 1, 1]
-    assert len({run["color"] for run in data["runs"]}) == 2
+    assert len({run["color"] for run in data["runs"]}) == 3
+    assert data["runs"][1]["color"] == data["groups"][1]["color"]
+
+
+def write_groups(folder, **results):
+    """Write runs of groups, each with the results of its evaluations."""
+    for name, runs in results.items():
+        for seed, values in enumerate(runs):
+            found = [(10 * i + 9, {"eval/accuracy": value}) for i, value in enumerate(values)]
+            algorithms = {"MixUp": f"MixUp(alpha=0.2, label={name!r}, per_sample=False)"}
+            write_run(
+                folder / f"{name}-{seed}",
+                [1.0] * 40,
+                results=found,
+                seed=seed,
+                algorithms=algorithms,
+            )
+
+
+@pytest.mark.parametrize(
+    ("results", "wanted"),
+    [
+        (
+            {"a": [[0.1, 0.7, 0.7, 0.7], [0.2, 0.8, 0.8, 0.8]], "b": [[0.1, 0.2], [0.1, 0.4]]},
+            "a is best in eval/accuracy: 0.75 ± 0.071 (2 runs), 0.45 ahead of b; each of its runs "
+            "is better than each of b. It had converged: little changed in the last quarter.",
+        ),
+        (
+            {"a": [[0.6], [0.8]], "b": [[0.5], [0.7]]},
+            "a is best in eval/accuracy: 0.7 ± 0.14 (2 runs), 0.1 ahead of b, which seeds may "
+            "explain: their runs overlap.",
+        ),
+        (
+            {"a": [[0.1, 0.2, 0.3, 0.4]], "b": [[0.2]]},
+            "a-0 is best in eval/accuracy: 0.4 (one run), 0.2 ahead of b-0, which the seed may "
+            "explain: repeat both with other seeds. It was still improving: 33% of its gain came "
+            "in the last quarter.",
+        ),
+        ({"a": [[0.5], [0.7]]}, "a: eval/accuracy 0.6 ± 0.14 (2 runs) at its best."),
+        ({"a": [[]]}, "No result of an evaluation tells which run is best"),
+    ],
+)
+def test_the_answer_names_the_best_group_its_lead_and_whether_it_converged(
+    results, wanted, tmp_path
+):
+    write_groups(tmp_path, **results)
+
+    assert report(tmp_path).texts["answer"].removeprefix("Answer").startswith(wanted)
+
+
+def test_a_row_for_each_group_has_mean_and_spread(tmp_path):
+    write_groups(tmp_path, a=[[0.6], [0.8]], b=[[0.5], [0.7]])
+
+    page = report(tmp_path)
+
+    groups = [a["data-runs"] for tag, a in page.elements if tag == "tr" and "data-runs" in a]
+    assert groups == ["0 1", "2 3"]
+    assert "0.7 ± 0.14" in page.texts["overview"]
+    assert "Each run (4)" in page.texts["overview"]
+
+
+def test_differences_have_a_column_for_each_group_and_short_arguments(tmp_path):
+    write_groups(tmp_path, a=[[0.6], [0.8]], b=[[0.5], [0.7]])
+    for path in sorted(tmp_path.iterdir()):
+        records.add_record(path, {**records.read_records(path)[-1], "arguments": [path.name]})
+
+    text = report(tmp_path).texts["differences"]
+
+    assert "settingabalgorithms/MixUpMixUp(label='a')MixUp(label='b')" in text
+    assert "arguments" not in text
+    assert "seed" not in text
+
+
+def test_the_training_loss_of_mixed_targets_is_marked(tmp_path):
+    steps = [{"event": "before_loss", "who": "MixUp", "stage": "mix", "why": "alone here"}]
+    write_run(tmp_path / "mixed", [1.0], plan={"steps": steps}, seed=1)
+    write_run(tmp_path / "plain", [1.0], plan={"steps": []}, algorithms={})
+
+    assert "Of mixed or smoothed targets: mixed (MixUp)." in report(tmp_path).texts["curves"]
+
+
+def test_the_time_split_is_a_sum_that_begins_with_the_training_of_the_overview(tmp_path):
+    split = {"time_split/forward": 70.0, "time_split/evaluation": 20.0, "time_split/other": 10.0}
+    write_run(tmp_path / "a", [1.0], events=ended(100, 75.0), metrics=[{"batch": 100, **split}])
+
+    page = report(tmp_path / "a")
+
+    assert "1 min 40 s = training 1 min 15 s + evaluation 20 s + other 5 s" in page.texts["time"]
+    assert "1 min 15 s" in page.texts["overview"]
 
 
 def test_runs_that_part_late_are_told_from_those_that_are_equal(tmp_path):

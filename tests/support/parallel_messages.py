@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from composable import Event
 from composable.distributed import Processes
+from composable.engines.parallel import Parallel
 from composable.engines.sums import ShardSums
 from tests.support import parallel_runs as runs
 from tests.support.models import CLASSES, SIDE
@@ -131,12 +132,21 @@ _READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", 
 
 def fit_as_on_a_gpu(**options: Any) -> dict[str, Any]:
     """Train like `fit_counting` with sums that take the CPU for a GPU, and count reads."""
-    begin = ShardSums.begin
+    begin, prepare = ShardSums.begin, Parallel.prepare
 
     def beginning(sums: Any, state: Any) -> None:
         begin(sums, state)
         sums.on_cpu = False
 
-    with mock.patch.object(ShardSums, "begin", beginning), Reads() as reads:
+    def prepared(engine: Any, state: Any, setup: Any) -> Any:
+        state = prepare(engine, state, setup)
+        engine.carries = False
+        return state
+
+    as_on_a_gpu = (
+        mock.patch.object(ShardSums, "begin", beginning),
+        mock.patch.object(Parallel, "prepare", prepared),
+    )
+    with as_on_a_gpu[0], as_on_a_gpu[1], Reads() as reads:
         result = fit_counting(**options, nonfinite_loss="ignore")
     return {**result, "reads": dict(reads.counts)}

@@ -78,7 +78,7 @@ def _count_bytes(counts: Counter[str]) -> None:
     def counting(file: Any, buffer: Any) -> int:
         count = read(file, buffer)
         if file.where.endswith(".safetensors"):
-            counts["hashed" if file.hashing else "loaded"] += count
+            counts["hashed" if file.hash is not None else "loaded"] += count
         return count
 
     _reader.Input.__call__ = counting  # type: ignore[method-assign]  # in this process alone

@@ -28,6 +28,7 @@ from composable.distributed import DDP, Processes
 from composable.distributed.signals import Preempted
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
+from composable.optim import Muon, by_role
 from tests.support.models import CLASSES, SIDE, conv_net
 
 cross_entropy = nn.functional.cross_entropy
@@ -346,3 +347,29 @@ def fit(
         "sample": state.timestamp.sample,
         "loss": float(state.loss),  # type: ignore[arg-type]
     }
+
+
+def fit_by_role(parallel: Any) -> list[float]:
+    """Train with optimizers by role, one of which has a state when it is built.
+
+    Returns:
+        The sums of the absolute values of the parameters.
+    """
+    from composable.distributed.starting import join_processes
+
+    join_processes()
+    trainer = Trainer(
+        linear_net(),
+        train_dataloader=DataLoader(images(32), batch_size=16),
+        loss_fn=cross_entropy,
+        optimizers=by_role(
+            {"matrices": partial(Muon, lr=0.1, dtype=torch.float32)},
+            default=partial(torch.optim.Adagrad, lr=0.1),
+        ),
+        max_duration="2ep",
+        progress_bar=False,
+        parallel=parallel,
+    )
+    model = trainer.fit().model
+    whole = [getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters()]
+    return [float(one.detach().double().abs().sum()) for one in whole]

@@ -22,6 +22,7 @@ from composable.checkpoint import (
     MissingCheckpointError,
     UnsavableError,
     UnwritableCheckpointError,
+    _writer,
     files,
     pack,
 )
@@ -141,14 +142,14 @@ def test_several_savers_with_their_own_folders(tmp_path):
 
 
 def test_checkpoints_written_in_the_background_are_equal(tmp_path, monkeypatch):
-    write = files.write
+    write = _writer.write
 
     def slowly(*args, **kwargs):
         time.sleep(0.02)
         return write(*args, **kwargs)
 
     make_trainer(save_folder=tmp_path / "at once", save_interval="2ba").fit()
-    monkeypatch.setattr(files, "write", slowly)
+    monkeypatch.setattr(_writer, "write", slowly)
     make_trainer(save_folder=tmp_path / "later", save_interval="2ba", save_in_background=True).fit()
 
     assert saved(tmp_path / "later") == saved(tmp_path / "at once")
@@ -325,7 +326,7 @@ def written(path, tree, on_device=()):
     """Write a checkpoint with valid hashes, whatever it holds."""
     tensors, data = pack(tree)
     data["on_device"] = on_device
-    files.write(path, tensors, data, info={"complete": True})
+    _writer.write(path, tensors, data, info={"complete": True})
     return path
 
 
@@ -430,7 +431,7 @@ def test_save_checkpoint_in_the_middle_of_a_batch_is_an_error(tmp_path):
 @pytest.fixture
 def fail(monkeypatch):
     """Return a function that lets some writes fail, by their number."""
-    write, attempts = files.write, count(1)
+    write, attempts = _writer.write, count(1)
 
     def let_fail(numbers):
         def sometimes(*args, **kwargs):
@@ -438,7 +439,7 @@ def fail(monkeypatch):
                 raise UnwritableCheckpointError("no space left")
             return write(*args, **kwargs)
 
-        monkeypatch.setattr(files, "write", sometimes)
+        monkeypatch.setattr(_writer, "write", sometimes)
 
     return let_fail
 

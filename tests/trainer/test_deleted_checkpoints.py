@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from composable.checkpoint import MismatchError
-from composable.checkpoint.folders import delete
+from composable.checkpoint.files import delete
 from tests.support.forging import forge
 from tests.support.runs import make_trainer
 

@@ -66,7 +66,7 @@ def test_plan_shows_active_global_callbacks():
         ("Says", "observes, global ones after yours"),
         ("ProgressBarLogger", "records metrics, after all callbacks"),
     ]
-    assert "Says" not in trainer.plan.explain()
+    assert "Says" not in trainer.plan.explain(observers=True)
 
 
 # --- global callbacks ---

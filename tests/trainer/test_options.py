@@ -43,7 +43,7 @@ def test_help_describes_every_option():
         (
             (linear(), []),
             {},
-            r"2 positional arguments, and takes \['model'\]; pass the others by name",
+            "too many positional arguments; pass all but the model by name",
         ),
         ((linear(),), {"model": linear()}, "multiple values for argument 'model'"),
     ],

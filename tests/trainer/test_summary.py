@@ -1,6 +1,8 @@
 """What `fit` prints at its end."""
 
+import io
 import re
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -10,10 +12,40 @@ import torch
 from composable import Callback, Control, Event
 from composable.callbacks import CheckpointSaver
 from composable.distributed import Processes
+from composable.loggers import ProgressBarLogger
 from composable.trainer import summary
 from tests.support.data import batches
 from tests.support.observers import Asks, Raise
 from tests.support.runs import make_trainer
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """Set the width of the terminal, so that no line is wrapped."""
+    monkeypatch.setenv("COLUMNS", "999")
+
+
+def test_lines_are_wrapped_at_words_and_paths_are_not_broken(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+
+    lines = printed(capsys, eval_dataloader=batches([4]), save_folder=tmp_path / ("x" * 80))
+
+    assert all(len(line) <= 60 for line in lines if "xxx" not in line)
+    assert any(line.strip() == f"{tmp_path}/{'x' * 80}/ep2-ba6" for line in lines)
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+def test_summary_is_not_an_error_in_a_notebook(notebook, capsys, monkeypatch):
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})
+    if notebook:
+        monkeypatch.setattr(sys, "stderr", stream())
+    callbacks = ProgressBarLogger(style="lines", stream=io.StringIO())
+
+    make_trainer(progress_bar=True, loggers=callbacks).fit()
+
+    out, error = capsys.readouterr()
+    assert ("Trained Linear" in out) is notebook
+    assert ("Trained Linear" in error) is not notebook
 
 
 def printed(capsys, **options):

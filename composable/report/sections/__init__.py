@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from composable.report.comparison import Comparison
 from composable.report.html import HTML
+from composable.report.sections.answer import answer
 from composable.report.sections.checkpoints import checkpoints
 from composable.report.sections.curves import curves
 from composable.report.sections.faults import problems, warnings
@@ -16,6 +17,7 @@ from composable.report.sections.time_split import time_split
 __all__ = ["SECTIONS"]
 
 SECTIONS: Mapping[str, Callable[[Comparison], HTML | None]] = {
+    "Answer": answer,
     "Overview": overview,
     "Problems": problems,
     "Differences": differences,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from composable.report.chart_data import color_of
+from composable.report.chart_data import color_of, run_color
 from composable.report.comparison import Comparison
 from composable.report.html import HTML, element, join
 from composable.report.recorded_run import RecordedRun
@@ -16,6 +16,7 @@ __all__ = [
     "fold",
     "format_duration",
     "format_number",
+    "group_label",
     "label_of",
     "labelled",
     "note_of",
@@ -28,9 +29,16 @@ EMPTY = "—"
 
 def label_of(comparison: Comparison, run: int) -> HTML:
     """Return the name of a run, with a dot of its color."""
-    group = next(i for i, runs in enumerate(comparison.groups) if run in runs)
-    dot = element("i", class_="dot", style=f"background:{color_of(group)}")
-    return join(dot, comparison.names[run])
+    return join(_dot(run_color(comparison, run)), comparison.names[run])
+
+
+def group_label(comparison: Comparison, group: int) -> HTML:
+    """Return the name of a group of runs, with a dot of its color."""
+    return join(_dot(color_of(group)), comparison.group_name(comparison.groups[group]))
+
+
+def _dot(color: str) -> HTML:
+    return element("i", class_="dot", style=f"background:{color}")
 
 
 def labelled(comparison: Comparison) -> list[tuple[int, RecordedRun, HTML]]:

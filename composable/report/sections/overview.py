@@ -1,53 +1,134 @@
-"""The overview: a row for each run."""
+"""The overview: a row for each group of runs, and one for each run."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from composable.callbacks._results import known_mode
-from composable.report.chart_data import shown_metrics
 from composable.report.comparison import Comparison
 from composable.report.curves import Curve
 from composable.report.html import HTML, element, join, table
 from composable.report.recorded_run import RecordedRun
-from composable.report.sections._common import format_duration, format_number, labelled, note_of
+from composable.report.results import (
+    best_value,
+    group_results,
+    mode_of_metric,
+    result_names,
+)
+from composable.report.sections._common import (
+    fold,
+    format_duration,
+    format_number,
+    group_label,
+    labelled,
+    note_of,
+    numbers,
+)
 
 __all__ = ["overview"]
 
 _MOST_RESULTS = 5
+_NOTE = (
+    "Results are the best of each run; ± is the standard deviation over the runs of a group, which "
+    "differ in the seed alone. Times are those of training, without evaluation."
+)
 
 
 def overview(comparison: Comparison) -> HTML:
-    """List the runs: status, duration, throughput, the last loss and the best results."""
-    results = [n for n in shown_metrics(comparison.runs) if n.startswith("metrics/")]
-    results = results[:_MOST_RESULTS]
-    names = [name.removeprefix("metrics/") for name in results]
-    header = ["run", "status", "batches", "training", "samples/s", "loss", *names]
-    best = {name: _best_of(comparison.runs, name) for name in results}
+    """List the groups and the runs: status, duration, throughput, the last loss, the results."""
+    names = result_names(comparison.runs)[:_MOST_RESULTS]
+    runs = _runs_table(comparison, names)
+    if len(comparison.groups) == len(comparison.runs):
+        return join(runs, note_of(_NOTE if len(comparison.runs) > 1 else ""))
+    groups = _groups_table(comparison, names)
+    return join(groups, note_of(_NOTE), fold(f"Each run ({len(comparison.runs)})", runs))
+
+
+def _table(header: Sequence[str], rows: Sequence[tuple[Sequence[HTML], dict[str, Any]]]) -> HTML:
+    """Build a table that can be sorted, and whose rows are cards on a phone."""
+    body = [element("tr", *cells, **attributes) for cells, attributes in rows]
+    return table(list(header), body, class_="sortable cards")
+
+
+def _cell(column: str, text: Any, value: float | None = None, kind: str = "number") -> HTML:
+    return element("td", text, class_=kind, data_column=column, data_value=value)
+
+
+def _groups_table(comparison: Comparison, names: Sequence[str]) -> HTML:
+    columns: dict[str, Callable[[RecordedRun], float | None]] = {
+        "batches": lambda run: run.num_batches,
+        "training": lambda run: run.num_seconds,
+        "samples/s": _throughput,
+        "loss": lambda run: _last(run.curves.get("loss/train")),
+        **{name: _best_of(name) for name in names},
+    }
+    best = {name: _winner(comparison, name) for name in names}
+    rows = []
+    for index, group in enumerate(comparison.groups):
+        runs = [comparison.runs[run] for run in group]
+        cells = [
+            _cell("runs", group_label(comparison, index), None, "name"),
+            _cell("", _statuses(runs), None, ""),
+        ]
+        for name, read in columns.items():
+            values = [value for value in map(read, runs) if value is not None]
+            column = name.removeprefix("metrics/")
+            format_ = format_duration if name == "training" else format_number
+            kind = "number best" if best.get(name) == index else "number"
+            mean = statistics.fmean(values) if values else None
+            spread = statistics.stdev(values) if name in names and len(values) > 1 else None
+            text = format_(mean) + (f" ± {format_number(spread, 2)}" if spread is not None else "")
+            cells.append(_cell(column, text, mean, kind))
+        rows.append((cells, {"data_runs": numbers(group)}))
+    return _table(["runs", "", *(name.removeprefix("metrics/") for name in columns)], rows)
+
+
+def _winner(comparison: Comparison, name: str) -> int | None:
+    found = group_results(comparison, name)
+    return found[0].group if len(found) > 1 and mode_of_metric(name) else None
+
+
+def _best_of(name: str) -> Callable[[RecordedRun], float | None]:
+    return lambda run: best_value(run, name)
+
+
+def _statuses(runs: Sequence[RecordedRun]) -> HTML:
+    kinds = list(dict.fromkeys(run.status for run in runs))
+    counted = [(kind, sum(run.status == kind for run in runs)) for kind in kinds]
+    return join(*(_sign(kind, f"{n} {kind} ") for kind, n in counted))
+
+
+def _runs_table(comparison: Comparison, names: Sequence[str]) -> HTML:
+    best = {name: _extreme(comparison.runs, name) for name in names}
     rows = []
     for index, run, label in labelled(comparison):
-        values = {name: _result(run, name) for name in results}
+        throughput, loss = _throughput(run), _last(run.curves.get("loss/train"))
         cells = [
-            element("td", label, class_="name"),
-            element("td", _status(run)),
-            element("td", _progress(run), class_="number"),
-            element("td", format_duration(run.num_seconds), class_="number"),
-            element("td", format_number(_throughput(run), 3), class_="number"),
-            element("td", format_number(_last(run.curves.get("loss/train"))), class_="number"),
+            _cell("run", label, None, "name"),
+            _cell("", _status(run), None, ""),
+            _cell("batches", _progress(run), run.num_batches),
+            _cell("training", format_duration(run.num_seconds), run.num_seconds),
+            _cell("samples/s", format_number(throughput, 3), throughput),
+            _cell("loss", format_number(loss), loss),
         ]
-        for name, value in values.items():
+        for name in names:
+            value = best_value(run, name)
             wins = value is not None and value == best[name] and len(comparison.runs) > 1
-            cells.append(
-                element("td", format_number(value), class_="number best" if wins else "number")
-            )
-        rows.append(element("tr", *cells, data_run=index))
-    note = "Results are the best of each run. Times are those of training, without evaluation."
-    return join(table(header, rows), note_of(note))
+            kind = "number best" if wins else "number"
+            cells.append(_cell(name.removeprefix("metrics/"), format_number(value), value, kind))
+        rows.append((cells, {"data_run": index}))
+    header = ["run", "status", "batches", "training", "samples/s", "loss"]
+    return _table([*header, *(name.removeprefix("metrics/") for name in names)], rows)
 
 
 _SIGNS = {"finished": "good", "running": "busy", "failed": "bad", "not ended": "bad"}
 
 
+def _sign(status: str, text: str) -> HTML:
+    return element("span", text, class_=f"status {_SIGNS.get(status, '')}".strip())
+
+
 def _status(run: RecordedRun) -> HTML:
-    sign = element("span", run.status, class_=f"status {_SIGNS.get(run.status, '')}".strip())
+    sign = _sign(run.status, run.status)
     return sign if run.error is None else join(sign, element("div", run.error, class_="error"))
 
 
@@ -69,19 +150,7 @@ def _last(curve: Curve | None) -> float | None:
     return curve.values[-1] if curve is not None and len(curve) else None
 
 
-def _result(run: RecordedRun, name: str) -> float | None:
-    """Return the best value of a result, or the last one if its name does not tell."""
-    curve = run.curves.get(name)
-    mode = known_mode(name.removeprefix("metrics/"), None)
-    if curve is None or mode is None:
-        return _last(curve)
-    values = [value for _, value in curve.finite()]
-    return (min if mode == "min" else max)(values, default=None)
-
-
-def _best_of(runs: Sequence[RecordedRun], name: str) -> float | None:
-    mode = known_mode(name.removeprefix("metrics/"), None)
-    found = [value for run in runs if (value := _result(run, name)) is not None]
-    if mode is None:
-        return None
-    return (min if mode == "min" else max)(found, default=None)
+def _extreme(runs: Sequence[RecordedRun], name: str) -> float | None:
+    mode = mode_of_metric(name)
+    found = [value for run in runs if (value := best_value(run, name)) is not None]
+    return (min if mode == "min" else max)(found, default=None) if mode else None

@@ -8,25 +8,41 @@ from composable.report.sections._common import (
     EMPTY,
     fold,
     format_number,
+    group_label,
     label_of,
     note_of,
 )
+from composable.report.short_calls import short_calls
 
 __all__ = ["configuration", "differences"]
 
 _MOST_SETTINGS = 300
+_WITHOUT_EFFECT = ("arguments",)  # folders, as a rule
 
 
 def differences(comparison: Comparison) -> HTML | None:
     """Show the settings and facts that differ, and from which batch on the runs do."""
     if len(comparison.runs) == 1:
         return None
-    settings = comparison.differing(comparison.settings)
-    system = comparison.differing(comparison.system)
-    parts = [element("div", _settings_table(comparison, {**settings, **system}), class_="even")]
-    if not settings and not system:
-        parts = [element("p", "The recorded configurations are equal.")]
-    return join(*parts, _partings(comparison))
+    found = {**comparison.differing(comparison.settings), **comparison.differing(comparison.system)}
+    shown = {name: row for name, row in found.items() if not name.startswith(_WITHOUT_EFFECT)}
+    body = _differences_table(comparison, shown)
+    if not shown:
+        body = element("p", "The recorded configurations are equal.")
+    return join(body, _partings(comparison))
+
+
+def _differences_table(comparison: Comparison, values: Mapping[str, Sequence[str]]) -> HTML:
+    """Build a table with a column for each group, whose runs differ in the seed alone."""
+    labels = [element("span", group_label(comparison, i)) for i in range(len(comparison.groups))]
+    rows = []
+    for name, row in list(values.items())[:_MOST_SETTINGS]:
+        by_group = [", ".join(dict.fromkeys(row[run] for run in g)) for g in comparison.groups]
+        if len(by_group) > 1 and len(set(by_group)) == 1:
+            continue  # the seeds, as a rule
+        cells = [element("td", text or EMPTY) for text in short_calls(by_group)]
+        rows.append(element("tr", element("td", name, class_="name"), *cells))
+    return join(table(["setting", *labels], rows), _left_out(values))
 
 
 def _partings(comparison: Comparison) -> HTML:
@@ -62,11 +78,12 @@ def _settings_table(comparison: Comparison, values: Mapping[str, Sequence[str]])
         cells = [element("td", one or EMPTY) for one in row]
         kind = "differs" if differs else None
         rows.append(element("tr", element("td", name, class_="name"), *cells, class_=kind))
-    body = table(header, rows)
+    return join(table(header, rows), _left_out(values))
+
+
+def _left_out(values: Mapping[str, Sequence[str]]) -> HTML:
     left_out = len(values) - _MOST_SETTINGS
-    if left_out > 0:
-        body = join(body, note_of(f"… and {left_out} more"))
-    return body
+    return note_of(f"… and {left_out} more" if left_out > 0 else "")
 
 
 def configuration(comparison: Comparison) -> HTML | None:

@@ -1,6 +1,7 @@
 """How the time of training is split."""
 
 import math
+from collections.abc import Mapping
 
 from composable.report.comparison import Comparison
 from composable.report.html import HTML, element, join
@@ -32,7 +33,7 @@ def time_split(comparison: Comparison) -> HTML | None:
         if whole := sum(split.values()):
             parts = [(n, split[n]) for n in (*_PARTS, *split.keys() - _PARTS.keys()) if n in split]
             bars = [_bar(name, seconds, whole) for name, seconds in parts]
-            total = element("span", format_duration(whole), class_="total")
+            total = element("span", _sum(split, whole, run.num_seconds), class_="total")
             rows.append(
                 element(
                     "div",
@@ -53,6 +54,17 @@ def time_split(comparison: Comparison) -> HTML | None:
     )
     note = "Times of the host: on a GPU, a part that waits for queued work includes its time."
     return join(legend, *rows, note_of(note))
+
+
+def _sum(split: Mapping[str, float], whole: float, training: float | None) -> str:
+    """Write the time as a sum that begins with the training time of the overview."""
+    parts = {name: split[name] for name in ("evaluation", "saving") if name in split}
+    rest = whole - (training or 0) - sum(parts.values())
+    if training is None or rest < 0:
+        return format_duration(whole)
+    summed = {"training": training, **parts, "other": rest}
+    shown = " + ".join(f"{name} {format_duration(seconds)}" for name, seconds in summed.items())
+    return f"{format_duration(whole)} = {shown}"
 
 
 def _bar(name: str, seconds: float, whole: float) -> HTML:

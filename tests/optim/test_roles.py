@@ -1,0 +1,316 @@
+"""Roles of parameters, and an optimizer for each: by hand, and in runs."""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adagrad, AdamW
+from torch.optim.lr_scheduler import StepLR
+
+from composable.algorithms import NGramEmbeddings
+from composable.distributed import DDP, FSDP2
+from composable.optim import (
+    AdamWScheduleFree,
+    MultiOptimizer,
+    Muon,
+    by_role,
+    cosine,
+    per_group,
+    role_groups,
+)
+from composable.optim.building import update_param_groups
+from tests.support.models import language_model, mlp, same, weights
+from tests.support.parallel_runs import fit_by_role
+from tests.support.processes import run
+from tests.support.runs import LANGUAGE, make_trainer
+
+SEVERAL = by_role(
+    {
+        "matrices": partial(Muon, lr=0.02),
+        "embeddings": {"lr": 0.1, "betas": (0.8, 0.9)},
+        "norms_and_biases": {"weight_decay": 0.0},
+        "tables": partial(Adagrad, lr=0.1),
+    },
+    default=partial(AdamW, lr=0.01),
+)
+TABLES = {"algorithms": [NGramEmbeddings(rows=8)], "optimizers": SEVERAL}
+
+
+class Tied(nn.Module):
+    """A language model whose head is its embedding, with a parameter without a role."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(9, 4), nn.Parameter(torch.zeros(1, 5, 4))
+        self.attention, self.norm = nn.MultiheadAttention(4, 2), nn.LayerNorm((2, 4))
+        self.head = nn.Linear(4, 9)
+        self.head.weight = self.tokens.weight
+
+
+def names_by_role(model, *more, **options):
+    named = {id(p): name for one in (*more, model) for name, p in one.named_parameters()}
+    groups = role_groups(model, *more, **options)
+    return [(g["name"], g.get("stacked", 1), [named[id(p)] for p in g["params"]]) for g in groups]
+
+
+def test_roles_follow_modules_names_and_shapes():
+    assert [(name, len(params)) for name, _, params in names_by_role(language_model())] == [
+        ("matrices", 3),
+        ("embeddings", 2),
+        ("head", 1),
+        ("norms_and_biases", 8),
+    ]
+    assert names_by_role(Tied()) == [
+        ("matrices", 3, ["attention.in_proj_weight"]),
+        ("matrices", 1, ["attention.out_proj.weight"]),
+        ("embeddings", 1, ["tokens.weight"]),
+        (
+            "norms_and_biases",
+            1,
+            ["attention.in_proj_bias", "attention.out_proj.bias", "norm.weight", "norm.bias",
+             "head.bias"],
+        ),
+        ("others", 1, ["places"]),
+    ]  # fmt: skip
+
+
+def test_a_user_may_define_roles_by_names_of_parameters_and_modules():
+    found = names_by_role(Tied(), roles={"outputs": ["attention.out*"], "matrices": ["places"]})
+
+    assert ("outputs", 1, ["attention.out_proj.weight", "attention.out_proj.bias"]) in found
+    assert ("matrices", 1, ["places"]) in found
+    assert names_by_role(mlp(), roles={"first": ["0"]})[-1] == ("first", 1, ["0.weight", "0.bias"])
+
+
+def test_the_weights_of_a_loss_are_others():
+    assert names_by_role(nn.Linear(2, 2, bias=False), nn.Linear(2, 3)) == [
+        ("head", 1, ["weight"]),
+        ("norms_and_biases", 1, ["bias"]),
+        ("others", 1, ["weight"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: role_groups(Tied(), roles={"a": ["x"]}), r"roles\['a'\] contains 'x', which mat"),
+        (
+            lambda: role_groups(Tied(), roles={"a": ["norm"], "b": ["norm.bias"]}),
+            r"roles\['a'\] and roles\['b'\] both contain 'norm.bias'",
+        ),
+        (lambda: role_groups(Tied(), roles={"matrices": ["head.bias"]}), "fewer than two dim"),
+        (lambda: role_groups(Tied(), roles=["a"]), r"roles=\['a'\] must be a mapping"),
+        (lambda: role_groups(Tied(), roles={"a": "b"}), r"roles\['a'\]='b' must be a list"),
+        (lambda: by_role({"heads": SGD}), "role 'heads', which must be one of 'matrices'"),
+        (lambda: by_role({"head": SGD}), r"optimizers\['head'\]=.* must be a function"),
+        (lambda: by_role({"head": {"lr": 1.0}}), r"optimizers\['head'\]=.*pass default="),
+        (lambda: by_role([SGD]), "optimizers=.* must be a mapping of roles"),
+        (lambda: by_role({}, SGD), "default=.* must be a function"),
+        (lambda: by_role({}, roles=["a"]), "roles=.* must be a mapping"),
+        (
+            lambda: by_role({"matrices": partial(SGD, lr=1.0)})(mlp()),
+            "no optimizer has '3.weight', with the role 'head': add an",
+        ),
+        (lambda: SEVERAL(mlp().parameters()), "params=generator must be the model"),
+        (lambda: MultiOptimizer([]), "optimizers=.* must be one or more"),
+        (lambda: MultiOptimizer([SGD([torch.zeros(1)], 1.0)] * 2), "none of which has a param"),
+        (lambda: MultiOptimizer([1]), "contains 1, which is not an Optimizer"),
+        (
+            lambda: MultiOptimizer([SGD([torch.zeros(1)], 1.0)]).add_param_group({}),
+            "call add_param_group of one of its",
+        ),
+    ],
+)
+def test_invalid_arguments_are_rejected_by_name(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+def test_a_role_without_parameters_is_reported_and_a_tied_head_named():
+    head = by_role({"head": {"lr": 1.0}}, partial(SGD, lr=0.1))
+    with pytest.warns(
+        UserWarning, match=r"'head', and no .*: the head is tied, 'tokens.weight' is"
+    ):
+        assert isinstance(head(Tied()), SGD)
+    with pytest.warns(UserWarning, match="'tables', and no parameter of Sequential has it. Drop"):
+        by_role({"tables": partial(SGD, lr=0.1)}, partial(SGD, lr=0.1))(mlp())
+
+
+def test_muon_as_the_default_updates_all_roles_but_matrices_by_adamw():
+    optimizer = by_role({"embeddings": {"lr": 0.3}}, partial(Muon, lr=0.02))(language_model())
+
+    assert {g["name"]: (g["half"], g["lr"]) for g in optimizer.param_groups} == {
+        "matrices": ("muon", 0.02),
+        "embeddings": ("adamw", 0.3),
+        "head": ("adamw", 0.001),
+        "norms_and_biases": ("adamw", 0.001),
+    }
+
+
+def stepped(model, optimizers, count=3):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator)
+        for one in optimizers:
+            one.step()
+    return weights(model)
+
+
+def test_steps_have_the_bits_of_the_optimizers_by_themselves():
+    ours, theirs = language_model(), language_model()
+    groups = {group["name"]: group for group in role_groups(theirs)}
+    rates = {
+        "embeddings": {"lr": 0.1, "betas": (0.8, 0.9)},
+        "norms_and_biases": {"weight_decay": 0},
+    }
+    rest = [groups[name] | rates.get(name, {}) for name in groups if name != "matrices"]
+    apart = [Muon([groups["matrices"]], lr=0.02), AdamW(rest, lr=0.01)]
+    without = by_role(
+        {k: v for k, v in SEVERAL.optimizers.items() if k != "tables"}, SEVERAL.default
+    )
+
+    assert same(stepped(ours, [without(ours)]), stepped(theirs, apart))
+
+
+def some_steps():
+    model = language_model()
+    optimizer = MultiOptimizer(
+        [
+            Adagrad([model.words.weight], lr=0.1),
+            AdamW([p for p in model.parameters() if p is not model.words.weight], lr=0.01),
+        ]
+    )
+    stepped(model, [optimizer])
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))],
+    ids=["deepcopy", "pickle"],
+)
+def test_copies_and_loaded_states_continue_alike(copied):
+    model, optimizer = some_steps()
+    other_model, other = copied((model, optimizer))
+    third_model, third = some_steps()
+    stepped(third_model, [third])
+    third_model.load_state_dict(model.state_dict())
+    third.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+
+    expected = stepped(model, [optimizer])
+
+    assert same(stepped(other_model, [other]), expected)
+    assert same(stepped(third_model, [third]), expected)
+
+
+def test_a_closure_is_called_once_and_schedulers_set_all_rates():
+    model, optimizer = some_steps()
+    calls = []
+    scheduler = StepLR(optimizer, 1, gamma=0.5)
+
+    assert optimizer.step(lambda: calls.append(1) or 7.0) == 7.0
+    scheduler.step()
+
+    assert calls == [1]
+    assert [group["lr"] for one in optimizer.optimizers for group in one.param_groups] == [
+        0.05,
+        0.005,
+    ]
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+# --- runs ---
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "amp_fp16", "bf16"])
+def test_run_of_several_optimizers_resumes_bit_for_bit(precision, tmp_path):
+    options = {
+        **TABLES,
+        "precision": precision,
+        "schedulers": [cosine(warmup="1ba"), per_group({"tables": cosine()})],
+        "max_duration": "5ba",
+    }
+    whole = LANGUAGE.trainer(save_folder=tmp_path, save_interval="1ba", **options).fit()
+
+    resumed = LANGUAGE.trainer(load_path=tmp_path / "ep0-ba2", **options).fit()
+
+    assert whole.model.words.ngrams.weight.abs().sum() > 0
+    assert same(weights(whole.model), weights(resumed.model))
+    (ours,), (theirs,) = whole.optimizers, resumed.optimizers
+    assert isinstance(ours, MultiOptimizer)
+    assert ours.state_dict()["param_groups"] == theirs.state_dict()["param_groups"]
+
+
+def test_a_scheduler_of_pytorch_and_a_loop_of_two_optimizers_agree():
+    options = {"schedulers": partial(StepLR, step_size=1, gamma=0.5)}
+    both = by_role({"head": partial(SGD, lr=0.1)}, partial(SGD, lr=0.2))
+    ours = make_trainer(mlp(), optimizers=both, **options).fit()
+    model = mlp()
+    groups = [g | ({"lr": 0.1} if g["name"] == "head" else {}) for g in role_groups(model)]
+
+    theirs = make_trainer(model, optimizers=SGD(groups, lr=0.2), **options).fit()
+
+    assert same(weights(ours.model), weights(theirs.model))
+
+
+def test_compiled_run_has_the_weights_of_the_eager_run():
+    eager, compiled = (
+        LANGUAGE.trainer(language_model(one_by_one=True), **TABLES, compile=compile_).fit()
+        for compile_ in (False, {"backend": "aot_eager"})
+    )
+    assert same(weights(eager.model), weights(compiled.model))
+
+
+def test_norms_and_biases_have_no_decay_if_the_trainer_says_so():
+    both = by_role({"head": partial(AdamW, weight_decay=0.5)}, partial(AdamW, weight_decay=0.1))
+    (optimizer,) = make_trainer(
+        mlp(), optimizers=both, decay_norms_and_biases=False
+    ).state.optimizers
+
+    assert {g["name"]: g["weight_decay"] for g in optimizer.param_groups} == {
+        "head": 0.5,
+        "matrices": 0.1,
+        "norms_and_biases": 0.0,
+    }
+
+
+def test_the_average_of_a_schedule_free_part_is_evaluated():
+    both = by_role({"head": partial(AdamWScheduleFree, lr=0.1)}, partial(SGD, lr=0.1))
+    trainer = make_trainer(mlp(), optimizers=both)
+    evaluated = weights(trainer.fit().model)
+
+    trainer._run.take_training_weights()
+
+    trained = weights(trainer.state.model)
+    different = {name for name in trained if not torch.equal(trained[name], evaluated[name])}
+    assert different == {"3.weight"}
+
+
+def test_a_new_parameter_joins_the_group_of_its_role():
+    before = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
+    without = {k: v for k, v in SEVERAL.optimizers.items() if k != "tables"}
+    optimizer = by_role(without, SEVERAL.default)(before)
+    new = [nn.LayerNorm(4), nn.MultiheadAttention(4, 2), nn.Linear(4, 4), nn.Embedding(3, 4)]
+    after = nn.Sequential(before[0], before[1], *new, before[2])
+
+    update_param_groups([optimizer], before, after)
+
+    held = {(g["name"], g.get("stacked", 1)): g for g in optimizer.param_groups}
+    found = {key: {id(p) for p in group["params"]} for key, group in held.items()}
+    for group in role_groups(after):
+        key = group["name"], group.get("stacked", 1)
+        assert found[key] == {id(p) for p in group["params"]}, key
+    assert held["matrices", 3]["lr"] == 0.02
+    stepped(after, [optimizer], 1)
+
+
+@pytest.mark.parametrize("parallel", [DDP(), FSDP2()], ids=repr)
+def test_two_processes_train_the_model_of_one(parallel):
+    (alone,) = run(fit_by_role, 1, None)
+    for one in run(fit_by_role, 2, parallel):
+        assert one == pytest.approx(alone, rel=1e-4)
