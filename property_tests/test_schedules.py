@@ -96,6 +96,11 @@ def scheduled_runs(draw):
                     lambda k: b + (1 - b) * (1 - min(k / end, 1)),
                 ),
                 (
+                    warmup_stable_decay(duration, b, shape=a, duration=duration, warmup="0ba"),
+                    1.0,
+                    lambda k: b + (1 - b) * (1 - min(k / end, 1)) ** a,
+                ),
+                (
                     multi_step([warmup, duration], a, warmup=warmup),
                     1.0,
                     lambda k: a ** ((k + 1e-9 >= ramp) + (k + 1e-9 >= end)),

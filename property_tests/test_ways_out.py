@@ -218,21 +218,15 @@ def pairwise(cases):
     """Return cases that have each pair of values of two columns."""
     left = {pair for case in cases for pair in pairs(case)}
     found = []
-    for case in sorted(cases, key=lambda case: hash_of(case)):
-        if new := left & pairs(case):
-            found.append(case)
-            left -= new
+    while left:
+        found.append(max(cases, key=lambda case: len(left & pairs(case))))
+        left -= pairs(found[-1])
     return found
 
 
 def pairs(case):
     values = list(enumerate(case))
     return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
-
-
-def hash_of(case):
-    """Return a number that mixes the order of the cases, the same in every process."""
-    return int.from_bytes(repr(case).encode()[::-1], "big") * 0x9E3779B97F4A7C15 % 2**64
 
 
 @pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")

@@ -22,7 +22,7 @@ PARTS = [
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_page_is_up_to_date(path):
-    assert path.read_text() == PAGES[path], REWRITE
+    assert path.read_text() == PAGES[path](), REWRITE
 
 
 @pytest.mark.parametrize("name", PACKAGES)

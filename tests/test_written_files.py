@@ -4,8 +4,6 @@ import ast
 import os
 import re
 import subprocess
-import sys
-import textwrap
 from contextlib import closing
 from pathlib import Path
 
@@ -163,56 +161,58 @@ def test_event_files_that_are_links_are_not_truncated(tmp_path):
 
 # --- devices and pipes
 
-LOGGERS = """
-    import sys
-    from composable.loggers import CSVLogger, JSONLinesLogger
-    from tests.support.runs import make_trainer
+LINES = {"csv": 4, "jsonl": 3}  # of three batches; the first line of CSV names the metrics
 
-    kind = {"csv": CSVLogger, "jsonl": JSONLinesLogger}[sys.argv[1]]
-    logger = kind(sys.argv[2])
+
+def run_logger(kind, path):
+    logger = {"csv": CSVLogger, "jsonl": JSONLinesLogger}[kind](path)
     make_trainer(loggers=logger, max_duration="3ba", check_effects=False).fit()
     logger.state_dict()
     logger.close()
-    print("the end")
-"""
 
 
-def run_logger(kind, path, **options):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(LOGGERS), kind, str(path)],
-        check=True,
-        timeout=120,
-        **options,
-    )
+def run_with_standard_output(kind, out):
+    """Log to the standard output, which is a file or a pipe meanwhile, between other lines."""
+    out.write("before\n")
+    out.flush()
+    kept = os.dup(1)
+    os.dup2(out.fileno(), 1)
+    try:
+        run_logger(kind, "/dev/stdout")
+        os.write(1, b"the end\n")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="has no /dev/stdout")
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("kind", LINES)
 def test_metrics_are_written_to_the_standard_output(kind, tmp_path):
-    piped = run_logger(kind, "/dev/stdout", stdout=subprocess.PIPE, text=True).stdout
     with (tmp_path / "out.txt").open("w") as out:
-        out.write("before\n")
-        out.flush()
-        run_logger(kind, "/dev/stdout", stdout=out)
+        run_with_standard_output(kind, out)
+    read, write = os.pipe()
+    with os.fdopen(read) as reader:
+        with os.fdopen(write, "w") as pipe:
+            run_with_standard_output(kind, pipe)
+        piped = reader.read()
 
-    lines = piped.splitlines()
-    assert len(lines) == (5 if kind == "csv" else 4)
-    assert "loss/train" in lines[0]
-    assert lines[-1] == "the end"
-    assert (tmp_path / "out.txt").read_text().splitlines()[0] == "before"
-    assert len((tmp_path / "out.txt").read_text().splitlines()) == len(lines) + 1
+    for written in (piped, (tmp_path / "out.txt").read_text()):
+        before, metrics, *more, end = written.splitlines()
+        assert (before, end) == ("before", "the end")
+        assert "loss/train" in metrics
+        assert len(more) == LINES[kind] - 1
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no named pipes")
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("kind", LINES)
 def test_a_pipe_is_written_to_and_not_replaced(kind, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
-        run_logger(kind, pipe, stdout=subprocess.DEVNULL)
+        run_logger(kind, pipe)
         read = reader.communicate(timeout=60)[0]
 
-    assert len(read.splitlines()) == (4 if kind == "csv" else 3)
+    assert len(read.splitlines()) == LINES[kind]
     assert pipe.is_fifo()
 
 

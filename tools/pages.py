@@ -5,7 +5,8 @@ those come from a run, and are kept on its page.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from composable.testing import FunctionReport
@@ -58,19 +59,19 @@ Answers = Mapping[str, tuple[str, ...]]
 """The answer for each property, as it is shown, by the name of a function case."""
 
 
-def pages(answers: Answers) -> dict[Path, str]:
-    """Render every page that has a generated part."""
-    rendered = {
-        README: with_generated(README, "methods", readme_table()),
-        LAWS: with_generated(LAWS, "pairs", pairs_table()),
-        INTEGRATIONS: with_generated(INTEGRATIONS, "loops", loops_table()),
-        PARALLEL: with_generated(PARALLEL, "algorithms", parallel_table()),
-        MATRIX: with_generated(MATRIX, "matrix", matrix_table(answers)),
-        INDEX: index_page(),
-        DOES_IT_PAY: evidence_page(),
-        RECIPES: with_generated(RECIPES, "recipes", recipes.recipe_table()),
+def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
+    """Return a function for every page that has a generated part, which renders it."""
+    renderers: dict[Path, Callable[[], str]] = {
+        README: lambda: with_generated(README, "methods", readme_table()),
+        LAWS: lambda: with_generated(LAWS, "pairs", pairs_table()),
+        INTEGRATIONS: lambda: with_generated(INTEGRATIONS, "loops", loops_table()),
+        PARALLEL: lambda: with_generated(PARALLEL, "algorithms", parallel_table()),
+        MATRIX: lambda: with_generated(MATRIX, "matrix", matrix_table(answers)),
+        INDEX: index_page,
+        DOES_IT_PAY: evidence_page,
+        RECIPES: lambda: with_generated(RECIPES, "recipes", recipes.recipe_table()),
     }
-    return rendered | {card(case): card_page(case, answers) for case in methods()}
+    return renderers | {card(case): partial(card_page, case, answers) for case in methods()}
 
 
 def parallel_table() -> list[str]:

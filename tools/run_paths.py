@@ -76,10 +76,18 @@ def trace_save(folder: Path) -> list[CodeType]:
     return trace(lambda: trainer.save_checkpoint(folder / "saved"))
 
 
-def trace_resume(folder: Path) -> list[CodeType]:
-    """Return the functions of the construction of a Trainer that resumes."""
+def trace_resume(folder: Path) -> dict[str, list[CodeType]]:
+    """Return the functions of the construction of a Trainer that resumes.
+
+    And those of them in files that the construction of another Trainer does not pass.
+    """
     build(load_path=folder / "saved")
-    return trace(lambda: build(load_path=folder / "saved"))
+    codes = trace(lambda: build(load_path=folder / "saved"))
+    others = {code.co_filename for code in trace(build)}
+    return {
+        "the construction of a Trainer that resumes": codes,
+        "of these, what resumes": [code for code in codes if code.co_filename not in others],
+    }
 
 
 def traces() -> dict[str, list[CodeType]]:
@@ -91,7 +99,7 @@ def traces() -> dict[str, list[CodeType]]:
                 MixUp(), LabelSmoothing(), EMA(half_life="2ba")
             ),
             "a save of a tiny model": trace_save(Path(folder)),
-            "the construction of a Trainer that resumes": trace_resume(Path(folder)),
+            **trace_resume(Path(folder)),
         }
 
 

@@ -29,8 +29,8 @@ def main() -> None:
     recorded = {} if every else pages.recorded_answers()
     rows = [row for _, row in all_function_cases()]
     asked = pages.ask(row for row in rows if row.name not in recorded)
-    for path, text in pages.pages({**recorded, **asked}).items():
-        write(path, text)
+    for path, render in pages.pages({**recorded, **asked}).items():
+        write(path, render())
 
 
 def write(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ from composable.algorithms._validators import at_least, boolean, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
+from composable.core.time import HasTime, elapsed
 from composable.functional import set_sequence_length, warmed_up_length
 from composable.functional._checks import check_order
 
@@ -45,18 +46,21 @@ class SeqLengthWarmup(Algorithm):
         low, high = self.min_seq_length, self.max_seq_length
         check_order("min_seq_length", low, "max_seq_length", high)
 
-    def apply(self, event: Event, state: State) -> State:
-        """Shorten the sequences of the batch to the length of this time of training."""
-        length = warmed_up_length(
-            state.elapsed,
+    def length_at(self, clock: HasTime) -> int:
+        """Return the length of the sequences at the time of a clock."""
+        return warmed_up_length(
+            elapsed(clock),
             duration=self.duration,
             min_seq_length=self.min_seq_length,
             max_seq_length=self.max_seq_length,
             step_size=self.step_size,
         )
+
+    def apply(self, event: Event, state: State) -> State:
+        """Shorten the sequences of the batch to the length of this time of training."""
         batch = set_sequence_length(
             state.batch,
-            length,
+            self.length_at(state),
             truncate=self.truncate,
             preserve_end_of_sequence=self.preserve_end_of_sequence,
         )

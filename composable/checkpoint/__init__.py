@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from composable.checkpoint.files import consolidate as consolidate
     from composable.checkpoint.files import find as find
     from composable.checkpoint.files import read as read
+    from composable.checkpoint.files import read_shards as read_shards
     from composable.checkpoint.files import verify as verify
     from composable.checkpoint.manifest import FileRecord as FileRecord
     from composable.checkpoint.manifest import Manifest as Manifest
-    from composable.checkpoint.resharding import read_shards as read_shards
     from composable.checkpoint.shards import Region as Region
     from composable.checkpoint.shards import TensorShard as TensorShard
     from composable.checkpoint.tree import pack as pack

@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -36,9 +37,9 @@ __all__ = [
     "find_replaced",
     "is_still",
     "make_folder",
+    "new_folder",
     "remove_files",
     "staging",
-    "sync_folder",
     "writable",
     "write_file",
 ]
@@ -127,7 +128,7 @@ def staging(target: Path, overwrite: bool) -> Iterator[Path]:
 
 def commit(partial: Path, target: Path) -> None:
     """Rename a temporary folder to the target, which is deleted once the new one is on disk."""
-    sync_folder(partial)
+    _sync_folder(partial)
     aside = _beside(target, "replaced")
     try:
         if os.path.lexists(target):
@@ -138,7 +139,22 @@ def commit(partial: Path, target: Path) -> None:
             if not os.path.lexists(target):
                 os.rename(aside, target)
         raise
-    sync_folder(target.parent)  # before anything is deleted
+    _sync_folder(target.parent)  # before anything is deleted
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Write a folder of any files under a temporary name, and rename it if no error is raised."""
+    partial = _beside(target, "partial")
+    os.mkdir(partial)
+    try:
+        yield partial
+        _sync_folder(partial)
+        os.rename(partial, target)
+        _sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def _restore(target: Path) -> None:
@@ -216,7 +232,7 @@ def is_still(folder: Path, descriptor: int) -> bool:
         return False
 
 
-def sync_folder(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     if os.name == "nt":  # folders cannot be synced
         return
     descriptor = os.open(folder, os.O_RDONLY)

@@ -1,7 +1,7 @@
 """Read the `.metadata` file of torch's distributed checkpoints, which is a pickle.
 
-No code is executed, and the module `pickle` is not used. The names that such a file may contain
-stand for classes of this module, which only keep values. Any other name is an error.
+No code is executed, and the module `pickle` is not used. The classes that such a file may name are
+not looked up: their objects only keep values. Any other name is an error.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 
-from composable.checkpoint._pickle import PickleReader
+from composable.checkpoint._pickle import Made, Name, PickleReader, RefusedPickleError
 from composable.checkpoint._safetensors import MAX_DIMENSIONS, are_counts
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
 from composable.checkpoint.manifest import is_plain_name
@@ -67,129 +67,47 @@ def parse_metadata(raw: bytes, where: Path) -> dict[str, Entry]:
         ) from error
 
 
-# ---------------------------------------------------------------------------------------------
-# The pickle
+_METADATA = "torch.distributed.checkpoint.metadata"
+_FILES = "torch.distributed.checkpoint.filesystem"
+_TENSOR, _SIZE = f"{_METADATA}.TensorStorageMetadata", "torch.Size"
+_CLASSES = (
+    *(f"{_METADATA}.{name}" for name in ("Metadata", "MetadataIndex", "StorageMeta")),
+    *(f"{_METADATA}.{name}" for name in ("BytesStorageMetadata", "ChunkStorageMetadata")),
+    *(f"{_METADATA}.{name}" for name in ("TensorProperties", "_MEM_FORMAT_ENCODING")),
+    *(f"{_FILES}.{name}" for name in ("_StorageInfo", "_StoragePrefix")),
+    *("pathlib.Path", "pathlib.PosixPath", "pathlib.WindowsPath"),
+    *("pathlib._local.PosixPath", "pathlib._local.WindowsPath"),
+    *(_TENSOR, _SIZE, "torch.serialization._get_layout"),
+)
 
 
 @attrs.define
 class _MetadataReader(PickleReader):
-    """Keeps the values of the few classes that such a file has."""
+    """Accepts the few classes that such a file has."""
 
-    def named(self, module: Any, name: Any) -> Any:
-        """Return the class of this module that stands for one of torch."""
-        return _named(module, name)
-
-    def created(self, callee: Any, arguments: Any) -> Any:
-        """Create a record."""
-        if not isinstance(callee, type) or not isinstance(arguments, tuple):
-            raise ValueError("it creates a value of no class")
-        return callee(*arguments)  # one of those that `_named` returns
-
-    def build(self, value: Any, state: Any) -> None:
-        """Set the state of a record."""
-        if not isinstance(value, _Record):
-            raise ValueError("it sets the state of a value that has none")
-        value.keep(state)
+    def named(self, module: Any, name: Any) -> Name:
+        """Return the name of an accepted class, or of a dtype."""
+        found = super().named(module, name)
+        if found.path not in _CLASSES and _dtype(found) is None:
+            raise RefusedPickleError(f"it contains {found.path[:160]}")
+        return found
 
     def set_item(self, container: Any, key: Any, value: Any) -> None:
-        """Set an item, by a name."""
-        if not isinstance(container, dict):
-            raise ValueError("it adds items to a value that is not a container")
-        if not isinstance(key, (str, _Index)):
-            raise ValueError("a key is not a name")
+        """Set an item, by a name or an index: an object, which has its identity as its hash."""
+        if not isinstance(container, dict) or not isinstance(key, (str, Made)):
+            raise RefusedPickleError("it adds an item to another value than a dictionary of names")
         container[key] = value
 
 
-def _named(module: Any, name: Any) -> Any:
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise ValueError("it names a class by a value that is not a string")
-    if (module, name) in _CLASSES:
-        return _CLASSES[module, name]
-    dtype = vars(torch).get(name) if module == "torch" else None
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    raise ValueError(f"it contains {module[:80]}.{name[:80]}")
+def _dtype(name: Any) -> torch.dtype | None:
+    module, _, last = name.path.rpartition(".") if isinstance(name, Name) else ("", "", "")
+    dtype = vars(torch).get(last) if module == "torch" else None
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
-class _Record:
-    """Keeps the state of an object, as attributes or as one value."""
-
-    def __init__(self, *values: Any) -> None:
-        self.values = values
-
-    def keep(self, state: Any) -> None:
-        """Set the state."""
-        if isinstance(state, dict):
-            self.__dict__.update(state)
-        else:
-            self.values = state
-
-
-class _Index(_Record):
-    """The name of an object, or of a block of a tensor; a key of a dictionary."""
-
-    fqn: str
-    offset: Any = None
-
-    def __hash__(self) -> int:
-        # A tuple in a tuple in a tuple ... has few bytes and exponentially many values to hash.
-        if not isinstance(self.fqn, str):
-            raise ValueError("the name of an entry is not a string")
-        if self.offset is not None:
-            _counts(self.offset)
-        return hash((self.fqn, self.offset))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Index) and (self.fqn, self.offset) == (other.fqn, other.offset)
-
-
-class _Tensor(_Record):
-    properties: Any
-    size: Any
-    chunks: Any
-
-
-class _Bytes(_Record):
-    pass
-
-
-class _Storage(_Record):
-    relative_path: Any
-    offset: Any
-    length: Any
-    transform_descriptors: Any = None
-
-
-_METADATA = "torch.distributed.checkpoint.metadata"
-_FILES = "torch.distributed.checkpoint.filesystem"
-_CLASSES: Mapping[tuple[str, str], Any] = {
-    (_METADATA, "Metadata"): _Record,
-    (_METADATA, "TensorStorageMetadata"): _Tensor,
-    (_METADATA, "BytesStorageMetadata"): _Bytes,
-    (_METADATA, "ChunkStorageMetadata"): _Record,
-    (_METADATA, "TensorProperties"): _Record,
-    (_METADATA, "MetadataIndex"): _Index,
-    (_METADATA, "StorageMeta"): _Record,
-    (_METADATA, "_MEM_FORMAT_ENCODING"): _Record,
-    (_FILES, "_StorageInfo"): _Storage,
-    (_FILES, "_StoragePrefix"): _Record,
-    ("torch.serialization", "_get_layout"): _Record,
-    ("torch", "Size"): tuple,
-    ("pathlib", "Path"): _Record,
-    ("pathlib", "PosixPath"): _Record,
-    ("pathlib", "WindowsPath"): _Record,
-    ("pathlib._local", "PosixPath"): _Record,
-    ("pathlib._local", "WindowsPath"): _Record,
-}
-
-
-# ---------------------------------------------------------------------------------------------
-# Checking
-
-
-def _entries(metadata: Any) -> dict[str, Entry]:
-    names, places = metadata.state_dict_metadata, metadata.planner_data or {}
-    stored: Mapping[_Index, _Storage] = metadata.storage_data
+def _entries(metadata: Made) -> dict[str, Entry]:
+    names, places = metadata.state["state_dict_metadata"], metadata.state["planner_data"] or {}
+    stored = {_place(key): info for key, info in metadata.state["storage_data"].items()}
     entries = {}
     for name, kind in names.items():
         if not isinstance(name, str):
@@ -199,28 +117,34 @@ def _entries(metadata: Any) -> dict[str, Entry]:
             _is_step(step, len(names)) for step in path
         ):
             raise ValueError(f"{name[:80]!r} has no valid path")
-        if isinstance(kind, _Tensor):
-            entries[name] = _tensor(name, kind, path, stored)
+        if kind.by == _TENSOR:
+            entries[name] = _tensor(name, kind.state, path, stored)
         else:
-            key = _Index()
-            key.fqn = name
-            entries[name] = Entry(path, None, (), ((None, _piece(stored[key])),))
+            entries[name] = Entry(path, None, (), ((None, _piece(stored[name, None].state)),))
     return entries
 
 
-def _tensor(
-    name: str, kind: _Tensor, path: tuple[Any, ...], stored: Mapping[_Index, _Storage]
-) -> Entry:
-    dtype, shape = kind.properties.values[0], _counts(kind.size)
-    if not isinstance(dtype, torch.dtype):
+Stored = Mapping[tuple[str, tuple[int, ...] | None], Made]
+
+
+def _place(index: Made) -> tuple[str, tuple[int, ...] | None]:
+    """Return the name of an object, and where a block of a tensor begins."""
+    name, offset = index.state["fqn"], index.state.get("offset")
+    if not isinstance(name, str):
+        raise ValueError("the name of an entry is not a string")
+    return name, None if offset is None else _counts(offset)
+
+
+def _tensor(name: str, kind: Mapping[str, Any], path: tuple[Any, ...], stored: Stored) -> Entry:
+    dtype, shape = _dtype(kind["properties"].state[0]), _counts(kind["size"])
+    if dtype is None:
         raise ValueError(f"{name[:80]!r} has no dtype")
     pieces = []
-    for chunk in kind.chunks:
-        region, key = Region(_counts(chunk.offsets), _counts(chunk.sizes)), _Index()
+    for chunk in kind["chunks"]:
+        region = Region(_counts(chunk.state["offsets"]), _counts(chunk.state["sizes"]))
         if not region.count:  # of a process without a part, or of an empty tensor
             continue
-        key.fqn, key.offset = name, region.offsets
-        piece = _piece(stored[key])
+        piece = _piece(stored[name, region.offsets].state)
         if region.count * dtype.itemsize > piece.length:
             raise ValueError(f"a block of {name[:80]!r} has too few bytes")
         pieces.append((region, piece))
@@ -229,17 +153,16 @@ def _tensor(
     return Entry(path, dtype, shape, tuple(pieces))
 
 
-def _piece(info: _Storage) -> Piece:
-    if info.transform_descriptors:
-        kinds = shorten(info.transform_descriptors, 80)
+def _piece(info: Mapping[str, Any]) -> Piece:
+    if extensions := info.get("transform_descriptors"):
         raise UnreadableCheckpointError(
-            f"the distributed checkpoint was written with the extensions {kinds}, which are not "
-            "supported: save it without them."
+            f"the distributed checkpoint was written with the extensions {shorten(extensions, 80)}"
+            ", which are not supported: save it without them."
         )
-    if not is_plain_name(info.relative_path):
-        raise ValueError(f"{shorten(info.relative_path, 80)} is not the name of a file")
-    offset, length = _counts((info.offset, info.length))
-    return Piece(info.relative_path, offset, length)
+    name = info["relative_path"]
+    if not is_plain_name(name):
+        raise ValueError(f"{shorten(name, 80)} is not the name of a file")
+    return Piece(name, *_counts((info["offset"], info["length"])))
 
 
 def _is_step(step: Any, most: int) -> bool:
@@ -247,6 +170,8 @@ def _is_step(step: Any, most: int) -> bool:
 
 
 def _counts(values: Any) -> tuple[int, ...]:
+    if isinstance(values, Made) and values.by == _SIZE:
+        values = tuple(*values.arguments)
     few = isinstance(values, tuple) and len(values) <= MAX_DIMENSIONS
     if not few or not are_counts(list(values)):
         raise ValueError(f"{shorten(values)} are not sizes")

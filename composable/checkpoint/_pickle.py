@@ -6,15 +6,35 @@ from typing import Any
 
 import attrs
 
-__all__ = ["PickleReader"]
+__all__ = ["Made", "Name", "PickleReader", "RefusedPickleError"]
+
+
+class RefusedPickleError(ValueError):
+    """A pickle contains what is not accepted; the message says what."""
+
+
+@attrs.frozen
+class Name:
+    """A class or a function, by its module and name."""
+
+    path: str
+
+
+@attrs.define(eq=False)
+class Made:
+    """What a class or a function returned; nothing was called."""
+
+    by: str
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
 
 
 @attrs.define
 class PickleReader:
     """Builds the value of a pickle from the few instructions that checkpoints have.
 
-    A subclass defines what classes and functions are, and what a container accepts. Errors are a
-    ValueError, or any other exception where a pickle takes values that it does not have.
+    A subclass says which classes, functions and keys are accepted. Errors are a ValueError, or any
+    other exception where a pickle takes values that it does not have.
     """
 
     stack: list[Any] = attrs.field(factory=list)
@@ -31,25 +51,26 @@ class PickleReader:
 
     # --- for subclasses
 
-    def named(self, module: Any, name: Any) -> Any:
-        """Return the value that stands for a class or a function."""
-        raise ValueError(f"it names {module}.{name}")
+    def named(self, module: Any, name: Any) -> Name:
+        """Return the name of a class or a function."""
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise RefusedPickleError("the name of a class that is not a string")
+        return Name(f"{module}.{name}")
 
-    def created(self, callee: Any, arguments: Any) -> Any:
-        """Return the value that a class or a function returns."""
-        raise ValueError("it calls a function")
-
-    def build(self, value: Any, state: Any) -> None:
-        """Set the state of a value."""
-        raise ValueError("it sets the state of a value")
+    def created(self, callee: Any, arguments: Any) -> Made:
+        """Return what stands for the result of a class or a function."""
+        if not (isinstance(callee, Name) and isinstance(arguments, tuple)):
+            # The value is not printed: it may have exponentially many parts.
+            raise RefusedPickleError("a call of a value that is not a function")
+        return Made(callee.path, arguments)
 
     def stored(self, place: Any) -> Any:
         """Return the value that is stored outside the pickle."""
-        raise ValueError("it refers to a value that is stored elsewhere")
+        raise RefusedPickleError("a value that is stored elsewhere")
 
     def set_item(self, container: Any, key: Any, value: Any) -> None:
-        """Set an item of a dictionary."""
-        container[key] = value
+        """Set an item of a dictionary, unless the hash of its key takes long."""
+        raise NotImplementedError
 
     # --- the instructions
 
@@ -86,7 +107,9 @@ class PickleReader:
     def set_state(self, _: Any) -> None:
         """Set the state of the last value but one to the last."""
         (state,) = self.pop(1)
-        self.build(self.stack[-1], state)
+        if not isinstance(self.stack[-1], Made):
+            raise RefusedPickleError("the state of a value that has none")
+        self.stack[-1].state = state
 
 
 _Step = Callable[[PickleReader, Any], None]

@@ -35,6 +35,7 @@ from composable.checkpoint.manifest import (
 )
 from composable.checkpoint.shards import Region, cover
 from composable.core._json import JSON, InvalidJSONError, load
+from composable.core.structure import StructureError
 
 __all__ = ["Input", "Opened", "TensorFiles", "candidates", "readable", "reading"]
 
@@ -44,7 +45,7 @@ _ATTEMPTS = 20  # retried only if a writer replaced the checkpoint in the meanti
 
 @contextmanager
 def readable(path: Path, missing: CheckpointError | None = None) -> Iterator[None]:
-    """Convert errors of the operating system and of JSON to errors of checkpoints.
+    """Convert errors of the system, of JSON and of its structure to errors of checkpoints.
 
     Args:
         path: What is read.
@@ -52,7 +53,7 @@ def readable(path: Path, missing: CheckpointError | None = None) -> Iterator[Non
     """
     try:
         yield
-    except InvalidJSONError as error:
+    except (InvalidJSONError, StructureError) as error:
         raise DamagedCheckpointError(str(error)) from None
     except OSError as error:
         if isinstance(error, CheckpointError):

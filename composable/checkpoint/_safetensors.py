@@ -17,16 +17,19 @@ import ctypes
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
 from composable.checkpoint.shards import Region
 from composable.core import _json
 from composable.core._printable import shorten
+from composable.core.stateful import Kind
+from composable.core.structure import check_type
 
 __all__ = [
     "DTYPES",
@@ -144,7 +147,9 @@ def read_header(read_into: ReadInto, size: int, where: str) -> list[Entry]:
         where: The file name for error messages.
 
     Raises:
-        DamagedCheckpointError: The header is invalid, or does not describe a file of this size.
+        InvalidJSONError: The header is not JSON.
+        StructureError: It is not the header of a file of tensors.
+        DamagedCheckpointError: It does not describe a file of this size.
     """
     start = bytearray(8)
     fill(read_into, memoryview(start), where)
@@ -157,11 +162,9 @@ def read_header(read_into: ReadInto, size: int, where: str) -> list[Entry]:
     raw = bytearray(length)
     fill(read_into, memoryview(raw), where)
     header = _json.load(raw, f"the header of {where}")
-    if not isinstance(header, dict):
-        raise DamagedCheckpointError(f"the header of {where} is not a mapping.")
+    check_type(header, Mapping[str, Any], f"the header of {where}")
     metadata = header.pop(_METADATA, {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise DamagedCheckpointError(f"the metadata of {where} is not a mapping of strings.")
+    check_type(metadata, dict[str, str], f"the metadata of {where}")
     blocks = _json.load(metadata[_BLOCKS], f"{_BLOCKS} of {where}") if _BLOCKS in metadata else None
     if blocks is not None and not (isinstance(blocks, dict) and blocks.keys() == header.keys()):
         raise DamagedCheckpointError(f"{where}: {_BLOCKS} does not have the names of its tensors.")
@@ -200,25 +203,22 @@ def allocate(
         ) from error
 
 
+class _Spec(TypedDict):
+    """What a header has of a tensor."""
+
+    dtype: Annotated[Any, Kind(f"one of {list(DTYPES)}", lambda v: v in list(DTYPES))]
+    shape: Annotated[
+        Any, Kind("a list of sizes", lambda v: are_counts(v) and len(v) <= MAX_DIMENSIONS)
+    ]
+    data_offsets: Annotated[Any, Kind("two sizes", lambda v: are_counts(v) and len(v) == 2)]
+
+
 def _entry(name: str, spec: Any, block: Any, where: str, base: int) -> Entry:
     about = f"{where}: tensor {name[:200]!r}"
     if not _json.is_text(name):
         raise DamagedCheckpointError(f"{about}: the name is invalid Unicode.")
-    if not isinstance(spec, dict) or spec.keys() != {"dtype", "shape", "data_offsets"}:
-        raise DamagedCheckpointError(
-            f"{about} must have exactly the keys dtype, shape and data_offsets."
-        )
-    dtype = DTYPES.get(spec["dtype"]) if isinstance(spec["dtype"], str) else None
-    if dtype is None:
-        raise DamagedCheckpointError(
-            f"{about} has dtype {shorten(spec['dtype'], 40)}, which is not one of {list(DTYPES)}."
-        )
-    shape, offsets = spec["shape"], spec["data_offsets"]
-    if not are_counts(shape) or len(shape) > MAX_DIMENSIONS:
-        raise DamagedCheckpointError(f"{about} has invalid shape {shorten(shape, 80)}.")
-    if not are_counts(offsets) or len(offsets) != 2:
-        raise DamagedCheckpointError(f"{about} has invalid data_offsets {shorten(offsets, 80)}.")
-    begin, end = offsets
+    check_type(spec, _Spec, about)
+    dtype, shape, (begin, end) = DTYPES[spec["dtype"]], spec["shape"], spec["data_offsets"]
     needed = math.prod(shape) * dtype.itemsize
     if end - begin != needed:
         raise DamagedCheckpointError(
@@ -234,7 +234,9 @@ def _entry(name: str, spec: Any, block: Any, where: str, base: int) -> Entry:
 
 def are_counts(values: Any) -> bool:
     """Return whether a value is a list of non-negative integers."""
-    return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
+    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
+        return False
+    return not values or (min(values) >= 0 and max(values) < 2**63)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

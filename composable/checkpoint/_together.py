@@ -162,7 +162,7 @@ def _commit(request: Request, partial: Path, records: list[dict[str, Any]]) -> N
     clean(request.target)
 
 
-# --- who writes what
+# --- the division among processes
 
 
 Tensors = Mapping[str, Tensor | TensorShard]

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import torch
 
-from composable.checkpoint._pickle import PickleReader
+from composable.checkpoint._pickle import Made, Name, PickleReader, RefusedPickleError
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError
 
 __all__ = ["load_plain"]
@@ -45,7 +45,7 @@ def load_plain(file: Any, path: Path, size: int) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except (CheckpointError, OSError):
         raise
-    except _RefusedPickleError as error:
+    except RefusedPickleError as error:
         raise DamagedCheckpointError(f"{path} contains {error}.") from error
     except Exception as error:  # torch.load raises many types
         raise DamagedCheckpointError(
@@ -59,7 +59,7 @@ def _check_archive(file: Any, path: Path, size: int) -> None:
 
     Raises:
         DamagedCheckpointError: It is compressed, or its members overlap.
-        _RefusedPickleError: Its pickle does not: see `_Check`.
+        RefusedPickleError: Its pickle does not: see `_Check`.
     """
     if zipfile.is_zipfile(file):
         archive = zipfile.ZipFile(file)
@@ -97,24 +97,6 @@ class _Bounded:
         return line
 
 
-class _RefusedPickleError(ValueError):
-    """A pickle contains what could take any time or memory; the message says what."""
-
-
-@attrs.frozen
-class _Name:
-    """A class or a function."""
-
-    path: str
-
-
-@attrs.frozen(eq=False)
-class _Made:
-    """What a class or a function returned."""
-
-    by: str
-
-
 @attrs.define
 class _Check(PickleReader):
     """Refuses a pickle that takes more time and memory than its size suggests.
@@ -125,54 +107,47 @@ class _Check(PickleReader):
     num_tuples: int = 0
     """The number of keys that are tuples: of these, many can have one hash."""
 
-    def named(self, module: Any, name: Any) -> _Name:
+    def named(self, module: Any, name: Any) -> Name:
         """Return the name, unless it creates a bytearray."""
         if name == "bytearray":
-            raise _RefusedPickleError(
+            raise RefusedPickleError(
                 "a bytearray, whose length may have any value; save bytes or a tensor in its place"
             )
-        return _Name(f"{module}.{name}")
+        return super().named(module, name)
 
-    def created(self, callee: Any, arguments: Any) -> _Made:
+    def created(self, callee: Any, arguments: Any) -> Made:
         """Check the arguments of a call."""
-        if not (isinstance(callee, _Name) and isinstance(arguments, tuple)):
-            # The error of torch would print the value, which may have exponentially many parts.
-            raise _RefusedPickleError("a call of a value that is not a function")
-        name = callee.path.rpartition(".")[2]
+        made = super().created(callee, arguments)
+        name = made.by.rpartition(".")[2]
         if name in ("set", "Counter", "OrderedDict"):
             self.check_items(name, arguments)
         elif name == "encode" and arguments[1:] != (_CODEC,):
-            raise _RefusedPickleError("bytes in a codec other than latin1")
+            raise RefusedPickleError("bytes in a codec other than latin1")
         elif name == "_rebuild_from_type_v2" and not (
-            isinstance(arguments[0], _Name) and "._rebuild_" in arguments[0].path
+            isinstance(arguments[0], Name) and "._rebuild_" in arguments[0].path
         ):
-            raise _RefusedPickleError("a tensor that is created by another function")
-        elif _TENSOR.fullmatch(callee.path) and any(
-            type(one) in (list, tuple) for one in arguments
-        ):
-            raise _RefusedPickleError("a tensor that is created from a list")
-        return _Made(name)
+            raise RefusedPickleError("a tensor that is created by another function")
+        elif _TENSOR.fullmatch(made.by) and any(type(one) in (list, tuple) for one in arguments):
+            raise RefusedPickleError("a tensor that is created from a list")
+        return made
 
     def check_items(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Check the items with which a container is created."""
         for items in arguments:
             if not isinstance(items, (list, tuple)):
                 if not isinstance(items, dict):
-                    raise _RefusedPickleError(
+                    raise RefusedPickleError(
                         f"the items of a container, of type {type(items).__name__}"
                     )
                 continue
             for item in items:
                 self.check_key(item[0] if name == "OrderedDict" else item)
 
-    def build(self, value: Any, state: Any) -> None:
-        """Accept any state."""
-
-    def stored(self, place: Any) -> _Made:
+    def stored(self, place: Any) -> Made:
         """Check the place of a storage, whose parts are looked up."""
         for part in place if isinstance(place, tuple) else (place,):
             self.check_key(part)
-        return _Made("storage")
+        return Made("storage")
 
     def set_item(self, container: Any, key: Any, value: Any) -> None:
         """Check the key; the item is not set."""
@@ -183,7 +158,7 @@ class _Check(PickleReader):
         if isinstance(key, tuple):
             self.num_tuples += 1
             if self.num_tuples > _MOST_TUPLES or len(key) > _LONGEST_KEY:
-                raise _RefusedPickleError(
+                raise RefusedPickleError(
                     f"more than {_MOST_TUPLES} keys that are tuples, or one with more than "
                     f"{_LONGEST_KEY} entries"
                 )
@@ -194,8 +169,11 @@ class _Check(PickleReader):
         for part in parts:
             if type(part) is int:
                 if abs(part) >= _LARGEST_KEY:
-                    raise _RefusedPickleError("a key that is an integer of more than 60 bits")
-            elif not (
-                isinstance(part, (*_KEYS, _Name)) or (isinstance(part, _Made) and part.by != "Size")
-            ):
-                raise _RefusedPickleError(f"a key with a part of type {type(part).__name__}")
+                    raise RefusedPickleError("a key that is an integer of more than 60 bits")
+            elif not isinstance(part, (*_KEYS, Name, Made)) or _is_size(part):
+                raise RefusedPickleError(f"a key with a part of type {type(part).__name__}")
+
+
+def _is_size(part: Any) -> bool:
+    """Return whether a value is a `torch.Size`, whose hash is that of a tuple."""
+    return isinstance(part, Made) and part.by.endswith(".Size")

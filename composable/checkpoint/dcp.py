@@ -2,8 +2,6 @@
 
 import io
 import os
-import secrets
-import shutil
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -13,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.checkpoint._atomic import sync_folder, writable
+from composable.checkpoint._atomic import new_folder, writable
 from composable.checkpoint._dcp_metadata import METADATA, Entry, Piece, parse_metadata
 from composable.checkpoint._reader import readable
 from composable.checkpoint._safetensors import fill, write_tensors
@@ -82,21 +80,11 @@ def _save(target: Path, tensors: dict[str, Tensor]) -> Path:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
-    with writable(target):
-        os.mkdir(partial)
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-                save(tensors, storage_writer=FileSystemWriter(partial), no_dist=True)
-            sync_folder(partial)
-            if os.path.lexists(target):
-                raise CheckpointExistsError(f"{target} exists: use another folder.")
-            os.rename(partial, target)
-            sync_folder(target.parent)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+    with writable(target), new_folder(target) as partial, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        save(tensors, storage_writer=FileSystemWriter(partial), no_dist=True)
+        if os.path.lexists(target):
+            raise CheckpointExistsError(f"{target} exists: use another folder.")
     return target
 
 

@@ -1,8 +1,6 @@
 """Write the evaluated weights of a run for plain PyTorch or for Transformers."""
 
 import os
-import shutil
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composable.checkpoint._atomic import new_folder
 from composable.checkpoint._safetensors import DTYPES, write_tensors
 from composable.checkpoint.errors import CheckpointExistsError, UnsavableError
 from composable.core._paths import open_to_write, replacing
@@ -75,14 +74,9 @@ def _write_folder(model: nn.Module, weights: dict[str, Tensor], path: Path) -> N
         )
     own = {name.removeprefix(prefix): value for name, value in weights.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(".partial", f".{path.name}.", path.parent))
-    try:
+    with new_folder(path) as partial:
         inner.save_pretrained(partial, state_dict={n: t.cpu() for n, t in own.items()})
         _check_folder(inner, own, partial, path)
-        partial.chmod(0o755)
-        partial.replace(path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _transformers_model(model: nn.Module, path: Path) -> tuple[Any, str]:

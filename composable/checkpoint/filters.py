@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ["check_patterns", "covers", "expanded", "matches", "replaced", "without"]
+__all__ = ["check_patterns", "covers", "expanded", "matches", "replaced"]
 
 
 def matches(path: tuple[Any, ...], patterns: Iterable[str]) -> bool:
@@ -47,25 +47,7 @@ def covers(path: str, patterns: Iterable[str]) -> bool:
     return any(matches(tuple(parts[:end]), patterns) for end in range(1, len(parts) + 1))
 
 
-def without(tree: Any, patterns: Iterable[str], path: tuple[Any, ...] = ()) -> Any:
-    """Copy a tree without the entries whose path matches a pattern.
-
-    Example:
-        >>> from composable.checkpoint.filters import without
-        >>> without({"memory": {"EMA": 1, "Mine": 2}, "model": 3}, ["memory/EMA"])
-        {'memory': {'Mine': 2}, 'model': 3}
-    """
-    patterns = tuple(patterns)
-    if not patterns or not isinstance(tree, Mapping):
-        return tree
-    return {
-        key: without(value, patterns, (*path, key))
-        for key, value in tree.items()
-        if not matches((*path, key), patterns)
-    }
-
-
-def replaced(tree: Any, other: Any, patterns: Iterable[str], path: tuple[Any, ...] = ()) -> Any:
+def replaced(tree: Any, other: Any, patterns: Sequence[str], path: tuple[Any, ...] = ()) -> Any:
     """Copy a tree; entries whose path matches a pattern come from `other`, or are dropped.
 
     The entries of lists are named by their indices, if both lists have the same length.
@@ -74,13 +56,15 @@ def replaced(tree: Any, other: Any, patterns: Iterable[str], path: tuple[Any, ..
         >>> from composable.checkpoint.filters import replaced
         >>> replaced({"a": {"b": 1, "c": 2}}, {"a": {"b": 10, "c": 20}}, ["a/b"])
         {'a': {'b': 10, 'c': 2}}
+        >>> replaced({"memory": {"EMA": 1, "Mine": 2}, "model": 3}, {}, ["memory/EMA"])
+        {'memory': {'Mine': 2}, 'model': 3}
     """
-    patterns = tuple(patterns)
     if isinstance(tree, list) and isinstance(other, list) and len(tree) == len(other):
         pairs = replaced(dict(enumerate(tree)), dict(enumerate(other)), patterns, path)
         return list(pairs.values())
-    if not patterns or not (isinstance(tree, Mapping) and isinstance(other, Mapping)):
+    if not patterns or not isinstance(tree, Mapping):
         return tree
+    other = other if isinstance(other, Mapping) else {}
     result = {}
     for key in [*tree, *(key for key in other if key not in tree)]:
         inner = (*path, key)

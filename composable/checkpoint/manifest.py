@@ -8,14 +8,18 @@ from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Any
 
 import attrs
 import torch
+from typing_extensions import TypedDict
 
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
 from composable.core import _json
 from composable.core._json import JSON
 from composable.core._printable import shorten
+from composable.core.stateful import Count, Kind
+from composable.core.structure import check_type
 from composable.distributed.processes import Processes
 from composable.functional._checks import as_path
 
@@ -50,9 +54,30 @@ FILES = (TENSORS, STATE, MANIFEST)
 _TENSOR_FILE = re.compile(r"tensors-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 
 _FORMAT = "composable checkpoint"
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
 MAX_MANIFEST = 1 << 20
 MAX_STATE = 1 << 28
 """The maximum size of each other file of JSON, in bytes."""
+
+
+class _Record(TypedDict):
+    size: Count
+    sha256: Annotated[str, Kind("64 hexadecimal digits", _is_digest)]
+
+
+class _Body(TypedDict):
+    format: str
+    schema: int
+    library: str
+    torch: str
+    created: Annotated[float, Kind("a time", lambda v: type(v) is float and 0 <= v < 2**40)]
+    info: dict[str, Any]
+    files: dict[str, _Record]
 
 
 @attrs.frozen
@@ -133,9 +158,12 @@ def is_plain_name(name: object) -> bool:
     )
 
 
+def _is_batch(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
 def check_info(info: dict[str, JSON]) -> dict[str, JSON]:
-    batch = info.get("batch", 0)
-    if type(batch) is not int or batch < 0:
+    if not _is_batch(batch := info.get("batch", 0)):
         raise UnsavableError(f"info['batch']={batch!r} must be a non-negative integer.")
     return info
 
@@ -193,32 +221,23 @@ def parse_manifest(raw: bytearray, where: str) -> Manifest:
 
 def _as_manifest(body: dict[str, JSON]) -> Manifest:
     """Check every field, and build the manifest."""
-    keys = {"format", "schema", "library", "torch", "created", "info", "files"}
-    if body.keys() != keys:
-        raise ValueError(f"its keys are {sorted(body)}, not {sorted(keys)}"[:200])
-    for name, kind in (("library", str), ("torch", str), ("created", float), ("info", dict)):
-        if type(body[name]) is not kind:
-            raise ValueError(f"{name} is a {type(body[name]).__name__}, not a {kind.__name__}")
-    if not 0 <= body["created"] < 2**40:
-        raise ValueError(f"created is {body['created']}, not a time")
-    files = _check_names(body["schema"], body["files"])
-    batch = body["info"].get("batch", 0)
-    if type(batch) is not int or batch < 0:
+    check_type(body, _Body)
+    if not _is_batch(batch := body["info"].get("batch", 0)):
         raise ValueError(f"batch is {shorten(batch, 40)}, not a non-negative integer")
+    names = _names(body["schema"], body["files"])
+    records = {name: FileRecord(**body["files"][name]) for name in names}
     return Manifest(
         schema=body["schema"],
         library=body["library"],
         torch=body["torch"],
         created=body["created"],
-        files=MappingProxyType({name: _record(name, record) for name, record in files.items()}),
+        files=MappingProxyType(records),
         info=MappingProxyType(body["info"]),
     )
 
 
-def _check_names(schema: int, files: JSON) -> dict[str, JSON]:
-    """Return the records of the files, in the order of their names in the schema."""
-    if not isinstance(files, dict):
-        raise ValueError(f"its files are {shorten(files, 120)}, not a mapping")
+def _names(schema: int, files: Mapping[str, JSON]) -> list[str]:
+    """Return the names of the files in the order of their schema."""
     names, wanted = [TENSORS, STATE], f"{TENSORS} and {STATE}"
     if schema == SHARDED_SCHEMA:
         count = max(len(files) - 1, 1)
@@ -226,15 +245,4 @@ def _check_names(schema: int, files: JSON) -> dict[str, JSON]:
         wanted = f"{STATE} and {count} numbered files of tensors"
     if files.keys() != set(names):
         raise ValueError(f"its files are {shorten(list(files), 120)}, not {wanted}")
-    return {name: files[name] for name in names}
-
-
-def _record(name: str, record: JSON) -> FileRecord:
-    if not isinstance(record, dict) or record.keys() != {"size", "sha256"}:
-        raise ValueError(f"{name} must have exactly the keys size and sha256")
-    size, digest = record["size"], record["sha256"]
-    if type(size) is not int or size < 0:
-        raise ValueError(f"{name} has invalid size {shorten(size, 40)}")
-    if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
-        raise ValueError(f"{name} has invalid sha256 {shorten(digest, 80)}")
-    return FileRecord(size, digest)
+    return names

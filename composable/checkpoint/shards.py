@@ -4,6 +4,7 @@ import math
 import sys
 import zlib
 from collections.abc import Sequence
+from operator import add
 from typing import Any
 
 import attrs
@@ -35,7 +36,7 @@ def _as_tuple(values: Sequence[int]) -> Any:
 
 def _check_integers(_: Any, field: "attrs.Attribute[Any]", values: Any) -> None:
     """Raise a TypeError unless a field is a tuple of integers."""
-    if not isinstance(values, tuple) or not all(type(v) is int for v in values):
+    if not isinstance(values, tuple) or not set(map(type, values)) <= {int}:
         raise TypeError(
             f"{field.name}={values!r} must be a list of integers, one for each dimension."
         )
@@ -81,7 +82,7 @@ class Region:
     @property
     def ends(self) -> tuple[int, ...]:
         """The index after its last element, in each dimension."""
-        return tuple(o + s for o, s in zip(self.offsets, self.sizes, strict=True))
+        return tuple(map(add, self.offsets, self.sizes))
 
     def overlap(self, other: "Region") -> "Region | None":
         """Return the elements of both regions, or None if there are none."""

@@ -11,10 +11,11 @@ import math
 import re
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import torch
@@ -27,6 +28,8 @@ from composable.core import _json
 from composable.core._json import JSON, MAX_INTEGER
 from composable.core._printable import shorten
 from composable.core.key import Key
+from composable.core.stateful import Count, Kind
+from composable.core.structure import check_type
 from composable.core.time import Time, Timestamp
 
 __all__ = ["format_path", "identity_of", "listed", "pack", "unpack"]
@@ -39,7 +42,6 @@ _TORCH_DTYPES = {
     for value in vars(torch).values()
     if isinstance(value, torch.dtype)
 }
-_DEVICE = re.compile(r"[a-z]+(:[0-9]{1,4})?")
 
 _Path = tuple[Any, ...]
 _NO_PREFIXES: Mapping[_Path, str] = MappingProxyType({})
@@ -155,7 +157,7 @@ class _Packer:
         )
 
     def _atom(self, value: Any, path: _Path) -> JSON:
-        tag, disassemble, _ = _ATOMS[type(value)]
+        tag, disassemble, *_ = _ATOMS[type(value)]
         try:
             return {tag: self.pack(disassemble(value), path)}
         except (ValueError, AttributeError) as error:
@@ -340,9 +342,9 @@ class _Unpacker:
             return node
         except CheckpointError:
             raise
-        except (_Fault, ValueError, TypeError, OverflowError, ArithmeticError) as error:
+        except (_Fault, ValueError, TypeError, RuntimeError, ArithmeticError) as error:
             raise DamagedCheckpointError(
-                f"the state is damaged at {format_path(path)}: {str(error)[:200]}."
+                f"the state is damaged at {format_path(path)}: {str(error)[:200].rstrip('.')}."
             ) from None
 
     def _dict(self, node: dict[str, JSON], path: _Path) -> Any:
@@ -363,7 +365,10 @@ class _Unpacker:
         if tag in _CONTAINER_OF:
             return self._collection(_CONTAINER_OF[tag], node[tag], path)
         if tag in _ATOM_OF:
-            return _ATOM_OF[tag](self.unpack(node[tag], (*path, tag)))
+            kind, assemble = _ATOM_OF[tag]
+            content = self.unpack(node[tag], (*path, tag))
+            check_type(content, kind, tag)
+            return assemble(content)
         raise _Fault(f"{tag[:40]!r} is unknown; a newer version may have written it")
 
     def _items(self, items: JSON, path: _Path) -> list[Any]:
@@ -443,77 +448,29 @@ def _is_count(value: Any) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
-# All other types: how each is disassembled, and how it is checked and reassembled. Disassembling
-# may raise ValueError or AttributeError, reassembling any error of a bad value.
+# All other types: how each is disassembled, the type of the result, and how it is reassembled.
+# Disassembling may raise ValueError or AttributeError, reassembling any error of a bad value.
 
 
-def _as(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise _Fault(f"expected {kind.__name__}, got {type(value).__name__}")
-    return value
+def _is_pair(value: Any, kind: type) -> bool:
+    return isinstance(value, list) and [type(one) for one in value] == [kind, kind]
 
 
-def _big_int(text: Any) -> int:
-    if not re.fullmatch("-?0x[0-9a-f]+", _as(str, text)):
-        raise _Fault("an integer has invalid digits")
-    return int(text, 16)
+def _is_fraction(value: Any) -> bool:
+    # The time to reduce it is quadratic.
+    return _is_pair(value, int) and max(one.bit_length() for one in value) <= _MAX_BITS
 
 
-def _special_float(text: Any) -> float:
-    value: float = struct.unpack(">d", _sized(bytes.fromhex(_as(str, text)), 8))[0]
-    return value
-
-
-def _sized(raw: bytes, size: int) -> bytes:
-    if len(raw) != size:
-        raise _Fault(f"expected {size} bytes, got {len(raw)}")
-    return raw
-
-
-def _bytes(text: Any) -> bytes:
-    return base64.b64decode(_as(str, text), validate=True)
-
-
-def _pair(parts: Any, *kinds: type) -> Iterable[Any]:
-    if len(_as(list, parts)) != 2 or not all(type(part) in kinds for part in parts):
-        raise _Fault("expected two numbers")
-    return tuple(parts)
-
-
-def _fraction(parts: Any) -> Fraction:
-    top, bottom = _pair(parts, int)
-    if max(top.bit_length(), bottom.bit_length()) > _MAX_BITS:  # the time to reduce it is quadratic
-        raise _Fault(f"a fraction has more than {_MAX_BITS} bits")
-    return Fraction(top, bottom)
-
-
-def _dtype(name: Any) -> torch.dtype:
-    if name not in _TORCH_DTYPES:
-        raise _Fault(f"unknown dtype {shorten(name, 40)}")
-    return _TORCH_DTYPES[name]
-
-
-def _device(name: Any) -> torch.device:
-    if not _DEVICE.fullmatch(_as(str, name)):
-        raise _Fault(f"unknown device {name[:40]!r}")
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise _Fault(f"unknown device {name[:40]!r}") from error
-
-
-def _torch_size(sizes: Any) -> torch.Size:
-    if not all(map(_is_count, _as(list, sizes))):
-        raise _Fault("a shape contains an invalid size")
-    return torch.Size(sizes)
+def _matches(pattern: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 def _fields_of(timestamp: Timestamp) -> dict[str, Any]:
     return {name: _moment(name, value) for name, value in attrs.asdict(timestamp).items()}
 
 
-def _timestamp(fields: Any) -> Timestamp:
-    return Timestamp(**{name: _moment(name, value) for name, value in _as(dict, fields).items()})
+def _timestamp(fields: dict[str, Any]) -> Timestamp:
+    return Timestamp(**{name: _moment(name, value) for name, value in fields.items()})
 
 
 def _moment(name: str, value: Any) -> Any:
@@ -528,22 +485,29 @@ def _moment(name: str, value: Any) -> Any:
     return value
 
 
-_ATOMS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    bytes: ("$bytes", _text, _bytes),
-    complex: ("$complex", lambda c: [c.real, c.imag], lambda c: complex(*_pair(c, float))),
-    Fraction: ("$fraction", lambda f: [f.numerator, f.denominator], _fraction),
-    torch.dtype: ("$dtype", lambda d: str(d).removeprefix("torch."), _dtype),
-    torch.device: ("$device", str, _device),
-    torch.Size: ("$size", list, _torch_size),
-    Time: ("$time", str, lambda text: Time.parse(_as(str, text))),
-    Timestamp: ("$timestamp", _fields_of, _timestamp),
-    Key: ("$key", lambda key: key.seed, Key),
+_Floats = Annotated[Any, Kind("two floating-point numbers", lambda v: _is_pair(v, float))]
+_Ratio = Annotated[Any, Kind(f"two integers of at most {_MAX_BITS} bits", _is_fraction)]
+_Digits = Annotated[Any, Kind("an integer in hexadecimal digits", _matches("-?0x[0-9a-f]+"))]
+_Double = Annotated[Any, Kind("a double in 16 hexadecimal digits", _matches("[0-9a-fA-F]{16}"))]
+_Device = Annotated[Any, Kind("a device", _matches("[a-z]+(:[0-9]{1,4})?"))]
+_Dtype = Annotated[Any, Kind("a dtype", lambda v: isinstance(v, str) and v in _TORCH_DTYPES)]
+
+_ATOMS: dict[type, tuple[str, Callable[[Any], Any], Any, Callable[[Any], Any]]] = {
+    bytes: ("$bytes", _text, str, partial(base64.b64decode, validate=True)),
+    complex: ("$complex", lambda c: [c.real, c.imag], _Floats, lambda parts: complex(*parts)),
+    Fraction: ("$fraction", lambda f: [f.numerator, f.denominator], _Ratio, lambda f: Fraction(*f)),
+    torch.dtype: ("$dtype", lambda d: str(d)[6:], _Dtype, _TORCH_DTYPES.__getitem__),
+    torch.device: ("$device", str, _Device, torch.device),
+    torch.Size: ("$size", list, list[Count], torch.Size),
+    Time: ("$time", str, str, Time.parse),
+    Timestamp: ("$timestamp", _fields_of, dict[str, Any], _timestamp),
+    Key: ("$key", lambda key: key.seed, Any, Key),
 }
-_ATOM_OF: dict[str, Callable[[Any], Any]] = {
-    "$int": _big_int,
-    "$float": _special_float,
-    "$str": lambda text: _bytes(text).decode("utf-8", "surrogatepass"),
-    **{tag: assemble for tag, _, assemble in _ATOMS.values()},
+_ATOM_OF: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "$int": (_Digits, lambda digits: int(digits, 16)),
+    "$float": (_Double, lambda digits: struct.unpack(">d", bytes.fromhex(digits))[0]),
+    "$str": (str, lambda text: base64.b64decode(text).decode("utf-8", "surrogatepass")),
+    **{tag: (kind, assemble) for tag, _, kind, assemble in _ATOMS.values()},
 }
 _CONTAINERS: dict[type, str] = {
     list: "",

@@ -1,23 +1,32 @@
 """Load the weights of a model from a checkpoint, a safetensors file or a `torch.save` file."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 from torch import Tensor, nn
 
-from composable.checkpoint.errors import MismatchError
+from composable.checkpoint._reader import Input, TensorFiles, readable, reading
+from composable.checkpoint._torch_files import load_plain
+from composable.checkpoint.errors import (
+    DamagedCheckpointError,
+    MismatchError,
+    MissingCheckpointError,
+)
+from composable.checkpoint.files import read
 from composable.checkpoint.filters import check_patterns, matches
-from composable.checkpoint.shards import is_dtensor, local_of, region_of
-from composable.checkpoint.tree import identity_of, listed
-from composable.checkpoint.weight_files import Source, open_weights
+from composable.checkpoint.shards import Region, is_dtensor, local_of, region_of
+from composable.checkpoint.tree import identity_of, listed, unpack
+from composable.core._json import load
+from composable.core._paths import open_regular
+from composable.distributed.processes import Processes
 from composable.functional._checks import as_path, check_flag, check_module
 from composable.functional._lent import is_sharded
 
-__all__ = ["LoadedWeights", "load_path_weights", "load_weights", "read_weights"]
+__all__ = ["LoadedWeights", "load_path_weights", "load_weights", "read_file", "read_weights"]
 
 _OF_FUNCTION = "Set their path with key="
 _OF_TRAINER = (
@@ -26,6 +35,9 @@ _OF_TRAINER = (
 )
 _OURS = "state/model/weights"
 _EXTRA = "_extra_state"
+_ONE, _INDEX, _SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
+_MAX_INDEX = 100_000_000
+"""The size of an index in bytes above which it is refused."""
 Read = Callable[..., Tensor]
 
 
@@ -87,21 +99,21 @@ def load_weights(
     patterns = check_patterns("ignore", ignore, "head.*")
     if key is not None and not isinstance(key, str):
         raise TypeError(f"key={key!r} must be the path of the weights in the file, or None.")
-    with open_weights(path, sharded=is_sharded(model)) as source:
+    with _open_weights(path, sharded=is_sharded(model)) as source:
         weights = _weights_in(source, key, path, _OF_FUNCTION)
         return _load_weights(model, weights, source.read, path, patterns, strict, "ignore")
 
 
 def load_path_weights(model: nn.Module, path: Path, ignore: Sequence[str]) -> LoadedWeights:
     """Load the weights of `load_path`, as `load_weights` does; errors name those arguments."""
-    with open_weights(path, sharded=is_sharded(model)) as source:
+    with _open_weights(path, sharded=is_sharded(model)) as source:
         weights = _weights_in(source, None, path, _OF_TRAINER)
         return _load_weights(model, weights, source.read, path, ignore, True, "load_ignore_keys")
 
 
 def read_weights(path: Path, key: str | None) -> dict[str, Any]:
     """Return the weights of a file by name: see `load_weights`."""
-    with open_weights(path) as source:
+    with _open_weights(path) as source:
         weights = _weights_in(source, key, path, _OF_FUNCTION)
         return {name: _value(one, source.read) for name, one in weights.items()}
 
@@ -221,10 +233,117 @@ def _fault(own: Any, value: Any) -> str | None:
     return None
 
 
-# --- the contents of the file
+# --- the contents of files
 
 
-def _weights_in(source: Source, key: str | None, path: Path, advice: str) -> dict[str, Any]:
+@attrs.frozen(eq=False)
+class _Source:
+    """The contents of files of weights."""
+
+    tree: Any
+    """What the files have; tensors may be on the meta device."""
+    read: Callable[..., Tensor]
+    """Returns the values of a tensor of the tree, or of a region of it."""
+    of_run: bool = False
+    """Whether it is a checkpoint of this library."""
+    lazy: bool = False
+    """Whether the tensors of the tree have no values yet."""
+
+    @classmethod
+    def unread(cls, tree: Any, files: TensorFiles, *, of_run: bool = False) -> "_Source":
+        """Return the source of a tree of the tensors of open files."""
+        names = {id(tensor): name for name, tensor in files.tensors.items()}
+
+        def fetch(tensor: Tensor, region: Region | None = None) -> Tensor:
+            return files.fetch(names[id(tensor)], region)
+
+        return cls(tree, fetch, of_run, lazy=True)
+
+
+@contextmanager
+def _open_weights(path: Path, *, sharded: bool = False) -> Iterator[_Source]:
+    """Open a checkpoint, a folder of a model of Transformers, or a file of weights.
+
+    Args:
+        path: The folder or the file.
+        sharded: Whether each process needs a part of the tensors; all of them call this together,
+            and each verifies some files of a checkpoint.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or has more than tensors and containers.
+    """
+    with ExitStack() as stack:
+        if files := _files_of(path):
+            inputs = {str(one): _open(stack, one) for one in files}
+            with readable(path):
+                opened = TensorFiles(inputs)
+            yield _Source.unread(opened.tensors, opened)
+        elif not path.is_dir():
+            with readable(path, MissingCheckpointError(f"no file {path}.")):
+                file = stack.enter_context(open_regular(path))
+                tree = load_plain(file, path, os.fstat(file.fileno()).st_size)
+            yield _Source(tree, _part_of)
+        elif sharded:
+            processes, checkpoint = Processes.current(), stack.enter_context(reading(path))
+            data, opened = checkpoint.contents()
+            own = checkpoint.manifest.share(processes)
+            processes.together(lambda: opened.read({}, verify=own))
+            yield _Source.unread(unpack(opened.tensors, data), opened, of_run=True)
+        else:
+            contents = read(path)
+            yield _Source(unpack(contents.tensors, contents.data), _part_of, of_run=True)
+
+
+def _part_of(value: Tensor, region: Region | None = None) -> Tensor:
+    return value if region is None else value[region.within(Region.whole(value.shape))]
+
+
+def read_file(path: Path) -> Any:
+    """Return the contents of a safetensors file, or of one that `torch.save` wrote.
+
+    Raises:
+        CheckpointError: The file is missing, damaged, or has more than tensors and containers.
+    """
+    with _open_weights(path) as source:
+        if path.suffix != _SUFFIX:
+            return source.tree
+        return {name: source.read(tensor) for name, tensor in source.tree.items()}
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a file of safetensors, or those that `save_pretrained` of Transformers wrote.
+
+    Returns:
+        The files; none if it is neither.
+
+    Raises:
+        DamagedCheckpointError: Its index does not name files of the folder.
+    """
+    if path.suffix == _SUFFIX and not path.is_dir():
+        return [path]
+    if (path / _ONE).is_file():
+        return [path / _ONE]
+    if not (path / _INDEX).is_file():
+        return []
+    with readable(path / _INDEX), open_regular(path / _INDEX) as file:
+        index = load(file.read(_MAX_INDEX), str(path / _INDEX))
+    named = index.get("weight_map") if isinstance(index, dict) else None
+    names = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
+    if not names or any(Path(name).name != name for name in names):
+        raise DamagedCheckpointError(
+            f"{path / _INDEX} must map the names of tensors to files of its folder."
+        )
+    return [path / name for name in names]
+
+
+def _open(stack: ExitStack, path: Path) -> Input:
+    """Open a file until the end of a stack."""
+    with readable(path, MissingCheckpointError(f"no file {path}.")):
+        file = stack.enter_context(open_regular(path))
+        return Input(str(path), file.fileno(), os.fstat(file.fileno()).st_size)
+
+
+def _weights_in(source: _Source, key: str | None, path: Path, advice: str) -> dict[str, Any]:
     """Return the weights that a source has at a path."""
     tree, key = source.tree, key or (_OURS if source.of_run else "")
     for part in key.split("/") if key else ():

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sized
 import torch
 
 from composable.core.key import Key
+from composable.core.time import HasTime
 from composable.data.sampler import GlobalBatchSampler
 from composable.functional import warmed_up_batch_size
 from composable.functional._checks import check_count, check_order
@@ -95,6 +96,14 @@ class BatchSizeWarmupSampler(GlobalBatchSampler):
             max_batch_size=self.batch_size,
             step_size=self.step_size,
         )
+
+    def size_at(self, clock: HasTime) -> int:
+        """Return the size of the next global batch at the time of a clock.
+
+        A smaller last batch of an epoch counts as a whole one.
+        """
+        now = clock.timestamp
+        return self.size_after(now.epoch * self.length + now.sample_in_epoch)
 
     def __len__(self) -> int:
         if self.min_batch_size < self.batch_size and self.duration:

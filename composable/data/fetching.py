@@ -33,6 +33,7 @@ __all__ = [
     "has_own_iteration",
     "has_plain_order",
     "is_map_style",
+    "loader_length",
     "with_new_workers",
     "with_seeded_fetch",
 ]
@@ -58,6 +59,14 @@ class SeededIndex(NamedTuple):
 def current_fetch_epoch() -> int | None:
     """Return the epoch of the fetch in progress in this process, or None outside a fetch."""
     return _current_fetch_epoch.get()
+
+
+def loader_length(loader: Any) -> int | None:
+    """Return the number of batches of a loader, or None if it is unknown."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # of an abstract base class
+        return None
 
 
 def is_map_style(dataloader: object) -> bool:

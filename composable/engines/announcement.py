@@ -1,5 +1,7 @@
 """What each process tells the others of its next batch."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from composable.distributed.processes import Processes
 
 __all__ = ["PACKED", "Announcement"]
 
-_NUMBERS = 6
+_NUMBERS = 7
 PACKED = 4 * _NUMBERS
 """The small integers that a process packs its numbers into."""
 
@@ -21,22 +23,26 @@ class Announcement:
     They are sent with the sums of a step, or in a message.
 
     Args:
-        own: The numbers of this process, of which the first one is not 0.
+        own: Returns the numbers of this process, of which the first one is not 0. It is called when
+            they are sent.
         processes: The processes.
         ended: What a signal has raised in the loader of this process.
     """
 
     def __init__(
-        self, own: list[int], processes: Processes, ended: Exception | None = None
+        self,
+        own: Callable[[], list[int]],
+        processes: Processes,
+        ended: Exception | None = None,
     ) -> None:
-        self.own, self.processes, self.ended = own, processes, ended
+        self.own, self.processes, self.ended = cache(own), processes, ended
         self._table: Tensor | None = None
         self._sent: Any = None
 
     def pack(self) -> Tensor:
         """Return a vector of small integers, whose sum over the processes is exact in any dtype."""
         table = torch.zeros(self.processes.size, _NUMBERS, dtype=torch.int64)
-        table[self.processes.rank] = torch.tensor(self.own)
+        table[self.processes.rank] = torch.tensor(self.own())
         return table.view(torch.int16).view(-1)
 
     def unpack(self, sums: Tensor) -> None:

@@ -33,6 +33,7 @@ from composable.engines.initialization import Initialization, is_unset, replace_
 from composable.engines.modules import modules_of, trained_parameters
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares, StepShares
+from composable.engines.written import WrittenBuffers
 from composable.metrics import Averages
 from composable.optim.stepping import OptimizerSteps
 from composable.plan.dispatch import Dispatcher
@@ -146,6 +147,8 @@ class Engine:
     """Whether the announcement of the next batch is sent with the sums of a step."""
     announcement: Announcement | None = attrs.field(init=False, default=None)
     """That of the next batch, from its fetch until it is due."""
+    buffers: WrittenBuffers = attrs.field(init=False)
+    """The buffers that are exchanged in a step."""
     _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
 
     mean_gradients: ClassVar[bool] = False
@@ -158,6 +161,10 @@ class Engine:
     """Whether the batch of a step is a `ShardedBatch`: no process repeats its step alone."""
     rescales: ClassVar[bool] = True
     """Whether gradients can be multiplied after they were computed."""
+
+    @buffers.default
+    def _buffers_of_processes(self) -> WrittenBuffers:
+        return WrittenBuffers(self.processes)
 
     @property
     def processes(self) -> Processes:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor, nn
 
 from composable.core.loss import ModelLoss
@@ -84,7 +83,6 @@ class Buffers:
         return cls([(buffer, buffer.clone()) for buffer in buffers_of(state)])
 
     def restore(self) -> None:
-        """Restore the buffers."""
-        with torch.no_grad():
-            for buffer, copy in self.copies:
-                buffer.copy_(copy)
+        """Restore the buffers, but not their versions, which tell what the model has written."""
+        for buffer, copy in self.copies:
+            buffer.data.copy_(copy)

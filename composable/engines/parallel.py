@@ -161,10 +161,13 @@ class Parallel(Engine):
         self, present: bool, samples: int, tokens: int, ended: Exception | None
     ) -> Announcement:
         """Tell all processes whether there is a batch, its numbers, and what has happened since."""
-        now = time.perf_counter()
-        elapsed, self._announced = int((now - self._announced) * 1e9), now
-        signal = self.signals.arrived or 0
-        own = [1 + present, samples, tokens, signal, elapsed, ended is not None]
+
+        def own() -> list[int]:
+            now, before = time.perf_counter(), self._announced
+            self._announced, signal = now, self.signals.arrived or 0
+            since = int((now - before) * 1e9)
+            return [1 + present, samples, tokens, signal, since, bool(ended), self.buffers.changes]
+
         self.announcement = Announcement(own, self.processes, ended)
         if not self.carries:
             self.announcement.send()
@@ -177,10 +180,12 @@ class Parallel(Engine):
             ProcessError: A signal has ended the loader of another process.
         """
         self.announcement = None
-        presents, samples, tokens, signals, seconds, ended = announcement.wait()
+        presents, samples, tokens, signals, seconds, ended, changes = announcement.wait()
         if self.processes.several:
             self.signals.received = max(signals) or None
         self.seconds = seconds[0] / 1e9
+        if any(changes):
+            self.buffers.forget()
         if any(ended):
             raise announcement.ended or ProcessError(
                 "a signal has ended the loader of another process"
@@ -210,8 +215,9 @@ class Parallel(Engine):
         first, *others = table = self.processes.table([_digest(same), *listened])
         if any(one[0] != first[0] for one in others):
             self.check_same(same)
+        columns = zip(*(row[1:] for row in table), strict=True)
         self.joined_events = joined_events(
-            {one for one, *any_ in zip(Event, *(row[1:] for row in table), strict=True) if any(any_)}
+            {one for one, listens in zip(Event, columns, strict=True) if any(listens)}
         )
         self._announced = time.perf_counter()
 

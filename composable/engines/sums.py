@@ -22,8 +22,8 @@ class ShardSums(Sums):
     """The sums of losses and buffers; those of gradients are in `.grad` on every process.
 
     Every shard starts from the same buffers, such as the running statistics of batch norm, which
-    are then averaged. Integers without dimensions, such as a count of batches, become those of the
-    first shard of all. The number of examples was exchanged when the batch was loaded; algorithms
+    are then averaged. Integers, such as a count of batches, become those of the first shard of all.
+    The number of examples was exchanged when the batch was loaded; algorithms
     may have omitted some since. Any other weight is exchanged at the start, or with the losses.
 
     Args:
@@ -56,10 +56,9 @@ class ShardSums(Sums):
     def begin(self, state: State) -> None:
         """Start with the first shard of this process."""
         self.shares.restart()
-        buffers = buffers_of(state)
-        self.buffers = [one for one in buffers if one.is_floating_point()]
-        self.counters = [one for one in buffers if one.ndim == 0 and _is_integer(one)]
-        self.counts = _counts(self.counters)
+        buffers = self.engine.buffers.begin(buffers_of(state))
+        self.averaged = [_real(one) for one in buffers if _is_averaged(one)]
+        self.integers = [one for one in buffers if not _is_averaged(one)]
         self.is_first = self.first_shard == 0
         self.on_cpu = state.device.type == "cpu"
         self.reports = TreeSum()
@@ -74,11 +73,12 @@ class ShardSums(Sums):
     def add_report(self, loss: Tensor) -> None:
         """Add the loss of a shard, its weight, and the buffers after it."""
         self.dtype = loss.dtype
-        report = [loss, self.shares.take(loss), *self.buffers]
-        if self.counters:
-            counted = _counts(self.counters) - self.counts
-            report.append(counted if self.is_first else torch.zeros_like(counted))
-            self.is_first = False
+        self.engine.buffers.compare()
+        report = [loss, self.shares.take(loss), *self.averaged]
+        for one in self.integers:
+            packed = _packed(one)
+            report.append(packed if self.is_first else torch.zeros_like(packed))
+        self.is_first = False
         self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])
 
     def report(self) -> Tensor:
@@ -99,7 +99,9 @@ class ShardSums(Sums):
         if self.announced and self.engine.announcement is not None:
             self.engine.announcement.unpack(report[-self.announced :])
         end = self.size - self.announced - 1
-        self._write_buffers(report[2:end])
+        if self.averaged or self.integers:
+            self._write_buffers(report[2:end])
+        self.engine.buffers.end()
         loss = report[0] / self.means
         omitted = self._omitted(report[end])
         loss = self.shares.finish(
@@ -128,31 +130,46 @@ class ShardSums(Sums):
     @property
     def size(self) -> int:
         """The number of values of a report."""
-        buffers = sum(one.numel() for one in self.buffers) + len(self.counters)
-        return 3 + buffers + self.announced
+        return 3 + sum(self._buffer_sizes) + self.announced
+
+    @property
+    def _buffer_sizes(self) -> list[int]:
+        return [
+            *(one.numel() for one in self.averaged),
+            *(one.numel() * _parts(one) for one in self.integers),
+        ]
 
     def _write_buffers(self, sums: Tensor) -> None:
-        if not (self.buffers or self.counters):
-            return
-        *parts, counted = sums.split_with_sizes(
-            [*(one.numel() for one in self.buffers), len(self.counters)]
-        )
+        parts = sums.split_with_sizes(self._buffer_sizes)
+        count = len(self.averaged)
         with torch.no_grad():
-            for buffer, part in zip(self.buffers, parts, strict=True):
+            for buffer, part in zip(self.averaged, parts[:count], strict=True):
                 buffer.copy_((part / self.number).view_as(buffer))
-            if self.counters:
-                for counter, count in zip(
-                    self.counters, self.counts + counted.round(), strict=True
-                ):
-                    counter.copy_(count)
+            for buffer, part in zip(self.integers, parts[count:], strict=True):
+                buffer.copy_(_unpacked(part, buffer.dtype).view_as(buffer))
 
 
-def _is_integer(tensor: Tensor) -> bool:
-    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+def _is_averaged(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _counts(counters: list[Tensor]) -> Tensor:
-    return torch.stack(counters) if counters else torch.empty(0)
+def _real(tensor: Tensor) -> Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _parts(tensor: Tensor) -> int:
+    """Return into how many small integers, which any dtype has, an integer is packed."""
+    return max(1, tensor.element_size() // 2)
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    flat = tensor.contiguous().view(-1)
+    return flat.to(torch.int16) if flat.element_size() == 1 else flat.view(torch.int16)
+
+
+def _unpacked(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    small = parts.to(torch.int16)
+    return small.to(dtype) if dtype.itemsize == 1 else small.view(dtype)
 
 
 def _sum_of(weight: Any, processes: Processes) -> Any:

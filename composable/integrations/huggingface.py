@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from composable.checkpoint.weight_files import read_file
+from composable.checkpoint.weights import read_file
 from composable.core._json import load
 from composable.core._paths import replacing, write_atomically
+from composable.data.fetching import loader_length
 from composable.functional._pretrained import saving_for_resume
 from composable.integrations._hooks import watch_steps
 from composable.integrations._mixins import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.resume.modules import tensors_of
-from composable.trainer.arguments import length_of
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -121,7 +121,7 @@ class LoopAdapterCallback(TrainerCallback):
         """Attach to the optimizer, and reject a training that the adapter cannot follow."""
         self.adapter.follow(
             optimizer,
-            loader_length=length_of(train_dataloader),
+            loader_length=loader_length(train_dataloader),
             accumulate_batches=args.gradient_accumulation_steps,
             precision="amp_bf16" if args.bf16 else "amp_fp16" if args.fp16 else None,
         )

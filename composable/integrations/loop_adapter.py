@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.precision import Precision
+from composable.data.fetching import loader_length
 from composable.integrations._hooks import watch_steps
 from composable.integrations._loaders import batches_of
 from composable.integrations._processes import check_agreement
@@ -67,7 +68,7 @@ class LoopAdapter(StepEvents):
         """
         check.check_loader("loader", loader)
         self._check_followed("t.epoch(loader)")
-        self._set_lengths(check.length_of(loader), accumulate_batches)
+        self._set_lengths(loader_length(loader), accumulate_batches)
         if self._resumed and self.state.timestamp.batch_in_epoch == self.state.epoch_length:
             self._resumed = False
             self.end_epoch()  # saved after its last batch: none remains

@@ -11,18 +11,22 @@ if TYPE_CHECKING:
     )
     from composable.optim.decay import decay_groups as decay_groups
     from composable.optim.ema_nesterov import with_ema_nesterov as with_ema_nesterov
+    from composable.optim.find_lr import find_lr as find_lr
     from composable.optim.layerwise import layerwise_groups as layerwise_groups
     from composable.optim.momentum_warmup import with_momentum_warmup as with_momentum_warmup
     from composable.optim.multi import MultiOptimizer as MultiOptimizer
     from composable.optim.muon import Muon as Muon
     from composable.optim.muon_groups import muon_groups as muon_groups
+    from composable.optim.one_cycle import one_cycle as one_cycle
     from composable.optim.per_group import per_group as per_group
+    from composable.optim.per_option import per_option as per_option
     from composable.optim.periodic import cosine_restarts as cosine_restarts
     from composable.optim.periodic import exponential as exponential
     from composable.optim.periodic import multi_step as multi_step
     from composable.optim.periodic import step as step
     from composable.optim.roles import role_groups as role_groups
     from composable.optim.scaling import scale_schedule as scale_schedule
+    from composable.optim.scaling_rule import scaling_rule as scaling_rule
     from composable.optim.schedule import Schedule as Schedule
     from composable.optim.schedule_free import AdamWScheduleFree as AdamWScheduleFree
     from composable.optim.schedule_free import SGDScheduleFree as SGDScheduleFree

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from composable.functional._checks import check_module
 from composable.optim.roles import NORMS_AND_BIASES, ROLES, TABLES, collect, roles_of
 
 __all__ = ["decay_groups"]
@@ -41,6 +42,7 @@ def decay_groups(module: nn.Module, *more: nn.Module) -> list[dict[str, Any]]:
         >>> [(g["name"], len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups]
         [('weights', 1, 0.1), ('norms_and_biases', 3, 0.0)]
     """
+    check_module("module", module)
     return [
         {"params": params, "name": name, **_OPTIONS.get(name, {})}
         for name, _, params in collect(

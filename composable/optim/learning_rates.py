@@ -1,4 +1,7 @@
-"""Set the learning rates of optimizers, by schedules or by PyTorch's schedulers."""
+"""Set the learning rates of optimizers, by schedules or by PyTorch's schedulers.
+
+Schedules may set other options of parameter groups too, such as the weight decay.
+"""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,10 +19,11 @@ from composable.core._warnings import warn_user
 from composable.core.stateful import Number
 from composable.core.time import HasTime, TimeUnit, progress
 from composable.optim.per_group import PerGroup
+from composable.optim.per_option import PerOption, check_options
 from composable.optim.schedule import Schedule
 from composable.resume.values import check_alike, check_as_many
 
-__all__ = ["LearningRates"]
+__all__ = ["LearningRates", "write_option"]
 
 Step: TypeAlias = Callable[[HasTime], None]
 
@@ -37,7 +41,8 @@ class LearningRates:
 
     Args:
         optimizers: The optimizers whose learning rates are set.
-        schedules: Functions of time whose product scales the learning rate of every batch.
+        schedules: Functions of time whose product scales the learning rate of every batch, or
+            another option.
         every_batch: PyTorch schedulers that step after each batch.
         every_epoch: PyTorch schedulers that step after each epoch.
         plateaus: `ReduceLROnPlateau` schedulers, which step after the evaluation of an epoch.
@@ -76,9 +81,12 @@ class LearningRates:
                 f"schedulers contains {schedules[0]!r} and a {type(stepped[0]).__name__}, which "
                 "both set the learning rate: pass schedules or PyTorch schedulers, not both."
             )
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for one in schedules:
             if isinstance(one, PerGroup):
-                one.check_names(group for opt in optimizers for group in opt.param_groups)
+                one.check_names(groups)
+            for group in groups:
+                check_options(group, [option for option, _ in _parts(one, group)])
         return cls(
             tuple(optimizers),
             schedules,
@@ -152,16 +160,19 @@ class LearningRates:
         """Set the learning rates of the schedules at the time of `clock`."""
         if not self.schedules:
             return
-        common = _product((s for s in self.schedules if not isinstance(s, PerGroup)), clock)
-        own = [schedule for schedule in self.schedules if isinstance(schedule, PerGroup)]
+        values: dict[int, float] = {}  # of each schedule, by its id
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                factor = common
-                if own:
-                    factor *= _product((one.schedule_of(group) for one in own), clock)
-                # The key that PyTorch uses too: it is saved and loaded with the optimizer.
-                initial = group.setdefault("initial_lr", _number(group["lr"]))
-                _write(group, initial * factor)
+                factors: dict[str, float] = {}
+                for schedule in self.schedules:
+                    for option, one in _parts(schedule, group):
+                        if id(one) not in values:
+                            values[id(one)] = _check_factor(one, _call(one, clock))
+                        factors[option] = factors.get(option, 1.0) * values[id(one)]
+                for option, factor in factors.items():
+                    # The key that PyTorch uses too: it is saved and loaded with the optimizer.
+                    initial = group.setdefault(f"initial_{option}", _number(group[option]))
+                    write_option(group, initial * factor, option)
 
     def steps_of_batch(self) -> Sequence[Step]:
         """Return what sets the learning rates of the next batch: the schedules, as their product.
@@ -214,11 +225,11 @@ class LearningRates:
         own = [_number(group["lr"]) for group in groups]
         try:
             for group, rate in zip(groups, own, strict=True):
-                _write(group, by(rate))
+                write_option(group, by(rate))
             yield
         finally:
             for group, rate in zip(groups, own, strict=True):
-                _write(group, rate)
+                write_option(group, rate)
 
     def read(self) -> dict[str, Any]:
         """Return the current learning rates by name."""
@@ -241,11 +252,10 @@ def _steps(schedulers: Iterable[Any], *given: float) -> Sequence[Step]:
     return [lambda _, one=one: one.step(*given) for one in schedulers]  # type: ignore[misc]
 
 
-def _product(schedules: Iterable[Callable[[HasTime], float]], clock: HasTime) -> float:
-    factor = 1.0
-    for schedule in schedules:
-        factor *= _check_factor(schedule, _call(schedule, clock))
-    return factor
+def _parts(schedule: Any, group: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Return the options of a group that a schedule sets, each with its schedule."""
+    own = schedule.schedule_of(group) if isinstance(schedule, PerGroup) else schedule
+    return own.schedules if isinstance(own, PerOption) else (("lr", own),)
 
 
 def _call(schedule: Callable[[HasTime], float], clock: HasTime) -> Any:
@@ -269,11 +279,12 @@ def _check_factor(schedule: Any, value: Any) -> float:
     )
 
 
-def _write(group: dict[str, Any], rate: Any) -> None:
-    if isinstance(group["lr"], Tensor):
-        group["lr"].fill_(rate)
+def write_option(group: dict[str, Any], value: Any, option: str = "lr") -> None:
+    """Set an option of a parameter group; a tensor, which a compiled step may have, in place."""
+    if isinstance(group[option], Tensor):
+        group[option].fill_(value)
     else:
-        group["lr"] = rate
+        group[option] = value
 
 
 def _number(rate: Any) -> Any:

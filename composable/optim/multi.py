@@ -1,7 +1,7 @@
 """One optimizer of several."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice
 from typing import Any
@@ -37,11 +37,13 @@ class MultiOptimizer(Optimizer):
 
     optimizers: tuple[Optimizer, ...]
 
-    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
-        given = tuple(optimizers)
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        given = tuple(optimizers) if isinstance(optimizers, (list, tuple)) else (optimizers,)
         for one in given:
             if not isinstance(one, Optimizer):
-                raise TypeError(f"optimizers contains {one!r}, which is not an Optimizer.")
+                raise TypeError(
+                    f"optimizers={optimizers!r} must be a list of optimizers, and {one!r} is none."
+                )
         held = [id(p) for one in given for group in one.param_groups for p in group["params"]]
         if not given or len(held) != len(set(held)):
             raise ValueError(

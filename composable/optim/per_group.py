@@ -53,10 +53,11 @@ def per_group(schedules: Mapping[str, _Schedule], default: _Schedule = _UNCHANGE
     """Give each parameter group a schedule of its own, by its name.
 
     The name of a group is its key "name": `{"params": [...], "name": "head"}`. Groups of
-    `composable.optim.muon_groups` and `layerwise_groups` have names.
+    `composable.optim.role_groups`, `muon_groups` and `layerwise_groups` have names.
 
     Args:
-        schedules: The schedules, by the names of groups.
+        schedules: The schedules, by the names of groups. One may be of several options:
+            `per_option`.
         default: The schedule of all other groups. By default, their learning rates are constant.
 
     Returns:

@@ -9,6 +9,7 @@ import attrs
 from composable.core.time import HasTime, Time, Timestamp, TimeUnit
 from composable.functional._checks import check_flag, check_range
 from composable.optim.per_group import PerGroup
+from composable.optim.per_option import PerOption
 from composable.optim.schedule import Schedule
 
 __all__ = ["ScaledSchedule", "scale_schedule"]
@@ -98,7 +99,7 @@ def scale_schedule(
         raise TypeError(f"schedule={schedule!r} must be a schedule, such as cosine().")
     exact = ratio if isinstance(ratio, Fraction) else _exact(ratio)
     check_flag("scale_warmup", scale_warmup)
-    if isinstance(schedule, PerGroup):
+    if isinstance(schedule, (PerGroup, PerOption)):
         return schedule.map(lambda one: scale_schedule(one, exact, scale_warmup=scale_warmup))
     if not isinstance(schedule, Schedule) or isinstance(schedule, ScaledSchedule):
         if not scale_warmup:

@@ -15,6 +15,7 @@ Example:
 import math
 from collections.abc import Callable
 from fractions import Fraction
+from numbers import Real
 from typing import Any
 
 import attrs
@@ -158,10 +159,14 @@ _SHAPES: dict[str, Callable[[float], float]] = {
 }
 
 
-def _shape(_: object, attribute: "attrs.Attribute[str]", value: Any) -> None:
+def _shape(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if number and 0 < value < math.inf:
+        return
     if not isinstance(value, str) or value not in _SHAPES:
-        kind = ValueError if isinstance(value, str) else TypeError
-        raise kind(f"shape={value!r} must be one of {', '.join(map(repr, _SHAPES))}.")
+        kind = ValueError if number or isinstance(value, str) else TypeError
+        names = ", ".join(map(repr, _SHAPES))
+        raise kind(f"shape={value!r} must be one of {names}, or a power above 0, such as 1.2.")
 
 
 @attrs.frozen
@@ -169,7 +174,7 @@ class WarmupStableDecay(Decay):
     """See `warmup_stable_decay`."""
 
     decay: Time = attrs.field(kw_only=True, converter=_decay)
-    shape: str = attrs.field(kw_only=True, validator=_shape)
+    shape: str | float = attrs.field(kw_only=True, validator=_shape)
 
     def check_warmup(self, clock: HasTime) -> None:
         """Raise a ValueError if the warm-up and the decay are longer than `duration`."""
@@ -200,7 +205,9 @@ class WarmupStableDecay(Decay):
 
     def remaining(self, done: float) -> float:
         """Return the value of the shape."""
-        return _SHAPES[self.shape](done)
+        if isinstance(self.shape, str):
+            return _SHAPES[self.shape](done)
+        return float((1 - done) ** self.shape)
 
 
 def constant(
@@ -323,7 +330,7 @@ def warmup_stable_decay(
     decay: TimeLike = "0.2dur",
     alpha_f: float = 0.0,
     *,
-    shape: str = "one_minus_sqrt",
+    shape: str | float = "one_minus_sqrt",
     duration: TimeLike = "1dur",
     warmup: TimeLike = "0ba",
 ) -> Schedule:
@@ -335,8 +342,8 @@ def warmup_stable_decay(
     Args:
         decay: The length of the last phase.
         alpha_f: The final value, kept after `duration`.
-        shape: The shape $s$ of the decay: "one_minus_sqrt" $1 - \sqrt\tau$, "linear" $1 - \tau$, or
-            "cosine" $(1 + \cos \pi\tau) / 2$.
+        shape: The shape $s$ of the decay: "one_minus_sqrt" $1 - \sqrt\tau$, "linear" $1 - \tau$,
+            "cosine" $(1 + \cos \pi\tau) / 2$, or a power $p$: $(1 - \tau)^p$, such as 1.2.
         duration: The time from the start of the run until the final value is reached, including
             the warm-up and the decay.
         warmup: The duration of the linear warm-up from 0 to 1. The warm-up and the decay together

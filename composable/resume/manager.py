@@ -4,20 +4,22 @@ import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import NoneType
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
+
+from typing_extensions import TypedDict
 
 from composable.checkpoint.errors import (
     BrokenCheckpointWarning,
     CheckpointError,
     DamagedCheckpointError,
 )
-from composable.checkpoint.filters import expanded, without
+from composable.checkpoint.filters import expanded, replaced
 from composable.checkpoint.manifest import is_plain_name
-from composable.core._printable import shorten
 from composable.core._warnings import warn_user
 from composable.core.results import is_better
 from composable.core.state import State
+from composable.core.stateful import Kind
+from composable.core.structure import check_type
 from composable.distributed.processes import Processes
 from composable.resume.parts import Saved
 
@@ -29,6 +31,21 @@ FIELDS = ("epoch", "batch", "sample", "token", "iteration")
 
 class UnsavedCheckpointWarning(UserWarning):
     """A checkpoint could not be written, and training continues without it."""
+
+
+def _is_best(value: Any) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2:
+        return value is None
+    return is_plain_name(value[0]) and isinstance(value[1], (int, float))
+
+
+class ManagerState(TypedDict):
+    """The names of the kept checkpoints, the batch of the last, and the best."""
+
+    kept: list[Annotated[str, Kind("the name of a checkpoint", is_plain_name)]]
+    batch: int | None
+    best: Annotated[Any, Kind("the name of a checkpoint and a result, or None", _is_best)]
+    measured: float | int | None
 
 
 class Settings(Protocol):
@@ -122,7 +139,7 @@ class CheckpointManager:
         self.wanted = False
         self.finish()  # one at a time, in order
         name, batch, before = self.name_of(state), state.timestamp.batch, self._memory()
-        replaced = self._kept[-1] if self._kept and self._batch == batch else None
+        outdated = self._kept[-1] if self._kept and self._batch == batch else None
         self._kept = [*(one for one in self._kept if one != name), name]
         self._batch = batch
         if self.improved:
@@ -131,9 +148,10 @@ class CheckpointManager:
             self.dry_run(name, lambda: take(False))
             return
         if not (Processes.current().is_main or together):
-            self._forget_old(replaced)  # rank 0 writes
+            self._forget_old(outdated)  # rank 0 writes
             return
-        tree = without(take(self.settings.weights_only), expanded(self.settings.ignore_keys))
+        tree = take(self.settings.weights_only)
+        tree = replaced(tree, {}, expanded(self.settings.ignore_keys))
         complete = not (self.settings.weights_only or self.settings.ignore_keys)
         saved = Saved.of(state, run, tree, complete=complete, best=self._describe_best())
 
@@ -143,7 +161,7 @@ class CheckpointManager:
             except CheckpointError:
                 self._kept, self.best, self._batch = before
                 raise
-            self._drop_old(saved.info["run"], replaced)
+            self._drop_old(saved.info["run"], outdated)
 
         # The parts of several processes are written together, between their steps.
         if not self.settings.background or together:
@@ -174,20 +192,20 @@ class CheckpointManager:
             own = _run_at(target) == saved.info["run"]
         return saved.write(target, overwrite=own)
 
-    def _drop_old(self, run: str, replaced: str | None) -> None:
+    def _drop_old(self, run: str, outdated: str | None) -> None:
         """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
         from composable.checkpoint.files import delete  # on use: it is slow to import
 
-        for name in self._forget_old(replaced):
+        for name in self._forget_old(outdated):
             if Processes.current().is_main:
                 delete(self.settings.folder / name, run)
 
-    def _forget_old(self, replaced: str | None) -> list[str]:
+    def _forget_old(self, outdated: str | None) -> list[str]:
         """Drop the names beyond the number to keep, and return them."""
         if self.settings.num_checkpoints_to_keep is None:
             return []
         best, newest = self.best[0] if self.best else None, self._kept[-1]
-        old = [replaced] if replaced not in (None, best, newest) else []
+        old = [outdated] if outdated not in (None, best, newest) else []
         recent = [name for name in self._kept if name not in (best, *old)]
         old += recent[: -self.settings.num_checkpoints_to_keep]
         self._kept = [name for name in self._kept if name not in old]
@@ -217,7 +235,7 @@ class CheckpointManager:
                 self._thread.shutdown()
                 self._thread = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> ManagerState:
         """Return the names of the kept checkpoints and the best one."""
         return {
             "kept": list(self._kept),
@@ -232,29 +250,9 @@ class CheckpointManager:
         Raises:
             ValueError: A name is a path, or another value is not what `state_dict` returns.
         """
-        kept, batch, best, measured = (state[name] for name in self.state_dict())
-        if not isinstance(kept, list) or not all(map(is_plain_name, kept)):
-            raise ValueError(f"kept={_short(kept)} must be a list of names of checkpoints.")
-        if not isinstance(batch, (int, NoneType)):
-            raise ValueError(f"batch={_short(batch)} must be a number or None.")
-        if best is not None and not _is_best(best):
-            raise ValueError(f"best={_short(best)} must be the name of a checkpoint and a metric.")
-        if not isinstance(measured, (float, int, NoneType)):
-            raise ValueError(f"measured={_short(measured)} must be a number or None.")
-        self._kept, self._batch, self.best, self.measured = list(kept), batch, best, measured
-
-
-def _is_best(value: Any) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) == 2
-        and is_plain_name(value[0])
-        and isinstance(value[1], (int, float))
-    )
-
-
-def _short(value: Any) -> str:
-    return shorten(value, 200)
+        check_type({name: state[name] for name in self.state_dict()}, ManagerState)
+        self._kept, self._batch = list(state["kept"]), state["batch"]
+        self.best, self.measured = state["best"], state["measured"]
 
 
 def _run_at(target: Path) -> Any:

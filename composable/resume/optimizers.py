@@ -14,8 +14,9 @@ from typing_extensions import TypedDict
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core._printable import shorten
 from composable.core.stateful import Kind, is_count
+from composable.core.structure import short
 from composable.functional._lent import whole_like
-from composable.resume.values import alike, expect, short
+from composable.resume.values import alike, expect
 
 __all__ = [
     "OptimizerState",

@@ -6,25 +6,23 @@ that were written; they do not say that a run wrote them. So its structure is co
 declared one, then each part compares the values with its own, and only then anything is changed.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cache, cached_property
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 from typing import get_type_hints as hints_of
 
 import attrs
 from torch import Tensor
-from typing_extensions import is_typeddict
 
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.state import State
-from composable.core.stateful import ChecksState, Kind, Stateful, declared_state
+from composable.core.stateful import ChecksState, Stateful, declared_state
+from composable.core.structure import StructureError, check_type
 from composable.distributed.processes import Processes
-from composable.resume.values import short
 
 if TYPE_CHECKING:
-    from cattrs import Converter
+    pass
 
 __all__ = ["ALL", "ENGINE", "Parts", "Saved"]
 
@@ -77,10 +75,9 @@ class Parts:
             if name not in self.structure:
                 raise DamagedCheckpointError(f"{path} is damaged: unknown entry {name[:80]!r}.")
             try:
-                _converter().structure(value, self.structure[name])
-            except Exception as error:
-                where, fault = _first_fault(error, f"{path}: state/{name}")
-                raise DamagedCheckpointError(f"{where} {fault}") from None
+                check_type(value, self.structure[name], f"{path}: state/{name}")
+            except StructureError as error:
+                raise DamagedCheckpointError(str(error)) from None
 
     def check(self, saved: Mapping[str, Any], path: str) -> None:
         """Check a whole checkpoint against the run that was built, without changing anything.
@@ -131,7 +128,7 @@ class Parts:
                 yield name, part, saved[name], f"{path}: state/{name}"
 
 
-# --- what is written ---
+# --- the contents of a checkpoint ---
 
 
 @attrs.frozen(eq=False)
@@ -199,95 +196,3 @@ class Saved:
         """Return the same contents with copies of the tensors, which training does not change."""
         copies = {name: one.to("cpu", copy=True) for name, one in self.tensors.items()}
         return attrs.evolve(self, tensors=copies)
-
-
-# --- with cattrs ---
-
-
-Hook: TypeAlias = Callable[[Any, Any], Any]
-
-
-class _Misfit(TypeError):
-    """A value has another type than the declared one."""
-
-
-_NAMES = {
-    str: "a string",
-    bool: "True or False",
-    list: "a list",
-    dict: "a dictionary",
-    Mapping: "a dictionary",
-    Tensor: "a tensor",
-    NoneType: "None",
-}
-
-
-@cache
-def _converter() -> "Converter":
-    """Return a converter that refuses what it would otherwise convert, such as "1" to 1."""
-    from cattrs import Converter  # on use: it is slow to import
-    from cattrs.cols import list_structure_factory
-    from cattrs.gen import mapping_structure_factory
-
-    converter = Converter(forbid_extra_keys=True)
-    of_items: dict[Any, Any] = {list: list_structure_factory, dict: mapping_structure_factory}
-
-    def is_container(kind: Any) -> bool:
-        return get_origin(kind) in of_items
-
-    def container(kind: Any) -> Hook:
-        items = of_items[get_origin(kind)](kind, converter)
-        check = _check_of(kind)
-        return lambda value, _: items(check(value, kind), kind)
-
-    converter.register_structure_hook_factory(is_container, container)
-    converter.register_structure_hook_factory(_is_plain, _check_of)
-    for plain in (str, bool):
-        converter.register_structure_hook(plain, _check_of(plain))
-    return converter
-
-
-def _classes(kind: Any) -> tuple[Any, ...]:
-    """Return the classes of which a value of a type is an instance of one."""
-    if get_origin(kind) in (Union, UnionType):
-        return tuple(one for member in get_args(kind) for one in _classes(member))
-    return (dict if is_typeddict(kind) else get_origin(kind) or kind,)
-
-
-def _is_plain(kind: Any) -> bool:
-    """Return whether an instance check is all: not for items, entries, and `Any`."""
-    return get_origin(kind) is Annotated or not {list, dict, Any}.intersection(_classes(kind))
-
-
-@cache
-def _check_of(kind: Any) -> Hook:
-    """Return the check that a value is of a type, whatever its items and entries are."""
-    if get_origin(kind) is Annotated:
-        (wanted,) = kind.__metadata__
-    else:
-        classes = _classes(kind)
-        name = " or ".join(_NAMES.get(one, f"a {one.__name__}") for one in classes)
-        wanted = Kind(name, lambda value: isinstance(value, classes))
-
-    def check(value: Any, _: object) -> Any:
-        if not wanted.fits(value):
-            raise _Misfit(f"is {short(value)}, and must be {wanted.name}.")
-        return value
-
-    return check
-
-
-def _first_fault(error: Exception, where: str) -> tuple[str, str]:
-    """Return the path and the text of the first fault that a converter found."""
-    if hasattr(error, "group_exceptions"):
-        noted, others = error.group_exceptions()
-        if others:
-            return _first_fault(others[0], where)
-        inner, note = noted[0]
-        name = getattr(note, "name", None) or note.index
-        return _first_fault(inner, f"{where}/{str(name)[:80]}")
-    if isinstance(error, KeyError):
-        return where, "is missing."
-    if extra := getattr(error, "extra_fields", None):
-        return where, f"has the unknown entries {sorted(map(str, extra))[:12]}."
-    return where, str(error) if isinstance(error, _Misfit) else "must be a dictionary."

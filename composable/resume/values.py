@@ -1,24 +1,14 @@
 """Compare saved values with those of the run that was built."""
 
 from collections.abc import Mapping, Sequence
-from types import NoneType
 from typing import Any
 
 from torch import Tensor
 
 from composable.checkpoint.errors import MismatchError
+from composable.core.structure import short
 
-__all__ = ["alike", "check_alike", "check_as_many", "expect", "short", "with_tensors"]
-
-
-def short(value: Any) -> str:
-    """Return a value, or its type, in a few words."""
-    if isinstance(value, (str, int, float, NoneType)):
-        try:
-            return repr(value)[:80]
-        except ValueError:  # an integer with too many digits to print
-            return "an integer"
-    return f"a {type(value).__name__}"
+__all__ = ["alike", "check_alike", "check_as_many", "expect", "with_tensors"]
 
 
 def expect(fits: bool, where: str, value: Any, kind: str) -> None:

@@ -1,6 +1,7 @@
 """Read and verify a checkpoint of a run, on all of its processes together."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,11 +12,11 @@ from torch import Tensor
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
+from composable.core.structure import short
 from composable.core.time import Timestamp
 from composable.distributed.processes import ProcessError, Processes
 from composable.functional._lent import is_sharded, sharded_like
-from composable.resume.sharded import sharded_pairs
-from composable.resume.values import short, with_tensors
+from composable.resume.values import with_tensors
 
 if TYPE_CHECKING:
     from composable.checkpoint.files import Contents
@@ -70,12 +71,12 @@ class ResumePoint:
         """
         if not (self.reader.sharded or is_sharded(state.model)):
             return self
-        like = {id(tensor): parameter for tensor, parameter in sharded_pairs(state, self.tree)}
+        like = {id(tensor): parameter for tensor, parameter in _sharded_pairs(state, self.tree)}
         named = {n: like[id(one)] for n, one in self.contents.tensors.items() if id(one) in like}
         contents = self.reader.read_values(self.contents, named)
         tree = self.reader.unpack(contents)["state"]
         # A tensor whose dimensions were saved in another order, as channels_last, was read whole.
-        sharded = {id(one): sharded_like(one, like) for one, like in sharded_pairs(state, tree)}
+        sharded = {id(one): sharded_like(one, like) for one, like in _sharded_pairs(state, tree)}
         return attrs.evolve(self, tree=with_tensors(tree, sharded), contents=contents)
 
 
@@ -113,10 +114,10 @@ class Reader:
         return point
 
     def _point(self, path: Path, ignored: Sequence[str]) -> ResumePoint:
-        from composable.checkpoint import files, resharding  # on use: they are slow to import
+        from composable.checkpoint import files  # on use: it is slow to import
 
         outlined = self.sharded
-        contents = resharding.read_outline(path, self.processes) if outlined else files.read(path)
+        contents = files.read_outline(path, self.processes) if outlined else files.read(path)
         data, info = contents.data, contents.manifest.info
         if not isinstance(data, dict) or not {"run", "on_device", "state"} <= data.keys():
             raise MismatchError(
@@ -163,7 +164,7 @@ class Reader:
         Raises:
             DamagedCheckpointError: The checkpoint was replaced in the meantime.
         """
-        from composable.checkpoint.resharding import read_shards  # on use: it is slow to import
+        from composable.checkpoint.files import read_shards  # on use: it is slow to import
 
         def read() -> "Contents":
             found = read_shards(contents.path, like, verify=False)
@@ -216,3 +217,64 @@ def _check_kinds(path: Path, tree: dict[str, Any]) -> None:
             raise DamagedCheckpointError(
                 f"{path}: state/{name} is {short(state[name])}, and must be a {kind.__name__}."
             )
+
+
+# --- which tensors are sharded
+
+
+def _sharded_pairs(state: State, saved: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:
+    """Return the tensors of a checkpoint that are sharded, each with its parameter.
+
+    These are the weights of the model and the loss, averages of them, and the values that
+    an optimizer has for each element of a parameter.
+
+    Args:
+        state: The state of the run that was built, with its parameters sharded.
+        saved: The state in the checkpoint, whatever it is; its tensors need no values.
+    """
+    parameters, loss = dict(state.model.named_parameters()), state.loss_module
+    of_loss = {} if loss is None else dict(loss.named_parameters())
+    return [
+        (tensor, parameter)
+        for tensor, parameter in _pairs(saved, parameters, of_loss)
+        if hasattr(parameter, "device_mesh") and tensor.shape == parameter.shape
+    ]
+
+
+def _pairs(
+    saved: Mapping[str, Any], parameters: Mapping[str, Tensor], of_loss: Mapping[str, Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield tensors with the parameters to which they belong, of any shape."""
+    weights = saved.get("weights")
+    best = weights.get("best") if isinstance(weights, Mapping) else None
+    for part in (saved, saved.get("raw"), best):
+        if isinstance(part, Mapping):
+            yield from _named(part.get("model"), parameters)
+            yield from _named(part.get("loss_fn"), of_loss)
+    yield from _named(saved.get("memory"), parameters)
+    yield from _named(saved.get("averages"), parameters)
+    trained = {**{f"loss_fn.{name}": one for name, one in of_loss.items()}, **parameters}
+    optimizers = saved.get("optimizers")
+    for optimizer in optimizers if isinstance(optimizers, list) else ():
+        for one in _numbered(optimizer):
+            yield from _named(one, trained)
+
+
+def _named(
+    node: Any, parameters: Mapping[str, Tensor], name: str = ""
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the tensors of a tree that are under the name of a parameter."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _named(value, parameters, str(key))
+    elif isinstance(node, Tensor) and name in parameters:
+        yield node, parameters[name]
+
+
+def _numbered(optimizer: Any) -> Iterator[dict[str, Any]]:
+    """Yield the values that an optimizer has of each parameter, by its name."""
+    with suppress(KeyError, TypeError, AttributeError, ValueError):  # a later check says more
+        for names, group in zip(optimizer["parameters"], optimizer["param_groups"], strict=True):
+            for name, number in zip(names, group["params"], strict=True):
+                for value in optimizer["state"].get(number, {}).values():
+                    yield {name: value}

@@ -19,6 +19,7 @@ from composable.core.model_call import is_transformers_model
 from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, check_time
+from composable.data.fetching import loader_length
 from composable.distributed.starting import local_device
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
@@ -139,7 +140,7 @@ def check_loader(name: str, loader: Any) -> Any:
             f"{name}={loader!r} is an iterator, which is exhausted after one epoch; pass what it "
             "iterates over, such as a list or a DataLoader."
         )
-    if length_of(loader) == 0:
+    if loader_length(loader) == 0:
         raise ValueError(
             f"{name} is empty; check the dataset, and drop_last with a batch_size above the number "
             "of examples."
@@ -150,14 +151,6 @@ def check_loader(name: str, loader: Any) -> Any:
 def iter_is_spent(loader: Any) -> bool:
     """Return whether iterating once exhausts a loader."""
     return hasattr(loader, "__next__")
-
-
-def length_of(loader: Any) -> int | None:
-    """Return the number of batches, or None if unknown."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def check_separate_streams(train: Any, evaluators: Iterable[Evaluator]) -> None:
@@ -410,6 +403,23 @@ def check_ready(run: "Run", duration: Any) -> None:
             "schedulers has a ReduceLROnPlateau, which needs the loss of an evaluation; pass an "
             "eval_dataloader, and an eval_interval such as '1ep'."
         )
+
+
+def check_trial(run: "Run", strategy: Any) -> None:
+    """Check that steps of a run can be tried and undone.
+
+    Raises:
+        ValueError: It has several processes or an engine of DeepSpeed, or an argument is missing.
+    """
+    from composable.distributed.deepspeed import DeepSpeed  # on use
+
+    if run.engine.processes.several or isinstance(strategy, DeepSpeed):
+        raise ValueError(
+            "trial cannot restore the parts that several processes, or DeepSpeed, have of a run: "
+            "call it in one process, with parallel=None."
+        )
+    if not run.state.optimizers or run.state.loss_fn is None:
+        raise ValueError("trial needs optimizers and a loss; pass them to the Trainer.")
 
 
 # --- validators of single options ---

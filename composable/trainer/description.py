@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from composable.core._secrets import redact
 from composable.core.state import State
 from composable.core.time import Time
+from composable.data.fetching import loader_length
 from composable.plan.plan import Plan
 from composable.plan.spans import Row
-from composable.trainer.arguments import length_of
 from composable.trainer.options import TrainerOptions
 from composable.trainer.run import Run
 
@@ -83,9 +83,9 @@ def describe_hyperparameters(run: Run) -> dict[str, Any]:
     for i, optimizer in enumerate(run.state.optimizers):
         for j, group in enumerate(optimizer.param_groups):
             described[f"optimizers/{i}/param_groups/{j}"] = {
-                name: describe_value(group.get("initial_lr", value) if name == "lr" else value)
+                name: describe_value(group.get(f"initial_{name}", value))
                 for name, value in group.items()
-                if name not in ("params", "param_names", "initial_lr")
+                if name not in ("params", "param_names", *(f"initial_{one}" for one in group))
             }
     for i, scheduler in enumerate(run.rates.steppers):
         described[f"rates/schedulers/{i}"] = settings_of(scheduler)
@@ -169,13 +169,13 @@ def _describe_loader(loader: Any) -> Any:
         return (
             None
             if loader is None
-            else {"type": type(loader).__name__, "batches": length_of(loader)}
+            else {"type": type(loader).__name__, "batches": loader_length(loader)}
         )
     by = loader.sampler if loader.batch_size is not None else loader.batch_sampler
     return {
         "type": type(loader).__name__,
         "dataset": type(loader.dataset).__name__,
-        "examples": length_of(loader.dataset),
+        "examples": loader_length(loader.dataset),
         "batch_size": loader.batch_size,
         "sampler": type(by).__name__,
         "drop_last": loader.drop_last,

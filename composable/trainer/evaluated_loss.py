@@ -17,6 +17,7 @@ from composable.core.loss_watch import LossWatch
 from composable.core.loss_weights import LossWeights
 from composable.core.part_weights import SplitLossError, Weight
 from composable.core.state import State
+from composable.data.fetching import loader_length
 from composable.metrics import Averages
 
 __all__ = ["EvaluatedLoss"]
@@ -43,7 +44,7 @@ class EvaluatedLoss:
     ) -> None:
         self.weights, self.loss_of, self.averages = weights, loss_of, averages
         # Of several processes, each may have a part of a single batch.
-        self.batches = _length_of(loader) if not averages.processes.several else None
+        self.batches = loader_length(loader) if not averages.processes.several else None
         self.watch: LossWatch | None = None
         self.form: tuple[Any, ...] | None = None
         """What the losses of the batches so far have in common."""
@@ -173,10 +174,3 @@ def _has_rows(state: State) -> bool:
         listed = state.batch_spec.layout_of(state.batch) != "tensors"
         return not listed and all(tensor.ndim for tensor in tensors_of(state.outputs))
     return _takes_targets(state)
-
-
-def _length_of(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except (TypeError, NotImplementedError):
-        return None

@@ -19,6 +19,7 @@ from composable.core.model_call import batch_spec_of
 from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
+from composable.data.fetching import loader_length
 from composable.distributed.processes import Processes
 from composable.distributed.starting import join_processes
 from composable.distributed.strategies import DDP, OneProcess, Strategy, strategy_of
@@ -390,7 +391,7 @@ class TrainerOptions:
     @property
     def epoch_length(self) -> int | None:
         """The number of steps in an epoch, or None if unknown."""
-        batches = check.length_of(self.train_dataloader)
+        batches = loader_length(self.train_dataloader)
         if self.is_local:
             lengths = self.processes.gather(batches)
             batches = None if None in lengths else max(lengths)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -59,6 +60,8 @@ class FlopsCounter(Protocol):
 
 class Recorder(Protocol):
     """Records a run, such as a `RunRecorder`."""
+
+    folder: Path
 
     def begin(self, description: Mapping[str, Any], state: State, /) -> None:
         """Record the configuration."""

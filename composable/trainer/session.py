@@ -135,6 +135,13 @@ class Session:
             self.in_call = False
             _running.pop(id(self), None)
 
+    @contextmanager
+    def without_observers(self) -> Iterator[None]:
+        """Run with the algorithms alone, without callbacks and loggers."""
+        with self.with_plan():
+            self._set_plan(Plan(self.own_plan.algorithms))
+            yield
+
     def _check_threads(self) -> None:
         """Warn if another Trainer runs in another thread: they share the global generators."""
         thread = threading.get_ident()

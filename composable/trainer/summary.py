@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import attrs
@@ -112,11 +111,12 @@ class FitSummary:
         managers = self.checkpoints.managers
         if not managers:
             return "next: trainer.save_checkpoint(path); nothing was saved without a save_folder"
-        folder = managers[0].settings.folder
-        if find_spec("composable.cli.report") is not None:
+        manager, recorders = managers[0], self.checkpoints.run.recorders
+        folder = manager.settings.folder
+        if any(recorder.folder == folder for recorder in recorders):
             return f"next: composable report {folder}"
-        if managers[0].latest is not None:
-            return f"next: composable checkpoint inspect {managers[0].latest}"
+        if manager.latest is not None:
+            return f"next: composable checkpoint inspect {manager.latest}"
         return f"next: Trainer(..., load_path={str(folder)!r}) resumes the run"
 
 

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from composable._other_trainers import ARGUMENTS, METHODS, explain_attribute, explain_call
 from composable.core.callback import Callback
@@ -16,10 +16,16 @@ from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
 from composable.functional._checks import as_path, check_flag
 from composable.plan.declarations import as_observer
+from composable.plan.plan import Plan
 from composable.trainer import arguments as check
 from composable.trainer.options import TrainerOptions, takes_arguments_of
-from composable.trainer.views import RunView
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
+
+if TYPE_CHECKING:
+    from composable.loggers.in_memory import InMemoryLogger
+    from composable.plan.timeline import Timeline
+    from composable.resume.best import Best
+    from composable.trainer.trial import Trial
 
 __all__ = ["Trainer"]
 
@@ -29,7 +35,7 @@ _FIT = (
 )
 
 
-class Trainer(RunView):
+class Trainer:
     """Train a model: fire events, run the composed step, and carry out requests of callbacks.
 
     With no algorithms, the weights after N steps are bit-identical to those of a plain PyTorch
@@ -173,6 +179,46 @@ class Trainer(RunView):
         """
         with self._training(), self._session.with_plan():
             return self._run.step(state)
+
+    @contextmanager
+    def trial(self) -> Iterator["Trial"]:
+        """Take steps of the run in a block, and leave the run as it was, to the bit.
+
+        The steps start from the training weights and have the algorithms, but no callbacks and
+        loggers. At the end of the block the model, the loss, the optimizers, the loss scale and all
+        generators are restored.
+
+        Raises:
+            RuntimeError: It was called while the Trainer runs.
+            ValueError: The run has several processes or an engine of DeepSpeed, or an argument that
+                training needs is missing.
+
+        Example:
+            >>> from functools import partial
+            >>> trainer = Trainer(
+            ...     torch.nn.Linear(2, 1),
+            ...     train_dataloader=[(torch.ones(4, 2), torch.ones(4, 1))],
+            ...     loss_fn=torch.nn.functional.mse_loss,
+            ...     optimizers=partial(torch.optim.SGD, lr=0.1),
+            ...     progress_bar=False,
+            ... )
+            >>> with trainer.trial() as trial:
+            ...     losses = [trial.step(b, k) for k, b in zip(range(3), trial.batches())]
+            >>> bool(losses[2] < losses[0])
+            True
+        """
+        from composable.trainer.trial import trial  # on use
+
+        if self._session.in_call:
+            raise RuntimeError("trial was called while the Trainer runs; call it after fit.")
+        check.check_trial(self._run, self._options.parallel)
+        with (
+            preserve_rng(),
+            self._training(),
+            self._session.without_observers(),
+            trial(self._run) as steps,
+        ):
+            yield steps
 
     @explain_call(ARGUMENTS)
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
@@ -349,3 +395,64 @@ class Trainer(RunView):
         target = as_path("path", path)
         with self._training():
             return self._checkpoints.write(target, weights_only=weights_only, overwrite=overwrite)
+
+    # --- what can be read at any time ---
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of a run that starts now, global callbacks included."""
+        return self._session.plan.with_remarks(self.state)
+
+    @property
+    def state(self) -> State:
+        """The state after the last finished batch."""
+        return self._run.state
+
+    @property
+    def history(self) -> "InMemoryLogger":
+        """Everything that was logged, also before a resume: the first `InMemoryLogger` of the run.
+
+        Raises:
+            AttributeError: The run has none.
+        """
+        for one in self._session.own_plan.destinations:
+            if one.keeps_history:
+                return one  # type: ignore[return-value]
+        raise AttributeError(
+            "this run keeps no history; pass loggers=InMemoryLogger() to the Trainer."
+        )
+
+    @property
+    def best(self) -> "Best | None":
+        """The best result so far and its checkpoint; None without `save_best`, or before it."""
+        return self._checkpoints.best
+
+    def timeline(self) -> "Timeline":
+        """Return when each algorithm is active over the run: see `Plan.timeline`."""
+        return self.plan.timeline(self.state.max_duration, self.state.epoch_length)  # type: ignore[arg-type]
+
+    def __repr__(self) -> str:
+        state, algorithms = self.state, ", ".join(one.name for one in self.plan.algorithms)
+        now = state.timestamp
+        return (
+            f"<Trainer of {type(state.model).__name__}: epoch {now.epoch}, batch {now.batch}, "
+            f"max_duration {state.max_duration}, algorithms [{algorithms}]>"
+        )
+
+    def _repr_html_(self) -> str:
+        from composable.core._facts import state_facts  # in notebooks
+        from composable.core._html import details, panel, table
+
+        state, plan = self.state, self.plan
+        rows = [
+            *state_facts(state),
+            ("callbacks", ", ".join(c.name for c in plan.callbacks) or "none"),
+        ]
+        if self.best is not None:
+            best = self.best
+            rows.append(("best", f"{best.metric} {best.value:.4g}, {best.checkpoint}"))
+        return panel(
+            f"Trainer of {type(state.model).__name__}",
+            table(rows),
+            details(f"plan: {len(plan.algorithms)} algorithms", plan._repr_html_()),
+        )

@@ -33,7 +33,7 @@ class Part:
     loss_fn: Any
     examples: int
     """Its number of examples: 0 for one with the weight 0."""
-    place: tuple[int, int, int]
+    place: list[int]
     """Where it is in the whole: the numbers of its batch, its shard and its microbatch."""
     changed: bool
     """Whether an algorithm has replaced its batch."""

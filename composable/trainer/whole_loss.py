@@ -91,8 +91,8 @@ class _WholeLoss:
         state = act(Event.AFTER_FORWARD, state.evolve_unchecked(outputs=outputs))
         self.checks.check_outputs(state)
         count = 0 if part.empty else state.batch_spec.count(state.batch)
-        changed = state.batch is not batch
-        parts.append(Part(state.outputs, state.batch, state.loss_fn, count, part.place, changed))
+        place, changed = list(part.place), state.batch is not batch
+        parts.append(Part(state.outputs, state.batch, state.loss_fn, count, place, changed))
         return state.evolve_unchecked(batch=batch, loss_fn=loss_fn, loss=torch.zeros(()))
 
     def _differentiate_loss(self, state: State, parts: list[Part]) -> State:

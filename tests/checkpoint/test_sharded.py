@@ -33,9 +33,8 @@ from composable.checkpoint import (
     verify,
     write,
 )
-from composable.checkpoint.files import delete
+from composable.checkpoint.files import delete, read_outline
 from composable.checkpoint.inspect import describe, describe_all, is_checkpoint, render
-from composable.checkpoint.resharding import read_outline
 from composable.cli import main
 from composable.distributed import ProcessError, Processes
 from tests.checkpoint.faulty_os import FaultyOS

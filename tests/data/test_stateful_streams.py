@@ -15,6 +15,7 @@ from composable.data import (
 )
 from tests.data.loaders import numbers, read
 from tests.data.streams import Counted, Live, Plain, Stateful
+from tests.support.campaign import each_once
 from tests.support.models import linear, same, weights
 from tests.support.runs import make_trainer
 
@@ -42,11 +43,10 @@ def begin(loader, count):
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("make", DATASETS.values(), ids=DATASETS)
-@pytest.mark.parametrize("options", WORKERS.values(), ids=WORKERS)
-def test_resumes_from_the_state_of_the_batches_that_were_returned(make, options):
+@pytest.mark.parametrize(("dataset", "workers"), each_once(list(DATASETS), list(WORKERS)))
+def test_resumes_from_the_state_of_the_batches_that_were_returned(dataset, workers):
     def loader():
-        return DataLoader(make(), 2, **options)
+        return DataLoader(DATASETS[dataset](), 2, **WORKERS[workers])
 
     whole = read(loader())
     for skip in {1, 2, len(whole) - 1, len(whole)} - {0}:

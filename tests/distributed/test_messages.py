@@ -60,7 +60,7 @@ def test_step_of_copies_has_one_message():
     assert each_step("messages", few, many) == {"allreduce": 1}
     parameters = [one.numel() for one in parallel_runs.plain_net().parameters()]
     report = 3 + len(parameters)  # loss, weight, omitted examples, and which gradients there are
-    announced = 2 * 6 * 4  # for each process six numbers, in four parts that any dtype can sum
+    announced = 2 * 7 * 4  # for each process seven numbers, in four parts that any dtype can sum
     assert (many["bytes"] - few["bytes"]) / 2 == 4 * (sum(parameters) + report + announced)
 
 
@@ -139,3 +139,31 @@ def test_loss_is_the_mean_over_the_examples_that_an_algorithm_keeps():
 
 def len_of_targets(batch):
     return len(batch[1])
+
+
+def fit_and_read_buffers(options):
+    return parallel_messages.fit_and_read_buffers(**options)
+
+
+WRITING = {**COPIED, "model": built(parallel_messages.Written), "count": 96}
+
+
+@pytest.mark.parametrize("parallel", [DDP(shards=4), DDP(shards=4, exact=True)])
+def test_buffers_of_any_kind_are_the_same_on_all_processes(parallel):
+    options = {**WRITING, "parallel": parallel}
+    (alone,) = run(fit_and_read_buffers, 1, options)
+    first, second = (one["buffers"] for one in run(fit_and_read_buffers, 2, options))
+    assert first == second
+    late = first.pop("late"), alone["buffers"].pop("late")  # not exchanged in its first step
+    assert all(map(any, late))
+    assert first.pop("spectrum") == pytest.approx(alone["buffers"].pop("spectrum"), rel=1e-5)
+    assert first == alone["buffers"]
+    assert any(first["codes"])
+    assert max(first["counts"]) > 2**33
+
+
+def test_large_buffers_that_stay_as_they_are_are_not_sent():
+    many, few = (run(fit_and_read_buffers, 2, {**WRITING, "count": n})[0] for n in (128, 96))
+    added = (many["bytes"] - few["bytes"]) / (len(many["losses"]) - len(few["losses"]))
+    # The histogram in two parts, codes and late; neither the table nor the mask.
+    assert 4 * 20_000 < added < 4 * 22_000

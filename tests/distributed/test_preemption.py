@@ -62,7 +62,11 @@ def children(pid):
 
 @pytest.mark.parametrize(
     ("sent_to", "slow"),
-    [("launcher", "data"), ("all processes", "step"), ("all processes", "data")],
+    [
+        ("launcher", "data"),
+        ("all processes", "step"),
+        pytest.param("all processes", "data", marks=pytest.mark.campaign),
+    ],
 )
 def test_preempted_run_saves_a_checkpoint(sent_to, slow, tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -86,6 +86,54 @@ class Reordered(Sometimes):
         return self.last(x)
 
 
+class Written(Sometimes):
+    """A model that writes buffers of many kinds, and has large ones that stay as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = {
+            "counts": torch.zeros(CLASSES, dtype=torch.int64),
+            "small": torch.zeros(3, dtype=torch.uint8),
+            "seen": torch.zeros(3, 1, dtype=torch.bool),
+            "spectrum": torch.zeros(2, dtype=torch.complex64),
+            "histogram": torch.zeros(5000, dtype=torch.int32),
+            "codes": torch.zeros(5000),
+            "late": torch.zeros(5000),
+            "table": torch.arange(9000.0),
+            "mask": torch.ones(100, 100, dtype=torch.bool),
+        }
+        for name, value in kinds.items():
+            self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits."""
+        outputs: Tensor = self.last(self.first(x.flatten(1)).relu())
+        if self.training:
+            found = outputs.detach().argmax(1)
+            self.counts += torch.bincount(found, minlength=CLASSES) * 2**33
+            self.small += found[:3].to(torch.uint8)
+            self.seen |= found[:3, None] == 1
+            self.spectrum += torch.complex(outputs[0, :2], outputs[1, :2]).detach()
+            self.histogram[found] += 1
+            self.codes.data[:3] += found[:3]
+            if self.counts.sum() > 2**33 * 4 * 2:  # after two steps of four examples in a shard
+                self.late[:3] += found[:3]
+        return outputs
+
+
+def fit_and_read_buffers(**options: Any) -> dict[str, Any]:
+    """Train like `fit_counting`, and return the values of the buffers too."""
+    held: list[nn.Module] = []
+
+    def keep(event: Event, state: Any) -> Any:
+        held[:] = [state.model]
+        return state
+
+    result = fit_counting(**options, algorithms=[keep])
+    buffers = {name: one.tolist() for name, one in held[0].named_buffers()}
+    return {**result, "buffers": buffers}
+
+
 def build(model: type[nn.Module]) -> nn.Module:
     """Build a model from a seed."""
     torch.manual_seed(0)

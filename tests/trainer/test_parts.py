@@ -162,7 +162,7 @@ WRONG = {
     "evaluation": ({"last_run": [1]}, "evaluation/last_run is a list, and must be a dictionary"),
     "microbatches": ({"other": 1}, r"microbatches has the unknown entries \['other'\]"),
     "data": ({"first_batch": {"epoch": 0}}, "data/first_batch/step is missing"),
-    "weights": ({"best": 3}, "weights/best must be a dictionary"),
+    "weights": ({"best": 3}, "weights/best is 3, and must be a dictionary or None"),
     "loss_scaler": ({"scale": -1.0}, "loss_scaler/scale is -1.0, and must be a positive number"),
 }
 

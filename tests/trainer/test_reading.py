@@ -10,7 +10,7 @@ from composable.checkpoint import (
     VersionError,
     write,
 )
-from composable.checkpoint.resharding import read_outline
+from composable.checkpoint.files import read_outline
 from composable.distributed import ProcessError, Processes
 from composable.resume.verify import Reader
 from tests.checkpoint.sharding import together

@@ -29,6 +29,23 @@ def test_every_unit_ends_a_run(duration, batch, epoch):
     assert state.metrics["eval"]["loss"] > 0
 
 
+class Abstract:
+    """A loader that derives its length from a class that defines none."""
+
+    def __iter__(self):
+        return iter(batches(12))
+
+    def __len__(self):
+        raise NotImplementedError
+
+
+def test_length_that_is_not_implemented_is_unknown():
+    state = make_trainer(loader=Abstract(), eval_dataloader=Abstract(), max_duration="2ep").fit()
+
+    assert state.timestamp.epoch == 2
+    assert state.epoch_length is None
+
+
 class Shrinking:
     """A loader whose epochs have fewer and fewer batches."""
 

@@ -1,0 +1,128 @@
+"""Run what needs a GPU, part by part, and write docs/evidence/gpu.
+
+    python -m benchmarks.gpu                          # every part, on the GPU
+    python -m benchmarks.gpu --part overhead          # one part
+    python -m benchmarks.gpu --device cpu --size tiny # the code of all parts, in a minute
+
+Each part runs in a process of its own with a time limit, and writes one JSON file when it ends. A
+part that is stopped keeps the cases that it has finished.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.page import write_page
+
+PARTS: Mapping[str, str] = {
+    "precisions": "runs.precisions",
+    "methods": "runs.methods",
+    "waits": "runs.waits",
+    "compile": "features.compiled",
+    "features": "features.features",
+    "processes": "features.processes",
+    "models": "speed.models",
+    "overhead": "speed.overhead",
+    "costs": "speed.method_costs",
+    "augmentations": "speed.augmentations",
+    "peers": "speed.peers",
+    "digits": "targets.digits",
+    "language": "targets.language",
+}
+LIMIT = 470  # seconds
+FOLDER = Path(__file__).parent.parent.parent / "docs" / "evidence" / "gpu"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the parts, and return 1 if a case failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--part", action="append", choices=PARTS, help="all by default")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--size", default="full", choices=("full", "tiny"))
+    parser.add_argument("--output", type=Path, default=FOLDER)
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a part")
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # of a part's own process
+    options = parser.parse_args(arguments)
+    names = options.part or list(PARTS)
+    if options.rows is not None:
+        return _run_here(names[0], options)
+    options.output.mkdir(parents=True, exist_ok=True)
+    failed = [name for name in names if not _run_part(name, options)]
+    write_page(options.output)
+    print(f"{options.output / 'index.md'}; failed: {', '.join(failed) or 'none'}")
+    return 1 if failed else 0
+
+
+def _run_here(name: str, options: Any) -> int:
+    """Run a part in this process, and append a line for each case."""
+    import importlib
+
+    from benchmarks.gpu.setting import Setting
+
+    setting = Setting(options.device, options.size)
+    module, _, function = PARTS[name].partition(".")
+    part: Callable[[Setting], Iterator[dict[str, Any]]] = getattr(
+        importlib.import_module(f"benchmarks.gpu.{module}"), function
+    )
+    with options.rows.open("a", encoding="utf-8") as file:
+        _append(file, {"environment": setting.environment()})
+        for row in part(setting):
+            _append(file, row)
+            print(f"  {row['status']:8} {row['case']}{_short(row)}", flush=True)
+    return 0
+
+
+def _append(file: Any, row: dict[str, Any]) -> None:
+    file.write(json.dumps(row, default=str) + "\n")
+    file.flush()
+
+
+def _short(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f": {row['error']}"
+    return f": ratio {row['ratio']:.3f}" if "ratio" in row else ""
+
+
+def _run_part(name: str, options: Any) -> bool:
+    """Run a part in a process of its own, write its file, and return whether no case failed."""
+    rows = options.output / f"{name}.jsonl"
+    rows.unlink(missing_ok=True)
+    print(name, flush=True)
+    command = [
+        *(sys.executable, "-m", "benchmarks.gpu", "--part", name, "--rows", str(rows)),
+        *("--device", options.device, "--size", options.size),
+    ]
+    started, error = time.monotonic(), None
+    # cuBLAS reads its workspace configuration when the first handle is created.
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
+    try:
+        done = subprocess.run(command, timeout=options.limit, env=environment, check=False)
+        if done.returncode:
+            error = f"exit status {done.returncode}"
+    except subprocess.TimeoutExpired:
+        error = f"stopped after {options.limit:.0f} s"
+    lines = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
+    first, *cases = [json.loads(line) for line in lines] or [{"environment": {}}]
+    result = {
+        "part": name,
+        "environment": first["environment"],
+        "seconds": round(time.monotonic() - started, 1),
+        "error": error,
+        "cases": cases,
+    }
+    path = options.output / f"{name}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    rows.unlink(missing_ok=True)
+    if error is not None:
+        print(f"  {error}", flush=True)
+    return error is None and all(case["status"] != "failed" for case in cases)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""Correctness: compile modes, memory, copies ahead, callbacks, export, several processes."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.gpu.runs import check_equal, distance, images, trained, trainer
+from benchmarks.gpu.setting import Case, Missing, Row, Setting, run_cases
+from composable import Trainer
+from composable.callbacks import (
+    ExportForInference,
+    MemorySnapshot,
+    OOMObserver,
+    Profiler,
+    SpeedMonitor,
+)
+from composable.loggers import InMemoryLogger
+from tests.support.runs import FullMemory
+
+__all__ = ["compiled", "features", "processes"]
+
+# --- compile ---
+
+MODES: dict[str, Any] = {
+    "default": True,
+    "CUDA graphs": {"mode": "reduce-overhead"},
+    "autotuned": {"mode": "max-autotune-no-cudagraphs"},
+    "the whole graph": {"fullgraph": True},
+}
+
+
+def compiled(setting: Setting) -> Iterator[Row]:
+    """Compare compiled steps with eager ones, and repeat them."""
+    modes = setting.choose(MODES, {"aot_eager": {"backend": "aot_eager"}})
+    cases: dict[str, Case] = {
+        f"{name}, {precision}": partial(_compiled, options, precision)
+        for name, options in modes.items()
+        for precision in setting.choose(("fp32", "amp_bf16"), ("fp32",))
+    }
+    return run_cases(cases, setting)
+
+
+def _compiled(options: Any, precision: str, setting: Setting) -> Row:
+    torch.compiler.reset()
+    eager = trained(trainer(setting, precision=precision))
+    found = trained(trainer(setting, precision=precision, compile=options))
+    again = trained(trainer(setting, precision=precision, compile=options))
+    check_equal(again, found, "a second run")
+    difference = distance(found, eager)
+    assert difference < (0.02 if precision == "fp32" else 0.3), f"{difference:.3g} from eager"
+    return {"difference_to_eager": difference}
+
+
+# --- memory, copies, callbacks, export ---
+
+
+class Wide(nn.Module):
+    """A model whose activations fill a small part of a GPU, for each example."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width, self.inner = width, nn.Linear(64, 64)
+        self.last = nn.Linear(64, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Keep `width` copies of the activations for the backward pass."""
+        hidden = self.inner(inputs).unsqueeze(1).expand(-1, self.width, -1)
+        return self.last((hidden * hidden.sin()).mean(1))
+
+
+def _out_of_memory(setting: Setting) -> Row:
+    """Halve microbatches after an error of the allocator, and get the weights of whole batches."""
+    data = [(torch.randn(64, 64), torch.arange(64) % 10) for _ in range(3)]
+    options: dict[str, Any] = {"algorithms": (), "train_dataloader": data}
+    if not setting.is_cuda:
+        torch.manual_seed(0)
+        model: nn.Module = FullMemory(nn.Linear(64, 10), 16)
+        return _microbatches(model, setting, options)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(setting.device).total_memory
+    free, used = 2**30, torch.cuda.memory_reserved(setting.device)
+    torch.cuda.set_per_process_memory_fraction((used + free) / total, setting.device)
+    try:
+        torch.manual_seed(0)
+        return _microbatches(Wide(free // (64 * 4 * 64)), setting, options)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, setting.device)
+
+
+def _microbatches(model: nn.Module, setting: Setting, options: dict[str, Any]) -> Row:
+    run = Trainer(
+        model,
+        loss_fn=nn.functional.cross_entropy,
+        optimizers=partial(torch.optim.SGD, lr=0.1),
+        max_duration="1ep",
+        device=setting.device,
+        microbatch_size="auto",
+        progress_bar=False,
+        **options,
+    )
+    memory = InMemoryLogger()
+    run.add_callback(memory)
+    run.fit()
+    sizes = memory.series("microbatch_size") if "microbatch_size" in memory.latest else []
+    assert all(tensor.isfinite().all() for tensor in run.state.model.state_dict().values())
+    return {"sizes": [float(one) for one in sizes][:3]}
+
+
+def _copies_ahead(setting: Setting) -> Row:
+    """Train from pinned memory, and from batches on the device."""
+    inputs, targets = (torch.cat(parts) for parts in zip(*images(setting), strict=True))
+    loader = DataLoader(
+        TensorDataset(inputs, targets),
+        batch_size=len(images(setting, 1)[0][0]),
+        pin_memory=setting.is_cuda,
+        num_workers=setting.choose(2, 0),
+    )
+    from_device = trained(trainer(setting, train_dataloader=images(setting, 6, setting.device)))
+    check_equal(trained(trainer(setting, train_dataloader=loader)), from_device, "pinned memory")
+    return {}
+
+
+def _observers(setting: Setting) -> Row:
+    """Record allocations, an error of the allocator, a profile, and the share of the peak."""
+    memory = InMemoryLogger()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        observers = [
+            MemorySnapshot(folder / "memory", interval="2ba"),
+            OOMObserver(folder / "oom"),
+            Profiler(folder / "profile"),
+            SpeedMonitor(2, flops_per_batch="count", gpu_flops_available=1e15),
+        ]
+        options = {"callbacks": observers, "loggers": [memory], "deterministic_mode": False}
+        trainer(setting, **options).fit()
+        written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*"))
+    wanted = ["profile", *(["memory"] if setting.is_cuda else [])]
+    for start in wanted:
+        assert any(path.startswith(start) for path in written), f"{start} wrote nothing"
+    logged = {name: memory.latest[name] for name in memory.latest if "throughput" in name}
+    assert any("mfu" in name for name in logged), f"no MFU among {sorted(logged)}"
+    return {"files": written, "throughput": {k: float(v) for k, v in logged.items()}}
+
+
+def _export(setting: Setting) -> Row:
+    """Export a trained model from the device, which checks its outputs."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pt2"
+        trainer(setting, callbacks=[ExportForInference(path)]).fit()
+        assert path.stat().st_size > 1000
+        return {"bytes": path.stat().st_size}
+
+
+def features(setting: Setting) -> Iterator[Row]:
+    """Run features that depend on the device."""
+    cases: dict[str, Case] = {
+        "microbatch_size='auto' after an error of the allocator": _out_of_memory,
+        "copies ahead of the step": _copies_ahead,
+        "snapshot, profile, MFU": _observers,
+        "export": _export,
+    }
+    return run_cases(cases, setting)
+
+
+# --- several processes ---
+
+_COMPOSABLE = "from composable.cli import main; raise SystemExit(main())"  # it may not be installed
+
+
+def processes(setting: Setting) -> Iterator[Row]:
+    """Train with each strategy: on one device by NCCL, and on all devices if there are several."""
+    counts = [1, *([min(4, torch.cuda.device_count())] if torch.cuda.device_count() > 1 else [])]
+    counts = counts if setting.is_cuda else [2]
+    strategies = setting.choose(("ddp", "exact", "fsdp2"), ("ddp",))
+    cases: dict[str, Case] = {
+        f"{strategy}, {count} process{'es' * (count > 1)}": partial(_launch, strategy, count)
+        for count in counts
+        for strategy in strategies
+    }
+    if torch.cuda.device_count() < 2 and not setting.is_tiny:
+        cases["several devices"] = _no_devices
+    return run_cases(cases, setting)
+
+
+def _no_devices(setting: Setting) -> Row:
+    raise Missing(f"this machine has {torch.cuda.device_count()} device")
+
+
+def _launch(strategy: str, count: int, setting: Setting) -> Row:
+    """Launch processes that are killed, then others that resume, and compare."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-c", _COMPOSABLE, "launch", "-n", str(count)),
+            *("-m", "benchmarks.gpu.parallel_run", strategy, setting.device.type, setting.size),
+            folder,
+        ]
+        run = partial(subprocess.run, capture_output=True, text=True, timeout=150, check=False)
+        killed = run([*command, "kill"])
+        assert killed.returncode, "the processes were not killed"
+        done, result = run([*command, "resume"]), Path(folder) / "result.json"
+        if done.returncode or not result.exists():
+            raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")
+        return dict(json.loads(result.read_text()))

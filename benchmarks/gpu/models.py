@@ -1,0 +1,64 @@
+"""The models whose steps are timed."""
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["gpt", "resnet50"]
+
+STAGES = (3, 4, 6, 3)
+
+
+def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False),
+        nn.BatchNorm2d(outputs),
+    )
+
+
+class Bottleneck(nn.Module):
+    """A residual block of three convolutions (He et al., 2015)."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            *(_conv(inputs, width, 1), nn.ReLU(), _conv(width, width, 3, stride), nn.ReLU()),
+            _conv(width, 4 * width, 1),
+        )
+        same = inputs == 4 * width and stride == 1
+        self.shortcut = nn.Identity() if same else _conv(inputs, 4 * width, 1, stride)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute the block."""
+        return torch.relu(self.body(inputs) + self.shortcut(inputs))
+
+
+def resnet50(width: int = 64) -> nn.Module:
+    """Build a ResNet-50, with 25.6 million parameters at the width of 64."""
+    blocks: list[nn.Module] = []
+    inputs = width
+    for stage, count in enumerate(STAGES):
+        for index in range(count):
+            stride = 2 if stage and not index else 1
+            blocks.append(Bottleneck(inputs, width << stage, stride))
+            inputs = 4 * width << stage
+    return nn.Sequential(
+        *(_conv(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000)),
+    )
+
+
+def gpt(*, tiny: bool) -> tuple[nn.Module, int]:
+    """Build a GPT of the size of GPT-2, whose head is its embedding; with its vocabulary."""
+    from examples.small_gpt import Sizes, small_gpt  # it needs tokenizers
+
+    sizes = Sizes(
+        vocabulary=64 if tiny else 50_304,  # a multiple of 64, which matrix units prefer
+        depth=1 if tiny else 12,
+        width=32 if tiny else 768,
+        context=16 if tiny else 1024,
+        positions="learned",
+        initialization="gpt2",
+    )
+    model = small_gpt(sizes, seed=0)
+    model[-1].weight = model[0].weight
+    return model, sizes.vocabulary

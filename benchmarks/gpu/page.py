@@ -1,0 +1,93 @@
+"""The page of the results, docs/evidence/gpu/index.md, from the files of the parts."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["write_page"]
+
+_TITLES = {
+    "precisions": "Runs repeat and resume bit for bit",
+    "methods": "Every method",
+    "waits": "No waiting in a step",
+    "compile": "Compiled steps",
+    "features": "Memory, copies, observers, export",
+    "processes": "Several processes",
+    "models": "Steps of real models",
+    "overhead": "Overhead of the loop",
+    "costs": "Costs of methods",
+    "augmentations": "Augmentations on the device",
+    "peers": "Other trainers",
+    "digits": "Time to an accuracy",
+    "language": "Time to a loss",
+}
+_HIDDEN = {"case", "status", "error", "traceback", "files", "throughput"}
+
+
+def write_page(folder: Path) -> Path:
+    """Write the page of the results in a folder, and return its path."""
+    path = folder / "index.md"
+    path.write_text("\n".join(_lines(folder)) + "\n", encoding="utf-8")
+    return path
+
+
+def _lines(folder: Path) -> Iterator[str]:
+    yield "# On a GPU"
+    yield ""
+    yield (
+        "Written by `make gpu`. A ratio is that of the Trainer's step to the step of a plain loop "
+        "in the same process, interleaved; 0.98 is two percent faster."
+    )
+    for name, title in _TITLES.items():
+        path = folder / f"{name}.json"
+        if path.exists():
+            yield from _part(title, json.loads(path.read_text(encoding="utf-8")))
+
+
+def _part(title: str, result: Mapping[str, Any]) -> Iterator[str]:
+    found, cases = result["environment"], result["cases"]
+    counts = dict.fromkeys(("passed", "measured", "failed", "missing"), 0)
+    for case in cases:
+        counts[case["status"]] += 1
+    yield from ("", f"## {title}", "")
+    where = ", ".join(
+        str(found[key]) for key in ("device", "driver", "torch", "python") if key in found
+    )
+    counted = ", ".join(f"{n} {status}" for status, n in counts.items() if n)
+    stopped = f" **It ended early: {result['error']}.**" if result["error"] else ""
+    size = " Sizes are those of a test of the code." if found.get("size") == "tiny" else ""
+    yield f"{where}; {result['seconds']:.0f} s; {counted or 'no case'}.{stopped}{size}"
+    columns = list(dict.fromkeys(k for case in cases for k in case if k not in _HIDDEN))
+    if cases:
+        yield ""
+        yield f"| case | {' | '.join(['result', *map(_title, columns)])} |"
+        yield f"|---|{'---|' * (len(columns) + 1)}"
+    for case in cases:
+        values = [_value(case.get(column)) for column in columns]
+        yield f"| {_text(case['case'])} | {' | '.join([_status(case), *values])} |"
+
+
+def _title(column: str) -> str:
+    return column.replace("_", " ")
+
+
+def _status(case: Mapping[str, Any]) -> str:
+    error = f": {_text(case['error'])}" if "error" in case else ""
+    return f"**{case['status']}**{error}" if case["status"] == "failed" else case["status"] + error
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return " to ".join(map(_value, value))
+    return _text(value)
+
+
+def _text(value: Any) -> str:
+    """Return a text for a cell: one line, in which no character means something."""
+    text = " ".join(str(value).split())[:300]
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "\\<").replace("`", "'")

@@ -1,0 +1,176 @@
+"""Steps on trial: train for some batches, and leave the run as it was."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from composable.core.state import State
+from composable.data.fetching import copy_loader, is_map_style
+from composable.data.order import get_generator_states, is_stateful, set_generator_states
+from composable.engines.modules import all_modules
+from composable.optim.multi import base_optimizers
+from composable.trainer.guards import NonFiniteGuard
+from composable.trainer.parameters import start_training
+from composable.trainer.run import Run
+from composable.trainer.training_data import TrainingData
+
+__all__ = ["Trial", "trial"]
+
+_PARTS = ("loss_scaler", "loss_shares", "microbatches")
+"""The parts of a run that a step changes."""
+
+
+@attrs.frozen(eq=False)
+class Trial:
+    """A run whose next steps are undone at the end of a block.
+
+    Args:
+        run: The run.
+    """
+
+    run: Run
+
+    def batches(self, loader: Iterable[Any] | None = None) -> Iterator[Any]:
+        """Iterate without end over batches: by default, those that the run trains on next.
+
+        Args:
+            loader: Other batches: a list, or a `DataLoader` that fetches by index.
+
+        Raises:
+            ValueError: To read the batches would change the position of the loader.
+        """
+        given = self.run.data.loader if loader is None else loader
+        listed = isinstance(given, (list, tuple))
+        if not listed and (not is_map_style(given) or is_stateful(given)):
+            raise ValueError(
+                f"train_dataloader={type(given).__name__} has a position of its own, which "
+                "reading it would change: pass the batches of the trial as a list."
+            )
+        if isinstance(given, DataLoader):  # in this process, since workers may persist
+            given = copy_loader(given, num_workers=0, pin_memory=False, persistent_workers=False)
+        data = self.run.data
+        reader = TrainingData(given, None, data.batches_per_step, engine=self.run.engine)
+        state = self.run.state
+        if loader is not None:
+            state = state.evolve(timestamp=type(state.timestamp)())
+        while True:
+            count = 0
+            for count, (batch, _, _) in enumerate(reader.batches(state), 1):  # noqa: B007
+                yield batch
+            if not count and not state.timestamp.batch_in_epoch:
+                raise ValueError("the loader returned no batch; check the dataset.")
+            reader.end_epoch()
+            state = state.evolve(timestamp=state.timestamp.next_epoch())
+
+    def step(self, batch: Any, number: int) -> Tensor:
+        """Train on a batch at the time of the run, and return the loss.
+
+        Args:
+            batch: The batch.
+            number: Its number in the trial, from which its random numbers follow.
+        """
+        run, state = self.run, self.run.state
+        state = state.evolve_unchecked(
+            batch=batch, outputs=None, key=state.key.fold("trial", number)
+        )
+        if run.after_dataloader is not None:
+            state = run.after_dataloader(state)
+        loss = run.step(state).loss
+        assert loss is not None  # a step computes it
+        return loss.detach()
+
+
+@contextmanager
+def trial(run: Run) -> Iterator[Trial]:
+    """Yield a trial; at the end of the block the run is as before, to the bit.
+
+    The steps are those of the training weights, without callbacks and loggers, and of any loss.
+    """
+    guard = run.guard
+    guard.flush()
+    undo = [
+        _tensors(run.state),
+        *map(_optimizer, base_optimizers(run.state.optimizers)),
+        *(_part(run.parts[name]) for name in _PARTS),
+        _loader(run.data.loader),
+    ]
+    run.guard = NonFiniteGuard("ignore", immediate=True)
+    run.compose()
+    try:
+        start_training(run.state)
+        yield Trial(run)
+    finally:
+        run.guard = guard
+        for one in undo:
+            one()
+
+
+def _tensors(state: State) -> Callable[[], None]:
+    """Return a function that restores the modules: their tensors, gradients and modes."""
+    saved = [
+        (module, module.training, dict(module._buffers), [*_own(module)])
+        for module in all_modules(state)
+    ]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for module, training, buffers, tensors in saved:
+            module.training = training
+            module._buffers.update(buffers)
+            for tensor, value, grad in tensors:
+                tensor.copy_(value)
+                tensor.grad = grad
+
+    return restore
+
+
+def _own(module: nn.Module) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Iterate over the tensors of a module, with their values and gradients."""
+    for tensor in (*module._parameters.values(), *module._buffers.values()):
+        if tensor is not None:
+            yield tensor, tensor.detach().clone(), tensor.grad
+
+
+def _optimizer(optimizer: Optimizer) -> Callable[[], None]:
+    """Return a function that restores an optimizer: its state and its groups."""
+    states = {p: copy.deepcopy(values) for p, values in optimizer.state.items()}
+    groups = [(group, _copied(group)) for group in optimizer.param_groups]
+
+    def restore() -> None:
+        for p in [p for p in optimizer.state if p not in states]:
+            del optimizer.state[p]
+        optimizer.state.update(states)
+        for group, values in groups:
+            for name in group.keys() - values.keys():
+                del group[name]
+            for name, value in values.items():
+                if isinstance(value, Tensor):  # a compiled step may hold it
+                    group[name].copy_(value)
+                else:
+                    group[name] = value
+
+    return restore
+
+
+def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items()
+    }
+
+
+def _part(part: Any) -> Callable[[], None]:
+    saved = copy.deepcopy(part.state_dict())
+    return lambda: part.load_state_dict(saved)
+
+
+def _loader(loader: Any) -> Callable[[], None]:
+    """Return a function that restores the generators of a loader."""
+    states = get_generator_states(loader)
+    return lambda: set_generator_states(loader, states)

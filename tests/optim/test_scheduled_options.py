@@ -1,0 +1,245 @@
+"""One cycle, power decays, schedules of several options, and rates that follow step sizes."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import OneCycleLR
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, TensorDataset
+
+from composable import Clock, Event
+from composable.algorithms import SeqLengthWarmup
+from composable.data import BatchSizeWarmupSampler
+from composable.optim import (
+    Muon,
+    cosine,
+    linear,
+    one_cycle,
+    per_group,
+    per_option,
+    scale_schedule,
+    scaling_rule,
+    warmup_stable_decay,
+)
+from tests.support.data import batches
+from tests.support.models import mlp, same, weights
+from tests.support.runs import LANGUAGE, make_trainer
+
+
+def values(schedule, count, **clock):
+    clock = {"max_duration": f"{count}ba", **clock}
+    return [schedule(Clock.at(batch=k, **clock)) for k in range(count + 1)]
+
+
+class Recorder:
+    """Records options of the first group, and sizes of batches, before each step."""
+
+    def __init__(self, *options):
+        self.options, self.rows, self.sizes = options, [], []
+
+    def __call__(self, event, state, logger):
+        if event is Event.BATCH_START:
+            group = state.optimizers[0].param_groups[0]
+            self.rows.append(tuple(float(group[name]) for name in self.options))
+            batch = state.batch
+            inputs = batch["input_ids"] if isinstance(batch, dict) else batch[0]
+            self.sizes.append(tuple(inputs.shape[:2]))
+
+
+# --- shapes ---
+
+
+def test_power_decay_is_the_smaller_of_the_rate_and_a_power_of_the_remaining_time():
+    total, length, power = 10, 4, 1.2
+    schedule = warmup_stable_decay(f"{length}ba", shape=power)
+
+    slope = length**-power
+    expected = [min(1.0, slope * (total - k) ** power) for k in range(total + 1)]
+    assert values(schedule, total) == pytest.approx(expected, abs=1e-12)
+    above = warmup_stable_decay(f"{length}ba", 0.1, shape=power)
+    assert values(above, total)[-1] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("shape", [0, -1.0, math.inf, math.nan, True, None, "power"])
+def test_other_shapes_are_rejected(shape):
+    with pytest.raises((TypeError, ValueError), match=r"shape=.* or a power above 0"):
+        warmup_stable_decay("4ba", shape=shape)
+
+
+@pytest.mark.parametrize("strategy", ["cos", "linear"])
+def test_one_cycle_has_the_rates_of_pytorch_in_the_same_run(strategy):
+    count, peak, share = 12, 0.2, 0.25
+    cycle = {"anneal_strategy": strategy, "div_factor": 10.0, "final_div_factor": 100.0}
+    recorders = Recorder("lr"), Recorder("lr")
+    data = batches(8 * count, 8)
+    ours = make_trainer(
+        mlp(),
+        data,
+        optimizers=partial(SGD, lr=peak, momentum=0.9),
+        schedulers=one_cycle(share, **cycle),
+        max_duration="1ep",
+        callbacks=recorders[0],
+    ).fit()
+    theirs = make_trainer(
+        mlp(),
+        data,
+        optimizers=partial(SGD, lr=peak, momentum=0.9),
+        schedulers=partial(
+            OneCycleLR,
+            max_lr=peak,
+            total_steps=count + 1,
+            pct_start=(share * count + 1) / (count + 1),
+            cycle_momentum=False,
+            **cycle,
+        ),
+        step_schedulers_every_batch=True,
+        max_duration="1ep",
+        callbacks=recorders[1],
+    ).fit()
+
+    found, expected = ([rate for (rate,) in one.rows] for one in recorders)
+    assert len(found) == count
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert max(found) == peak == found[3]
+    assert_close(weights(ours.model), weights(theirs.model), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_one_cycle_may_only_rise_or_fall(share):
+    found = values(one_cycle(share, anneal_strategy="linear", div_factor=4), 4)
+    assert found == sorted(found, reverse=not share)
+    assert 1.0 in found
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: one_cycle(1.5), r"pct_start=1.5 must be in \[0, 1\]"),
+        (lambda: one_cycle(anneal_strategy="cosine"), "anneal_strategy='cosine' must be 'cos' or"),
+        (lambda: one_cycle(anneal_strategy=1), "anneal_strategy=1 must be"),
+        (lambda: one_cycle(div_factor=0.5), "div_factor=0.5 must be at least 1"),
+        (lambda: per_option({"lr": 1.0}), r"schedules\['lr'\]=1.0 must be a schedule"),
+        (lambda: per_option({"lr": per_option({})}), r"schedules\['lr'\]=.* must be a schedule"),
+        (lambda: per_option([cosine()]), "must be a mapping of options"),
+        (lambda: per_option({"lr": cosine()})(None), "has a value for each option"),
+        (lambda: scaling_rule(3, 1), "size=3 must be a function of a clock"),
+        (lambda: scaling_rule(len, 0), "base=0 must be"),
+        (lambda: scaling_rule(len, 1, -1.0), "power=-1.0 must be"),
+        (lambda: scaling_rule(lambda _: 0, 1)(None), r"size\(clock\)=0 must be"),
+        (
+            lambda: make_trainer(schedulers=per_option({"betas": cosine()}), optimizers=ADAMW),
+            "'betas', which is .0.9, 0.999. in the parameter group None: use one of 'lr'",
+        ),
+        (
+            lambda: make_trainer(schedulers=per_group({}, per_option({"decay": cosine()}))),
+            "'decay', which is None in the parameter group",
+        ),
+    ],
+)
+def test_invalid_arguments_are_rejected_by_name(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+# --- several options ---
+
+ADAMW = partial(AdamW, lr=0.1, weight_decay=0.5)
+BOTH = per_option({"lr": cosine(0.1, warmup="2ba"), "weight_decay": linear(1.0, 0.25)})
+
+
+def test_rate_and_decay_are_those_of_a_loop_that_sets_both():
+    data, model = batches(8 * 6, 8), mlp()
+    ours = make_trainer(mlp(), data, optimizers=ADAMW, schedulers=BOTH, max_duration="1ep").fit()
+    optimizer, schedules = ADAMW(model.parameters()), dict(BOTH.schedules)
+
+    for k, (inputs, targets) in enumerate(data):
+        clock = Clock.at(batch=k, max_duration="6ba")
+        optimizer.param_groups[0]["lr"] = 0.1 * schedules["lr"](clock)
+        optimizer.param_groups[0]["weight_decay"] = 0.5 * schedules["weight_decay"](clock)
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+    assert same(weights(ours.model), weights(model))
+
+
+def test_options_of_groups_and_shorter_runs():
+    schedulers = per_group({"matrices": scale_schedule(BOTH, 0.5)}, default=linear())
+    recorder = Recorder("lr", "weight_decay")
+    trainer = make_trainer(
+        mlp(),
+        batches(8 * 4, 8),
+        optimizers=partial(Muon, lr=0.1, weight_decay=0.5),
+        schedulers=schedulers,
+        max_duration="1ep",
+        callbacks=recorder,
+    )
+    (optimizer,) = trainer.fit().optimizers
+
+    assert recorder.rows == [
+        pytest.approx((0.1 * rate, 0.5 * decay))
+        for rate, decay in [(0, 1), (1, 0.8125), (0.775, 0.625), (0.325, 0.4375)]
+    ]
+    assert optimizer.param_groups[1]["weight_decay"] == 0.5
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
+def test_scheduled_options_resume_bit_for_bit(precision, tmp_path):
+    options = {"optimizers": ADAMW, "schedulers": BOTH, "precision": precision}
+    whole = make_trainer(mlp(), **options, save_folder=tmp_path, save_interval="1ba").fit()
+
+    resumed = make_trainer(mlp(), **options, load_path=tmp_path / "ep1-ba4").fit()
+
+    assert same(weights(resumed.model), weights(whole.model))
+    ours, theirs = (run.optimizers[0].param_groups[0] for run in (whole, resumed))
+    assert ours["weight_decay"] == theirs["weight_decay"] != 0.5
+    assert ours["initial_weight_decay"] == theirs["initial_weight_decay"] == 0.5
+
+
+# --- the size of the steps ---
+
+
+def test_the_rate_of_an_example_is_constant_while_batches_grow():
+    sampler = BatchSizeWarmupSampler(
+        64, batch_size=16, min_batch_size=4, duration=90, step_size=4, seed=3, last_batch="drop"
+    )
+    ((inputs, targets),) = batches(64, 64)
+    recorder = Recorder("lr")
+    make_trainer(
+        mlp(),
+        DataLoader(TensorDataset(inputs, targets), batch_sampler=sampler),
+        optimizers=partial(SGD, lr=0.32),
+        schedulers=scaling_rule(sampler.size_at, 16),
+        max_duration="3ep",
+        callbacks=recorder,
+    ).fit()
+
+    sizes = [rows for rows, _ in recorder.sizes]
+    assert sum(sizes[: sizes.index(16)]) > 64  # they still grow in the second epoch
+    assert sizes == sorted(sizes)
+    rates = [rate for (rate,) in recorder.rows]
+    assert rates == pytest.approx([0.02 * rows for rows in sizes])
+
+
+def test_the_rate_follows_the_root_of_the_length_of_sequences():
+    warmup = SeqLengthWarmup(duration=0.5, min_seq_length=2, max_seq_length=6, step_size=1)
+    recorder = Recorder("lr")
+    LANGUAGE.trainer(
+        algorithms=[warmup],
+        optimizers=partial(SGD, lr=1.0),
+        schedulers=scaling_rule(warmup.length_at, 6, power=0.5),
+        max_duration="8ba",
+        callbacks=recorder,
+    ).fit()
+
+    lengths = [length for _, length in recorder.sizes]
+    assert lengths[0] == 2 < lengths[-1]
+    assert [rate for (rate,) in recorder.rows] == pytest.approx(
+        [math.sqrt(warmup.length_at(Clock.at(batch=k, max_duration="8ba")) / 6) for k in range(8)]
+    )
+    assert [round(6 * rate**2) for (rate,) in recorder.rows][:2] == lengths[:2]
+    assert torch.tensor(lengths).diff().min() >= 0
