@@ -68,8 +68,14 @@ def capture_optimizer(optimizer: Optimizer, names: Names) -> OptimizerState:
 
 def _type_of(optimizer: Optimizer) -> str:
     """Return the name of the class, and those of the wrappers of `composable.optim`."""
-    kinds = [type(hook.__self__).__name__ for hook in _wrapping(optimizer, PRE_HOOKS).values()]
+    hooks = [hook for one in _with_parts(optimizer) for hook in _wrapping(one, PRE_HOOKS).values()]
+    kinds = [type(hook.__self__).__name__ for hook in hooks]
     return type(optimizer).__name__ + (f" with {', '.join(kinds)}" if kinds else "")
+
+
+def _with_parts(optimizer: Any) -> tuple[Any, ...]:
+    """Return an optimizer, and those of a `MultiOptimizer`."""
+    return (optimizer, *getattr(optimizer, "optimizers", ()))
 
 
 def _wrapping(optimizer: Optimizer, hooks: str) -> "OrderedDict[int, Any]":
@@ -238,8 +244,10 @@ def _rehearse(
     Only for optimizers of PyTorch and of this library. The step of any other may have effects
     elsewhere, and its state may get further entries after the first step.
     """
-    kinds = map(type, (optimizer, *getattr(optimizer, "optimizers", ())))  # of a MultiOptimizer
-    if not all(_is_ours(kind) or kind.__module__.startswith("torch.optim.") for kind in kinds):
+    if not all(
+        _is_ours(type(one)) or type(one).__module__.startswith("torch.optim.")
+        for one in _with_parts(optimizer)
+    ):
         return None
     own = [p for group in optimizer.param_groups for p in group["params"]]
     if not state and all(optimizer.state.get(p) for p in own):
@@ -258,8 +266,9 @@ def _rehearse(
         for group in groups
     ]
     twin_of.state = defaultdict(dict, {numbers[n]: _on_meta(one) for n, one in state.items()})
-    for hooks in (PRE_HOOKS, POST_HOOKS):
-        setattr(twin_of, hooks, _wrapping(optimizer, hooks))
+    for one, twin in zip(_with_parts(optimizer), _with_parts(twin_of), strict=True):
+        for hooks in (PRE_HOOKS, POST_HOOKS):
+            setattr(twin, hooks, _wrapping(one, hooks))
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")

@@ -16,6 +16,7 @@ import composable.functional as F
 from composable.checkpoint.errors import MismatchError
 from composable.optim import (
     AdamWScheduleFree,
+    MultiOptimizer,
     Muon,
     cosine,
     with_cautious_weight_decay,
@@ -45,6 +46,15 @@ def wrapped(wrapper, inner, params):
     for one in WRAPPERS.values() if wrapper == "all" else [WRAPPERS[wrapper]]:
         assert one(optimizer) is optimizer
     return optimizer
+
+
+def several(params, wrappers=()):
+    """Build one optimizer of two, of which the first has wrappers."""
+    first, *others = params
+    optimizer = OPTIMIZERS["foreach"]([first])
+    for one in wrappers:
+        one(optimizer)
+    return MultiOptimizer([optimizer, SGD(others, lr=0.1, momentum=0.9)])
 
 
 def parameters(dtype=torch.float64):
@@ -336,6 +346,25 @@ def test_run_with_all_wrappers_resumes_bit_for_bit(inner, precision, problem, tm
     averages = [state["ema_nesterov"] for state in ours["state"].values()]
     assert same(averages, [state["ema_nesterov"] for state in theirs["state"].values()])
     assert {one.dtype for one in averages} == {torch.float32}
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_optimizer_of_several_resumes_with_wrappers_outside_or_inside(outside, tmp_path):
+    def build(params):
+        every = WRAPPERS.values()
+        optimizer = several(params, () if outside else every)
+        for one in every if outside else ():
+            one(optimizer)
+        return optimizer
+
+    options = {"optimizers": build, "max_duration": "6ba"}
+    whole = make_trainer(mlp(), save_folder=tmp_path, save_interval="1ba", **options).fit()
+
+    resumed = make_trainer(mlp(), load_path=tmp_path / "ep0-ba2", **options).fit()
+
+    assert same(weights(whole.model), weights(resumed.model))
+    with pytest.raises(MismatchError, match=r"MultiOptimizer with EMANesterov, Cautious.*"):
+        make_trainer(mlp(), load_path=tmp_path / "ep0-ba2", optimizers=several).fit()
 
 
 @EACH
