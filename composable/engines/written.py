@@ -17,7 +17,7 @@ class WrittenBuffers:
     """All small buffers, and those large ones that training writes: the same on every process.
 
     In a first step, all are exchanged, and the large ones compared with what they were. The others
-    are compared by their versions from then on. After one that was written, all begin anew.
+    are compared by their versions from then on. After a write, all are exchanged again.
 
     Args:
         processes: The processes of the run.

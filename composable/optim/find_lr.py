@@ -6,11 +6,13 @@ https://arxiv.org/abs/1506.01186
 
 import math
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from composable.core._paths import write_atomically
 from composable.functional._checks import as_path, check_count, check_order, check_range
 from composable.optim.learning_rates import write_option
 from composable.plan.plotting import save_figure
@@ -84,8 +86,9 @@ class RangeTest:
             axes.axvline(self.suggestion, color="#d55e00", linestyle="--", label="suggestion")
         axes.legend()
         if target is not None:
-            with target.open("wb") as file:
-                save_figure(figure, file, target.suffix[1:])
+            content = BytesIO()
+            save_figure(figure, content, target.suffix[1:])
+            write_atomically(target, content.getvalue())
         return figure
 
 

@@ -42,7 +42,8 @@ class MultiOptimizer(Optimizer):
         for one in given:
             if not isinstance(one, Optimizer):
                 raise TypeError(
-                    f"optimizers={optimizers!r} must be a list of optimizers, and {one!r} is none."
+                    f"optimizers={optimizers!r} must be a list of optimizers, and {one!r} is not "
+                    "one."
                 )
         held = [id(p) for one in given for group in one.param_groups for p in group["params"]]
         if not given or len(held) != len(set(held)):

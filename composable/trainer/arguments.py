@@ -19,7 +19,6 @@ from composable.core.model_call import is_transformers_model
 from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, check_time
-from composable.data.fetching import loader_length
 from composable.distributed.starting import local_device
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
@@ -140,6 +139,8 @@ def check_loader(name: str, loader: Any) -> Any:
             f"{name}={loader!r} is an iterator, which is exhausted after one epoch; pass what it "
             "iterates over, such as a list or a DataLoader."
         )
+    from composable.data.fetching import loader_length  # on use
+
     if loader_length(loader) == 0:
         raise ValueError(
             f"{name} is empty; check the dataset, and drop_last with a batch_size above the number "

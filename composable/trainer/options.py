@@ -19,7 +19,6 @@ from composable.core.model_call import batch_spec_of
 from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
-from composable.data.fetching import loader_length
 from composable.distributed.processes import Processes
 from composable.distributed.starting import join_processes
 from composable.distributed.strategies import DDP, OneProcess, Strategy, strategy_of
@@ -109,10 +108,10 @@ def _loggers(given: Any) -> Any:
 
 
 def _size(name: str, size: Any) -> None:
-    if isinstance(size, str) and size != "auto":
-        raise TypeError(f"{name}={size!r} must be a positive integer or 'auto'.")
-    if size != "auto":
+    if not isinstance(size, str):
         check.check_positive(name, size)
+    elif size != "auto":
+        raise TypeError(f"{name}={size!r} must be a positive integer or 'auto'.")
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -391,6 +390,8 @@ class TrainerOptions:
     @property
     def epoch_length(self) -> int | None:
         """The number of steps in an epoch, or None if unknown."""
+        from composable.data.fetching import loader_length  # on use
+
         batches = loader_length(self.train_dataloader)
         if self.is_local:
             lengths = self.processes.gather(batches)

@@ -55,10 +55,18 @@ class Trial:
             )
         if isinstance(given, DataLoader):  # in this process, since workers may persist
             given = copy_loader(given, num_workers=0, pin_memory=False, persistent_workers=False)
+        try:
+            yield from self._endless(given, from_start=loader is not None)
+        except (TypeError, ValueError) as error:
+            name = "train_dataloader" if loader is None else "batches"
+            raise type(error)(f"{name}: {error}") from error
+
+    def _endless(self, given: Any, *, from_start: bool) -> Iterator[Any]:
+        """Iterate over the batches of a loader again and again."""
         data = self.run.data
         reader = TrainingData(given, None, data.batches_per_step, engine=self.run.engine)
         state = self.run.state
-        if loader is not None:
+        if from_start:
             state = state.evolve(timestamp=type(state.timestamp)())
         while True:
             count = 0
