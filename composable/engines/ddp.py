@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from operator import is_
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from composable.core.event import Event
 from composable.core.state import State
@@ -43,7 +45,11 @@ class Replicated(Parallel):
     def prepare(self, state: State, setup: Setup) -> State:
         """Copy the weights of rank 0; send nothing early if a process may repeat its shards."""
         self.overlaps = not setup.fits_memory
-        return super().prepare(state, setup)
+        state = super().prepare(state, setup)
+        if setup.compile and self.processes.several and self.overlaps:
+            outputs = split_graphs(self.forward.outputs, self._options.get("bucket_cap_mb"))
+            self.forward = attrs.evolve(self.forward, outputs=outputs)
+        return state
 
     def begin(self, description: Any, dispatcher: Dispatcher) -> None:
         """Also send nothing early if something may change gradients after the backward pass."""
@@ -149,6 +155,33 @@ class ReducedSums(ShardSums):
         """Forget a reduction that was not completed, after an error."""
         if self.engine.reducer is not None and not self.engine.reducer.is_complete:
             self.engine.drop_reducer()
+
+
+def split_graphs(
+    outputs: Callable[[State], Any], bucket_cap_mb: float | None
+) -> Callable[[State], Any]:
+    """Let the compiler split the graphs of training where messages end, as those of a DDP module.
+
+    Args:
+        outputs: Calls a compiled model.
+        bucket_cap_mb: The size of a message, in MiB. Default: that of DDP.
+    """
+    first: int = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
+    size = max(int((bucket_cap_mb or 25) * 2**20), first)
+
+    def splitting(state: State) -> Any:
+        if not state.model.training:
+            return outputs(state)
+        before = DistributedDataParallel._active_ddp_module
+        DistributedDataParallel._active_ddp_module = SimpleNamespace(  # type: ignore[assignment]
+            bucket_bytes_cap=size
+        )
+        try:
+            return outputs(state)
+        finally:
+            DistributedDataParallel._active_ddp_module = before
+
+    return splitting
 
 
 def _sparse(state: State) -> list[Tensor]:

@@ -21,7 +21,7 @@ from composable.core.state import State
 from composable.distributed.fsdp import FSDP2
 from composable.engines.engine import Setup, Sums
 from composable.engines.initialization import replace_parameters
-from composable.engines.modules import modules_of
+from composable.engines.modules import Buffers, modules_of
 from composable.engines.partitioned import Partitioned
 from composable.engines.sums import ShardSums
 
@@ -97,20 +97,39 @@ class ScatteredSums(ShardSums):
     """Sums of losses and buffers; gradients are reduced in the last backward pass of a step.
 
     Those of the other passes are accumulated in the process, unless the strategy reduces each.
+    Where activations are computed again in the backward pass, buffers are not written again.
     """
 
     def __init__(self, engine: Sharded, state: State) -> None:
         super().__init__(engine, state)
+        strategy: FSDP2 = engine.strategy  # type: ignore[assignment]
         self.modules = engine.modules
-        self.each = engine.strategy.reduce_each_microbatch  # type: ignore[union-attr]
+        self.each, self.recomputes = strategy.reduce_each_microbatch, strategy.checkpointing
+        self.state, self.written = state, Buffers([])
+
+    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
+        """Return the loss, and keep the buffers of the forward pass."""
+        if self.recomputes:
+            self.written = Buffers.of(self.state)
+        return loss
+
+    def add(self, state: State) -> None:
+        """Add the loss of a shard and its buffers after the forward pass."""
+        self._restore()
+        super().add(state)
 
     def begin_part(self, last: bool) -> None:
         """Say whether the backward pass reduces."""
+        self._restore()
         for module in self.modules:
             if self.each:
                 module.set_requires_all_reduce(last)
             else:
                 module.set_requires_gradient_sync(last)
+
+    def _restore(self) -> None:
+        self.written.restore()
+        self.written = Buffers([])
 
 
 def _has_stepped(optimizer: Optimizer) -> bool:

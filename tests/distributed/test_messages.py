@@ -167,3 +167,19 @@ def test_large_buffers_that_stay_as_they_are_are_not_sent():
     added = (many["bytes"] - few["bytes"]) / (len(many["losses"]) - len(few["losses"]))
     # The histogram in two parts, codes and late; neither the table nor the mask.
     assert 4 * 20_000 < added < 4 * 22_000
+
+
+def fit_and_watch_messages(options):
+    return parallel_messages.fit_and_watch_messages(**options)
+
+
+@pytest.mark.compile
+def test_messages_of_a_compiled_model_are_sent_as_early_as_those_of_an_eager_one():
+    options = {**COPIED, "model": built(parallel_messages.Wide), "parallel": DDP()}
+    eager, compiled = (
+        run(fit_and_watch_messages, 2, {**options, "compile": one})[0]
+        for one in (False, {"backend": "aot_eager"})
+    )
+    assert compiled["ready"] == eager["ready"]
+    assert compiled["losses"] == pytest.approx(eager["losses"], rel=1e-5)
+    assert min(eager["ready"][-2:]) < max(eager["ready"])

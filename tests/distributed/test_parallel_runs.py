@@ -159,6 +159,17 @@ OF_SHARDED = {
 }
 
 
+@pytest.mark.parametrize("parts", [{}, {"grad_accum": 2}])
+def test_statistics_are_counted_once_where_activations_are_computed_again(parts):
+    options = {"max_duration": "1ep", **parts}
+    kept, again = (
+        run(fit, 2, {**options, "parallel": FSDP2(shards=4, checkpointing=one)})[0]
+        for one in (False, True)
+    )
+    assert again["weights"] == kept["weights"]  # with the running statistics of batch norm
+    assert again["metrics"] == kept["metrics"]
+
+
 @pytest.mark.parametrize("optimizer", [AdamWScheduleFree, Muon])
 def test_optimizers_of_sharded_models_step_as_those_of_whole_ones(optimizer):
     # Muon computes in bfloat16: in a deeper model, rounding errors of gradients grow to 1e-4.

@@ -1,6 +1,7 @@
 """Count what the processes of a run send: functions that those processes import."""
 
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from composable import Event
 from composable.distributed import Processes
 from composable.engines.parallel import Parallel
+from composable.engines.reducer import _Messages
 from composable.engines.sums import ShardSums
 from tests.support import parallel_runs as runs
 from tests.support.models import CLASSES, SIDE
@@ -132,6 +134,37 @@ def fit_and_read_buffers(**options: Any) -> dict[str, Any]:
     result = fit_counting(**options, algorithms=[keep])
     buffers = {name: one.tolist() for name, one in held[0].named_buffers()}
     return {**result, "buffers": buffers}
+
+
+class Wide(nn.Module):
+    """A model with more than one message of gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [2 * SIDE * SIDE, *[512] * 4]
+        layers = [nn.Linear(*pair) for pair in pairwise(widths)]
+        self.layers = nn.Sequential(nn.Flatten(), *layers, nn.Linear(512, CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the logits."""
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def fit_and_watch_messages(**options: Any) -> dict[str, Any]:
+    """Train like `fit`, and return how many gradients there are when a message is sent."""
+    found: list[int] = []
+    send = _Messages.send
+
+    def sending(messages: Any, bucket: Any) -> Any:
+        found.append(sum(one.grad is not None and bool(one.grad.any()) for one in held))
+        return send(messages, bucket)
+
+    sending.__annotations__ = send.__annotations__  # which DDP checks
+    built = options.pop("model")()
+    held = list(built.parameters())
+    with mock.patch.object(_Messages, "send", sending):
+        result = runs.fit(**options, model=lambda: built)
+    return {**result, "ready": found}
 
 
 def build(model: type[nn.Module]) -> nn.Module:
