@@ -89,7 +89,8 @@ class Checkpoints:
         run.guard.flush()  # every checkpoint is safe to resume from
         state = run.fire(Event.BEFORE_SAVE, state)
         self.mark_saved(state)
-        for manager in [one for one in self.managers if one.wanted] or self.managers:
+        managers = [one for one in self.managers if one.wanted] or self.managers
+        for manager in managers:
             run.data.gather_positions()
             manager.save(
                 state,
@@ -97,6 +98,9 @@ class Checkpoints:
                 lambda only: self.capture(only, state),
                 together=run.engine.writes_together(manager.settings.weights_only),
             )
+        if not all(one.settings.background for one in managers):
+            # Rank 0 writes; at AFTER_SAVE the checkpoint is there, on every rank.
+            self.options.processes.barrier()
         if not self.managers:
             self.options.saver(state)  # type: ignore[misc]  # it is possible
         return run.fire(Event.AFTER_SAVE, state)

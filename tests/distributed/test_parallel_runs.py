@@ -361,3 +361,16 @@ def test_every_process_ends_with_the_best_weights(tmp_path):
 
     assert {one["weights"] for one in both} == {alone["weights"]}
     assert alone["weights"] != last["weights"]
+
+
+def fit_with_slow_writes(options):
+    return runs.fit_with_slow_writes(**options)
+
+
+@pytest.mark.parametrize("strategy", [DDP(), FSDP2()])
+def test_checkpoint_is_there_on_every_process_when_it_is_said_to_be(strategy, tmp_path):
+    options = {"folder": str(tmp_path / "run"), "parallel": strategy, "max_duration": "1ep"}
+
+    for found in run(fit_with_slow_writes, 2, options):
+        assert found == list(range(1, len(found) + 1))
+        assert found

@@ -4,10 +4,13 @@ import hashlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +25,7 @@ from composable.callbacks import (
     MLPerfCallback,
     Profiler,
 )
+from composable.checkpoint import files
 from composable.core.batch import map_tensors
 from composable.core.control import Control
 from composable.distributed import DDP, Processes
@@ -29,6 +33,7 @@ from composable.distributed.signals import Preempted
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
 from composable.optim import Muon, by_role
+from composable.resume.manager import CheckpointManager
 from tests.support.models import CLASSES, SIDE, conv_net
 
 cross_entropy = nn.functional.cross_entropy
@@ -116,6 +121,31 @@ def observers(folder: str) -> list[Callback]:
         MemoryMonitor("1ba"),
         Profiler(f"{folder}/profile", active="2ba"),
     ]
+
+
+class WhatIsSaved(Callback):
+    """Counts the checkpoints in a folder at each save."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.found = Path(folder), []
+
+    def after_save(self, state: Any, logger: Any) -> None:
+        """Count those that are complete."""
+        self.found.append(len(files.find(self.folder)[0]))
+
+
+def fit_with_slow_writes(folder: str, **options: Any) -> list[int]:
+    """Train while rank 0 writes slowly, and return how many checkpoints there are at each save."""
+    write = CheckpointManager.write
+
+    def slowly(*args: Any) -> Path:
+        time.sleep(0.3)
+        return write(*args)
+
+    watch = WhatIsSaved(folder)
+    with mock.patch.object(CheckpointManager, "write", slowly):
+        fit(callbacks=[watch], folder=folder, **options)
+    return watch.found
 
 
 def fit_observed(folder: str, **options: Any) -> dict[str, Any]:
