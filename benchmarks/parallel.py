@@ -24,7 +24,7 @@ from composable.distributed import DDP, Processes
 from composable.distributed.starting import join_processes
 
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
-BATCHES, EXAMPLES = 20, 128
+BATCHES, EXAMPLES = 100, 128
 
 
 def perceptron(width: int) -> nn.Module:
@@ -53,11 +53,11 @@ def plain(width: int, processes: Processes) -> Callable[[], None]:
         EXAMPLES * processes.rank // processes.size,
         EXAMPLES * (processes.rank + 1) // processes.size,
     )
-    batches = [(inputs[part], targets[part]) for inputs, targets in data(width)]
+    batches = data(width)
 
     def epoch() -> None:
         for inputs, targets in batches:
-            loss = cross_entropy(model(inputs), targets)
+            loss = cross_entropy(model(inputs[part]), targets[part])
             loss.backward()
             loss.item()  # as the Trainer, which checks each loss on a CPU
             optimizer.step()

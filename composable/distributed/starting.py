@@ -19,6 +19,7 @@ __all__ = ["failing_together", "form_group", "join_processes", "leave_processes"
 _FAILED = "composable/failed"
 _WAITING = "composable/waiting"
 _READ = "composable/read"
+_FREEING = 0.2  # seconds; a busy machine may take some hundredths
 _GRACE = 5.0  # seconds; processes that wait for another one stop at about the same time
 
 
@@ -74,7 +75,12 @@ def local_device() -> torch.device:
 
 
 def leave_processes() -> None:
-    """Wait for the others, and destroy the group: gloo may abort if one leaves early."""
+    """Wait for the others, and destroy the group: gloo may abort if one leaves early.
+
+    A thread of gloo that still frees a tensor of the last message needs Python: where the group
+    outlives this call, since a model or an optimizer has it, nothing else waits for the thread, and
+    the interpreter would end it by an abort.
+    """
     if not dist.is_initialized():
         return
     error = getattr(sys, "last_value", None)
@@ -84,6 +90,7 @@ def leave_processes() -> None:
     with suppress(RuntimeError):  # another process failed
         Processes.current().barrier()
     dist.destroy_process_group()
+    time.sleep(_FREEING)
 
 
 def _abort() -> None:
