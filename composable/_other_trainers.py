@@ -271,6 +271,7 @@ METHODS: Mapping[str, str] = _by_name(
         "model lightning_module optimizers lr_schedulers",
         "see {state.model} and {state.optimizers} of {trainer.state}",
     ),
+    ("algorithms callbacks", "see algorithms and callbacks of {trainer.plan}"),
     ("should_stop stop_training", "return {composable.Control.STOP} from a callback"),
     ("remove_callback pop_callback", "build the Trainer without the callback"),
     ("checkpoint_callback saved_checkpoints", "the best checkpoint is {trainer.best}"),

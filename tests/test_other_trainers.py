@@ -273,7 +273,7 @@ def test_algorithms_with_the_arguments_of_composer_are_refused(algorithm, messag
     [
         (composable.algorithms.MixUp, "alpa", "alpha"),  # no table has its name
         (composable.algorithms.EMA, "half_live", "half_life"),
-        (composable.callbacks.MemoryMonitor, "intervall", "interval"),
+        (composable.callbacks.MemoryMonitor, "intervals", "interval"),
     ],
 )
 def test_classes_suggest_a_similar_argument(cls, name, similar):
