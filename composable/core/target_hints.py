@@ -39,12 +39,24 @@ def _described(tensor: Tensor) -> str:
 
 
 def _advice(outputs: Tensor, targets: Tensor) -> str:
-    """Return what to change where the targets were to be class indices, or nothing."""
-    classes, indices = outputs.size(1), outputs.shape[:1] + outputs.shape[2:]
-    if targets.shape == (len(outputs), 1) and classes > 1:
-        return "Labels of cross entropy have no dimension for classes: return labels.squeeze(1)"
-    if targets.shape != indices or targets.dtype.is_complex:
-        return ""
+    """Return what to change in the targets, or nothing where it is not known."""
+    count, classes, *positions = outputs.shape
+    if targets.shape == outputs.shape:
+        integers = outputs.is_floating_point() and not targets.is_floating_point()
+        return (
+            "Targets like the outputs have their dtype: return labels.float()" if integers else ""
+        )
+    if classes == 1:
+        is_flat = targets.shape == (count, *positions)
+        return (
+            "With one output, targets have its dimension: return labels[:, None]" if is_flat else ""
+        )
+    if targets.shape == (count, 1):
+        return "Class indices have no dimension for classes: return labels.squeeze(1)"
+    return _advice_on_indices(classes, targets) if targets.shape == (count, *positions) else ""
+
+
+def _advice_on_indices(classes: int, targets: Tensor) -> str:
     if targets.dtype not in _OF_INDICES:
         return "Class indices are of torch.int64: return labels.long()"
     if targets.device.type != "cpu" or not targets.numel():

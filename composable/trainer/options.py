@@ -307,8 +307,8 @@ class TrainerOptions:
 
             name = full_name("save_best", self.save_best)
             mode = self.save_best_mode or declared_modes(evaluators).get(name)
-            mode_of(name, mode, "save_best_mode", "save_best")
             check_result("save_best", name, evaluators)
+            mode_of(name, mode, "save_best_mode", "save_best")
 
     def _shard_stream(self) -> None:
         if self.processes.several and self.parallel.data == "auto":

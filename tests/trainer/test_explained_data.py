@@ -8,15 +8,17 @@ import torch
 from torch import nn
 
 from composable import Trainer
+from composable.callbacks import EarlyStopper
+from composable.metrics import accuracy
 
 INPUTS = torch.rand(8, 5, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(8) % 3
 
 
-def fit(batch, loss_fn=nn.functional.cross_entropy, **options):
+def fit(batch, loss_fn=nn.functional.cross_entropy, *, model=None, loader=None, **options):
     trainer = Trainer(
-        nn.Linear(5, 3),
-        train_dataloader=[batch],
+        model or nn.Linear(5, 3),
+        train_dataloader=loader or [batch],
         loss_fn=loss_fn,
         optimizers=partial(torch.optim.SGD, lr=0.1),
         max_duration="1ep",
@@ -55,6 +57,35 @@ def test_an_error_about_the_data_says_what_to_change(batch, advice):
         fit(batch)
 
     assert re.search(advice, told(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "advice"),
+    [
+        (1, LABELS.float(), r"return labels\[:, None\]\.$"),
+        (3, nn.functional.one_hot(LABELS, 3), r"return labels.float\(\)\.$"),
+        (3, torch.zeros(8, 2), r"targets of shape \(8, 2\) of torch.float32\.$"),
+    ],
+)
+def test_an_error_of_binary_targets_says_what_to_change(outputs, targets, advice):
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        fit((INPUTS, targets), nn.BCEWithLogitsLoss(), model=nn.Linear(5, outputs))
+
+    assert re.search(advice, told(caught.value))
+
+
+def test_a_result_that_no_evaluator_has_is_named_before_its_mode():
+    options = {"eval_dataloader": [(INPUTS, LABELS)], "metrics": {"accuracy": accuracy}}
+
+    with pytest.raises(ValueError, match="monitor='eval/acuracy' must be a result of an evaluat"):
+        fit((INPUTS, LABELS), callbacks=EarlyStopper("acuracy"), **options)
+    with pytest.raises(ValueError, match="save_best='eval/acuracy' must be a result of an evalua"):
+        fit((INPUTS, LABELS), save_best="acuracy", save_folder="unused", **options)
+
+
+def test_two_tensors_are_no_batches():
+    with pytest.raises(ValueError, match=r"a list of one pair, \[\(inputs, targets\)\]"):
+        fit((INPUTS, LABELS), loader=(INPUTS, LABELS))
 
 
 def test_a_loss_of_other_targets_gets_no_advice_on_class_indices():
