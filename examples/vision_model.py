@@ -3,7 +3,7 @@
     pip install timm scikit-learn
     python examples/vision_model.py    # ten seconds on two cores
 
-`composable compare` measures which of the `arms` pay:
+`composable compare` measures which of the `arms` pay; see docs/compare.md to tune their `lr`:
 
     composable compare examples/vision_model.py --metric eval/accuracy --durations 4ep,8ep,16ep
 """
@@ -34,7 +34,7 @@ def images() -> TensorDataset:
     return TensorDataset(nn.functional.interpolate(scans, SIDE), torch.tensor(digits.target))
 
 
-def build(algorithms: list[Algorithm], seed: int) -> Trainer:
+def build(algorithms: list[Algorithm], seed: int, lr: float = LR) -> Trainer:
     """Return a Trainer that has not trained yet."""
     train, test = random_split(images(), [0.7, 0.3], torch.Generator().manual_seed(0))
     with seed_context(seed):
@@ -45,7 +45,7 @@ def build(algorithms: list[Algorithm], seed: int) -> Trainer:
         eval_dataloader=DataLoader(test, 256),
         metrics={"accuracy": accuracy},
         loss_fn=nn.CrossEntropyLoss(),
-        optimizers=partial(torch.optim.AdamW, lr=LR, weight_decay=0.05),
+        optimizers=partial(torch.optim.AdamW, lr=lr, weight_decay=0.05),
         schedulers=cosine(warmup="1ep"),
         max_duration=DURATION,
         algorithms=algorithms,
