@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import composable.functional as F
-from benchmarks.gpu.models import gpt, resnet50
+from benchmarks.gpu.models import gpt, residual_net, resnet50, source_tokens
 from benchmarks.gpu.setting import Case, Row, Setting, run_cases
 from composable import Trainer
 from composable.algorithms import ChannelsLast
-from tests.support.algorithm_cases import cases_on
 from tests.support.runs import VISION
 
 __all__ = ["augmentations", "method_costs", "models", "overhead", "peers"]
@@ -163,15 +162,15 @@ def _language_model(setting: Setting) -> Row:
     torch.manual_seed(0)
     size, length = setting.choose((32, 1024), (2, 16))
     model, vocabulary = gpt(tiny=setting.is_tiny)
-    tokens = torch.randint(vocabulary, (2, size, length + 1))
-    batches = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in tokens]
+    tokens, text = source_tokens(vocabulary, 2 * size * (length + 1))
+    rows = tokens.view(2, size, length + 1)
+    batches = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows]
     one = (batches[0][0][:1], batches[0][1][:1])
     flops = _flops(model, one, _token_loss) * size
     found = compare(setting, model, batches, ADAMW, loss_fn=_token_loss, dtype=torch.bfloat16)
     parameters = sum(one.numel() for one in model.parameters())
-    return (
-        found | {"parameters": parameters} | _rates(setting, found, size * length, "tokens", flops)
-    )
+    rates = _rates(setting, found, size * length, "tokens", flops)
+    return found | rates | {"parameters": parameters, "data": text}
 
 
 def _token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -243,6 +242,8 @@ def overhead(setting: Setting) -> Iterator[Row]:
 
 def method_costs(setting: Setting) -> Iterator[Row]:
     """Compare steps with each method that acts on images with plain ones."""
+    from tests.support.algorithm_cases import cases_on  # it needs hypothesis
+
     chosen = [case for case in cases_on(VISION, extras=False) if not case.alone]
     cases: dict[str, Case] = {
         repr(case.example): partial(_cost, case) for case in chosen[:: setting.choose(1, 8)]
@@ -251,11 +252,9 @@ def method_costs(setting: Setting) -> Iterator[Row]:
 
 
 def _cost(case: Any, setting: Setting) -> Row:
-    from benchmarks.gpu.runs import residual_net
-
     size, side = setting.choose((256, 64), (4, 16))
     batches = [(torch.rand(size, 3, side, side), torch.arange(size) % 10) for _ in range(2)]
-    model = residual_net(0, width=setting.choose(64, 4))
+    model = residual_net(0, width=setting.choose(32, 4))
     algorithms = [copy.deepcopy(case.example)]
     return compare(
         setting,
