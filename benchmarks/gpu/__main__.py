@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.gpu.packages import describe_error, lacking, unpack
 from benchmarks.gpu.page import write_page
+from benchmarks.gpu.status import write_status
 
 PARTS: Mapping[str, str] = {
     "precisions": "runs.precisions",
@@ -65,9 +66,12 @@ def main(arguments: list[str] | None = None) -> int:
             sys.path.insert(0, unpacked)
             given = os.environ.get("PYTHONPATH")  # that of the parts, and of their processes
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (unpacked, given)))
-        print(*lacking(), sep="\n")
+        for line in lacking():
+            print(line)
         failed = [name for name in names if not _run_part(name, options)]
     write_page(options.output)
+    if options.output == FOLDER:
+        write_status(FOLDER.parent.parent / "status.md", FOLDER)
     print(f"{options.output / 'index.md'}; failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
@@ -129,6 +133,7 @@ def _run_part(name: str, options: Any) -> bool:
     first, *cases = [json.loads(line) for line in lines] or [{"environment": {}}]
     result = {
         "part": name,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "environment": first["environment"],
         "seconds": round(time.monotonic() - started, 1),
         "error": error,

@@ -27,7 +27,7 @@ PRECISIONS = ("fp32", "tf32", "amp_bf16", "amp_fp16", "bf16")
 
 def images(setting: Setting, count: int = 6, device: Any = "cpu") -> list[tuple[Tensor, Tensor]]:
     """Draw batches of images."""
-    size, side = setting.choose((128, 64), (4, 32))
+    size, side = setting.choose((128, 64), (4, 16))
     generator = torch.Generator().manual_seed(0)
     drawn = [
         (torch.randn(size, 3, side, side, generator=generator), torch.arange(size) % 10)

@@ -11,8 +11,9 @@ import pytest
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import packages
 from benchmarks.gpu.packages import Missing, describe_error, lacking, unpack
-from benchmarks.gpu.page import write_page
+from benchmarks.gpu.page import TITLES, write_page
 from benchmarks.gpu.setting import Setting, run_cases
+from benchmarks.gpu.status import BEGIN, END, status_lines, write_status
 
 TINY = Setting("cpu", "tiny")
 
@@ -158,3 +159,59 @@ def test_texts_of_errors_are_not_markup(tmp_path):
     (tmp_path / "waits.json").write_text(json.dumps(result))
 
     assert r"| a\|b | **failed**: \<script> 'x' \| |" in write_page(tmp_path).read_text()
+
+
+STATUSES = {"a": "passed", "x|y": "failed", "c": "missing"}
+
+
+def gpu_result(cases, error=None, size="full"):
+    found = {"device": "A | B", "torch": "2.11.0", "cuda": "13.0", "size": size}
+    return {"date": "2026-01-02", "environment": found, "error": error, "cases": cases}
+
+
+def row_of(part, folder):
+    return next(line for line in status_lines(folder) if f"(`{part}`)" in line)
+
+
+def test_a_table_says_what_each_part_has_shown_on_a_gpu(tmp_path):
+    cases = [{"case": name, "status": status} for name, status in STATUSES.items()]
+    (tmp_path / "compile.json").write_text(json.dumps(gpu_result(cases, "stopped after 470 s")))
+
+    assert row_of("compile", tmp_path) == (
+        "| Compiled steps (`compile`) | 1 passed, 1 failed, 1 missing; failed: x\\|y; missing: c; "
+        "**stopped after 470 s** | A \\| B, torch 2.11.0, 2026-01-02 |"
+    )
+    assert row_of("waits", tmp_path) == "| No waiting in a step (`waits`) | not run |  |"
+    assert "**Nothing has been run on a GPU.**" not in list(status_lines(tmp_path))
+
+
+@pytest.mark.parametrize("size", ["tiny", "full"])
+def test_a_run_on_a_cpu_or_at_a_tiny_size_is_not_a_run_on_a_gpu(tmp_path, size):
+    result = gpu_result([], size=size)
+    if size == "full":
+        del result["environment"]["cuda"]
+    (tmp_path / "compile.json").write_text(json.dumps(result))
+
+    assert row_of("compile", tmp_path).endswith("| not run |  |")
+    assert "**Nothing has been run on a GPU.**" in list(status_lines(tmp_path))
+
+
+def test_the_table_is_written_between_the_marks_of_a_page(tmp_path):
+    page = tmp_path / "status.md"
+    page.write_text(f"before\n{BEGIN}old\n{END}after\n")
+
+    write_status(page, tmp_path)
+    text = page.read_text()
+    write_status(page, tmp_path)
+
+    assert page.read_text() == text
+    assert text.startswith(f"before\n{BEGIN}\n")
+    assert text.endswith(f"|\n\n{END}after\n")
+    assert "old" not in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="has no lines"):
+        write_status(page, tmp_path)
+
+
+def test_every_part_has_a_title():
+    assert list(TITLES) == list(gpu.PARTS)
