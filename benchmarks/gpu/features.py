@@ -189,8 +189,8 @@ _COMPOSABLE = "from composable.cli import main; raise SystemExit(main())"  # it 
 
 def processes(setting: Setting) -> Iterator[Row]:
     """Train with each strategy: on one device by NCCL, and on all devices if there are several."""
-    counts = [1, *([min(4, torch.cuda.device_count())] if torch.cuda.device_count() > 1 else [])]
-    counts = counts if setting.is_cuda else [2]
+    most = max((count for count in (2, 4) if count <= torch.cuda.device_count()), default=1)
+    counts = sorted({1, most}) if setting.is_cuda else [2]
     strategies = setting.choose(("ddp", "exact", "fsdp2", "fsdp2-meta"), ())
     cases: dict[str, Case] = {
         f"{strategy}, {count} process{'es' * (count > 1)}": partial(_launch, strategy, count)
@@ -217,6 +217,7 @@ def _launch(strategy: str, count: int, setting: Setting) -> Row:
         run = partial(subprocess.run, capture_output=True, text=True, timeout=150, check=False)
         killed = run([*command, "kill"])
         assert killed.returncode, "the processes were not killed"
+        assert any(Path(folder).glob("run/ep1-*")), f"nothing was saved: {killed.stderr[-1500:]}"
         done, result = run([*command, "resume"]), Path(folder) / "result.json"
         if done.returncode or not result.exists():
             raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")

@@ -39,16 +39,19 @@ class Bottleneck(nn.Module):
 
 def resnet50(width: int = 64) -> nn.Module:
     """Build a ResNet-50, with 25.6 million parameters at the width of 64."""
-    return _resnet(width, (3, 4, 6, 3), 1000)
+    return _resnet(width, (3, 4, 6, 3), 1000, nn.MaxPool2d(3, 2, 1))
 
 
 def residual_net(seed: int, width: int) -> nn.Module:
-    """Build a network of two residual blocks, with the weights of a seed."""
+    """Build a network of two residual blocks, with the weights of a seed.
+
+    All its operations have deterministic algorithms.
+    """
     with seed_context(seed):
-        return _resnet(width, (1, 1), 10)
+        return _resnet(width, (1, 1), 10, nn.Identity())
 
 
-def _resnet(width: int, stages: tuple[int, ...], classes: int) -> nn.Module:
+def _resnet(width: int, stages: tuple[int, ...], classes: int, pool: nn.Module) -> nn.Module:
     blocks: list[nn.Module] = []
     inputs = width
     for stage, count in enumerate(stages):
@@ -57,7 +60,7 @@ def _resnet(width: int, stages: tuple[int, ...], classes: int) -> nn.Module:
             blocks.append(Bottleneck(inputs, width << stage, stride))
             inputs = 4 * width << stage
     return nn.Sequential(
-        *(_conv(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks),
+        *(_conv(3, width, 7, 2), nn.ReLU(), pool, *blocks),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)),
     )
 

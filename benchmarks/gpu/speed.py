@@ -160,7 +160,7 @@ def _image_model(setting: Setting) -> Row:
 
 def _language_model(setting: Setting) -> Row:
     torch.manual_seed(0)
-    size, length = setting.choose((32, 1024), (2, 16))
+    size, length = setting.choose((16, 1024), (2, 16))
     model, vocabulary = gpt(tiny=setting.is_tiny)
     tokens, text = source_tokens(vocabulary, 2 * size * (length + 1))
     rows = tokens.view(2, size, length + 1)

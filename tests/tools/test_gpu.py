@@ -7,9 +7,11 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import torch
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import packages
+from benchmarks.gpu.models import source_tokens
 from benchmarks.gpu.packages import Missing, describe_error, lacking, unpack
 from benchmarks.gpu.page import TITLES, write_page
 from benchmarks.gpu.setting import Setting, run_cases
@@ -211,6 +213,16 @@ def test_the_table_is_written_between_the_marks_of_a_page(tmp_path):
     page.write_text("no marks")
     with pytest.raises(ValueError, match="has no lines"):
         write_status(page, tmp_path)
+
+
+def test_a_gpt_reads_the_source_of_pytorch():
+    tokens, name = source_tokens(50, 1000)
+
+    assert tokens.shape == (1000,)
+    assert tokens.unique().tolist() == list(range(50))
+    assert name.startswith(f"source of torch {torch.__version__}, ")
+    assert torch.equal(source_tokens(2, 1000)[0], tokens.clamp(max=1))
+    assert source_tokens(50, 999)[1] != name
 
 
 def test_every_part_has_a_title():
