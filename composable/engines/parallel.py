@@ -302,7 +302,7 @@ def _digest(value: Any) -> int:
 
 _SAME = (
     *("id", "seed", "max_duration", "epoch_length", "algorithms", "optimizers", "schedulers"),
-    *("hyperparameters", "modules", "loss_fn", "options", "torch"),
+    *("hyperparameters", "modules", "loss_fn", "options", "torch", "savers"),
 )
 
 

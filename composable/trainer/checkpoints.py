@@ -8,6 +8,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.processes import Processes
+from composable.trainer.description import describe_value
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.records import Records
 from composable.trainer.run import Run, UnsupportedRequestWarning
@@ -55,6 +56,13 @@ class Checkpoints:
 
         return find_best(self.managers, self.callbacks.path)
 
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe when checkpoints are written, and of what: the same on every process."""
+        names = ("save_interval", "weights_only", "background", "metric", "mode")
+        savers = [one.settings for one in self.managers]
+        own = [] if self.options.saver is None else [{"saver": True}]
+        return [*({n: describe_value(getattr(one, n)) for n in names} for one in savers), *own]
+
     # --- during training ---
 
     def save_requested(self, state: State, event: Event) -> State:
@@ -77,7 +85,16 @@ class Checkpoints:
     def save_end(self, state: State) -> State:
         """Save the end of training, unless it has just been saved."""
         due = any(one.settings.save_interval or one.improved for one in self.managers)
-        return self.save_outdated(state) if due else state
+        state = self.save_outdated(state) if due else state
+        if any(one.settings.background for one in self.managers):
+            self.finish()
+        return state
+
+    def finish(self) -> None:
+        """Wait until rank 0 has written what it writes in the background."""
+        for manager in self.managers:
+            manager.finish()
+        self.options.processes.barrier()
 
     def save_outdated(self, state: State) -> State:
         """Save the run if anything was done since the last save."""

@@ -120,7 +120,8 @@ class Records:
         self._describe_environment()
         state, folder = self.run.state, self.options.save_folder
         description = self.describe(state)
-        self.run.engine.begin(description, self.run.dispatcher)
+        savers = self.run.checkpoints.describe()
+        self.run.engine.begin({**description, "savers": savers}, self.run.dispatcher)
         self.run.join_requests(Event.FIT_START)
         where = {} if folder is None else {"save_folder": str(folder)}
         logger.log_hyperparameters({**description, **where})

@@ -87,8 +87,7 @@ class RestoredCheckpoints(Checkpoints):
         if options.nonfinite_loss != "rollback" or options.dry_run:
             raise error
         run.guard.record_rollback(error)
-        for manager in self.managers:
-            manager.finish()
+        self.finish()
         folder = self.managers[0].settings.folder
         point = latest_valid(folder, options.reader, run=self.records.run_id)
         if point is None:
@@ -111,9 +110,7 @@ class RestoredCheckpoints(Checkpoints):
 
     def _load_best(self, state: State) -> None:
         """Let the run be evaluated with the weights of its best checkpoint, if there is one."""
-        for manager in self.managers:
-            manager.finish()
-        self.options.processes.barrier()  # rank 0 has written it
+        self.finish()
         best, run = self.best, self.run
         if best is None:
             warn_of_none()

@@ -80,6 +80,9 @@ class RunCheckpoints(Protocol):
     def possible(self) -> bool:
         """Whether the run can be saved."""
 
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe when checkpoints are written, and of what."""
+
     def save_requested(self, state: State, event: Event, /) -> State:
         """Fire a checkpoint event, and save if a callback requested it."""
 

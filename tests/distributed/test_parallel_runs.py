@@ -283,6 +283,7 @@ DIFFERENT = {
     "seed": {"different": "seed"},
     "hyperparameters": {"different": "lr"},
     "algorithms": {"different": "algorithms"},
+    "savers": {"different": "savers"},
 }
 
 
@@ -371,6 +372,13 @@ def fit_with_slow_writes(options):
 def test_checkpoint_is_there_on_every_process_when_it_is_said_to_be(strategy, tmp_path):
     options = {"folder": str(tmp_path / "run"), "parallel": strategy, "max_duration": "1ep"}
 
-    for found in run(fit_with_slow_writes, 2, options):
+    for found, at_end in run(fit_with_slow_writes, 2, options):
         assert found == list(range(1, len(found) + 1))
-        assert found
+        assert at_end == len(found) > 0
+
+
+def test_last_checkpoint_is_there_at_the_end_if_it_is_written_in_the_background(tmp_path):
+    options = {"folder": str(tmp_path / "run"), "parallel": DDP(), "max_duration": "1ep"}
+
+    for found, at_end in run(fit_with_slow_writes, 2, {**options, "save_in_background": True}):
+        assert at_end == len(found) > 0

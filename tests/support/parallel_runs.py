@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 from composable import Callback, Trainer
 from composable.algorithms import LabelSmoothing
 from composable.callbacks import (
+    CheckpointSaver,
     ExportForInference,
     ImageVisualizer,
     MemoryMonitor,
@@ -124,18 +125,26 @@ def observers(folder: str) -> list[Callback]:
 
 
 class WhatIsSaved(Callback):
-    """Counts the checkpoints in a folder at each save."""
+    """Counts the checkpoints in a folder at each save, and at the end."""
 
     def __init__(self, folder: str) -> None:
-        self.folder, self.found = Path(folder), []
+        self.folder, self.found, self.at_end = Path(folder), [], 0
 
     def after_save(self, state: Any, logger: Any) -> None:
         """Count those that are complete."""
         self.found.append(len(files.find(self.folder)[0]))
 
+    def fit_end(self, state: Any, logger: Any) -> None:
+        """Count those that are complete."""
+        self.at_end = len(files.find(self.folder)[0])
 
-def fit_with_slow_writes(folder: str, **options: Any) -> list[int]:
-    """Train while rank 0 writes slowly, and return how many checkpoints there are at each save."""
+
+def fit_with_slow_writes(folder: str, **options: Any) -> tuple[list[int], int]:
+    """Train while rank 0 writes slowly, and return how many checkpoints there are.
+
+    Returns:
+        Those at each save, and those at the end.
+    """
     write = CheckpointManager.write
 
     def slowly(*args: Any) -> Path:
@@ -145,7 +154,7 @@ def fit_with_slow_writes(folder: str, **options: Any) -> list[int]:
     watch = WhatIsSaved(folder)
     with mock.patch.object(CheckpointManager, "write", slowly):
         fit(callbacks=[watch], folder=folder, **options)
-    return watch.found
+    return watch.found, watch.at_end
 
 
 def fit_observed(folder: str, **options: Any) -> dict[str, Any]:
@@ -318,6 +327,7 @@ _DIFFERENT = {
     "seed": {"seed": 18},
     "lr": {"optimizers": partial(torch.optim.AdamW, lr=2e-3)},
     "algorithms": {"algorithms": [LabelSmoothing(0.2)]},
+    "savers": {"callbacks": [CheckpointSaver("unused")]},
 }
 
 
