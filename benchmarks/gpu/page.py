@@ -48,10 +48,13 @@ def _lines(folder: Path) -> Iterator[str]:
         "Written by `make gpu`. A ratio is that of the Trainer's step to the step of a plain loop "
         "in the same process, interleaved; 0.98 is two percent faster."
     )
-    for name, title in TITLES.items():
-        path = folder / f"{name}.json"
+    paths = {name: folder / f"{name}.json" for name in TITLES}
+    if not_run := [f"`{name}`" for name, path in paths.items() if not path.exists()]:
+        yield ""
+        yield f"Not run: {', '.join(not_run)}."
+    for name, path in paths.items():
         if path.exists():
-            yield from _part(title, json.loads(path.read_text(encoding="utf-8")))
+            yield from _part(TITLES[name], json.loads(path.read_text(encoding="utf-8")))
 
 
 def _part(title: str, result: Mapping[str, Any]) -> Iterator[str]:

@@ -49,6 +49,7 @@ def test_a_part_runs_in_its_own_process_and_writes_its_file(tmp_path, capsys):
     page = (tmp_path / "index.md").read_text()
     assert "## Several processes" in page
     assert "composable.recipes has no speedrun_gpt" in page
+    assert "\nNot run: `precisions`, `methods`," in page
 
 
 def test_a_part_that_is_stopped_keeps_what_it_has_finished(tmp_path, monkeypatch):
