@@ -8,7 +8,8 @@
 # make fix        format the code and apply the linter's automatic fixes
 # make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
 # make gpu        run what needs a GPU, and write docs/evidence/gpu: PART=overhead for one part,
-#                 DEVICE=cpu SIZE=tiny for the code alone, VENV= for an environment that is there
+#                 DEVICE=cpu SIZE=tiny for the code alone, VENV= for an environment that is there,
+#                 WHEELS= for a folder of wheels that it lacks
 # make bench      measure the overhead of the Trainer over a plain loop
 # make clean      remove the environment, the caches and what was built
 #
@@ -106,7 +107,8 @@ fix:
 GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu:
 	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu --device $(or $(DEVICE),cuda) \
-	    --size $(or $(SIZE),full) $(addprefix --part ,$(PART)) $(addprefix --output ,$(OUTPUT))
+	    --size $(or $(SIZE),full) $(addprefix --part ,$(PART)) $(addprefix --output ,$(OUTPUT)) \
+	    $(addprefix --wheels ,$(WHEELS))
 
 bench: $(VENV)/.ready-demo
 	$(BIN)/python benchmarks/overhead.py

@@ -6,6 +6,7 @@ itself, `trainer.` and `state.` before their members, and others by the module t
 A test looks each of them up.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -19,11 +20,14 @@ __all__ = [
     "METHODS",
     "STATE",
     "advice_on",
+    "advice_on_argument",
     "as_text",
     "explain_arguments",
     "explain_attribute",
     "explain_call",
 ]
+
+_SIMILAR = 0.75
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -267,6 +271,7 @@ METHODS: Mapping[str, str] = _by_name(
         "model lightning_module optimizers lr_schedulers",
         "see {state.model} and {state.optimizers} of {trainer.state}",
     ),
+    ("algorithms callbacks", "see algorithms and callbacks of {trainer.plan}"),
     ("should_stop stop_training", "return {composable.Control.STOP} from a callback"),
     ("remove_callback pop_callback", "build the Trainer without the callback"),
     ("checkpoint_callback saved_checkpoints", "the best checkpoint is {trainer.best}"),
@@ -542,11 +547,21 @@ def advice_on(name: str, *tables: Mapping[str, str]) -> str:
     return "" if found is None else f"; {as_text(found)}"
 
 
+def advice_on_argument(name: str, function: Callable[..., Any], *tables: Mapping[str, str]) -> str:
+    """Return the advice on an argument that a function does not take, or its most similar one."""
+    if advice := advice_on(name, *tables):
+        return f"{advice}."
+    from difflib import get_close_matches  # only for an error
+
+    close = get_close_matches(name, inspect.signature(function).parameters, 1, _SIMILAR)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def explain_call(*tables: Mapping[str, str], otherwise: str = "") -> Callable[[F], F]:
     """Make a decorator that adds the advice on an unexpected argument to its error.
 
     Args:
-        tables: Where to look up the argument.
+        tables: Where to look up the argument; another is compared with those of the signature.
         otherwise: The advice on a call that fails for another argument.
     """
 
@@ -560,11 +575,14 @@ def explain_call(*tables: Mapping[str, str], otherwise: str = "") -> Callable[[F
                 if trace is None or trace.tb_next is not None:  # the function itself raised it
                     raise
                 unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-                advice = advice_on(unexpected[1], *tables) if unexpected else ""
-                advice = advice or (otherwise and f"; {otherwise}")
+                text, advice = str(error).rstrip("."), ""
+                if unexpected:  # without the suggestion of Python 3.13
+                    text = text[: unexpected.end()]
+                    advice = advice_on_argument(unexpected[1], function, *tables)
+                advice = advice or (otherwise and f"; {otherwise}.")
                 if not advice:
                     raise
-                raise TypeError(f"{str(error).rstrip('.')}{advice}.") from None
+                raise TypeError(f"{text}{advice}") from None
 
         return called  # type: ignore[return-value]
 
@@ -572,13 +590,12 @@ def explain_call(*tables: Mapping[str, str], otherwise: str = "") -> Callable[[F
 
 
 def explain_arguments(cls: type) -> None:
-    """Let the constructor of a class of this library advise on arguments of other trainers."""
+    """Let the constructor of a class of this library advise on unknown arguments."""
     if cls.__module__.startswith("composable.") and "__init__" in vars(cls):
         tables = [
             CLASS_ARGUMENTS[one.__name__] for one in cls.__mro__ if one.__name__ in CLASS_ARGUMENTS
         ]
-        if tables:
-            cls.__init__ = explain_call(*tables)(cls.__init__)  # type: ignore[misc]
+        cls.__init__ = explain_call(*tables)(cls.__init__)  # type: ignore[misc]
 
 
 def explain_attribute(owner: Any, name: str, table: Mapping[str, str]) -> Any:

@@ -128,7 +128,10 @@ def test_all_options_reach_compare(script, called):
         (["SCRIPT", "--arms", "methods"], "has no 'methods'; define a mapping"),
         (["SCRIPT", "--arms", "STRENGTH"], "STRENGTH of .* is 0.3; it must be a mapping"),
         (["SCRIPT", "--arm", "mixup"], "--arm 'mixup' must be NAME=EXPRESSION"),
-        (["SCRIPT", "--arm", "mixup=[Mixup()]"], "NameError: name 'Mixup' is not defined"),
+        (
+            ["SCRIPT", "--arm", "mixup=[Mixup()]"],
+            "NameError: name 'Mixup' is not defined; did you mean 'MixUp'",
+        ),
         (["SCRIPT", "--arm", "smoothing=[]"], "two arms have the name 'smoothing'"),
         (["SCRIPT", "--recipe", "none"], "--recipe 'none' must be one of"),
         (["SCRIPT", "--durations", "smoothing="], "'smoothing=' must be TIMES or ARM=TIMES"),

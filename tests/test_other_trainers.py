@@ -268,6 +268,21 @@ def test_algorithms_with_the_arguments_of_composer_are_refused(algorithm, messag
         make_trainer(algorithms=algorithm)
 
 
+@pytest.mark.parametrize(
+    ("cls", "name", "similar"),
+    [
+        (composable.algorithms.MixUp, "alpa", "alpha"),  # no table has its name
+        (composable.algorithms.EMA, "half_live", "half_life"),
+        (composable.callbacks.MemoryMonitor, "intervals", "interval"),
+    ],
+)
+def test_classes_suggest_a_similar_argument(cls, name, similar):
+    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}'; .*'{similar}'\?$"):
+        cls(**{name: 1})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
+        cls(zzz=1)
+
+
 def test_a_name_that_is_only_similar_gets_no_wrong_advice():
     with pytest.raises(TypeError) as caught:
         Trainer(linear(), save_stuff=1)

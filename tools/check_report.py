@@ -1,9 +1,10 @@
-"""Open a report in headless Chromium, as a reader would, and check what happens.
+"""Open reports in headless Chromium, as a reader would, and check what happens.
 
     python -m tools.check_report [REPORT] [--screenshots FOLDER]
 
 Without a report, it writes one of runs with seeds, hostile names, values that are not finite and
-images. It needs Chromium and its driver: `apt-get install chromium chromium-driver`.
+images, and one of a comparison. It needs Chromium and its driver: `apt-get install chromium
+chromium-driver`.
 
 For a wide screen and a phone, in light and dark mode, it checks that every chart is drawn, that
 nothing is requested but the file itself, that the console has no error, that the page is not wider
@@ -27,7 +28,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from composable.comparison import Comparison
 from composable.report import write_report
+from tests.comparison.studies import make_study
 from tests.report.folders import ended, png, write_run
 
 SCREENS = {
@@ -45,6 +48,7 @@ DRAW_ALL = """
     return document.documentElement.dataset.ready === "true" && !waiting;
 """
 WIDTHS = "return [document.documentElement.scrollWidth, innerWidth]"
+HAS_CHARTS = 'return document.getElementById("fault") !== null'
 FAULT = 'return document.getElementById("fault").hidden'
 DRAWN = """
     const plots = [...document.querySelectorAll(".chart:not([hidden]) .plot")];
@@ -166,6 +170,19 @@ def chromedriver() -> Iterator[str]:
 def faults(driver: Driver, page: str) -> Iterator[str]:
     """Open the page, use its controls, and describe everything that is wrong."""
     driver.post("/url", {"url": page})
+    if driver.run(HAS_CHARTS):
+        yield from chart_faults(driver)
+    width, screen = driver.run(WIDTHS)
+    if width > screen:
+        yield f"the page is {width} pixels wide, and the screen {screen}"
+    for entry in driver.log("browser"):
+        yield f"console: {entry['message'][:400]}"
+    for address in requests(driver, page):
+        yield f"requested: {address[:200]}"
+
+
+def chart_faults(driver: Driver) -> Iterator[str]:
+    """Describe what is wrong with the charts of a report of runs, and with its controls."""
     end = time.monotonic() + LONGEST
     while not driver.run(DRAW_ALL):
         if time.monotonic() > end:
@@ -176,15 +193,8 @@ def faults(driver: Driver, page: str) -> Iterator[str]:
         yield "the page says that it cannot draw its charts"
     if 0 in (counts := driver.run(DRAWN)):
         yield f"a chart has no curve: {counts}"
-    width, screen = driver.run(WIDTHS)
-    if width > screen:
-        yield f"the page is {width} pixels wide, and the screen {screen}"
     if not driver.run(USE_CONTROLS, "async"):
         yield "a run that is switched off is still shown"
-    for entry in driver.log("browser"):
-        yield f"console: {entry['message'][:400]}"
-    for address in requests(driver, page):
-        yield f"requested: {address[:200]}"
 
 
 def requests(driver: Driver, page: str) -> Iterator[str]:
@@ -205,18 +215,29 @@ def screenshot(driver: Driver, path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Check a report on all screens, and return the exit status."""
+    """Check reports on all screens, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("report", type=Path, nargs="?", help="default: one of runs of all kinds")
+    parser.add_argument(
+        "report", type=Path, nargs="?", help="default: of runs, and of a comparison"
+    )
     parser.add_argument("--screenshots", type=Path, help="a folder for a picture of each screen")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        report = options.report or write_report(write_runs(Path(folder)), f"{folder}/report.html")
-        return check(report, options.screenshots)
+        reports = [options.report] if options.report else write_reports(Path(folder))
+        failed = [check(report, options.screenshots) for report in reports]
+    return int(any(failed))
 
 
-def check(report: Path, screenshots: Path | None) -> int:
-    """Check a report on all screens and in both modes, and return the exit status."""
+def write_reports(folder: Path) -> list[Path]:
+    """Write a report of runs and one of a comparison."""
+    runs = write_report(write_runs(folder / "runs"), folder / "runs.html")
+    study = make_study({"baseline": 1.0, HOSTILE: 1.2, "Partly": 0.8}, failing={"Partly": 2})
+    Comparison(study).save(folder / "comparison")
+    return [runs, (folder / "comparison/report.html").rename(folder / "comparison.html")]
+
+
+def check(report: Path, screenshots: Path | None) -> bool:
+    """Check a report on all screens and in both modes, and return whether a check failed."""
     page, failed = report.resolve().as_uri(), False
     with chromedriver() as url:
         for name, screen in SCREENS.items():
@@ -228,12 +249,12 @@ def check(report: Path, screenshots: Path | None) -> int:
                     found = list(faults(driver, page))
                     if screenshots is not None:
                         screenshots.mkdir(parents=True, exist_ok=True)
-                        screenshot(driver, screenshots / f"{name}-{theme}.png")
+                        screenshot(driver, screenshots / f"{report.stem}-{name}-{theme}.png")
                 finally:
                     driver.close()
-                print(f"{name}, {theme}: {'; '.join(found) or 'no fault'}")
+                print(f"{report.stem}, {name}, {theme}: {'; '.join(found) or 'no fault'}")
                 failed |= bool(found)
-    return int(failed)
+    return failed
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+from benchmarks.gpu.status import status_lines
 from composable.testing import FunctionReport
 from composable.testing.properties import PROPERTIES
 from tests.support.algorithms import six_algorithms
@@ -27,6 +28,7 @@ INTEGRATIONS = ROOT / "docs/integrations.md"
 PARALLEL = ROOT / "docs/parallel.md"
 DOES_IT_PAY = ROOT / "docs/evidence.md"
 RECIPES = ROOT / "docs/recipes.md"
+STATUS = ROOT / "docs/status.md"
 
 REWRITE = "the page is out of date: rewrite it with `python -m tools.write_pages`"
 
@@ -69,6 +71,7 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
         MATRIX: lambda: with_generated(MATRIX, "matrix", matrix_table(answers)),
         INDEX: index_page,
         DOES_IT_PAY: evidence_page,
+        STATUS: lambda: with_generated(STATUS, "gpu", status_lines(ROOT / "docs/evidence/gpu")),
         RECIPES: lambda: with_generated(RECIPES, "recipes", recipes.recipe_table()),
     }
     return renderers | {card(case): partial(card_page, case, answers) for case in methods()}

@@ -5,20 +5,26 @@
     python -m benchmarks.gpu --device cpu --size tiny # the code of all parts, in a minute
 
 Each part runs in a process of its own with a time limit, and writes one JSON file when it ends. A
-part that is stopped keeps the cases that it has finished.
+part that is stopped keeps the cases that it has finished. One whose packages are not installed is
+missing: carry their wheels to a machine without a network, and name the folder with --wheels.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.packages import describe_error, lacking, unpack
 from benchmarks.gpu.page import write_page
+from benchmarks.gpu.status import write_status
 
 PARTS: Mapping[str, str] = {
     "precisions": "runs.precisions",
@@ -47,35 +53,58 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", default="full", choices=("full", "tiny"))
     parser.add_argument("--output", type=Path, default=FOLDER)
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a part")
+    parser.add_argument("--wheels", type=Path, help="a folder of wheels for the parts to import")
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # of a part's own process
     options = parser.parse_args(arguments)
     names = options.part or list(PARTS)
     if options.rows is not None:
         return _run_here(names[0], options)
     options.output.mkdir(parents=True, exist_ok=True)
-    failed = [name for name in names if not _run_part(name, options)]
+    with tempfile.TemporaryDirectory() as unpacked:
+        if options.wheels is not None:
+            unpack(options.wheels, Path(unpacked))
+            sys.path.insert(0, unpacked)
+            given = os.environ.get("PYTHONPATH")  # that of the parts, and of their processes
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (unpacked, given)))
+        for line in lacking():
+            print(line)
+        failed = [name for name in names if not _run_part(name, options)]
     write_page(options.output)
+    if options.output == FOLDER:
+        write_status(FOLDER.parent.parent / "status.md", FOLDER)
     print(f"{options.output / 'index.md'}; failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 
 
 def _run_here(name: str, options: Any) -> int:
     """Run a part in this process, and append a line for each case."""
+    with options.rows.open("a", encoding="utf-8") as file:
+        for row in _rows(name, options):
+            _append(file, row)
+            if "case" in row:
+                print(f"  {row['status']:8} {row['case']}{_short(row)}", flush=True)
+    return 0
+
+
+def _rows(name: str, options: Any) -> Iterator[dict[str, Any]]:
+    """Describe the environment, then the result of each case of a part."""
     import importlib
 
-    from benchmarks.gpu.setting import Setting
-
-    setting = Setting(options.device, options.size)
     module, _, function = PARTS[name].partition(".")
-    part: Callable[[Setting], Iterator[dict[str, Any]]] = getattr(
-        importlib.import_module(f"benchmarks.gpu.{module}"), function
-    )
-    with options.rows.open("a", encoding="utf-8") as file:
-        _append(file, {"environment": setting.environment()})
-        for row in part(setting):
-            _append(file, row)
-            print(f"  {row['status']:8} {row['case']}{_short(row)}", flush=True)
-    return 0
+    try:
+        from benchmarks.gpu.setting import Setting
+
+        setting = Setting(options.device, options.size)
+        part: Callable[[Setting], Iterator[dict[str, Any]]] = getattr(
+            importlib.import_module(f"benchmarks.gpu.{module}"), function
+        )
+        environment = setting.environment()
+    except Exception as error:  # a package is not installed, or no device is there
+        yield {"environment": {"size": options.size}}
+        yield {"case": "all", **describe_error(error)}
+        return
+    yield {"environment": environment}
+    yield from part(setting)
 
 
 def _append(file: Any, row: dict[str, Any]) -> None:
@@ -98,19 +127,13 @@ def _run_part(name: str, options: Any) -> bool:
         *(sys.executable, "-m", "benchmarks.gpu", "--part", name, "--rows", str(rows)),
         *("--device", options.device, "--size", options.size),
     ]
-    started, error = time.monotonic(), None
-    # cuBLAS reads its workspace configuration when the first handle is created.
-    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
-    try:
-        done = subprocess.run(command, timeout=options.limit, env=environment, check=False)
-        if done.returncode:
-            error = f"exit status {done.returncode}"
-    except subprocess.TimeoutExpired:
-        error = f"stopped after {options.limit:.0f} s"
+    started = time.monotonic()
+    error = _run_limited(command, options.limit)
     lines = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
     first, *cases = [json.loads(line) for line in lines] or [{"environment": {}}]
     result = {
         "part": name,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "environment": first["environment"],
         "seconds": round(time.monotonic() - started, 1),
         "error": error,
@@ -122,6 +145,22 @@ def _run_part(name: str, options: Any) -> bool:
     if error is not None:
         print(f"  {error}", flush=True)
     return error is None and all(case["status"] != "failed" for case in cases)
+
+
+def _run_limited(command: list[str], limit: float) -> str | None:
+    """Run a command, end the processes that it leaves, and say what went wrong, if anything."""
+    # cuBLAS reads its workspace configuration when the first handle is created.
+    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", **os.environ}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        status = process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return f"stopped after {limit:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return f"exit status {status}" if status else None
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,42 +78,52 @@ class Wide(nn.Module):
         return self.last((hidden * hidden.sin()).mean(1))
 
 
-def _out_of_memory(setting: Setting) -> Row:
-    """Halve microbatches after an error of the allocator, and get the weights of whole batches."""
-    data = [(torch.randn(64, 64), torch.arange(64) % 10) for _ in range(3)]
-    options: dict[str, Any] = {"algorithms": (), "train_dataloader": data}
+@contextmanager
+def _little_memory(setting: Setting) -> Iterator[nn.Module]:
+    """Limit the memory of the device, and yield a model for which 64 examples are too many."""
+    torch.manual_seed(0)
     if not setting.is_cuda:
-        torch.manual_seed(0)
-        model: nn.Module = FullMemory(nn.Linear(64, 10), 16)
-        return _microbatches(model, setting, options)
+        yield FullMemory(nn.Linear(64, 10), 16)
+        return
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(setting.device).total_memory
     free, used = 2**30, torch.cuda.memory_reserved(setting.device)
     torch.cuda.set_per_process_memory_fraction((used + free) / total, setting.device)
     try:
-        torch.manual_seed(0)
-        return _microbatches(Wide(free // (64 * 4 * 64)), setting, options)
+        yield Wide(free // (64 * 4 * 64))
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, setting.device)
 
 
-def _microbatches(model: nn.Module, setting: Setting, options: dict[str, Any]) -> Row:
-    run = Trainer(
-        model,
-        loss_fn=nn.functional.cross_entropy,
-        optimizers=partial(torch.optim.SGD, lr=0.1),
-        max_duration="1ep",
-        device=setting.device,
-        microbatch_size="auto",
-        progress_bar=False,
-        **options,
-    )
-    memory = InMemoryLogger()
-    run.add_callback(memory)
-    run.fit()
-    sizes = memory.series("microbatch_size") if "microbatch_size" in memory.latest else []
+def _large_batches(model: nn.Module, setting: Setting, **options: Any) -> Trainer:
+    data = [(torch.randn(64, 64), torch.arange(64) % 10) for _ in range(3)]
+    defaults = {"algorithms": (), "schedulers": None, "max_duration": "1ep"}
+    return trainer(setting, model, train_dataloader=data, **{**defaults, **options})
+
+
+def _out_of_memory(setting: Setting) -> Row:
+    """Halve microbatches after an error of the allocator, and train to the end."""
+    with _little_memory(setting) as model:
+        run = _large_batches(model, setting, microbatch_size="auto")
+        run.fit()
     assert all(tensor.isfinite().all() for tensor in run.state.model.state_dict().values())
-    return {"sizes": [float(one) for one in sizes][:3]}
+    size = run._run.microbatches.size
+    assert size is not None, "microbatches have no size"
+    assert size < 64, "no error of the allocator"
+    return {"size": size}
+
+
+def _observed_error(setting: Setting) -> Row:
+    """Write the allocations at an error of the allocator."""
+    with tempfile.TemporaryDirectory() as name, _little_memory(setting) as model:
+        try:
+            _large_batches(model, setting, callbacks=[OOMObserver(name)]).fit()
+        except torch.OutOfMemoryError:
+            written = sorted(path.name for path in Path(name).iterdir())
+        else:
+            raise AssertionError("no error of the allocator")
+    assert written == (["oom.json", "oom.txt"] if setting.is_cuda else []), f"wrote {written}"
+    return {"files": written}
 
 
 def _copies_ahead(setting: Setting) -> Row:
@@ -130,13 +141,12 @@ def _copies_ahead(setting: Setting) -> Row:
 
 
 def _observers(setting: Setting) -> Row:
-    """Record allocations, an error of the allocator, a profile, and the share of the peak."""
+    """Record allocations, a profile, and the share of the peak."""
     memory = InMemoryLogger()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         observers = [
             MemorySnapshot(folder / "memory", interval="2ba"),
-            OOMObserver(folder / "oom"),
             Profiler(folder / "profile"),
             SpeedMonitor(2, flops_per_batch="count", gpu_flops_available=1e15),
         ]
@@ -164,6 +174,7 @@ def features(setting: Setting) -> Iterator[Row]:
     """Run features that depend on the device."""
     cases: dict[str, Case] = {
         "microbatch_size='auto' after an error of the allocator": _out_of_memory,
+        "allocations at an error of the allocator": _observed_error,
         "copies ahead of the step": _copies_ahead,
         "snapshot, profile, MFU": _observers,
         "export": _export,
@@ -178,13 +189,13 @@ _COMPOSABLE = "from composable.cli import main; raise SystemExit(main())"  # it 
 
 def processes(setting: Setting) -> Iterator[Row]:
     """Train with each strategy: on one device by NCCL, and on all devices if there are several."""
-    counts = [1, *([min(4, torch.cuda.device_count())] if torch.cuda.device_count() > 1 else [])]
-    counts = counts if setting.is_cuda else [2]
-    strategies = setting.choose(("ddp", "exact", "fsdp2"), ("ddp",))
+    most = max((count for count in (2, 4) if count <= torch.cuda.device_count()), default=1)
+    counts = sorted({1, most}) if setting.is_cuda else [2]
+    strategies = setting.choose(("ddp", "exact", "fsdp2", "fsdp2-meta"), ())
     cases: dict[str, Case] = {
         f"{strategy}, {count} process{'es' * (count > 1)}": partial(_launch, strategy, count)
         for count in counts
-        for strategy in strategies
+        for strategy in (*strategies, *["hsdp-meta"] * (count > 1))
     }
     if torch.cuda.device_count() < 2 and not setting.is_tiny:
         cases["several devices"] = _no_devices
@@ -206,6 +217,7 @@ def _launch(strategy: str, count: int, setting: Setting) -> Row:
         run = partial(subprocess.run, capture_output=True, text=True, timeout=150, check=False)
         killed = run([*command, "kill"])
         assert killed.returncode, "the processes were not killed"
+        assert any(Path(folder).glob("run/ep1-*")), f"nothing was saved: {killed.stderr[-1500:]}"
         done, result = run([*command, "resume"]), Path(folder) / "result.json"
         if done.returncode or not result.exists():
             raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-1500:]}")

@@ -1,13 +1,13 @@
 """The page of the results, docs/evidence/gpu/index.md, from the files of the parts."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["write_page"]
+__all__ = ["TITLES", "cell", "count_cases", "write_page"]
 
-_TITLES = {
+TITLES = {
     "precisions": "Runs repeat and resume bit for bit",
     "methods": "Every method",
     "waits": "No waiting in a step",
@@ -22,6 +22,15 @@ _TITLES = {
     "digits": "Time to an accuracy",
     "language": "Time to a loss",
 }
+_SHOWN = {
+    "device": "",
+    "driver": "driver ",
+    "cuda": "CUDA ",
+    "torch": "torch ",
+    "python": "Python ",
+}
+"""Facts about the environment, and the words before them."""
+
 _HIDDEN = {"case", "status", "error", "traceback", "files", "throughput"}
 
 
@@ -39,25 +48,22 @@ def _lines(folder: Path) -> Iterator[str]:
         "Written by `make gpu`. A ratio is that of the Trainer's step to the step of a plain loop "
         "in the same process, interleaved; 0.98 is two percent faster."
     )
-    for name, title in _TITLES.items():
-        path = folder / f"{name}.json"
+    paths = {name: folder / f"{name}.json" for name in TITLES}
+    if not_run := [f"`{name}`" for name, path in paths.items() if not path.exists()]:
+        yield ""
+        yield f"Not run: {', '.join(not_run)}."
+    for name, path in paths.items():
         if path.exists():
-            yield from _part(title, json.loads(path.read_text(encoding="utf-8")))
+            yield from _part(TITLES[name], json.loads(path.read_text(encoding="utf-8")))
 
 
 def _part(title: str, result: Mapping[str, Any]) -> Iterator[str]:
     found, cases = result["environment"], result["cases"]
-    counts = dict.fromkeys(("passed", "measured", "failed", "missing"), 0)
-    for case in cases:
-        counts[case["status"]] += 1
     yield from ("", f"## {title}", "")
-    where = ", ".join(
-        str(found[key]) for key in ("device", "driver", "torch", "python") if key in found
-    )
-    counted = ", ".join(f"{n} {status}" for status, n in counts.items() if n)
+    where = ", ".join(f"{label}{found[key]}" for key, label in _SHOWN.items() if key in found)
     stopped = f" **It ended early: {result['error']}.**" if result["error"] else ""
     size = " Sizes are those of a test of the code." if found.get("size") == "tiny" else ""
-    yield f"{where}; {result['seconds']:.0f} s; {counted or 'no case'}.{stopped}{size}"
+    yield f"{where}; {result['seconds']:.0f} s; {count_cases(cases)}.{stopped}{size}"
     columns = list(dict.fromkeys(k for case in cases for k in case if k not in _HIDDEN))
     if cases:
         yield ""
@@ -65,7 +71,15 @@ def _part(title: str, result: Mapping[str, Any]) -> Iterator[str]:
         yield f"|---|{'---|' * (len(columns) + 1)}"
     for case in cases:
         values = [_value(case.get(column)) for column in columns]
-        yield f"| {_text(case['case'])} | {' | '.join([_status(case), *values])} |"
+        yield f"| {cell(case['case'])} | {' | '.join([_status(case), *values])} |"
+
+
+def count_cases(cases: Sequence[Mapping[str, Any]]) -> str:
+    """Count cases by their status, as in "3 passed, 1 failed"."""
+    counts = dict.fromkeys(("passed", "measured", "failed", "missing"), 0)
+    for case in cases:
+        counts[case["status"]] += 1
+    return ", ".join(f"{n} {status}" for status, n in counts.items() if n) or "no case"
 
 
 def _title(column: str) -> str:
@@ -73,7 +87,7 @@ def _title(column: str) -> str:
 
 
 def _status(case: Mapping[str, Any]) -> str:
-    error = f": {_text(case['error'])}" if "error" in case else ""
+    error = f": {cell(case['error'])}" if "error" in case else ""
     return f"**{case['status']}**{error}" if case["status"] == "failed" else case["status"] + error
 
 
@@ -84,10 +98,10 @@ def _value(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list):
         return " to ".join(map(_value, value))
-    return _text(value)
+    return cell(value)
 
 
-def _text(value: Any) -> str:
+def cell(value: Any) -> str:
     """Return a text for a cell: one line, in which no character means something."""
     text = " ".join(str(value).split())[:300]
     return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "\\<").replace("`", "'")

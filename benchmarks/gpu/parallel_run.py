@@ -7,15 +7,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from benchmarks.gpu.runs import check_equal, trainer
+from benchmarks.gpu.runs import check_equal, network, trainer
 from benchmarks.gpu.setting import Setting
-from composable import Callback
+from composable import Callback, Trainer
 from composable.distributed import DDP, FSDP2, Processes
 from composable.distributed.starting import join_processes
 
-STRATEGIES: dict[str, Any] = {"ddp": DDP(), "exact": DDP(exact=True), "fsdp2": FSDP2()}
+STRATEGIES: dict[str, Any] = {
+    "ddp": DDP(),
+    "exact": DDP(exact=True),
+    "fsdp2": FSDP2(),
+    "fsdp2-meta": FSDP2(),
+    "hsdp-meta": FSDP2(replicas=2),
+}
+"""Strategies by their names; one ending in "-meta" has a model from the meta device."""
+
 KILLED_AT = 9  # of 12 batches; 6 are saved
 
 
@@ -33,12 +42,18 @@ def main(strategy: str, device: str, size: str, folder: str, stage: str) -> None
     setting = Setting(device, size)
     join_processes()
     options: dict[str, Any] = {"parallel": STRATEGIES[strategy], "device": device}
+
+    def run(**more: Any) -> Trainer:
+        with torch.device("meta" if strategy.endswith("-meta") else "cpu"):
+            model = network(setting)
+        return trainer(setting, model, **options, **more)
+
     saved = {"save_folder": Path(folder) / "run", "autoresume": True}
     if stage == "kill":
-        trainer(setting, **options, **saved, callbacks=[Killed()]).fit()
-    whole = _weights(trainer(setting, **options))
-    check_equal(_weights(trainer(setting, **options)), whole, "a second run")
-    check_equal(_weights(trainer(setting, **options, **saved)), whole, "a resumed run")
+        run(**saved, callbacks=[Killed()]).fit()
+    whole = _weights(run())
+    check_equal(_weights(run()), whole, "a second run")
+    check_equal(_weights(run(**saved)), whole, "a resumed run")
     processes = Processes.current()
     if processes.is_main:
         found = {"ranks": processes.size}

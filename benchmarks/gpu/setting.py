@@ -1,20 +1,17 @@
 """The device and the size of a part, and the rows of its results."""
 
 import platform
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import attrs
 import torch
 
+from benchmarks.gpu.packages import Missing, describe_error
+
 __all__ = ["Case", "Missing", "Row", "Setting", "run_cases"]
 
 Row: TypeAlias = dict[str, Any]
-
-
-class Missing(Exception):
-    """What a case needs is not installed, or not part of this version."""
 
 
 @attrs.frozen
@@ -44,7 +41,13 @@ class Setting:
             torch.cuda.synchronize(self.device)
 
     def environment(self) -> Row:
-        """Describe the device and the software."""
+        """Describe the device and the software.
+
+        Raises:
+            Missing: There is no such device.
+        """
+        if self.is_cuda and not torch.cuda.is_available():
+            raise Missing(f"torch {torch.__version__} finds no CUDA device")
         found = {
             "device": platform.processor() or platform.machine(),
             "size": self.size,
@@ -85,10 +88,6 @@ def run_cases(cases: dict[str, Case], setting: Setting) -> Iterator[Row]:
         row: Row = {"case": name, "status": "passed"}
         try:
             row |= case(setting) or {}
-        except (Missing, ImportError) as error:
-            row |= {"status": "missing", "error": str(error)}
-        except Exception as error:  # the others are run all the same
-            lines = traceback.format_exception(error, limit=-3)
-            row |= {"status": "failed", "error": f"{type(error).__name__}: {error}"[:1000]}
-            row["traceback"] = "".join(lines)[-2000:]
+        except (Exception, SystemExit) as error:  # the others are run all the same
+            row |= describe_error(error)
         yield row

@@ -12,11 +12,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import composable.functional as F
-from benchmarks.gpu.models import gpt, resnet50
+from benchmarks.gpu.models import gpt, residual_net, resnet50, source_tokens
 from benchmarks.gpu.setting import Case, Row, Setting, run_cases
-from composable import Trainer
-from composable.algorithms import ChannelsLast
-from tests.support.algorithm_cases import cases_on
+from composable import Algorithm, Trainer
+from composable.algorithms import (
+    Alibi,
+    ChannelsLast,
+    LowPrecisionLayerNorm,
+    NGramEmbeddings,
+    Rotary,
+    SeqLengthWarmup,
+)
 from tests.support.runs import VISION
 
 __all__ = ["augmentations", "method_costs", "models", "overhead", "peers"]
@@ -160,18 +166,25 @@ def _image_model(setting: Setting) -> Row:
 
 
 def _language_model(setting: Setting) -> Row:
-    torch.manual_seed(0)
-    size, length = setting.choose((32, 1024), (2, 16))
-    model, vocabulary = gpt(tiny=setting.is_tiny)
-    tokens = torch.randint(vocabulary, (2, size, length + 1))
-    batches = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in tokens]
+    size, length = setting.choose((16, 1024), (2, 16))
+    model, batches, text = _language_task(setting, size, length)
     one = (batches[0][0][:1], batches[0][1][:1])
     flops = _flops(model, one, _token_loss) * size
     found = compare(setting, model, batches, ADAMW, loss_fn=_token_loss, dtype=torch.bfloat16)
     parameters = sum(one.numel() for one in model.parameters())
-    return (
-        found | {"parameters": parameters} | _rates(setting, found, size * length, "tokens", flops)
-    )
+    rates = _rates(setting, found, size * length, "tokens", flops)
+    return found | rates | {"parameters": parameters, "data": text}
+
+
+def _language_task(
+    setting: Setting, size: int, length: int
+) -> tuple[nn.Module, list[tuple[Tensor, Tensor]], str]:
+    """Build a GPT and two batches of text, with the name of the text."""
+    model, vocabulary = gpt(tiny=setting.is_tiny)
+    tokens, text = source_tokens(vocabulary, 2 * size * (length + 1))
+    rows = tokens.view(2, size, length + 1)
+    batches = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in rows]
+    return model, batches, text
 
 
 def _token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -242,20 +255,26 @@ def overhead(setting: Setting) -> Iterator[Row]:
 
 
 def method_costs(setting: Setting) -> Iterator[Row]:
-    """Compare steps with each method that acts on images with plain ones."""
+    """Compare steps with each method that acts on images, or on a GPT, with plain ones."""
+    from tests.support.algorithm_cases import cases_on  # it needs hypothesis
+
     chosen = [case for case in cases_on(VISION, extras=False) if not case.alone]
     cases: dict[str, Case] = {
         repr(case.example): partial(_cost, case) for case in chosen[:: setting.choose(1, 8)]
     }
+    length = setting.choose(1024, 16)
+    for method in (
+        *(Alibi(length), LowPrecisionLayerNorm(), NGramEmbeddings(), Rotary()),
+        SeqLengthWarmup(max_seq_length=length),
+    ):
+        cases[f"{method!r} on a GPT"] = partial(_cost_on_a_gpt, method)
     return run_cases(cases, setting)
 
 
 def _cost(case: Any, setting: Setting) -> Row:
-    from benchmarks.gpu.runs import residual_net
-
     size, side = setting.choose((256, 64), (4, 16))
     batches = [(torch.rand(size, 3, side, side), torch.arange(size) % 10) for _ in range(2)]
-    model = residual_net(0, width=setting.choose(64, 4))
+    model = residual_net(0, width=setting.choose(32, 4))
     algorithms = [copy.deepcopy(case.example)]
     return compare(
         setting,
@@ -265,6 +284,23 @@ def _cost(case: Any, setting: Setting) -> Row:
         compiled=False,
         blocks=setting.choose(8, 2),
         algorithms=algorithms,
+    )
+
+
+def _cost_on_a_gpt(method: Algorithm, setting: Setting) -> Row:
+    size, length = setting.choose((8, 1024), (2, 16))
+    model, batches, _ = _language_task(setting, size, length)
+    return compare(
+        setting,
+        model,
+        batches,
+        ADAMW,
+        loss_fn=_token_loss,
+        dtype=torch.bfloat16,
+        compiled=False,
+        blocks=setting.choose(7, 2),
+        steps=setting.choose(10, 2),
+        algorithms=[method],
     )
 
 

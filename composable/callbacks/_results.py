@@ -95,10 +95,10 @@ def declare_modes(callbacks: Iterable[Any], evaluators: Sequence[Any]) -> None:
     modes = declared_modes(evaluators)
     for callback in callbacks:
         if hasattr(callback, "declare_modes"):
-            callback.declare_modes(modes)
             argument, name = _watched(callback)
             if evaluators and name is not None:
                 check_result(argument, name, evaluators)
+            callback.declare_modes(modes)
 
 
 def _watched(callback: Any) -> tuple[str, str | None]:

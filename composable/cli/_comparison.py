@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -198,7 +199,9 @@ def _arm(text: str, script: ModuleType) -> tuple[str, Any]:
     try:
         return name.strip(), eval(expression.strip(), names)
     except Exception as error:
-        raise UsageError(f"--arm {text!r}: {type(error).__name__}: {error}") from error
+        close = get_close_matches(error.name, names, 1) if isinstance(error, NameError) else ()
+        similar = f"; did you mean {close[0]!r}?" if close else ""
+        raise UsageError(f"--arm {text!r}: {type(error).__name__}: {error}{similar}") from error
 
 
 def _recipe(name: str) -> tuple[str, Any]:

@@ -89,8 +89,9 @@ def _check_known(arm: Arm, given: Iterable[str], taken: Sequence[str] | None) ->
     if unknown:
         raise ValueError(
             f"tune has {unknown} for arm {arm.name!r}, which neither the function nor the arm "
-            f"takes: it takes {allowed}, the arm {list(own)}. For hyperparameters of one "
-            f"arm, pass tune={{'NAME OF THE ARM': {{...}}}}."
+            f"takes. Give the function a parameter, such as build(algorithms, seed, "
+            f"{unknown[0]}=...): it takes {allowed}, the arm {list(own)}. For hyperparameters of "
+            "one arm, pass tune={'NAME OF THE ARM': {...}}."
         )
     missing = [name for name, one in own.items() if one.default is one.empty and name not in given]
     if missing:

@@ -159,7 +159,8 @@ def count_examples(inputs: Any) -> int:
         return count
     raise ValueError(
         f"inputs is {describe(inputs)}, without a tensor that has a batch dimension, so the "
-        "examples of the batch cannot be counted. Check input_key."
+        "examples of the batch cannot be counted. Check input_key, and that the loader returns "
+        "tensors, such as torch.from_numpy(array)."
     )
 
 

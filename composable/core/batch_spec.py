@@ -265,9 +265,10 @@ def _get_item(batch: Any, key: int | str, argument: str) -> Any:
             raise KeyError
         return batch[key]
     except (KeyError, IndexError, TypeError, AttributeError):
+        pair = "; one batch is a list of one pair, [(inputs, targets)]"
         raise ValueError(
-            f"{argument}={key!r} is not in the batch, which is {describe(batch)}. "
-            f"Pass the {argument} of your batches to the Trainer."
+            f"{argument}={key!r} is not in the batch, which is {describe(batch)}. Pass the "
+            f"{argument} of your batches to the Trainer{pair * isinstance(batch, Tensor)}."
         ) from None
 
 

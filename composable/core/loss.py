@@ -23,6 +23,7 @@ from composable.core.model_call import (
     keyword_call_of,
     needs_logits,
 )
+from composable.core.target_hints import explain_targets
 
 __all__ = [
     "Loss",
@@ -56,6 +57,9 @@ class TargetLoss:
                     "parts, or composable.models.AuxiliaryLoss(loss_fn) if the first is the main "
                     "output and the others are auxiliary ones.",
                 )
+            raise
+        except (RuntimeError, ValueError, IndexError) as error:
+            explain_targets(error, outputs, self.spec.targets(batch))
             raise
 
     def per_example(self, outputs: Any, batch: Any) -> Tensor:

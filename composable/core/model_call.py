@@ -26,7 +26,7 @@ __all__ = [
     "call_with_input",
     "call_with_keywords",
     "call_with_return_loss",
-    "explain_bytes",
+    "explain_dtype",
     "is_transformers_model",
     "keyword_call_of",
     "logits_of",
@@ -144,18 +144,29 @@ def needs_logits(name: str, model: str) -> str:
 
 
 _OF_BYTES = ("Byte", "unsigned char", "must share same datatype")
+_OF_DTYPES = ("dtype", "scalar type", "datatype")
+_IN_DATA = "in the dataset or the collate_fn of the DataLoader, such as"
 
 
-def explain_bytes(error: RuntimeError, batch: Any) -> None:
-    """Add a note to an error of a model that received images of uint8."""
-    told = any(words in str(error) for words in _OF_BYTES)
-    if told and any(tensor.dtype is torch.uint8 for tensor in tensors_of(batch)):
+def explain_dtype(error: RuntimeError, model: Any, batch: Any) -> None:
+    """Add a note to an error of a model whose batch has another dtype than its weights."""
+    given = {tensor.dtype for tensor in tensors_of(batch)}
+    weights = {one.dtype for one in model.parameters() if one.is_floating_point()}
+    others = sorted(str(one) for one in given - weights if one.is_floating_point)
+    if torch.uint8 in given and any(words in str(error) for words in _OF_BYTES):
         add_note(
             error,
             "the batch has a tensor of uint8, as images are stored, and the model computes in "
-            "floating point. Convert and normalize it in the dataset or the collate_fn of the "
-            "DataLoader, such as images.float() / 255, or at the start of the model's forward, so "
-            "that methods for uint8 images, such as RandAugment, come before.",
+            f"floating point. Convert and normalize it {_IN_DATA} images.float() / 255, or at the "
+            "start of the model's forward, so that methods for uint8 images, such as RandAugment, "
+            "come before.",
+        )
+    elif others and any(words in str(error) for words in _OF_DTYPES):
+        add_note(
+            error,
+            f"the batch has a tensor of {others[0]}, and the weights are of "
+            f"{', '.join(sorted(map(str, weights)))}. Convert it {_IN_DATA} inputs.float(); "
+            "float64 is the default of NumPy.",
         )
 
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from composable._other_trainers import STATE, explain_attribute
 from composable.core.batch_spec import BatchSpec
 from composable.core.key import Key
-from composable.core.model_call import ModelCall, call_with_input, explain_bytes
+from composable.core.model_call import ModelCall, call_with_input, explain_dtype
 from composable.core.precision import Precision
 from composable.core.results import Results
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
@@ -228,7 +228,7 @@ class State:
         try:
             return self.model_call(self.model, self.batch, self.batch_spec)
         except RuntimeError as error:
-            explain_bytes(error, self.batch)
+            explain_dtype(error, self.model, self.batch)
             raise
 
     def compute_loss(self, outputs: Any) -> Tensor:

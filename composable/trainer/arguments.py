@@ -134,6 +134,10 @@ def check_loader(name: str, loader: Any) -> Any:
         raise TypeError(
             f"{name}={kind} must be an iterable of batches, such as a torch.utils.data.DataLoader."
         )
+    if isinstance(loader, dict):
+        raise TypeError(
+            f"{name} is a dictionary of {', '.join(map(repr, loader))}; pass one of its loaders."
+        )
     if iter_is_spent(loader):
         raise TypeError(
             f"{name}={loader!r} is an iterator, which is exhausted after one epoch; pass what it "

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import nn
 
-from composable._other_trainers import ARGUMENTS, advice_on
+from composable._other_trainers import ARGUMENTS, advice_on_argument
 from composable.core.batch_spec import BatchSpec
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike
@@ -307,8 +307,8 @@ class TrainerOptions:
 
             name = full_name("save_best", self.save_best)
             mode = self.save_best_mode or declared_modes(evaluators).get(name)
-            mode_of(name, mode, "save_best_mode", "save_best")
             check_result("save_best", name, evaluators)
+            mode_of(name, mode, "save_best_mode", "save_best")
 
     def _shard_stream(self) -> None:
         if self.processes.several and self.parallel.data == "auto":
@@ -511,8 +511,6 @@ class TrainerOptions:
 
 # --- the signature of the Trainer ---
 
-_SIMILAR = 0.75
-
 P = ParamSpec("P")
 
 
@@ -532,20 +530,14 @@ def takes_arguments_of(
         @wraps(method)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:
             for name in kwargs.keys() - signature.parameters.keys():
-                raise TypeError(f"{owner} got an unexpected argument {name!r}{_hint(name)}.")
+                advice = advice_on_argument(name, source, ARGUMENTS) or "."
+                raise TypeError(f"{owner} got an unexpected argument {name!r}{advice}")
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
                 hint = "; pass all but the model by name, such as train_dataloader=..."
                 raise TypeError(f"{owner}: {error}{hint if args[1:] else '.'}") from None
             method(self, *args, **kwargs)
-
-        def _hint(name: str) -> str:
-            from difflib import get_close_matches  # only for an error
-
-            close = get_close_matches(name, signature.parameters, 1, _SIMILAR)
-            similar = f"; did you mean {close[0]!r}?" if close else ""
-            return advice_on(name, ARGUMENTS) or similar
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         parameters = signature.parameters.values()

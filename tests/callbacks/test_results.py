@@ -38,8 +38,9 @@ def test_given_mode_is_used(name):
 def test_mode_is_required_where_the_name_does_not_determine_it(name, tmp_path):
     with pytest.raises(ValueError, match="pass mode='min' or mode='max'"):
         make_trainer(callbacks=EarlyStopper(name))
+    evaluated = {"eval_dataloader": batches([4]), "metrics": {name: results()}}
     with pytest.raises(ValueError, match="pass save_best_mode='min'"):
-        make_trainer(save_folder=tmp_path, save_best=f"eval/{name}")
+        make_trainer(save_folder=tmp_path, save_best=f"eval/{name}", **evaluated)
 
 
 @pytest.mark.parametrize("monitor", ["test/loss", "metrics/test/loss"])
@@ -201,7 +202,12 @@ def test_warns_if_the_evaluator_of_a_saver_never_ran(tmp_path):
         (lambda: EarlyStopper("loss", mode="low"), "^mode='low' must be"),
         (lambda: CheckpointSaver("a", mode="low"), "^mode='low' must be"),
         (
-            lambda: make_trainer(save_folder="a", save_best="eval/foo"),
+            lambda: make_trainer(
+                save_folder="a",
+                save_best="eval/foo",
+                eval_dataloader=batches([4]),
+                metrics={"foo": results()},
+            ),
             "^save_best_mode=None .* save_best='eval/foo' does not; pass save_best_mode=",
         ),
     ],

@@ -393,7 +393,11 @@ def test_a_loop_is_planned_as_a_build_function_is():
         ({"run": lambda seed: None}, TypeError, "must take arm, seed, duration by these names"),
         ({"durations": None}, ValueError, "run=... needs durations"),
         ({"split_evaluation": True}, ValueError, "no split_evaluation"),
-        ({"tune": {"depth": [1]}}, ValueError, "which neither the function nor the arm"),
+        (
+            {"tune": {"depth": [1]}},
+            ValueError,
+            r"neither the function nor the arm takes. Give .* build\(algorithms, seed, depth=",
+        ),
         ({"leave_one_out": True}, ValueError, "needs an arm of two or more algorithms"),
     ],
 )

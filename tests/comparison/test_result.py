@@ -107,6 +107,16 @@ def test_the_page_is_one_safe_file(comparison):
     assert "\x1b" not in text
 
 
+def test_tables_scroll_in_a_box_or_are_cards_on_a_phone(comparison):
+    text = comparison._html("<svg></svg>")
+
+    assert text.count("<table") == text.count('<div class="scroll"><table')
+    arms = len(comparison.analysis.arms)
+    assert text.count('<td class="name" data-column="arm">') >= arms
+    assert text.count('class="cards"') == 2
+    assert "..<" not in text  # a sentence has one full stop
+
+
 def test_the_plot_names_every_arm_and_hides_no_label(comparison):
     figure = comparison.plot()
     text = " ".join(one.get_text() for axes in figure.axes for one in axes.texts)

@@ -246,8 +246,11 @@ def test_differences_have_a_column_for_each_group_and_short_arguments(tmp_path):
     for path in sorted(tmp_path.iterdir()):
         records.add_record(path, {**records.read_records(path)[-1], "arguments": [path.name]})
 
-    text = report(tmp_path).texts["differences"]
+    page = report(tmp_path)
+    text = page.texts["differences"]
+    columns = {a.get("data-column") for tag, a in page.elements if tag == "td"}
 
+    assert {"a", "b"} <= columns  # the names of the groups, where a phone shows cards
     assert "settingabalgorithms/MixUpMixUp(label='a')MixUp(label='b')" in text
     assert "arguments" not in text
     assert "seed" not in text

@@ -35,14 +35,18 @@ def differences(comparison: Comparison) -> HTML | None:
 def _differences_table(comparison: Comparison, values: Mapping[str, Sequence[str]]) -> HTML:
     """Build a table with a column for each group, whose runs differ in the seed alone."""
     labels = [element("span", group_label(comparison, i)) for i in range(len(comparison.groups))]
+    columns = [comparison.group_name(group) for group in comparison.groups]
     rows = []
     for name, row in list(values.items())[:_MOST_SETTINGS]:
         by_group = [", ".join(dict.fromkeys(row[run] for run in g)) for g in comparison.groups]
         if len(by_group) > 1 and len(set(by_group)) == 1:
             continue  # the seeds, as a rule
-        cells = [element("td", text or EMPTY) for text in short_calls(by_group)]
+        cells = [
+            element("td", text or EMPTY, data_column=column)
+            for column, text in zip(columns, short_calls(by_group), strict=True)
+        ]
         rows.append(element("tr", element("td", name, class_="name"), *cells))
-    return join(table(["setting", *labels], rows), _left_out(values))
+    return join(table(["setting", *labels], rows, class_="cards"), _left_out(values))
 
 
 def _partings(comparison: Comparison) -> HTML:
