@@ -70,8 +70,9 @@ ARGUMENTS: Mapping[str, str] = _by_name(
         "{composable.callbacks.EarlyStopper}, whose patience you can raise",
     ),
     ("steps_per_epoch", "an epoch is one pass over {train_dataloader}"),
+    ("fast_dev_run", "{trainer.check}() runs one batch of everything"),
     (
-        "fast_dev_run limit_train_batches limit_val_batches limit_test_batches overfit_batches"
+        "limit_train_batches limit_val_batches limit_test_batches overfit_batches"
         " limit_predict_batches train_subset_num_batches eval_subset_num_batches validation_steps",
         _SUBSET,
     ),

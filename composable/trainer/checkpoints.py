@@ -1,5 +1,6 @@
 """The checkpoints of a run: when it is saved, and what they hold."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,7 @@ class Checkpoints:
 
     def save(self, state: State) -> State:
         """Save the run."""
-        run = self.run
+        run, began = self.run, time.perf_counter()
         run.guard.flush()  # every checkpoint is safe to resume from
         state = run.fire(Event.BEFORE_SAVE, state)
         self.mark_saved(state)
@@ -120,7 +121,9 @@ class Checkpoints:
             self.options.processes.barrier()
         if not self.managers:
             self.options.saver(state)  # type: ignore[misc]  # it is possible
-        return run.fire(Event.AFTER_SAVE, state)
+        state = run.fire(Event.AFTER_SAVE, state)
+        run.seconds["checkpoints"] += time.perf_counter() - began
+        return state
 
     def mark_saved(self, state: State) -> None:
         """Record that `state` is saved."""
@@ -167,7 +170,7 @@ class Checkpoints:
                 return self.run.engine.captured({**RunPart(self.run, state).weights()})
             return self.run.engine.captured(self.parts(state).capture())
 
-    def parts(self, state: State) -> "Parts":
+    def parts(self, state: State, callbacks: CallbackStates | None = None) -> "Parts":
         """Return the parts of the run at a state, in the order in which they are restored.
 
         That of callbacks is the only one that may fail after it was checked, so it is the first.
@@ -176,4 +179,4 @@ class Checkpoints:
         from composable.trainer.run_part import RunPart
 
         whole = RunPart(self.run, state)
-        return Parts({"callbacks": self.callbacks, ALL: whole, **self.run.parts})
+        return Parts({"callbacks": callbacks or self.callbacks, ALL: whole, **self.run.parts})

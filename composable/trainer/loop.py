@@ -101,12 +101,13 @@ def train_epoch(run: Run, state: State) -> State:
     run.rates.check_epoch()
     complete = state.timestamp.batch_in_epoch == state.epoch_length
     batches, over = run.data.batches(state), complete and run.finished(state)
-    listens = run.dispatcher.listens(BEFORE_DATALOADER)
+    listens, seconds = run.dispatcher.listens(BEFORE_DATALOADER), run.seconds
     while True:
         started = time.perf_counter()
         if listens:
             state = run.fire(BEFORE_DATALOADER, drop_batch(state))
         loaded = next_batch(run, state, batches)
+        seconds["data"] += time.perf_counter() - started
         if loaded is _END:
             return end_epoch(run, state)
         if over:

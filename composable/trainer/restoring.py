@@ -28,7 +28,7 @@ from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.records import Records
 from composable.trainer.run import Run
 
-__all__ = ["RestoredCheckpoints"]
+__all__ = ["RestoredCheckpoints", "values_of"]
 
 
 class RestoredCheckpoints(Checkpoints):
@@ -60,7 +60,7 @@ class RestoredCheckpoints(Checkpoints):
         records.describe_request()
         if point.num_fits:  # algorithms may have replaced the model at the start of training
             run.state = surgery(algorithms, Event.FIT_START, run.state)
-        tree, ignored = self._values_of(point), options.load_ignore_keys
+        tree, ignored = values_of(run, point), options.load_ignore_keys
         if ignored:
             tree = replaced(tree, self.capture(False), expanded(ignored))
         self._restore(tree, point)
@@ -94,7 +94,7 @@ class RestoredCheckpoints(Checkpoints):
             add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
             raise error
         whole = run.state.max_duration
-        self._restore(self._values_of(point), point, but=("guard", "progress"))
+        self._restore(values_of(run, point), point, but=("guard", "progress"))
         if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
             run.state = run.state.evolve(max_duration=whole)
         rolled_back = {"nonfinite/rolled_back": run.guard.num_rollbacks}
@@ -119,11 +119,6 @@ class RestoredCheckpoints(Checkpoints):
         tree, names = point.load(state).tree, averaging_names(run.dispatcher.plan)
         run.weights.best = _best_weights(state, tree, names, str(point.path))
 
-    def _values_of(self, point: ResumePoint) -> dict[str, Any]:
-        """Return the state of a checkpoint with its values, in the current format."""
-        names = averaging_names(self.run.dispatcher.plan)
-        return upgraded(point.load(self.run.state).tree, names)
-
     def _restore(
         self, tree: Mapping[str, Any], point: ResumePoint, but: Collection[str] = ()
     ) -> None:
@@ -134,6 +129,11 @@ class RestoredCheckpoints(Checkpoints):
             parts.check(own, path)
             parts.restore(own, path, but)
             self.mark_saved(run.state)
+
+
+def values_of(run: Run, point: ResumePoint) -> dict[str, Any]:
+    """Return the state of a checkpoint with its values, in the current format."""
+    return upgraded(point.load(run.state).tree, averaging_names(run.dispatcher.plan))
 
 
 def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path: str) -> Weights:

@@ -1,5 +1,7 @@
 """A run: its state, its step, and the parts that are saved with it."""
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -117,6 +119,8 @@ class Run:
     weights: EvaluatedWeights = attrs.field(metadata={_PART: "weights"}, init=False)
     checkpoints: RunCheckpoints = attrs.field(init=False)
     """Saves and restores the run; it composes the first batch."""
+    seconds: dict[str, float] = attrs.field(init=False, factory=Counter)
+    """What evaluations, checkpoints and waiting for data have taken in this process."""
     log_interval: Time
     iteration_length: int | None
     engine: Engine
@@ -253,13 +257,19 @@ class Run:
             )
         each, length = self.evaluators, self.iteration_length
         due = [e for e in each if requested or e.is_due(before, state, event, length)]
-        return self.evaluation.run(state, due)
+        return self._evaluate(state, due)
 
     def evaluate_end(self, state: State) -> State:
         """Run the evaluators at the end of training, except those that have just been run."""
         wanted = [e for e in self.evaluators if e.eval_interval is not None]
         due = [e for e in wanted if not self.evaluation.is_current(e, state)]
-        return self.evaluation.run(state, due)
+        return self._evaluate(state, due)
+
+    def _evaluate(self, state: State, due: list[Evaluator]) -> State:
+        began = time.perf_counter()
+        state = self.evaluation.run(state, due)
+        self.seconds["evaluation"] += time.perf_counter() - began
+        return state
 
     def join_requests(self, event: Event) -> None:
         """Let the requests of the callbacks at an event be the same on all processes."""

@@ -6,7 +6,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,12 +33,14 @@ class FitSummary:
         checkpoints: The checkpoints of the run, after the call.
         start: The timestamp before the call.
         seconds: The duration of the call.
+        before: What parts of the run had taken before it.
         warnings: How many warnings of each class were shown.
     """
 
     checkpoints: Checkpoints
     start: Timestamp
     seconds: float
+    before: Mapping[str, float]
     warnings: Counter[str]
 
     def __str__(self) -> str:
@@ -62,7 +64,7 @@ class FitSummary:
         done = {name: after[name] - before[name] for name in _COUNTED}
         counted = [_count(n, name) for name, n in done.items() if n or name == "batch"]
         training = after["total_wct"] - before["total_wct"]
-        parts = [f"training {_duration(training)}"] if training else []
+        parts = [*self._times(training)] if training else []
         parts += [
             f"{_rate(done[name] / training)} {_plural(name)}/s"
             for name in ("batch", "sample", "token")
@@ -74,6 +76,16 @@ class FitSummary:
             f"Trained {type(state.model).__name__}: {', '.join(counted)} in "
             f"{_duration(self.seconds)}{speed}.{end}"
         )
+
+    def _times(self, training: float) -> Iterator[str]:
+        """Yield where the time went, from a hundredth of the call on."""
+        taken = {n: s - self.before.get(n, 0.0) for n, s in self.checkpoints.run.seconds.items()}
+        waited = taken.pop("data", 0.0)
+        waits = f" with {_duration(waited)} for data" if waited > 0.01 * self.seconds else ""
+        yield f"training {_duration(training)}{waits}"
+        for name, seconds in taken.items():
+            if seconds > 0.01 * self.seconds:
+                yield f"{name} {_duration(seconds)}"
 
     def _results(self) -> Iterator[str]:
         state = self.checkpoints.run.state
@@ -132,7 +144,7 @@ def summarized(checkpoints: Checkpoints) -> Iterator[None]:
         return
     warnings: Counter[str] = Counter()
     shown = ShownWarnings(lambda category, message, where: warnings.update([category]))
-    start, began = run.state.timestamp, time.perf_counter()
+    start, before, began = run.state.timestamp, dict(run.seconds), time.perf_counter()
     shown.listen()
     try:
         yield
@@ -140,7 +152,7 @@ def summarized(checkpoints: Checkpoints) -> Iterator[None]:
         shown.stop()
     seconds = time.perf_counter() - began
     notebook = type(sys.stderr).__module__.startswith("ipykernel")  # standard error is red there
-    summary = FitSummary(checkpoints, start, seconds, warnings)
+    summary = FitSummary(checkpoints, start, seconds, before, warnings)
     print(summary, file=sys.stdout if notebook else sys.stderr)
 
 

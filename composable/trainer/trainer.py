@@ -14,7 +14,7 @@ from composable.core.results import Results
 from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
-from composable.functional._checks import as_path, check_flag
+from composable.functional._checks import as_path, check_count, check_flag
 from composable.plan.declarations import as_observer
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from composable.loggers.in_memory import InMemoryLogger
     from composable.plan.timeline import Timeline
     from composable.resume.best import Best
+    from composable.trainer.checking import CheckReport
     from composable.trainer.trial import Trial
 
 __all__ = ["Trainer"]
@@ -219,6 +220,73 @@ class Trainer:
             trial(self._run) as steps,
         ):
             yield steps
+
+    def check(self, batches: Iterable[Any] | None = None) -> "CheckReport":
+        """Run one batch of everything that `fit` does, and leave the run as it was, to the bit.
+
+        These are the first batch, three steps on it, one batch of each evaluator, and a save and a
+        resume in a temporary folder on the disk of `save_folder`. Callbacks and loggers see
+        nothing, but their states are saved and restored.
+
+        Args:
+            batches: The batches, a list or a `DataLoader`. By default those that the run trains on
+                next. Needed for a loader that has a position of its own, such as a stream.
+
+        Returns:
+            The seconds and bytes of each part, which it prints as a table.
+
+        Raises:
+            CheckError: A part failed: the error names it, and what to look at.
+            ValueError: The run has several processes, or an argument that training needs is
+                missing.
+
+        Example:
+            >>> from functools import partial
+            >>> trainer = Trainer(
+            ...     torch.nn.Linear(2, 1),
+            ...     train_dataloader=[(torch.ones(4, 2), torch.ones(4, 1))],
+            ...     loss_fn=torch.nn.functional.mse_loss,
+            ...     optimizers=partial(torch.optim.SGD, lr=0.1),
+            ...     progress_bar=False,
+            ... )
+            >>> report = trainer.check()
+            >>> report.memory["parameters"]  # of 3 numbers
+            12
+        """
+        from composable.trainer.checking import check_run  # on use
+
+        with self.trial() as trial:
+            return check_run(trial, self._checkpoints, batches)
+
+    def summary(self, depth: int = 3) -> str:
+        """Return a table of the modules, with the shapes of their outputs, by torchinfo.
+
+        The shapes are those of the first batch. The run is left as it was.
+
+        Args:
+            depth: How many levels of modules to show.
+
+        Raises:
+            ModuleNotFoundError: torchinfo is not installed.
+            ValueError: As of `trial`.
+
+        Example:
+            >>> from functools import partial
+            >>> trainer = Trainer(
+            ...     torch.nn.Linear(2, 1),
+            ...     train_dataloader=[(torch.ones(4, 2), torch.ones(4, 1))],
+            ...     loss_fn=torch.nn.functional.mse_loss,
+            ...     optimizers=partial(torch.optim.SGD, lr=0.1),
+            ...     progress_bar=False,
+            ... )
+            >>> "Total params: 3" in trainer.summary()
+            True
+        """
+        from composable.trainer.module_table import module_table  # on use
+
+        check_count("depth", depth, 1)
+        with self.trial() as trial:
+            return module_table(trial, depth)
 
     @explain_call(ARGUMENTS)
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:

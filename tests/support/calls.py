@@ -538,6 +538,7 @@ PASSED_ON = {
     "recompute_batch_norm_statistics": ("model", "batches"),
     "map_tensors": ("tree",),
     "seeded_batches": ("dataloader",),
+    "Trainer.check": ("batches",),
     "Trainer.eval": ("eval_dataloader",),
     "Trainer.predict": ("dataloader",),
 }

@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import time
 import warnings
 from types import SimpleNamespace
 
@@ -60,6 +61,32 @@ def last_lines(capsys):
     return lines[first:]
 
 
+SECONDS = r"[\d.e-]+ s"
+
+
+class Slow(list):
+    """Batches, each of which takes a while."""
+
+    def __iter__(self):
+        return (self[k] for k in range(len(self)))
+
+    def __getitem__(self, index):
+        time.sleep(0.05)
+        return super().__getitem__(index)
+
+
+def test_summary_says_where_the_time_went(capsys, tmp_path):
+    both = {"train_dataloader": Slow(batches(12)), "eval_dataloader": Slow(batches([4]))}
+    line = printed(capsys, **both, save_folder=tmp_path)[0]
+
+    found = re.search(rf"with ({SECONDS}) for data, evaluation ({SECONDS}), checkpoints ", line)
+    data, evaluation = (float(one.removesuffix(" s")) for one in found.groups())
+    assert data >= 2 * 3 * 0.05
+    assert evaluation >= 2 * 0.05
+    quick = {"train_dataloader": batches(3), "eval_dataloader": None}
+    assert "evaluation" not in printed(capsys, **quick)[0]
+
+
 def test_summary_has_durations_results_and_the_next_step(capsys):
     shows = warnings.showwarning
     lines = printed(capsys, eval_dataloader=batches([4]))
@@ -67,7 +94,8 @@ def test_summary_has_durations_results_and_the_next_step(capsys):
     assert warnings.showwarning is shows
     assert re.fullmatch(
         r"Trained Linear: 2 epochs, 6 batches, 24 samples in [\d.]+ s "
-        r"\(training [\d.]+ s, [\d.,]+ batches/s, [\d.,]+ samples/s\)\.",
+        rf"\(training {SECONDS}( with {SECONDS} for data)?(, (evaluation|checkpoints) {SECONDS})*, "
+        r"[\d.,]+ batches/s, [\d.,]+ samples/s\)\.",
         lines[0],
     )
     assert re.fullmatch(r"  last: loss/train [\d.]+, metrics/eval/loss [\d.]+", lines[1])

@@ -1,0 +1,226 @@
+"""One batch of everything that a run does: what it takes, and what would fail."""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.core.batch import tensors_of
+from composable.core.state import State
+from composable.core.time import TimeUnit
+from composable.data.fetching import copy_loader
+from composable.data.order import get_generator_states, set_generator_states
+from composable.optim.multi import base_optimizers
+from composable.trainer.session import CallbackStates
+from composable.trainer.trial import Trial
+
+if TYPE_CHECKING:
+    from composable.trainer.checkpoints import Checkpoints
+
+__all__ = ["CheckError", "CheckReport", "check_run"]
+
+_STEPS = 3  # of which the first one is slower than the others
+_CURES = {
+    "data": "look at the dataset and collate_fn of train_dataloader, of which check reads the "
+    "first batches",
+    "model": "call the model on the inputs of one batch yourself; input_key= selects them",
+    "loss": "loss_fn is called with the outputs and the targets: compare their shapes and dtypes; "
+    "target_key= selects the targets",
+    "step": "the backward pass, an algorithm or an optimizer raised it; try without algorithms=",
+    "evaluation": "look at the loader and the metrics of this evaluator",
+    "save": "save_folder must be on a disk that can be written and has room",
+    "resume": "load_state_dict of each part must accept what its state_dict returned",
+}
+
+
+class CheckError(RuntimeError):
+    """A part of a run failed in a check.
+
+    Args:
+        part: "data", "model", "loss", "step", "evaluation", "save" or "resume".
+        error: The error that it raised.
+    """
+
+    def __init__(self, part: str, error: Exception) -> None:
+        self.part = part
+        super().__init__(f"{part}: {type(error).__name__}: {error}\n{_CURES[part]}.")
+
+
+@attrs.frozen
+class CheckReport:
+    """What one batch of everything took.
+
+    Args:
+        seconds: The durations by part: the first batch, a step, evaluators by label, a save and a
+            resume.
+        memory: Bytes of the parameters, gradients, states of optimizers, and of a checkpoint; on a
+            GPU also the peak.
+        fit_seconds: An estimate for the steps of a whole `fit`, or None if their number is unknown.
+    """
+
+    seconds: dict[str, float]
+    memory: dict[str, int]
+    fit_seconds: float | None
+
+    def __str__(self) -> str:
+        lines = ["check passed"]
+        lines += [f"  {name:28} {value:10.4f} s" for name, value in self.seconds.items()]
+        lines += [f"  {name:28} {value / 2**20:10.3g} MiB" for name, value in self.memory.items()]
+        if self.fit_seconds is not None:
+            lines.append(f"  {'fit, without evaluation':28} {self.fit_seconds:10.1f} s")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def check_run(
+    trial: Trial, checkpoints: "Checkpoints", batches: Iterable[Any] | None
+) -> CheckReport:
+    """Run one batch of everything, within a trial, which undoes the steps.
+
+    Args:
+        trial: The trial.
+        checkpoints: What saves the run.
+        batches: The batches, by default those that the run trains on next.
+
+    Raises:
+        CheckError: A part failed.
+    """
+    run, seconds = trial.run, dict[str, float]()
+    with _part("data", seconds, "first batch"):
+        source = trial.batches(batches)
+        first = next(source)
+    for number in range(_STEPS):
+        with _part(lambda: _stage(trial, first), seconds, "step"):
+            float(trial.step(first, number))
+    memory = _memory(run.state)
+    for evaluator in run.evaluators:
+        with _part("evaluation", seconds, f"evaluation {evaluator.label}"):
+            one = attrs.evolve(evaluator, dataloader=_first(evaluator.dataloader))
+            run.evaluation.evaluate(run.state, one)
+    if not checkpoints.options.dry_run:
+        memory["checkpoint"] = _save_and_resume(checkpoints, seconds)
+    steps = _steps(run.state)
+    return CheckReport(seconds, memory, None if steps is None else steps * seconds["step"])
+
+
+@contextmanager
+def _part(part: str | Callable[[], str], seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Measure a part, and name it in its error."""
+    began = time.perf_counter()
+    try:
+        yield
+    except CheckError:  # of a part within this one
+        raise
+    except Exception as error:
+        raise CheckError(part if isinstance(part, str) else part(), error) from error
+    seconds[name] = time.perf_counter() - began
+
+
+@torch.no_grad()
+def _stage(trial: Trial, batch: Any) -> str:
+    """Return what fails of a step, after it has failed."""
+    run = trial.run
+    state, forward = run.state.evolve_unchecked(batch=batch, outputs=None), run.engine.forward
+    try:
+        state = state if run.after_dataloader is None else run.after_dataloader(state)
+        outputs = forward.outputs(state)
+    except Exception:
+        return "model"
+    try:
+        forward.loss(state, outputs)
+    except Exception:
+        return "loss"
+    return "step"
+
+
+def _first(loader: Any) -> list[Any]:
+    """Return the first batch of a loader, read in this process, in a list."""
+    states = get_generator_states(loader)
+    try:
+        copied = isinstance(loader, torch.utils.data.DataLoader) and loader.num_workers
+        options = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None}
+        return [next(iter(copy_loader(loader, **options) if copied else loader))]
+    except StopIteration:
+        raise ValueError("the loader returned no batch; check the dataset.") from None
+    finally:
+        set_generator_states(loader, states)
+
+
+def _save_and_resume(checkpoints: "Checkpoints", seconds: dict[str, float]) -> int:
+    """Write a checkpoint next to the folder of the run, restore it, and return its size."""
+    run, options = checkpoints.run, checkpoints.options
+    state, seconds["save"] = run.state, 0.0  # before that of the resume in it
+    with tempfile.TemporaryDirectory(prefix="composable-check-") as elsewhere:
+        folder = options.save_folder
+        with _part("save", seconds, "save"), _folder_near(folder, Path(elsewhere)) as near:
+            path = checkpoints.write(near / "checkpoint", weights_only=False, overwrite=False)
+            size = sum(file.stat().st_size for file in path.iterdir())
+            try:
+                with _part("resume", seconds, "resume"):
+                    _restore(checkpoints, path)
+            finally:
+                run.state = state
+    seconds["save"] -= seconds["resume"]
+    return size
+
+
+def _restore(checkpoints: "Checkpoints", path: Path) -> None:
+    """Restore a checkpoint of the run as it is."""
+    from composable.resume.select import read_point  # on use
+    from composable.trainer.restoring import values_of
+
+    run, callbacks = checkpoints.run, CallbackStates(checkpoints.session)
+    point = read_point(path, checkpoints.options.reader, run=checkpoints.records.run_id)
+    callbacks.follow(path, point.description)
+    with run.engine.restoring(values_of(run, point), str(path)) as own:
+        parts = checkpoints.parts(run.state, callbacks)
+        parts.check(own, str(path))
+        parts.restore(own, str(path), but=("guard", "progress"))
+
+
+@contextmanager
+def _folder_near(folder: Path | None, otherwise: Path) -> Iterator[Path]:
+    """Create a temporary folder on the disk of a folder, which need not exist."""
+    if folder is None:
+        yield otherwise
+        return
+    parents = [one for one in (folder, *folder.absolute().parents) if os.path.lexists(one)]
+    with tempfile.TemporaryDirectory(prefix=".composable-check-", dir=parents[0]) as near:
+        yield Path(near)
+
+
+def _memory(state: State) -> dict[str, int]:
+    trained = list(dict.fromkeys(state.model.parameters()))
+    held = [tensors_of(list(one.state.values())) for one in base_optimizers(state.optimizers)]
+    found = {
+        "parameters": _size(trained),
+        "gradients": _size([one for one in trained if one.requires_grad]),
+        "optimizers": sum(map(_size, held)),
+    }
+    if state.device.type == "cuda":
+        found["peak"] = torch.cuda.max_memory_allocated(state.device)
+    return found
+
+
+def _size(tensors: Iterable[Tensor]) -> int:
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+def _steps(state: State) -> int | None:
+    """Return the number of steps of a whole fit, if it is known."""
+    end = state.max_duration
+    if end is None:
+        return None
+    if end.unit is TimeUnit.BATCH:
+        return int(end.value)
+    if end.unit is TimeUnit.EPOCH and state.epoch_length is not None:
+        return int(end.value * state.epoch_length)
+    return None

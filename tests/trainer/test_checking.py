@@ -1,0 +1,205 @@
+"""`Trainer.check` and `Trainer.summary`: one batch of everything, which leaves no trace."""
+
+import builtins
+import re
+from functools import partial
+
+import attrs
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from composable import Callback, Evaluator, Trainer
+from composable.algorithms import EMA, MixUp
+from composable.checkpoint.compare import same_bits
+from composable.loggers import InMemoryLogger
+from composable.metrics import accuracy
+from composable.trainer.checking import CheckError
+
+FEATURES, CLASSES = 6, 3
+cross_entropy = nn.functional.cross_entropy
+
+
+def images(count=24):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(count, FEATURES, generator=generator)
+    return TensorDataset(inputs, torch.randint(CLASSES, (count,), generator=generator))
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, CLASSES)
+    )
+
+
+def make(model=None, **changes):
+    options = {
+        "train_dataloader": DataLoader(images(), batch_size=8, shuffle=True),
+        "eval_dataloader": [Evaluator("test", DataLoader(images(), batch_size=12))],
+        "metrics": {"accuracy": accuracy},
+        "loss_fn": cross_entropy,
+        "optimizers": partial(torch.optim.AdamW, lr=1e-2),
+        "algorithms": [MixUp(alpha=0.2), EMA(half_life="2ba")],
+        "max_duration": "2ep",
+        "seed": 3,
+        "progress_bar": False,
+        **changes,
+    }
+    return Trainer(net() if model is None else model, **options)
+
+
+def weights(trainer):
+    model = trainer.fit(duration="4ba").model
+    return {name: one.clone() for name, one in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("start", ["0ba", "2ba"])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"grad_accum": 2}, {"precision": "amp_bf16"}, {"eval_dataloader": None, "metrics": None}],
+)
+def test_run_after_a_check_is_the_run_without_one(start, changes, tmp_path):
+    def run(checked, folder):
+        trainer = make(save_folder=folder, save_interval="1ep", **changes)
+        if start != "0ba":
+            trainer.fit(duration=start)
+        drawn = torch.get_rng_state()
+        if checked:
+            trainer.check()
+        assert torch.equal(drawn, torch.get_rng_state())
+        return weights(trainer)
+
+    found, expected = run(True, tmp_path / "a"), run(False, tmp_path / "b")
+    assert found.keys() == expected.keys()
+    assert all(same_bits(found[name], expected[name]) for name in found)
+
+
+def test_nothing_is_logged_written_or_changed(tmp_path):
+    log, folder = InMemoryLogger(), tmp_path / "runs" / "a"
+    trainer = make(loggers=[log], save_folder=folder)
+    before = {name: one.clone() for name, one in trainer.state.model.state_dict().items()}
+
+    report = trainer.check()
+
+    assert log.records == []
+    assert not list(tmp_path.rglob("*"))
+    assert all(same_bits(before[n], one) for n, one in trainer.state.model.state_dict().items())
+    assert trainer.state.timestamp.batch == 0
+    assert trainer.state.metrics == {}
+    assert {"first batch", "step", "evaluation test", "save", "resume"} == report.seconds.keys()
+    assert all(value > 0 for value in report.seconds.values())
+
+
+def test_memory_and_duration():
+    report = make(nn.Linear(FEATURES, CLASSES), algorithms=[]).check()
+
+    size = 4 * (FEATURES * CLASSES + CLASSES)
+    assert report.memory["parameters"] == report.memory["gradients"] == size
+    assert report.memory["optimizers"] == 2 * size + 2 * 4  # two moments, and a count for each
+    assert report.memory["checkpoint"] > 3 * size
+    assert report.fit_seconds == pytest.approx(6 * report.seconds["step"])
+    assert re.search(r"step +\d+\.\d+ s", str(report))
+
+
+class Breaks(nn.Module):
+    def forward(self, inputs):
+        raise RuntimeError("no such layer")
+
+
+class Unrestored(Callback):
+    def state_dict(self):
+        return {"count": 1}
+
+    def load_state_dict(self, state):
+        raise KeyError("counts")
+
+
+@attrs.frozen
+class Damaged:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        raise OSError("image 3 is damaged")
+
+
+def bad_metric(outputs, targets):
+    raise ZeroDivisionError("no positives")
+
+
+FAILURES = {
+    "data": {"train_dataloader": DataLoader(Damaged(), batch_size=4)},
+    "model": {"model": Breaks(), "optimizers": None},
+    "loss": {"loss_fn": lambda outputs, targets: cross_entropy(outputs[:3], targets)},
+    "evaluation": {"metrics": {"bad": bad_metric}},
+    "resume": {"callbacks": [Unrestored()]},
+}
+
+
+@pytest.mark.parametrize("part", FAILURES)
+def test_error_names_the_part(part, tmp_path):
+    changes = {"algorithms": [], **FAILURES[part]}
+    if part == "model":
+        model = nn.Sequential(nn.Linear(FEATURES, CLASSES), Breaks())
+        changes = {"algorithms": [], "model": model}
+    trainer = make(save_folder=tmp_path / "run", **changes)
+    before = [one.clone() for one in trainer.state.model.state_dict().values()]
+
+    with pytest.raises(CheckError, match=f"^{part}: ") as caught:
+        trainer.check()
+
+    assert caught.value.part == part
+    assert caught.value.__cause__ is not None
+    assert not list(tmp_path.rglob("*"))
+    after = trainer.state.model.state_dict().values()
+    assert all(same_bits(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(CheckError, match=r"^save: ") as caught:
+        make(save_folder=tmp_path / "file" / "run").check()
+
+    assert "save_folder" in str(caught.value)
+
+
+def test_stream_needs_batches():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(images())
+
+    trainer = make(train_dataloader=DataLoader(Stream(), batch_size=8), max_duration="4ba")
+
+    with pytest.raises(CheckError, match="pass the batches of the trial as a list"):
+        trainer.check()
+    batches = [next(iter(DataLoader(images(), batch_size=8)))]
+    assert trainer.check(batches).fit_seconds is not None
+
+
+def test_summary_has_shapes_and_leaves_the_run_as_it_was():
+    trainer, other = make(), make()
+
+    text = trainer.summary()
+
+    assert "BatchNorm1d" in text
+    assert f"[8, {CLASSES}]" in text
+    assert "Total params: 99" in text
+    found, expected = weights(trainer), weights(other)
+    assert all(same_bits(found[name], expected[name]) for name in found)
+
+
+def test_missing_torchinfo_says_what_to_install(monkeypatch):
+    original = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "torchinfo":
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    trainer = make()
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ModuleNotFoundError, match=r"composable\[summary\]"):
+        trainer.summary()
