@@ -68,7 +68,7 @@ class ImageVisualizer(Callback):
         self._images: dict[str, Tensor] = {}
         self._results: Mapping[str, Any] = {}
         if mode == "segmentation":  # an unused hook would make the loop build states for it
-            self.after_forward = self._log_training_masks
+            self.after_forward = self._log_training_masks  # type: ignore[method-assign]
 
     # --- training ---
 

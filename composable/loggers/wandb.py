@@ -98,7 +98,7 @@ class WandBLogger(BackEndLogger):
         self._init_kwargs = {"name": name, "entity": entity, **init_kwargs}
         self._watched = _WATCHED[_choice("WANDB_WATCH", "false", _WATCHED)]
         if self._watched:  # otherwise the loop has no hook to call
-            self.after_train_batch = self._watch
+            self.after_train_batch = self._watch  # type: ignore[method-assign]
         model = _choice("WANDB_LOG_MODEL", "false", (*_MODELS, "end", "checkpoint"))
         self._log_model = _MODELS.get(model, model)
         self._is_disabled = self.mode == "disabled" or environment.flag("WANDB_DISABLED")

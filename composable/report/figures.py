@@ -1,6 +1,7 @@
 """Figures of recorded runs, by plotly."""
 
 from collections.abc import Sequence
+from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,21 @@ _HEIGHT = 260  # of one metric, in pixels
 _DEFAULT = ("loss", "metrics", "lr")
 
 
+@cache
+def _figure_class() -> "type[Figure]":
+    """Return a class of figures that are also shown in a notebook that was exported to HTML."""
+    from plotly.graph_objects import Figure
+
+    class NotebookFigure(Figure):  # type: ignore[misc]
+        _ipython_display_ = None  # which shows a figure in a format that exports leave out
+
+        def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            shown = super()._repr_mimebundle_(*args, **kwargs)
+            return {**shown, "text/html": self.to_html(full_html=False)}
+
+    return NotebookFigure
+
+
 def plot_runs(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None = None) -> "Figure":
     """Plot metrics of one or several runs with plotly; notebooks show the figure.
 
@@ -31,7 +47,9 @@ def plot_runs(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None =
         metrics: The names of metrics. Default: losses, evaluation results and learning rates.
 
     Returns:
-        A figure of plotly, with the metrics below one another.
+        A figure of plotly, with the metrics below one another. A notebook that shows it grows by
+        about 5 MB, since it has the script that draws the figure, so that exports to HTML show it
+        without a network.
 
     Raises:
         ImportError: plotly is not installed.
@@ -48,7 +66,11 @@ def plot_runs(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None =
     with needs("plotly", "plot"):
         from plotly.subplots import make_subplots
     figure = make_subplots(
-        rows=len(names), cols=1, shared_xaxes=True, vertical_spacing=min(0.06, 0.2 / len(names))
+        figure=_figure_class()(),
+        rows=len(names),
+        cols=1,
+        shared_xaxes=True,
+        vertical_spacing=min(0.06, 0.2 / len(names)),
     )
     comparison = Comparison.of(runs)
     for row, name in enumerate(names, start=1):

@@ -1,5 +1,7 @@
 """Observers: which of their methods run, and what happens when one fails."""
 
+import ast
+import inspect
 from pathlib import Path
 
 import pytest
@@ -174,3 +176,12 @@ def test_repr_has_the_arguments_that_differ_from_the_defaults_and_no_secret():
         "Uploads(path='a/b', api_key='[redacted]', period='2ep')"
     )
     assert repr(CSVLogger("runs/a.csv")) == "CSVLogger(path='runs/a.csv')"
+
+
+def test_methods_of_all_events_are_declared_for_type_checkers_alone():
+    source = ast.parse(inspect.getsource(Callback))
+    (block,) = [one for one in source.body[0].body if isinstance(one, ast.If)]
+
+    assert block.test.id == "TYPE_CHECKING"
+    assert [one.name for one in block.body] == [event.name.lower() for event in Event]
+    assert not any(hasattr(Callback, event.name.lower()) for event in Event)

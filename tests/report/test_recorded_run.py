@@ -212,6 +212,16 @@ def test_a_figure_has_the_points_of_each_metric_and_run(tmp_path):
     assert len(runs[0].plot().data) == 2  # the loss and the learning rate
 
 
+def test_notebook_exported_to_html_has_the_figure_and_its_script(tmp_path):
+    figure = RecordedRun(write_run(tmp_path / "a", [3.0, 2.0])).plot("loss/train")
+
+    page = figure._repr_mimebundle_()["text/html"]
+
+    assert "Plotly.newPlot" in page
+    assert "<script src=" not in page  # of a network
+    assert figure._ipython_display_ is None  # which Jupyter would call in its place
+
+
 def test_wrong_arguments_of_a_figure_are_named(tmp_path):
     run = RecordedRun(write_run(tmp_path, [1.0]))
 
