@@ -28,7 +28,7 @@ def _figure_class() -> "type[Figure]":
     from plotly.graph_objects import Figure
 
     class NotebookFigure(Figure):  # type: ignore[misc]
-        _ipython_display_ = None  # which shows a figure in a format that exports leave out
+        _ipython_display_ = None  # which shows a figure in a format that exports omit
 
         def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
             shown = super()._repr_mimebundle_(*args, **kwargs)
