@@ -1,5 +1,6 @@
 """One batch of everything that a run does: what it takes, and what would fail."""
 
+import math
 import os
 import tempfile
 import time
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor
 
 from composable.core.batch import tensors_of
+from composable.core.loss import check_loss
 from composable.core.state import State
 from composable.core.time import TimeUnit
 from composable.data.fetching import copy_loader
+from composable.data.grouping import batches_of
 from composable.data.order import get_generator_states, set_generator_states
 from composable.optim.multi import base_optimizers
+from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.session import CallbackStates
 from composable.trainer.trial import Trial
 
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["CheckError", "CheckReport", "check_run"]
 
 _STEPS = 3  # of which the first one is slower than the others
+_KEPT = ("guard", "progress", "data")
+"""Parts that are compared with the checkpoint alone: a trial does not undo what restores them."""
 _CURES = {
     "data": "look at the dataset and collate_fn of train_dataloader, of which check reads the "
     "first batches",
@@ -38,6 +44,7 @@ _CURES = {
     "save": "save_folder must be on a disk that can be written and has room",
     "resume": "load_state_dict of each part must accept what its state_dict returned",
 }
+_MEMORY_CURE = "lower the batch size, raise grad_accum=, or use a precision= of 16 bits"
 
 
 class CheckError(RuntimeError):
@@ -50,7 +57,8 @@ class CheckError(RuntimeError):
 
     def __init__(self, part: str, error: Exception) -> None:
         self.part = part
-        super().__init__(f"{part}: {type(error).__name__}: {error}\n{_CURES[part]}.")
+        cure = _MEMORY_CURE if isinstance(error, torch.OutOfMemoryError) else _CURES[part]
+        super().__init__(f"{part}: {type(error).__name__}: {error}\n{cure}.")
 
 
 @attrs.frozen
@@ -94,12 +102,15 @@ def check_run(
         CheckError: A part failed.
     """
     run, seconds = trial.run, dict[str, float]()
+    raises = checkpoints.options.nonfinite_loss == "raise"
     with _part("data", seconds, "first batch"):
         source = trial.batches(batches)
         first = next(source)
     for number in range(_STEPS):
         with _part(lambda: _stage(trial, first), seconds, "step"):
-            float(trial.step(first, number))
+            loss = float(trial.step(first, number))
+            if raises and not math.isfinite(loss):
+                raise NonFiniteLossError(f"the loss of step {number} was {loss}.", number)
     memory = _memory(run.state)
     for evaluator in run.evaluators:
         with _part("evaluation", seconds, f"evaluation {evaluator.label}"):
@@ -124,21 +135,21 @@ def _part(part: str | Callable[[], str], seconds: dict[str, float], name: str) -
     seconds[name] = time.perf_counter() - began
 
 
-@torch.no_grad()
 def _stage(trial: Trial, batch: Any) -> str:
     """Return what fails of a step, after it has failed."""
     run = trial.run
-    state, forward = run.state.evolve_unchecked(batch=batch, outputs=None), run.engine.forward
+    first, forward = batches_of(batch)[0], run.engine.forward
+    state = run.state.evolve_unchecked(batch=first, outputs=None)
     try:
         state = state if run.after_dataloader is None else run.after_dataloader(state)
         outputs = forward.outputs(state)
     except Exception:
         return "model"
     try:
-        forward.loss(state, outputs)
+        loss = check_loss(forward.loss(state, outputs))
     except Exception:
         return "loss"
-    return "step"
+    return "step" if loss.isfinite() else "loss"
 
 
 def _first(loader: Any) -> list[Any]:
@@ -183,7 +194,7 @@ def _restore(checkpoints: "Checkpoints", path: Path) -> None:
     with run.engine.restoring(values_of(run, point), str(path)) as own:
         parts = checkpoints.parts(run.state, callbacks)
         parts.check(own, str(path))
-        parts.restore(own, str(path), but=("guard", "progress"))
+        parts.restore(own, str(path), but=_KEPT)
 
 
 @contextmanager

@@ -58,11 +58,22 @@ def weights(trainer):
 @pytest.mark.parametrize("start", ["0ba", "2ba"])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"grad_accum": 2}, {"precision": "amp_bf16"}, {"eval_dataloader": None, "metrics": None}],
+    [
+        {},
+        {"grad_accum": 2},
+        {"accumulate_batches": 2},
+        {"precision": "amp_bf16"},
+        {"eval_dataloader": None, "metrics": None},
+        {"train_dataloader": "with its own generator"},
+    ],
 )
 def test_run_after_a_check_is_the_run_without_one(start, changes, tmp_path):
     def run(checked, folder):
-        trainer = make(save_folder=folder, save_interval="1ep", **changes)
+        options = dict(changes)
+        if "train_dataloader" in options:
+            own = torch.Generator().manual_seed(5)
+            options["train_dataloader"] = DataLoader(images(), 8, shuffle=True, generator=own)
+        trainer = make(save_folder=folder, save_interval="1ep", **options)
         if start != "0ba":
             trainer.fit(duration=start)
         drawn = torch.get_rng_state()
@@ -108,6 +119,16 @@ class Breaks(nn.Module):
         raise RuntimeError("no such layer")
 
 
+class TooLarge(nn.Module):
+    def forward(self, inputs):
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+
+class Unstepped(torch.optim.SGD):
+    def step(self, closure=None):
+        raise RuntimeError("no such step")
+
+
 class Unrestored(Callback):
     def state_dict(self):
         return {"count": 1}
@@ -129,22 +150,32 @@ def bad_metric(outputs, targets):
     raise ZeroDivisionError("no positives")
 
 
+def short_loss(outputs, targets):
+    return cross_entropy(outputs[:3], targets)
+
+
+def detached_loss(outputs, targets):
+    return cross_entropy(outputs.detach(), targets)
+
+
 FAILURES = {
     "data": {"train_dataloader": DataLoader(Damaged(), batch_size=4)},
-    "model": {"model": Breaks(), "optimizers": None},
-    "loss": {"loss_fn": lambda outputs, targets: cross_entropy(outputs[:3], targets)},
+    "model": {"model": nn.Sequential(nn.Linear(FEATURES, CLASSES), Breaks())},
+    "loss": {"loss_fn": short_loss},
+    "loss of a group": {"loss_fn": short_loss, "accumulate_batches": 2},
+    "loss per example": {"loss_fn": nn.CrossEntropyLoss(reduction="none")},
+    "loss without a gradient": {"loss_fn": detached_loss},
+    "loss that is NaN": {"loss_fn": lambda outputs, targets: outputs.sum() * float("nan")},
+    "step": {"optimizers": partial(Unstepped, lr=0.1)},
     "evaluation": {"metrics": {"bad": bad_metric}},
     "resume": {"callbacks": [Unrestored()]},
 }
 
 
-@pytest.mark.parametrize("part", FAILURES)
-def test_error_names_the_part(part, tmp_path):
-    changes = {"algorithms": [], **FAILURES[part]}
-    if part == "model":
-        model = nn.Sequential(nn.Linear(FEATURES, CLASSES), Breaks())
-        changes = {"algorithms": [], "model": model}
-    trainer = make(save_folder=tmp_path / "run", **changes)
+@pytest.mark.parametrize("failure", FAILURES)
+def test_error_names_the_part(failure, tmp_path):
+    part = failure.split()[0]
+    trainer = make(save_folder=tmp_path / "run", **{"algorithms": [], **FAILURES[failure]})
     before = [one.clone() for one in trainer.state.model.state_dict().values()]
 
     with pytest.raises(CheckError, match=f"^{part}: ") as caught:
@@ -155,6 +186,18 @@ def test_error_names_the_part(part, tmp_path):
     assert not list(tmp_path.rglob("*"))
     after = trainer.state.model.state_dict().values()
     assert all(same_bits(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_loss_that_may_be_nan_passes():
+    loss = FAILURES["loss that is NaN"]["loss_fn"]
+    make(loss_fn=loss, nonfinite_loss="skip", eval_dataloader=None, metrics=None).check()
+
+
+def test_memory_that_is_too_small_has_a_cure_of_its_own():
+    trainer = make(nn.Sequential(nn.Linear(FEATURES, CLASSES), TooLarge()), algorithms=[])
+
+    with pytest.raises(CheckError, match=r"^model: OutOfMemoryError: .*\nlower the batch size"):
+        trainer.check()
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path):
