@@ -34,6 +34,9 @@ def _figure_class() -> "type[Figure]":
             shown = super()._repr_mimebundle_(*args, **kwargs)
             return {**shown, "text/html": self.to_html(full_html=False)}
 
+        def __reduce__(self) -> Any:  # pickle finds no class that a function has defined
+            return Figure, (self.to_dict(),)
+
     return NotebookFigure
 
 

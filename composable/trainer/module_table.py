@@ -1,5 +1,6 @@
 """A table of the modules of a run, with their parameters and the shapes of their outputs."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -12,11 +13,12 @@ __all__ = ["module_table"]
 
 
 @torch.no_grad()
-def module_table(trial: Trial, depth: int) -> str:
+def module_table(trial: Trial, batches: Iterable[Any] | None, depth: int) -> str:
     """Return the table of torchinfo for a model, called as for the next batch of a run.
 
     Args:
         trial: The trial, which undoes what the calls change.
+        batches: The batches, by default those that the run trains on next.
         depth: How many levels of modules it shows.
     """
     try:
@@ -27,7 +29,7 @@ def module_table(trial: Trial, depth: int) -> str:
             '"composable[summary]".'
         ) from error
     run = trial.run
-    batch = batches_of(next(trial.batches()))[0]
+    batch = batches_of(next(trial.batches(batches)))[0]
     state = run.state.evolve_unchecked(batch=batch, outputs=None)
     if run.after_dataloader is not None:
         state = run.after_dataloader(state)

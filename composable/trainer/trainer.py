@@ -226,7 +226,8 @@ class Trainer:
 
         These are the first batch, three steps on it, one batch of each evaluator, and a save and a
         resume in a temporary folder on the disk of `save_folder`. Callbacks and loggers see
-        nothing, but their states are saved and restored.
+        nothing, but their states are saved and restored: one whose `load_state_dict` fails may have
+        changed.
 
         Args:
             batches: The batches, a list or a `DataLoader`. By default those that the run trains on
@@ -258,12 +259,13 @@ class Trainer:
         with self.trial() as trial:
             return check_run(trial, self._checkpoints, batches)
 
-    def summary(self, depth: int = 3) -> str:
+    def summary(self, batches: Iterable[Any] | None = None, *, depth: int = 3) -> str:
         """Return a table of the modules, with the shapes of their outputs, by torchinfo.
 
         The shapes are those of the first batch. The run is left as it was.
 
         Args:
+            batches: As of `check`.
             depth: How many levels of modules to show.
 
         Raises:
@@ -286,7 +288,7 @@ class Trainer:
 
         check_count("depth", depth, 1)
         with self.trial() as trial:
-            return module_table(trial, depth)
+            return module_table(trial, batches, depth)
 
     @explain_call(ARGUMENTS)
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:

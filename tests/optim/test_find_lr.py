@@ -175,7 +175,10 @@ def never(parameters):
         (lambda: find_lr(parabola(), min_lr=1.0, max_lr=0.1), "min_lr=1.0 .*max_lr=0.1"),
         (lambda: find_lr(parabola(), num_steps=1), "num_steps=1 must be"),
         (lambda: find_lr(parabola(optimizers=never)), "first parameter group has no learning rate"),
-        (lambda: find_lr(parabola(optimizers=())), "trial needs optimizers and a loss"),
+        (
+            lambda: find_lr(parabola(optimizers=())),
+            "trial, check and summary need optimizers and a loss",
+        ),
         (
             lambda: find_lr(make_trainer(mlp(), DataLoader(Stream(), batch_size=None))),
             "train_dataloader=DataLoader has a position of its own",

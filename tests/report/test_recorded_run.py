@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pickle
 import re
 import sys
 import time
@@ -220,6 +221,7 @@ def test_notebook_exported_to_html_has_the_figure_and_its_script(tmp_path):
     assert "Plotly.newPlot" in page
     assert "<script src=" not in page  # of a network
     assert figure._ipython_display_ is None  # which Jupyter would call in its place
+    assert pickle.loads(pickle.dumps(figure)) == figure
 
 
 def test_wrong_arguments_of_a_figure_are_named(tmp_path):

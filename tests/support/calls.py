@@ -541,6 +541,7 @@ PASSED_ON = {
     "Trainer.check": ("batches",),
     "Trainer.eval": ("eval_dataloader",),
     "Trainer.predict": ("dataloader",),
+    "Trainer.summary": ("batches",),
 }
 """Arguments with which a model or a function of the caller is called."""
 

@@ -216,7 +216,7 @@ def test_stream_needs_batches():
 
     trainer = make(train_dataloader=DataLoader(Stream(), batch_size=8), max_duration="4ba")
 
-    with pytest.raises(CheckError, match="pass the batches of the trial as a list"):
+    with pytest.raises(CheckError, match="pass batches as a list"):
         trainer.check()
     batches = [next(iter(DataLoader(images(), batch_size=8)))]
     assert trainer.check(batches).fit_seconds is not None
