@@ -420,16 +420,12 @@ def check_trial(run: "Run", strategy: Any) -> None:
 
     if run.engine.processes.several or isinstance(strategy, DeepSpeed):
         raise ValueError(
-            "trial, check and summary cannot restore the parts that several processes, or DeepSpeed, have of a run: "
-            "call it in one process, with parallel=None."
+            "trial, check and summary cannot restore the parts that several processes, or "
+            "DeepSpeed, have of a run: call them in one process, with parallel=None."
         )
     if not run.state.optimizers or run.state.loss_fn is None:
         raise ValueError(
             "trial, check and summary need optimizers and a loss; pass them to the Trainer."
-        )
-    if run.data.loader is None:
-        raise ValueError(
-            "trial, check and summary need a train_dataloader; pass it to the Trainer."
         )
 
 

@@ -47,18 +47,20 @@ class Trial:
             ValueError: To read the batches would change the position of the loader.
         """
         given = self.run.data.loader if loader is None else loader
+        name = "train_dataloader" if loader is None else "batches"
+        if given is None:
+            raise ValueError("train_dataloader=None: pass it to the Trainer, or pass batches.")
         listed = isinstance(given, (list, tuple))
         if not listed and (not is_map_style(given) or is_stateful(given)):
             raise ValueError(
-                f"train_dataloader={type(given).__name__} has a position of its own, which "
-                "reading it would change: pass the batches of the trial as a list."
+                f"{name}={type(given).__name__} has a position of its own, which reading it would "
+                "change: pass batches as a list or a DataLoader that fetches by index."
             )
         if isinstance(given, DataLoader):  # in this process, since workers may persist
             given = copy_loader(given, num_workers=0, pin_memory=False, persistent_workers=False)
         try:
             yield from self._endless(given, from_start=loader is not None)
         except (TypeError, ValueError) as error:
-            name = "train_dataloader" if loader is None else "batches"
             raise type(error)(f"{name}: {error}") from error
 
     def _endless(self, given: Any, *, from_start: bool) -> Iterator[Any]:
