@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.plots import plot_ratios
+
 __all__ = ["TITLES", "cell", "count_cases", "write_page"]
 
 TITLES = {
@@ -54,7 +56,12 @@ def _lines(folder: Path) -> Iterator[str]:
         yield f"Not run: {', '.join(not_run)}."
     for name, path in paths.items():
         if path.exists():
-            yield from _part(TITLES[name], json.loads(path.read_text(encoding="utf-8")))
+            result = json.loads(path.read_text(encoding="utf-8"))
+            yield from _part(TITLES[name], result)
+            plot = path.with_suffix(".svg")
+            if plot_ratios(plot, result["cases"]):
+                yield ""
+                yield f"![Ratios: {TITLES[name].lower()}]({plot.name})"
 
 
 def _part(title: str, result: Mapping[str, Any]) -> Iterator[str]:

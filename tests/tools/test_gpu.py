@@ -164,6 +164,22 @@ def test_texts_of_errors_are_not_markup(tmp_path):
     assert r"| a\|b | **failed**: \<script> 'x' \| |" in write_page(tmp_path).read_text()
 
 
+def test_a_page_has_a_plot_of_the_ratios_of_each_part(tmp_path):
+    cases = [
+        {"case": "MixUp", "status": "measured", "ratio": 1.1, "ratios": [1.0, 1.1, 1.2]},
+        {"case": "CutOut", "status": "missing", "error": "none"},
+    ]
+    result = {"environment": {}, "seconds": 1.0, "error": None, "cases": cases}
+    (tmp_path / "costs.json").write_text(json.dumps(result))
+
+    assert "![Ratios: costs of methods](costs.svg)" in write_page(tmp_path).read_text()
+    assert "MixUp" in (tmp_path / "costs.svg").read_text()
+
+    (tmp_path / "costs.json").write_text(json.dumps({**result, "cases": cases[1:]}))
+    assert "svg" not in write_page(tmp_path).read_text()
+    assert not (tmp_path / "costs.svg").exists()
+
+
 STATUSES = {"a": "passed", "x|y": "failed", "c": "missing"}
 
 
