@@ -58,7 +58,8 @@ class CheckError(RuntimeError):
     def __init__(self, part: str, error: Exception) -> None:
         self.part = part
         cure = _MEMORY_CURE if isinstance(error, torch.OutOfMemoryError) else _CURES[part]
-        super().__init__(f"{part}: {type(error).__name__}: {error}\n{cure}.")
+        lines = getattr(error, "__notes__", None) or [f"{cure}."]
+        super().__init__("\n".join([f"{part}: {type(error).__name__}: {error}", *lines]))
 
 
 @attrs.frozen
@@ -136,7 +137,7 @@ def _part(part: str | Callable[[], str], seconds: dict[str, float], name: str) -
 
 
 def _stage(trial: Trial, batch: Any) -> str:
-    """Return what fails of a step, after it has failed."""
+    """Return what fails of a step, by repeating its parts; the error of the step is raised."""
     run = trial.run
     first, forward = batches_of(batch)[0], run.engine.forward
     state = run.state.evolve_unchecked(batch=first, outputs=None)

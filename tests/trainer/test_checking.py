@@ -246,3 +246,13 @@ def test_missing_torchinfo_says_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ModuleNotFoundError, match=r"composable\[summary\]"):
         trainer.summary()
+
+
+def test_error_has_the_advice_of_fit():
+    whole = TensorDataset(torch.zeros(8, FEATURES, dtype=torch.uint8), torch.zeros(8).long())
+
+    with pytest.raises(CheckError, match="Convert and normalize it") as caught:
+        make(train_dataloader=DataLoader(whole, batch_size=4), algorithms=[]).check()
+
+    assert caught.value.part == "model"
+    assert "call the model" not in str(caught.value)
