@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.core.algorithm import Algorithm, Remark, leaves, nested
 from composable.core.callback import Callback, callback_id, hooks_of
 from composable.core.control import Control

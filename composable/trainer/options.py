@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 from composable._other_trainers import ARGUMENTS, advice_on_argument
-from composable.core.batch_spec import BatchSpec
+from composable._support.checks import as_path, check_count, check_flag, check_one_of
+from composable.batches.model_call import batch_spec_of
+from composable.batches.precision import Precision
+from composable.batches.spec import BatchSpec
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike
-from composable.core.loss import Loss
-from composable.core.model_call import batch_spec_of
-from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
 from composable.distributed.processes import Processes
 from composable.distributed.starting import join_processes
 from composable.distributed.strategies import DDP, OneProcess, Strategy, strategy_of
-from composable.functional._checks import as_path, check_count, check_flag, check_one_of
+from composable.losses.loss import Loss
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
@@ -102,7 +102,7 @@ def _loggers(given: Any) -> Any:
         return given
     if given != "auto":
         raise ValueError(f"loggers={given!r} must be 'auto', a logger or a list of loggers.")
-    from composable.loggers._auto import installed_loggers  # on use: few runs need all of them
+    from composable.loggers.installed import installed_loggers  # on use: few runs need all of them
 
     return installed_loggers()
 
@@ -298,7 +298,7 @@ class TrainerOptions:
             check.check_countable("eval_interval", evaluator.eval_interval, self.count_tokens)
         self._check_saving()
         if self.save_best is not None:
-            from composable.callbacks._results import (  # on use
+            from composable.core.result_names import (  # on use
                 check_result,
                 declared_modes,
                 full_name,
