@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["MOVED", "OldPaths"]
+__all__ = ["MOVED", "RENAMED", "OldPaths", "renamed"]
 
 MOVED: dict[str, str | dict[str, str]] = {
     "composable.core.batch": "composable.batches.batch",
@@ -43,6 +43,31 @@ MOVED: dict[str, str | dict[str, str]] = {
     "composable.trainer.signals": {"Preempted": "composable.distributed.signals"},
 }
 """By each old module, the module that has its names now, or the new module of each name."""
+
+
+RENAMED = {
+    "composable.functional": {
+        "LowPrecisionGroupNorm": "LowPrecisionGroupNormLayer",
+        "LowPrecisionLayerNorm": "LowPrecisionLayerNormLayer",
+        "LowPrecisionRMSNorm": "LowPrecisionRMSNormLayer",
+    },
+    "composable.runs.diff": {"Comparison": "RunDifference", "compare": "diff_runs"},
+}
+"""The new names of what a module or a package exports, by their old names."""
+
+
+def renamed(module: str, name: str) -> Any:
+    """Return what a module exports under a new name, and warn; for its `__getattr__`.
+
+    Raises:
+        AttributeError: It had no such name.
+    """
+    new = RENAMED.get(module, {}).get(name)
+    if new is None:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    message = f"{module}.{name} goes with the next release: use {new}."
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    return getattr(import_module(module), new)
 
 
 class _OldModule(ModuleType):

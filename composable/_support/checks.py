@@ -19,8 +19,8 @@ __all__ = [
     "check_device",
     "check_draw",
     "check_flag",
-    "check_function",
     "check_generator",
+    "check_is_callable",
     "check_module",
     "check_one_batch",
     "check_one_of",
@@ -109,7 +109,7 @@ def check_generator(generator: Any) -> None:
         )
 
 
-def check_function(name: str, value: Any) -> None:
+def check_is_callable(name: str, value: Any) -> None:
     """Raise a TypeError unless the value can be called."""
     if not callable(value):
         raise TypeError(f"{name} must be a function, not {kind_of(value)}.")

@@ -18,7 +18,7 @@ from typing import Any
 __all__ = [
     "check_no_link",
     "create_descriptor",
-    "is_stream",
+    "is_stream_file",
     "next_name",
     "open_regular",
     "open_to_write",
@@ -68,7 +68,7 @@ def open_to_write(path: Path, mode: str, **options: Any) -> Any:
         FileExistsError: The path is a link, or exists and the mode is "x".
         OSError: The file cannot be opened.
     """
-    if is_stream(path):
+    if is_stream_file(path):
         kind = "wb" if "b" in mode else "w"
         return open(_source(path), kind, **options)  # noqa: PTH123 (may be a descriptor)
     check_no_link(path)
@@ -111,7 +111,7 @@ def write_atomically(path: Path, content: bytes) -> Path:
         FileExistsError: The path is a link.
         OSError: The file cannot be written.
     """
-    if is_stream(path):
+    if is_stream_file(path):
         with open_to_write(path, "wb") as file:
             file.write(content)
         return path
@@ -145,12 +145,12 @@ def replacing(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     name = target.name
     # A device stands in a folder in which nothing else may be created.
-    beside = None if is_stream(target) else target.parent
+    beside = None if is_stream_file(target) else target.parent
     folder = Path(tempfile.mkdtemp(".partial", f".{name}.", beside))
     try:
         yield folder / name
         written = sorted(folder.iterdir(), key=lambda file: file.name == name)
-        if is_stream(target):
+        if is_stream_file(target):
             write_atomically(target, (folder / name).read_bytes())
             return
         for file in written:
@@ -169,14 +169,14 @@ def check_no_link(path: Path) -> None:
     Raises:
         FileExistsError: It is. The message names both ends.
     """
-    if path.is_symlink() and not is_stream(path):
+    if path.is_symlink() and not is_stream_file(path):
         raise FileExistsError(
             f"{path} is a link to {path.readlink()}, and no file is written through a link: "
             "remove the link, or use the path to which it points."
         )
 
 
-def is_stream(path: Path) -> bool:
+def is_stream_file(path: Path) -> bool:
     """Return whether a path is a device, a pipe, or a descriptor such as /dev/stdout."""
     if _descriptor(path) is not None:
         return True

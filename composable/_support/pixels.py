@@ -19,10 +19,10 @@ __all__ = [
     "GRAIN",
     "check_images",
     "check_pixels",
-    "finish",
     "grey_levels",
     "per_image",
     "round_",
+    "to_pixels",
     "values_of",
     "white_of",
 ]
@@ -125,6 +125,6 @@ def round_(values: Tensor, images: Tensor) -> Tensor:
     return values.mul_(255).round_().div_(255)
 
 
-def finish(values: Tensor, images: Tensor) -> Tensor:
+def to_pixels(values: Tensor, images: Tensor) -> Tensor:
     """Convert a result to the dtype and memory layout of the images; uint8 truncates."""
     return laid_out_like(values.to(images.dtype), images)

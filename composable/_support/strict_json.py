@@ -20,7 +20,7 @@ __all__ = [
     "dump",
     "is_text",
     "load",
-    "read",
+    "load_file",
 ]
 
 JSON: TypeAlias = Any
@@ -84,7 +84,7 @@ def load(raw: str | bytes | bytearray, where: str, *, nan: bool = False) -> JSON
         raise InvalidJSONError(f"{where} is damaged, invalid JSON: {error}.") from None
 
 
-def read(path: Path, max_bytes: int = MAX_BYTES) -> JSON:
+def load_file(path: Path, max_bytes: int = MAX_BYTES) -> JSON:
     """Decode the JSON of a file.
 
     Args:

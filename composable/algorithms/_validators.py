@@ -7,7 +7,15 @@ import attrs
 
 from composable._support import checks
 
-__all__ = ["Validator", "at_least", "boolean", "in_range", "low_precision", "one_of", "passes"]
+__all__ = [
+    "Validator",
+    "boolean",
+    "in_range",
+    "integer_at_least",
+    "low_precision",
+    "one_of",
+    "passes",
+]
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -26,7 +34,7 @@ def in_range(low: float, high: float = float("inf"), *, ends: str = "[]") -> Val
     return passes(checks.check_range, low, high, ends=ends)
 
 
-def at_least(low: int) -> Validator:
+def integer_at_least(low: int) -> Validator:
     """Require an integer of at least `low`."""
     return passes(checks.check_count, low)
 

@@ -67,7 +67,7 @@ def is_namedtuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def describe(batch: Any) -> str:
+def describe_batch(batch: Any) -> str:
     if isinstance(batch, Tensor):
         return f"a tensor of shape {tuple(batch.shape)}"
     if isinstance(batch, Mapping):
@@ -158,7 +158,7 @@ def count_examples(inputs: Any) -> int:
     if count is not None:
         return count
     raise ValueError(
-        f"inputs is {describe(inputs)}, without a tensor that has a batch dimension, so the "
+        f"inputs is {describe_batch(inputs)}, without a tensor that has a batch dimension, so the "
         "examples of the batch cannot be counted. Check input_key, and that the loader returns "
         "tensors, such as torch.from_numpy(array)."
     )

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from composable._support.targets import IGNORE_INDEX
 from composable.batches.source import Source
 
-__all__ = ["Divisor", "count_classes", "divisor_of", "is_loss_function", "nonzero", "sum_of"]
+__all__ = ["Divisor", "class_weight_sum", "divisor_of", "is_loss_function", "nonzero", "sum_of"]
 
 Arguments: TypeAlias = Mapping[str, Any]
 
@@ -130,7 +130,7 @@ def nonzero(divisor: Tensor) -> Tensor:
     return torch.where(divisor == 0, 1, divisor)
 
 
-def count_classes(
+def class_weight_sum(
     targets: Tensor, weight: Tensor | None = None, ignore_index: int = IGNORE_INDEX
 ) -> Tensor:
     """Sum the weights of the classes of targets, or count them; without those that are ignored."""
@@ -160,7 +160,7 @@ def _classes(given: Arguments) -> Any:
     ignored = IGNORE_INDEX if ignored is None else ignored
 
     def count(targets: Tensor) -> Tensor:
-        return count_classes(targets, weight, ignored)
+        return class_weight_sum(targets, weight, ignored)
 
     return count(targets), count
 

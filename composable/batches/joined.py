@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.batches.batch import children_of, describe, is_column, rebuild, refuses_depth
+from composable.batches.batch import children_of, describe_batch, is_column, rebuild, refuses_depth
 from composable.functional.mixed import MixedTargets
 
 __all__ = ["join_parts"]
@@ -89,7 +89,7 @@ def _same(values: Sequence[Any], place: str) -> Any:
     if all(one is first for one in values):
         return first
     if not isinstance(first, _PLAIN):
-        raise TypeError(f"{place} is {describe(first)}, which can't be joined")
+        raise TypeError(f"{place} is {describe_batch(first)}, which can't be joined")
     if any(one != first for one in values):
         raise ValueError(f"{place} is not a tensor, and differs between the parts of a batch")
     return first

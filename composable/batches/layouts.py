@@ -7,7 +7,7 @@ from torch import Tensor
 
 from composable.batches.batch import (
     children_of,
-    describe,
+    describe_batch,
     first_size,
     rebuild,
     refuses_depth,
@@ -47,9 +47,9 @@ def infer_layout(inputs: Any, targets: Any) -> str:
     elif first_size(inputs) == (first_size(targets) if target_rows else items):
         return "tensors"
     raise ValueError(
-        f"the input of the batch is {describe(inputs)} and its target {describe(targets)}: they "
-        "may have one item for each example, or tensors with one row; pass batch_layout='lists' to "
-        "the Trainer for items, or 'tensors' for rows."
+        f"the input of the batch is {describe_batch(inputs)} and its target "
+        f"{describe_batch(targets)}: they may have one item for each example, or tensors with one "
+        "row; pass batch_layout='lists' to the Trainer for items, or 'tensors' for rows."
     )
 
 

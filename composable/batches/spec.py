@@ -12,7 +12,7 @@ from torch import Tensor
 from composable._support.checks import check_one_of
 from composable.batches.batch import (
     count_examples,
-    describe,
+    describe_batch,
     fields_of,
     first_size,
     is_namedtuple,
@@ -229,7 +229,7 @@ class BatchSpec:
         if not is_list(batch):
             raise ValueError(
                 f"batch_layout='examples' needs batches that are lists of examples, not "
-                f"{describe(batch)}; pass 'tensors' or 'lists', or None to determine it."
+                f"{describe_batch(batch)}; pass 'tensors' or 'lists', or None to determine it."
             )
 
     def _map_columns(self, batch: Any, function: Callable[[Any], Any], count: int) -> Any:
@@ -267,7 +267,7 @@ def _get_item(batch: Any, key: int | str, argument: str) -> Any:
     except (KeyError, IndexError, TypeError, AttributeError):
         pair = "; one batch is a list of one pair, [(inputs, targets)]"
         raise ValueError(
-            f"{argument}={key!r} is not in the batch, which is {describe(batch)}. Pass the "
+            f"{argument}={key!r} is not in the batch, which is {describe_batch(batch)}. Pass the "
             f"{argument} of your batches to the Trainer{pair * isinstance(batch, Tensor)}."
         ) from None
 
@@ -311,8 +311,8 @@ def _set_item(batch: Any, key: int | str, value: Any, argument: str) -> Any:
         setattr(new, key, value)
         return new
     raise ValueError(
-        f"{argument}={key!r} can't be replaced in {describe(batch)}; pass a pair of functions "
-        "(get, set), where set(batch, value) returns a new batch."
+        f"{argument}={key!r} can't be replaced in {describe_batch(batch)}; pass a pair of "
+        "functions (get, set), where set(batch, value) returns a new batch."
     )
 
 

@@ -31,7 +31,7 @@ from composable.checkpoint.safetensors import DTYPES, Write, write_tensors
 from composable.checkpoint.shards import TensorShard, as_whole
 from composable.distributed.processes import Processes
 
-__all__ = ["Request", "as_request", "dump_state", "finish", "write", "write_whole"]
+__all__ = ["Request", "as_request", "dump_state", "finish_folder", "write", "write_whole"]
 
 
 def write(
@@ -138,12 +138,12 @@ def write_whole(request: Request, content: Callable[[Write], object]) -> Path:
     """Write a checkpoint with one file of tensors of a given content."""
     with writable(request.target):
         with staging(request.target, request.overwrite) as partial:
-            finish(request, partial, {TENSORS: write_file(partial / TENSORS, content)})
+            finish_folder(request, partial, {TENSORS: write_file(partial / TENSORS, content)})
         clean(request.target)
     return request.target
 
 
-def finish(request: Request, partial: Path, records: Mapping[str, FileRecord]) -> None:
+def finish_folder(request: Request, partial: Path, records: Mapping[str, FileRecord]) -> None:
     """Write the files besides those of tensors, the manifest last, and rename the folder.
 
     Args:

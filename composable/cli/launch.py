@@ -6,10 +6,10 @@ from typing import Any
 
 import attrs
 
-__all__ = ["add"]
+__all__ = ["add_launch"]
 
 
-def add(commands: Any) -> None:
+def add_launch(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "launch",

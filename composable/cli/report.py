@@ -4,10 +4,10 @@ import argparse
 import sys
 from typing import Any
 
-__all__ = ["add"]
+__all__ = ["add_report"]
 
 
-def add(commands: Any) -> None:
+def add_report(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "report",

@@ -74,7 +74,7 @@ def read_study(path: str | Path) -> Study:
     """
     file = as_path("path", path)
     try:
-        return _study(strict_json.read(file), file.name)
+        return _study(strict_json.load_file(file), file.name)
     except strict_json.InvalidJSONError as error:
         raise InvalidRecordError(str(error)) from error
 
@@ -113,7 +113,7 @@ class DamagedCacheWarning(UserWarning):
 def read_stored(kind: type[T], path: Path, consequence: str) -> T | None:
     """Return the records of a file; None if there is none, or with a warning if it is damaged."""
     try:
-        return decode(kind, strict_json.read(path), path.name)
+        return decode(kind, strict_json.load_file(path), path.name)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -40,7 +40,11 @@ def read_json(text: str | Path) -> dict[str, Any]:
             f"text={text!r} must be a string that State.to_json returned, or the Path of its file."
         )
     try:
-        plain = strict_json.read(text) if isinstance(text, Path) else strict_json.load(text, "text")
+        plain = (
+            strict_json.load_file(text)
+            if isinstance(text, Path)
+            else strict_json.load(text, "text")
+        )
         if plain["format"] != _FORMAT or plain["version"] != _VERSION:
             raise ValueError(f"its format is {plain['format']!r}, {plain['version']!r}")
         whole = plain["max_duration"]

@@ -96,16 +96,16 @@ if TYPE_CHECKING:
         linear_cross_entropy as linear_cross_entropy,
     )
     from composable.functional.low_precision_groupnorm import (
-        LowPrecisionGroupNorm as LowPrecisionGroupNorm,
+        LowPrecisionGroupNormLayer as LowPrecisionGroupNormLayer,
     )
     from composable.functional.low_precision_groupnorm import (
         low_precision_groupnorm as low_precision_groupnorm,
     )
     from composable.functional.low_precision_layernorm import (
-        LowPrecisionLayerNorm as LowPrecisionLayerNorm,
+        LowPrecisionLayerNormLayer as LowPrecisionLayerNormLayer,
     )
     from composable.functional.low_precision_layernorm import (
-        LowPrecisionRMSNorm as LowPrecisionRMSNorm,
+        LowPrecisionRMSNormLayer as LowPrecisionRMSNormLayer,
     )
     from composable.functional.low_precision_layernorm import (
         low_precision_layernorm as low_precision_layernorm,

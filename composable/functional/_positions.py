@@ -10,7 +10,7 @@ from torch import nn
 from composable._support.checks import kind_of
 from composable._support.surgery import report_nothing
 
-from ._registry import Registry, check_class, full_name
+from ._registry import Registry, check_class, class_name
 from .layers.attention_bias import NoPositions
 from .replace_modules import replace_modules
 
@@ -56,7 +56,7 @@ class PositionSurgery(Generic[Setting]):
             new = conversion(copy.copy(module), setting)
             if not isinstance(new, nn.Module):
                 raise TypeError(
-                    f"the conversion of {full_name(type(module))} must return a module, not "
+                    f"the conversion of {class_name(type(module))} must return a module, not "
                     f"{kind_of(new)}."
                 )
             setattr(new, self.attribute, setting)

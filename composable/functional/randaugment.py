@@ -180,7 +180,7 @@ def apply_randaugment(
 
 def _augment(images: Tensor, operations: Tensor, strengths: Tensor) -> Tensor:
     if _compiled.serves(images, operations, strengths):
-        return _compiled.augment(images, operations, strengths)
+        return _compiled.compiled_augment(images, operations, strengths)
     return apply_operations(images, operations, strengths)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-__all__ = ["describe", "first_failure", "status_of"]
+__all__ = ["describe_failures", "first_failure", "status_of"]
 
 STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # how the agent ends the other processes
 CRASHES = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS))
@@ -59,7 +59,7 @@ def status_of(failure: ProcessFailure) -> int:
     return 1 if _raised(failure) else 128 - failure.exitcode
 
 
-def describe(
+def describe_failures(
     rank: int,
     failures: Mapping[int, ProcessFailure],
     stderr_of: Callable[[int], str | None],

@@ -20,8 +20,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from composable.launch import rank
-from composable.launch.failure import describe, first_failure, status_of
-from composable.launch.options import PORT, Launch, LaunchError, Layout
+from composable.launch.failure import describe_failures, first_failure, status_of
+from composable.launch.options import PORT, Launch, LaunchError, ProcessLayout
 from composable.launch.rank_logs import RankLogs
 
 __all__ = ["launch"]
@@ -43,7 +43,7 @@ def launch(options: Launch) -> int:
     Raises:
         LaunchError: An option is invalid, or a resource is missing.
     """
-    layout = Layout.of(options)
+    layout = ProcessLayout.of(options)
     try:
         logs = RankLogs(options, layout.machine)
     except OSError as error:
@@ -57,7 +57,9 @@ def launch(options: Launch) -> int:
         elastic_launch(_config(options, layout, logs), entrypoint)(*arguments)
     except ChildFailedError as failed:
         rank, failure = first_failure(failed.failures)
-        print(describe(rank, failed.failures, logs.stderr_of, logs.folder), file=sys.stderr)
+        print(
+            describe_failures(rank, failed.failures, logs.stderr_of, logs.folder), file=sys.stderr
+        )
         return status_of(failure)
     except SignalException as received:
         return 128 + int(received.sigval)
@@ -72,7 +74,7 @@ def launch(options: Launch) -> int:
     return 0
 
 
-def _config(options: Launch, layout: Layout, logs: RankLogs) -> LaunchConfig:
+def _config(options: Launch, layout: ProcessLayout, logs: RankLogs) -> LaunchConfig:
     """Return the settings of the agent."""
     settings: dict[str, Any] = {
         "run_id": "launch",

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 import torch
 
-__all__ = ["Launch", "LaunchError", "Layout"]
+__all__ = ["Launch", "LaunchError", "ProcessLayout"]
 
 PORT = 29500  # torch's, for several machines without --master_port
 PLACEHOLDERS = ("rank", "local_rank", "world_size", "local_world_size", "node_rank")
@@ -65,7 +65,7 @@ class Launch:
 
 
 @attrs.frozen
-class Layout:
+class ProcessLayout:
     """The processes and machines of a launch.
 
     Args:
@@ -79,18 +79,18 @@ class Layout:
     machine: int
 
     @classmethod
-    def of(cls, options: Launch) -> "Layout":
+    def of(cls, options: Launch) -> "ProcessLayout":
         """Check the options, and return the layout that they describe.
 
         Raises:
             LaunchError: An option is invalid, or a resource is missing.
 
         Example:
-            >>> from composable.launch.options import Launch, Layout
+            >>> from composable.launch.options import Launch, ProcessLayout
             >>> second = Launch("train", kind="module", nproc=1, world_size=2, base_rank=1)
-            >>> Layout.of(attrs.evolve(second, master_addr="node0"))
-            Layout(nproc=1, machines=2, machine=1)
-            >>> Layout.of(attrs.evolve(second, nproc=0))
+            >>> ProcessLayout.of(attrs.evolve(second, master_addr="node0"))
+            ProcessLayout(nproc=1, machines=2, machine=1)
+            >>> ProcessLayout.of(attrs.evolve(second, nproc=0))
             Traceback (most recent call last):
                 ...
             composable.launch.options.LaunchError: nproc=0 must be at least 1.

@@ -20,7 +20,7 @@ __all__: list[str] = []
 OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
 
-def main(kind: str, target: str, arguments: list[str]) -> None:
+def run_rank(kind: str, target: str, arguments: list[str]) -> None:
     """Run a script or a module as Python would, and record its exception.
 
     Args:
@@ -43,7 +43,7 @@ def main(kind: str, target: str, arguments: list[str]) -> None:
             runpy.run_path(str(path), run_name="__main__")
     except Exception as error:
         error = error.with_traceback(frames_of_script(error.__traceback__))
-        record(error)
+        record_failure(error)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(1)
 
@@ -62,7 +62,7 @@ def frames_of_script(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-def record(error: BaseException) -> None:
+def record_failure(error: BaseException) -> None:
     """Write an exception to the error file of torch's elastic agent, unless there is one already.
 
     The file has the format of `torch.distributed.elastic.multiprocessing.errors.record`. It is
@@ -82,4 +82,4 @@ def record(error: BaseException) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    run_rank(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -18,7 +18,7 @@ from composable._support.checks import as_path, check_count, check_flag
 from composable._support.file_hashing import hash_prefix
 from composable._support.paths import (
     check_no_link,
-    is_stream,
+    is_stream_file,
     next_name,
     open_to_write,
     truncate,
@@ -115,7 +115,7 @@ class JSONLinesLogger(LoggerDestination):
     @property
     def _is_stream(self) -> bool:
         """Whether there is nothing to truncate, as in a pipe."""
-        return is_stream(self.path)
+        return is_stream_file(self.path)
 
     def _open(self) -> IO[bytes]:
         if not self._begun:

@@ -26,7 +26,7 @@ from composable.losses.part_weights import SplitLossError, refused
 from composable.losses.terms import Terms
 from composable.losses.watch import LossWatch, eagerly
 
-__all__ = ["Confirmed", "LossOf", "Seen", "compare", "select", "terms_of", "without_effects"]
+__all__ = ["Confirmed", "LossOf", "Seen", "compare_parts", "select", "terms_of", "without_effects"]
 
 LossOf: TypeAlias = Callable[[State, Any], Any]
 Seen: TypeAlias = tuple[Tensor, Terms | None]
@@ -158,7 +158,7 @@ def _is_split(
             outputs = map_tensors(partial(change, rows=count), outputs)
         both = range(count // 2), range(count // 2, count)
         whole, *parts = (seen([*rows], outputs, batch, count) for rows in (range(count), *both))
-        return compare(state, whole, parts, terms, exact=loss_of is _compute_loss)
+        return compare_parts(state, whole, parts, terms, exact=loss_of is _compute_loss)
 
     def seen(indices: list[int], outputs: Any, batch: Any, count: int) -> Seen:
         part = state.evolve_unchecked(batch=select(state, batch, indices))
@@ -202,7 +202,7 @@ class _OtherFormError(SplitLossError):
     """A part of a batch has a loss that is computed in another way."""
 
 
-def compare(
+def compare_parts(
     state: State, whole: Seen, parts: list[Seen], like: Terms, *, exact: bool = False
 ) -> bool:
     """Compare the loss of a whole with that of its parts; False if not all of them have weight.

@@ -9,7 +9,7 @@ from torch import nn
 
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.state import State
-from composable.losses.confirmation import UNKNOWN, Seen, compare, select, without_effects
+from composable.losses.confirmation import UNKNOWN, Seen, compare_parts, select, without_effects
 from composable.losses.loss import check_scalar
 from composable.losses.part_weights import Count, refused, weigh
 from composable.losses.terms import Terms
@@ -63,11 +63,11 @@ class OwnLoss:
                 rows = range(count // 2), range(count // 2, count)
                 halves = [select(state, state.batch, [*half]) for half in rows]
                 parts = [own_loss(state, half) for half in halves]
-                confirmed = compare(state, whole, parts, terms)
+                confirmed = compare_parts(state, whole, parts, terms)
                 seen += [(h, p[1]) for h, p in zip(halves, parts, strict=True) if p[1] is not None]
             if agree(not confirmed):
                 twice = select(state, state.batch, [*range(count), *range(count)])
-                compare(state, own_loss(state, twice), [whole, whole], terms)
+                compare_parts(state, own_loss(state, twice), [whole, whole], terms)
             return cls(state.model, terms.form, terms.is_sum, _count_of(state, seen))
 
 

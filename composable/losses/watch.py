@@ -140,7 +140,7 @@ class LossWatch(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor) or result.numel() != 1:
             return result
-        terms = follow(Call(result, origins, kwargs, before, self._sources))
+        terms = follow(LossCall(result, origins, kwargs, before, self._sources))
         if terms is not None:
             self._record(result, terms)
         elif follow is _unchanged and result.ndim == 0 and args and result is not args[0]:
@@ -243,7 +243,7 @@ _IN_BETWEEN = (__name__, "torch._dynamo", "torch._tensor", "torch.overrides")
 # --- what is followed ---
 
 
-class Call(NamedTuple):
+class LossCall(NamedTuple):
     """A call of a function of PyTorch."""
 
     result: Tensor
@@ -259,24 +259,24 @@ class Call(NamedTuple):
         return not self.kwargs and len(self.args) == 2
 
 
-Follow = Callable[[Call], Terms | None]
+Follow = Callable[[LossCall], Terms | None]
 
 
-def _unchanged(call: Call) -> Terms | None:
+def _unchanged(call: LossCall) -> Terms | None:
     return call.before[0] if call.before else None
 
 
-def _reduced(call: Call) -> Terms | None:
+def _reduced(call: LossCall) -> Terms | None:
     """Follow a sum over all elements, which has no divisor."""
     return _reduction(call, None, "sum")
 
 
-def _averaged(call: Call) -> Terms | None:
+def _averaged(call: LossCall) -> Terms | None:
     """Follow a mean over all elements, whose number is the divisor."""
     return _reduction(call, call.args[0].numel() if call.args else None, "mean")
 
 
-def _reduction(call: Call, value: int | None, name: str) -> Terms | None:
+def _reduction(call: LossCall, value: int | None, name: str) -> Terms | None:
     reduced = call.args[0] if call.args else None
     if not isinstance(reduced, Tensor):
         return None
@@ -290,11 +290,11 @@ def _reduction(call: Call, value: int | None, name: str) -> Terms | None:
     return Terms((Term(call.result, Divisor(value, (name,), counted, source=source)),))
 
 
-def _negated(call: Call) -> Terms | None:
+def _negated(call: LossCall) -> Terms | None:
     return _scaled(call.before[0], -1.0, call.sources) if call.before else None
 
 
-def _multiplied(call: Call) -> Terms | None:
+def _multiplied(call: LossCall) -> Terms | None:
     if not call.is_binary:
         return None
     (left, right), (first, second) = call.before, call.args
@@ -303,7 +303,7 @@ def _multiplied(call: Call) -> Terms | None:
     return _scaled(right, first, call.sources) if right is not None and left is None else None
 
 
-def _divided(call: Call) -> Terms | None:
+def _divided(call: LossCall) -> Terms | None:
     if not call.is_binary:
         return None
     above, below = call.before
@@ -331,19 +331,19 @@ def _mean_of_sums(result: Tensor, above: Terms, count: Term) -> Terms:
     return Terms((Term(result, divisor),))
 
 
-def _added(call: Call) -> Terms | None:
+def _added(call: LossCall) -> Terms | None:
     return _sum(call, 1.0, 1.0) if call.is_binary else None
 
 
-def _subtracted(call: Call) -> Terms | None:
+def _subtracted(call: LossCall) -> Terms | None:
     return _sum(call, 1.0, -1.0) if call.is_binary else None
 
 
-def _subtracted_from(call: Call) -> Terms | None:
+def _subtracted_from(call: LossCall) -> Terms | None:
     return _sum(call, -1.0, 1.0) if call.is_binary else None
 
 
-def _sum(call: Call, first: float, second: float) -> Terms | None:
+def _sum(call: LossCall, first: float, second: float) -> Terms | None:
     terms: list[Term] = []
     constant = 0.0
     for arg, known, factor in zip(call.args, call.before, (first, second), strict=True):
@@ -357,7 +357,7 @@ def _sum(call: Call, first: float, second: float) -> Terms | None:
     return Terms(tuple(terms), constant)
 
 
-def _interpolated(call: Call) -> Terms | None:
+def _interpolated(call: LossCall) -> Terms | None:
     """Follow `start * (1 - weight) + end * weight`."""
     if call.kwargs or len(call.args) != 3:
         return None
@@ -373,7 +373,7 @@ def _interpolated(call: Call) -> Terms | None:
     return Terms((*start.terms, *end.terms), start.constant + end.constant + kept)
 
 
-def _divided_again(call: Call) -> Terms | None:
+def _divided_again(call: LossCall) -> Terms | None:
     terms, count, total = call.before[1], call.args[2], call.args[3]
     if terms is None or terms.constant:
         return None
@@ -384,7 +384,7 @@ def _divided_again(call: Call) -> Terms | None:
     return Terms((Term(call.result, divisor),))
 
 
-def _constant(call: Call) -> Terms | None:
+def _constant(call: LossCall) -> Terms | None:
     """Follow a new tensor of zeros, to which losses are added."""
     return None if call.result.requires_grad else Terms()
 

@@ -25,7 +25,7 @@ from composable.plan.hooks import check_hooks
 from composable.plan.ordering import topological_sort
 
 if TYPE_CHECKING:
-    from composable.plan.explain import Step
+    from composable.plan.explain import PlanStep
     from composable.plan.timeline import Timeline
 
 __all__ = ["IdleAlgorithmWarning", "Plan"]
@@ -169,7 +169,7 @@ class Plan:
 
     # --- descriptions ---
 
-    def steps(self) -> "list[Step]":
+    def steps(self) -> "list[PlanStep]":
         """Return the steps of the plan, in the order of the events."""
         from composable.plan.explain import algorithm_steps, callback_step  # on use
 

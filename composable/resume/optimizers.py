@@ -21,7 +21,7 @@ from composable.resume.values import alike, expect
 __all__ = [
     "OptimizerState",
     "capture_optimizer",
-    "check_optimizer",
+    "check_saved_optimizer",
     "parameter_names",
     "restore_optimizer",
 ]
@@ -95,7 +95,7 @@ def _names_of(optimizer: Optimizer, names: Names) -> list[list[str]]:
     ]
 
 
-def check_optimizer(
+def check_saved_optimizer(
     optimizer: Optimizer, saved: Mapping[str, Any], names: Names, where: str
 ) -> None:
     """Check that a saved state is one of this optimizer, without changing anything.

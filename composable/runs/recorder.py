@@ -231,9 +231,9 @@ class RunRecorder(Callback):
             truncate(path, self._bytes)
         else:  # the file of another run, or a new folder
             if path.exists() and path.stat().st_size:
-                records.rotate(path)
+                records.rotate_file(path)
             if (self.folder / EVENTS).exists():
-                records.rotate(self.folder / EVENTS)
+                records.rotate_file(self.folder / EVENTS)
             open_to_write(path, "ab").close()
             self._bytes, self._hash = 0, sha256()
             self._digest = self._hash.hexdigest()

@@ -31,7 +31,7 @@ __all__ = [
     "format_hex",
     "read_records",
     "read_steps",
-    "rotate",
+    "rotate_file",
     "write_line",
 ]
 
@@ -61,7 +61,7 @@ def add_record(folder: Path, record: Mapping[str, JSON]) -> None:
     except MissingCheckpointError:
         earlier = []
     except DamagedCheckpointError:
-        rotate(target)
+        rotate_file(target)
         earlier = []
     raw = strict_json.dump({"format": _FORMAT, "records": [*earlier, dict(record)]}, indent=1)
     write_atomically(target, raw)
@@ -90,7 +90,7 @@ def read_records(folder: Path) -> list[dict[str, JSON]]:
     return records
 
 
-def rotate(path: Path) -> None:
+def rotate_file(path: Path) -> None:
     """Rename a file to the next free numbered name: steps.jsonl becomes steps.1.jsonl."""
     os.rename(path, next_name(path))
 

@@ -26,7 +26,7 @@ from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
-from composable.trainer.evaluation import Evaluation
+from composable.trainer.evaluation import EvaluationLoop
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.options import TrainerOptions
@@ -85,7 +85,7 @@ def moved(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
-def load_weights(options: TrainerOptions, state: State) -> None:
+def load_given_weights(options: TrainerOptions, state: State) -> None:
     """Load the weights of `load_path`; of a model that is sharded, the part of this process."""
     from composable.checkpoint.weights import load_path_weights  # on use: it is slow to import
     from composable.resume.select import latest_weights
@@ -168,7 +168,7 @@ def build_run(
             engine=engine,
         ),
         rates=rates,
-        evaluation=Evaluation(dispatcher, engine, options.evaluators, weights),
+        evaluation=EvaluationLoop(dispatcher, engine, options.evaluators, weights),
         guard=NonFiniteGuard(
             options.nonfinite_loss, options.nonfinite_loss != "raise" or state.device.type == "cpu"
         ),
@@ -214,7 +214,7 @@ def _prepare(
 ) -> State:
     """Load the weights of `load_path`, and prepare the engine; fire `AFTER_LOAD`."""
     loads = options.load_path is not None and not resumes
-    load = partial(load_weights, options) if loads else None
+    load = partial(load_given_weights, options) if loads else None
     late = load is not None and loads_late(engine, state, dispatcher.plan)
     if load is not None and not late:
         load(state)

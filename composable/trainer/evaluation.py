@@ -30,11 +30,11 @@ from composable.trainer.evaluated_weights import at_averaged_weights
 from composable.trainer.guards import warn_if_nonfinite
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["Evaluation"]
+__all__ = ["EvaluationLoop"]
 
 
 @attrs.define(eq=False)
-class Evaluation(SavedFields):
+class EvaluationLoop(SavedFields):
     """Evaluates models and predicts with them.
 
     The weights are the averages of schedule-free optimizers, and what algorithms make of them at

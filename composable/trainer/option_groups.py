@@ -89,11 +89,11 @@ def _precision(given: str | Precision) -> Precision:
 
 
 def _device(given: torch.device | str | int | None) -> torch.device:
-    return check.check_device(given)
+    return check.find_device(given)
 
 
 def _metrics(given: Mapping[str, Any] | Metric | None) -> dict[str, Any]:
-    return check.check_metrics(given)
+    return check.metrics_by_name(given)
 
 
 def _log_interval(given: TimeLike) -> Time:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from composable.plan.timeline import Timeline
     from composable.resume.best import Best
     from composable.trainer.checking import CheckReport
-    from composable.trainer.trial import Trial
+    from composable.trainer.trial import TrialRun
 
 __all__ = ["Trainer"]
 
@@ -182,7 +182,7 @@ class Trainer:
             return self._run.step(state)
 
     @contextmanager
-    def trial(self) -> Iterator["Trial"]:
+    def trial(self) -> Iterator["TrialRun"]:
         """Take steps of the run in a block, and leave the run as it was, to the bit.
 
         The steps start from the training weights and have the algorithms, but no callbacks and

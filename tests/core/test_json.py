@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import composable
 from composable._support import strict_json
 from composable._support.printable import shorten
-from composable._support.strict_json import MAX_DEPTH, InvalidJSONError, load, read
+from composable._support.strict_json import MAX_DEPTH, InvalidJSONError, load, load_file
 
 plain = st.recursive(
     st.none()
@@ -73,9 +73,9 @@ def test_the_size_of_a_file_is_limited(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("[1, 2]")
 
-    assert read(path, 6) == [1, 2]
+    assert load_file(path, 6) == [1, 2]
     with pytest.raises(InvalidJSONError, match="more than the maximum of 5 bytes"):
-        read(path, 5)
+        load_file(path, 5)
 
 
 LARGE = {

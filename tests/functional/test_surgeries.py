@@ -435,11 +435,15 @@ BY_HAND = [
     (ghost_batchnorm, nn.BatchNorm2d(4), F.GhostBatchNorm2d(4, ghost_batch_size=2)),
     (blurpool, nn.Conv2d(4, 4, 3, stride=2), F.BlurConv2d(4, 4, 3, stride=2)),
     (blurpool, nn.MaxPool2d(2), F.BlurMaxPool2d(2)),
-    (partial(F.low_precision_layernorm, **LOW), nn.LayerNorm(5), F.LowPrecisionLayerNorm(5, **LOW)),
+    (
+        partial(F.low_precision_layernorm, **LOW),
+        nn.LayerNorm(5),
+        F.LowPrecisionLayerNormLayer(5, **LOW),
+    ),
     (
         partial(F.low_precision_groupnorm, **LOW),
         nn.GroupNorm(2, 4),
-        F.LowPrecisionGroupNorm(2, 4, **LOW),
+        F.LowPrecisionGroupNormLayer(2, 4, **LOW),
     ),
 ]
 

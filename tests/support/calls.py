@@ -578,7 +578,7 @@ NOT_CALLED = {
     **dict.fromkeys(
         ("BlurConv1d", "BlurConv2d", "BlurConv3d", "BlurMaxPool1d", "BlurMaxPool2d",
          "BlurMaxPool3d", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d",
-         "LowPrecisionGroupNorm", "LowPrecisionLayerNorm", "LowPrecisionRMSNorm",
+         "LowPrecisionGroupNormLayer", "LowPrecisionLayerNormLayer", "LowPrecisionRMSNormLayer",
          "StandardizedWeight"),
         LAYER,
     ),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from composable._support.checks import kind_of
 from composable._support.sampling import numbers
 
-from .._registry import full_name
+from .._registry import class_name
 
 __all__ = ["ResidualBlock"]
 
@@ -65,11 +65,11 @@ class ResidualBlock:
     @property
     def name(self) -> str:
         """The full name of the class."""
-        return self.kind if isinstance(self.kind, str) else full_name(self.kind)
+        return self.kind if isinstance(self.kind, str) else class_name(self.kind)
 
     def covers(self, kind: type[nn.Module]) -> bool:
         """Return whether a class is this class or a subclass."""
-        return self.name in map(full_name, kind.__mro__)
+        return self.name in map(class_name, kind.__mro__)
 
 
 @dataclass(frozen=True)
