@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .alternating_flip import alternating_flip as alternating_flip
     from .alternating_flip import apply_alternating_flip as apply_alternating_flip
     from .alternating_flip import draw_alternating_flip as draw_alternating_flip
+    from .attention_output_gate import attention_output_gate as attention_output_gate
     from .augmix import AugMixDraw as AugMixDraw
     from .augmix import apply_augmix as apply_augmix
     from .augmix import augmix as augmix
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .ema import ema as ema
     from .ema import ema_smoothing as ema_smoothing
     from .ema_nesterov import ema_nesterov_step as ema_nesterov_step
+    from .exclusive_self_attention import exclusive_self_attention as exclusive_self_attention
     from .factorize import factorize as factorize
     from .factorize_layer import factorize_layer as factorize_layer
     from .fixres import fixres as fixres
@@ -100,10 +102,12 @@ if TYPE_CHECKING:
     from .pack_documents import document_mask as document_mask
     from .pack_documents import pack_documents as pack_documents
     from .pack_documents import pack_lengths as pack_lengths
+    from .qk_norm import qk_norm as qk_norm
     from .randaugment import RandAugmentDraw as RandAugmentDraw
     from .randaugment import apply_randaugment as apply_randaugment
     from .randaugment import draw_randaugment as draw_randaugment
     from .randaugment import randaugment as randaugment
+    from .register_attention import register_attention as register_attention
     from .replace_modules import Replacement as Replacement
     from .replace_modules import replace_modules as replace_modules
     from .resize_batch import apply_crop as apply_crop

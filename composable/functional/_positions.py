@@ -10,6 +10,7 @@ from torch import nn
 from ._checks import kind_of
 from ._registry import Registry, check_class, full_name
 from ._surgery import report_nothing
+from .layers.attention import ChangedAttention
 from .layers.attention_bias import NoPositions
 from .replace_modules import replace_modules
 
@@ -57,6 +58,12 @@ class PositionSurgery(Generic[Setting]):
                 raise TypeError(
                     f"the conversion of {full_name(type(module))} must return a module, not "
                     f"{kind_of(new)}."
+                )
+            if isinstance(module, ChangedAttention) and not isinstance(new, ChangedAttention):
+                raise ValueError(
+                    f"the conversion of {full_name(type(module))} must keep the class of "
+                    f"{name or 'model'}, whose attention is changed already; call {self.method} "
+                    "first."
                 )
             setattr(new, self.attribute, setting)
             return new
