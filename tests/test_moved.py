@@ -8,7 +8,15 @@ import pytest
 
 from composable._moved import MOVED
 
-PATHS = [(old, name, new) for old, names in MOVED.items() for name, new in names.items()]
+PATHS = [
+    (old, name, new)
+    for old, names in MOVED.items()
+    for name, new in (
+        [(name, names) for name in importlib.import_module(names).__all__]
+        if isinstance(names, str)
+        else names.items()
+    )
+]
 
 
 @pytest.mark.parametrize(("old", "name", "new"), PATHS)

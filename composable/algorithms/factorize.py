@@ -2,12 +2,12 @@
 
 import attrs
 
+from composable._support.checks import check_any
 from composable.algorithms._validators import at_least, boolean, one_of, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import factorize
-from composable.functional._checks import check_any
 from composable.functional.factorize import INITS, check_latent_size
 
 __all__ = ["Factorize"]

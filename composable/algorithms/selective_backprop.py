@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import interpolate
 
+from composable._support.checks import check_order
+from composable._support.generators import preserving_generators
 from composable.algorithms._validators import at_least, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -16,8 +18,6 @@ from composable.core.state import State
 from composable.core.time import Time, TimeUnit
 from composable.core.window import Window
 from composable.functional import select_using_loss, should_select
-from composable.functional._checks import check_order
-from composable.functional._generators import preserving_generators
 
 __all__ = ["SelectiveBackprop"]
 

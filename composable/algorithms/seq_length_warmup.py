@@ -2,13 +2,13 @@
 
 import attrs
 
+from composable._support.checks import check_order
 from composable.algorithms._validators import at_least, boolean, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import HasTime, elapsed
 from composable.functional import set_sequence_length, warmed_up_length
-from composable.functional._checks import check_order
 
 __all__ = ["SeqLengthWarmup"]
 

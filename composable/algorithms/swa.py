@@ -7,11 +7,12 @@ from typing import Any
 
 import attrs
 
+from composable._support.dtensors import is_sharded
+from composable._support.warn import warn_user
 from composable.algorithms._averaging import WeightAverage
 from composable.algorithms._validators import at_least, boolean, in_range, one_of
-from composable.core._warnings import warn_user
+from composable.batches.model_call import CalledModel
 from composable.core.event import Event
-from composable.core.model_call import CalledModel
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached
 from composable.core.window import Window
@@ -21,7 +22,6 @@ from composable.functional import (
     recompute_batch_norm_statistics,
     swa,
 )
-from composable.functional._lent import is_sharded
 from composable.plan.spans import fraction_of_run
 
 __all__ = ["SWA"]

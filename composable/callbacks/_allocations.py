@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from composable.core._paths import open_to_write, replacing
-from composable.core._warnings import warn_user
+from composable._support.paths import open_to_write, replacing
+from composable._support.warn import warn_user
 
 __all__ = ["record", "stop_recording", "write_snapshot"]
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composable._support.checks import as_path, check_count
+from composable._support.warn import warn_user
 from composable.callbacks._allocations import record, stop_recording, write_snapshot
-from composable.core._warnings import warn_user
 from composable.core.callback import Callback
 from composable.distributed import Processes
-from composable.functional._checks import as_path, check_count
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

@@ -12,12 +12,12 @@ from typing import Any
 import attrs
 import torch
 
+from composable._support.printable import shorten
 from composable.checkpoint._pickle import Made, Name, PickleReader, RefusedPickleError
-from composable.checkpoint._safetensors import MAX_DIMENSIONS, are_counts
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
 from composable.checkpoint.manifest import is_plain_name
+from composable.checkpoint.safetensors import MAX_DIMENSIONS, are_counts
 from composable.checkpoint.shards import Region, cover
-from composable.core._printable import shorten
 
 __all__ = ["METADATA", "Entry", "Piece", "parse_metadata"]
 

@@ -15,15 +15,14 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.checkpoint._atomic import clean, staging, writable, write_file
-from composable.checkpoint._safetensors import DTYPES, dtype_name, write_tensors
-from composable.checkpoint._writer import Request, finish
+from composable.checkpoint.atomic import clean, staging, writable, write_file
 from composable.checkpoint.errors import (
     CheckpointExistsError,
     UnsavableError,
     UnwritableCheckpointError,
 )
 from composable.checkpoint.manifest import FileRecord, tensor_file
+from composable.checkpoint.safetensors import DTYPES, dtype_name, write_tensors
 from composable.checkpoint.shards import (
     Region,
     TensorShard,
@@ -33,6 +32,7 @@ from composable.checkpoint.shards import (
     turn_of,
     writes,
 )
+from composable.checkpoint.writer import Request, finish
 from composable.distributed.processes import ProcessError, Processes
 
 __all__ = ["compare", "describe", "divide", "parts_of", "write_together", "writers_of"]

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.checkpoint._atomic import new_folder, writable
+from composable._support.checks import check_flag
+from composable._support.paths import open_regular
 from composable.checkpoint._dcp_metadata import METADATA, Entry, Piece, parse_metadata
-from composable.checkpoint._reader import readable
-from composable.checkpoint._safetensors import fill, write_tensors
 from composable.checkpoint._torch_files import load_plain
-from composable.checkpoint._writer import Request, dump_state, write_whole
+from composable.checkpoint.atomic import new_folder, writable
 from composable.checkpoint.errors import (
     CheckpointExistsError,
     DamagedCheckpointError,
@@ -25,11 +24,12 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.filters import check_patterns, matches
 from composable.checkpoint.manifest import MAX_STATE, as_target
+from composable.checkpoint.reader import readable
+from composable.checkpoint.safetensors import fill, write_tensors
 from composable.checkpoint.shards import Region
 from composable.checkpoint.tree import pack
 from composable.checkpoint.weights import read_weights
-from composable.core._paths import open_regular
-from composable.functional._checks import check_flag
+from composable.checkpoint.writer import Request, dump_state, write_whole
 
 __all__ = ["export_dcp", "import_dcp"]
 

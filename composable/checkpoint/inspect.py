@@ -11,12 +11,12 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.printable import printable
+from composable._support.strict_json import JSON, MAX_INTEGER
+from composable._support.table import format_table
 from composable.checkpoint.files import find, holds_files_of_one, read
 from composable.checkpoint.manifest import Manifest
 from composable.checkpoint.tree import unpack
-from composable.core._json import JSON, MAX_INTEGER
-from composable.core._printable import printable
-from composable.core._table import format_table
 
 __all__ = ["describe", "describe_all", "is_checkpoint", "render", "render_all"]
 

@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     options.command_line = given
     options.script_arguments = script_arguments
+    from composable._support.printable import printable
     from composable.checkpoint import CheckpointError, MissingCheckpointError
-    from composable.core._printable import printable
 
     try:
         status: int = options.run(options)

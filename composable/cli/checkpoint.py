@@ -57,8 +57,8 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from composable._support.printable import printable
     from composable.checkpoint import find, inspect, verify
-    from composable.core._printable import printable
 
     if inspect.is_checkpoint(options.path):
         verify(options.path)
@@ -94,7 +94,7 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _written(path: Path) -> int:
-    from composable.core._printable import printable
+    from composable._support.printable import printable
 
     print(printable(f"{path}: written"))
     return 0

@@ -73,8 +73,8 @@ def _with_hyphens(flag: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from composable.distributed.launch import launch
-    from composable.distributed.launch_options import Launch, LaunchError
+    from composable.launch.launch import launch
+    from composable.launch.options import Launch, LaunchError
 
     names = {field.name for field in attrs.fields(Launch)}
     given = {name: value for name, value in vars(options).items() if name in names}

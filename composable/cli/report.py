@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from composable.core._printable import printable
+    from composable._support.printable import printable
     from composable.report.page import write_report
     from composable.report.recorded_run import find_runs
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from composable.core.batch import describe
+from composable.batches.batch import describe
 
 __all__ = ["Indexed", "check_index_key", "indices_of"]
 

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from ._spatial import laid_out_like
-from ._warnings import warn_user
+from composable._support.spatial import laid_out_like
+from composable._support.warn import warn_user
 
 __all__ = ["SWITCH", "augment", "augment_and_mix", "serves"]
 

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from composable._support.checks import check_one_of
+from composable._support.foreach import compute_dtype
+from composable._support.pixels import finish
+from composable._support.sampling import generator_device
+
 from . import images as single
-from ._checks import check_one_of
-from ._foreach import compute_dtype
-from ._sampling import generator_device
-from .images._values import finish
 
 __all__ = [
     "OPERATIONS",

@@ -7,9 +7,10 @@ from typing import Any, Generic, TypeVar
 import attrs
 from torch import nn
 
-from ._checks import kind_of
+from composable._support.checks import kind_of
+from composable._support.surgery import report_nothing
+
 from ._registry import Registry, check_class, full_name
-from ._surgery import report_nothing
 from .layers.attention import ChangedAttention
 from .layers.attention_bias import NoPositions
 from .replace_modules import replace_modules

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ._checks import check_count
+from composable._support.checks import check_count
+
 from .layers.attention import Attend, AttentionCall, AttentionChange
 from .register_attention import change_attention
 

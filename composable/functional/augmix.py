@@ -13,12 +13,13 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from composable._support.checks import check_count, check_draw, check_generator, check_range
+from composable._support.pixels import check_images, check_pixels, finish, values_of
+from composable._support.sampling import draw_beta, draw_dirichlet, generator_device
+
 from . import _compiled
-from ._checks import check_count, check_draw, check_generator, check_range
 from ._opaque import opaque
 from ._operations import apply_by_mask, apply_operations, check_set, draw_operations
-from ._sampling import draw_beta, draw_dirichlet, generator_device
-from .images._values import check_images, check_pixels, finish, values_of
 
 __all__ = ["AugMixDraw", "apply_augmix", "augmix", "draw_augmix"]
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._checks import check_function, check_generator, check_tensors, kind_of
-from ._generators import preserving_generators
+from composable._support.checks import check_function, check_generator, check_tensors, kind_of
+from composable._support.generators import preserving_generators
+
 from ._tree import map_named_tensors, named_tensors
 
 __all__ = ["WholeGradients", "cached_gradients"]

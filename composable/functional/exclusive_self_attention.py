@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from ._checks import check_flag
+from composable._support.checks import check_flag
+
 from .layers.attention import Attend, AttentionCall, AttentionChange
 from .register_attention import change_attention
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from ._checks import check_flag, check_range
+from composable._support.checks import check_flag, check_range
+
 from .layers.attention import Attend, AttentionCall, AttentionChange
 from .register_attention import change_attention
 

@@ -8,10 +8,11 @@ from typing import Any
 import attrs
 from torch import nn
 
-from ._checks import check_flag, check_module
+from composable._support.checks import check_flag, check_module
+from composable._support.surgery import report_nothing
+
 from ._reclass import reclass
 from ._registry import Registry, check_class, full_name
-from ._surgery import report_nothing
 from .layers.attention import AttentionChange, ChangedAttention
 from .layers.attention_bias import named
 from .replace_modules import replace_modules

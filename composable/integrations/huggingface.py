@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from composable._support.paths import replacing, write_atomically
+from composable._support.pretrained import saving_for_resume
+from composable._support.strict_json import load
 from composable.checkpoint.weights import read_file
-from composable.core._json import load
-from composable.core._paths import replacing, write_atomically
 from composable.data.fetching import loader_length
-from composable.functional._pretrained import saving_for_resume
 from composable.integrations._hooks import watch_steps
 from composable.integrations._mixins import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter

@@ -8,9 +8,9 @@ import attrs
 from torch import nn
 from torch.optim import Optimizer
 
+from composable.batches.precision import Precision
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
-from composable.core.precision import Precision
 from composable.data.fetching import loader_length
 from composable.integrations._hooks import watch_steps
 from composable.integrations._loaders import batches_of

@@ -13,14 +13,14 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.checkpoint._safetensors import write_tensors
-from composable.core._paths import open_to_write
-from composable.core._warnings import warn_user
+from composable._support.checks import check_count
+from composable._support.paths import open_to_write
+from composable._support.warn import warn_user
+from composable.checkpoint.safetensors import write_tensors
 from composable.core.destination import LoggerDestination
 from composable.core.logger import UnsupportedLogError, to_numbers
 from composable.core.time import Timestamp
 from composable.distributed import Processes
-from composable.functional._checks import check_count
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
 from composable.loggers._opening import in_background

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composable.functional._checks import as_path, check_one_of
+from composable._support.checks import as_path, check_one_of
 from composable.loggers import _comet_offline as offline
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_mapping, check_text, check_texts

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from composable.core._table import format_table
+from composable._support.table import format_table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import to_numbers
 from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed

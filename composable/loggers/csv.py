@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from composable.core._paths import check_no_link, is_stream, open_to_write, write_atomically
-from composable.functional._checks import as_path, check_flag
+from composable._support.checks import as_path, check_flag
+from composable._support.paths import check_no_link, is_stream, open_to_write, write_atomically
 from composable.loggers._back_end import BackEndLogger, Moment
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from urllib.parse import quote
 
 from torch import Tensor
 
-from composable.core._hashing import hash_prefix
-from composable.core._paths import (
+from composable._support.checks import as_path, check_count, check_flag
+from composable._support.file_hashing import hash_prefix
+from composable._support.paths import (
     check_no_link,
     is_stream,
     next_name,
@@ -23,14 +24,13 @@ from composable.core._paths import (
     truncate,
     write_atomically,
 )
-from composable.core._printable import shorten
+from composable._support.printable import shorten
 from composable.core.callback import check_keys
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Logger, to_numbers
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed import Processes
-from composable.functional._checks import as_path, check_count, check_flag
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
 

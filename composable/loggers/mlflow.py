@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from composable.core import _json
-from composable.core._paths import write_atomically
-from composable.functional._checks import check_flag
+from composable._support import strict_json
+from composable._support.checks import check_flag
+from composable._support.paths import write_atomically
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_mapping, check_text
 from composable.loggers._back_end import BackEndLogger, Moment
@@ -233,7 +233,7 @@ def _tags_of_environment() -> dict[str, str]:
     if given is None:
         return {}
     try:
-        tags = _json.load(given, "MLFLOW_TAGS")
+        tags = strict_json.load(given, "MLFLOW_TAGS")
     except ValueError:
         tags = None
     if not isinstance(tags, dict):

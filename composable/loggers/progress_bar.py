@@ -8,11 +8,11 @@ from datetime import timedelta
 from itertools import accumulate
 from typing import IO, TYPE_CHECKING, Any
 
+from composable._support.checks import check_one_of, check_range
 from composable.core.destination import LoggerDestination
 from composable.core.logger import to_numbers
 from composable.core.time import Time, Timestamp, TimeUnit, progress
 from composable.distributed import Processes
-from composable.functional._checks import check_one_of, check_range
 from composable.loggers._patterns import check_patterns, matches
 
 if TYPE_CHECKING:

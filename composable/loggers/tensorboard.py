@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composable.core._paths import truncate
-from composable.functional._checks import as_path
+from composable._support.checks import as_path
+from composable._support.paths import truncate
 from composable.loggers._back_end import BackEndLogger, Moment
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import png_size

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composable._support.checks import as_path, check_one_of
 from composable.core.callback import AttachedRun
-from composable.functional._checks import as_path, check_one_of
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_text
 from composable.loggers._back_end import BackEndLogger, Moment, save_model

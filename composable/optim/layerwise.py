@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from composable.functional._checks import check_module, check_range
+from composable._support.checks import check_module, check_range
 from composable.optim.roles import matches
 
 __all__ = ["layerwise_groups"]

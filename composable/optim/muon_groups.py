@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.optim.roles import MATRICES, OTHERS, ROLES, TABLES, choose, collect, roles_of
 
 __all__ = ["muon_groups"]

@@ -12,8 +12,8 @@ from typing import Any
 import attrs
 from torch import nn
 
+from composable._support.checks import check_count, check_module
 from composable.functional import NGramEmbedding
-from composable.functional._checks import check_count, check_module
 
 __all__ = ["ROLES", "Role", "collect", "matches", "role_groups", "roles_of"]
 

@@ -15,8 +15,8 @@ import attrs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.batches.batch import tensors_of
 from composable.core.algorithm import Algorithm, leaves
-from composable.core.batch import tensors_of
 from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State

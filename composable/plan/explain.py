@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from composable.core._html import details, panel, table
-from composable.core._table import format_table
+from composable._support.html import details, panel, table
+from composable._support.table import format_table
 from composable.core.algorithm import Algorithm, Remark, nested
 from composable.core.callback import Callback
 from composable.core.event import Event

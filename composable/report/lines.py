@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composable.core import _json
-from composable.core._paths import open_regular
+from composable._support import strict_json
+from composable._support.paths import open_regular
 
 __all__ = ["as_batch", "as_number", "as_text", "read_lines"]
 
@@ -51,8 +51,8 @@ def read_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
 
 def _load(raw: bytes) -> dict[str, Any] | None:
     try:
-        line = _json.load(raw, "a line")
-    except _json.InvalidJSONError:
+        line = strict_json.load(raw, "a line")
+    except strict_json.InvalidJSONError:
         return None
     return line if isinstance(line, dict) else None
 

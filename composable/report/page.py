@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from composable._support.checks import as_path
+from composable._support.paths import write_atomically
 from composable._version import __version__
-from composable.core._paths import write_atomically
-from composable.functional._checks import as_path
 from composable.report.chart_data import chart_data
 from composable.report.comparison import Comparison
 from composable.report.extras import needs

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from composable._support.checks import as_path
+from composable._support.html import panel, sparkline, table
+from composable._support.secrets import redact, redact_command
 from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
-from composable.core._html import panel, sparkline, table
-from composable.core._secrets import redact, redact_command
-from composable.functional._checks import as_path
 from composable.report.curves import Curve
 from composable.report.extras import needs
 from composable.report.images import Image, find_images, in_order

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from composable.callbacks._results import known_mode
+from composable.core.result_names import known_mode
 from composable.report.chart_data import shown_metrics
 from composable.report.comparison import Comparison
 from composable.report.recorded_run import RecordedRun

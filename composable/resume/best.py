@@ -6,8 +6,8 @@ from typing import Any
 
 import attrs
 
+from composable._support.warn import warn_user
 from composable.checkpoint.errors import MissingCheckpointError
-from composable.core._warnings import warn_user
 from composable.core.results import LOGGED
 from composable.core.state import State
 from composable.resume.manager import CheckpointManager

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import TypedDict
 
+from composable._support.dtensors import whole_like
+from composable._support.printable import shorten
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
-from composable.core._printable import shorten
 from composable.core.stateful import Kind, is_count
 from composable.core.structure import short
-from composable.functional._lent import whole_like
 from composable.resume.values import alike, expect
 
 __all__ = [

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from composable._support.warn import warn_user
 from composable.checkpoint.errors import (
     BrokenCheckpointWarning,
     CheckpointError,
@@ -14,7 +15,6 @@ from composable.checkpoint.errors import (
     MissingCheckpointError,
     VersionError,
 )
-from composable.core._warnings import warn_user
 from composable.resume.verify import Reader, ResumePoint
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.dtensors import is_sharded, sharded_like
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.structure import short
 from composable.core.time import Timestamp
 from composable.distributed.processes import ProcessError, Processes
-from composable.functional._lent import is_sharded, sharded_like
 from composable.resume.values import with_tensors
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Any
 
 import attrs
 
+from composable._support.printable import printable
 from composable.checkpoint import files
 from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
-from composable.core._printable import printable
 from composable.runs import records as run_records
 from composable.runs.records import Steps, format_hex
 

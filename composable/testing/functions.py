@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import torch
 
-from composable.core._table import format_table
+from composable._support.table import format_table
 from composable.testing.no_sync import HostSyncError
 from composable.testing.problems import CLASSES, feature_maps, image_batch
 from composable.testing.properties import (

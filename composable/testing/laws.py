@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.batches.batch import map_tensors, tensors_of
 from composable.core.algorithm import Algorithm, leaves
-from composable.core.batch import map_tensors, tensors_of
 from composable.core.callback import Callback
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event

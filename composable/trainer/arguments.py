@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
+from composable.batches.model_call import is_transformers_model
+from composable.batches.precision import Precision
+from composable.batches.spec import BatchSpec
 from composable.core.algorithm import Algorithm, Stage, leaves
-from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.intervals import check_interval
-from composable.core.loss import Loss, ModelLoss, OutputLoss, TargetLoss
-from composable.core.model_call import is_transformers_model
-from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, check_time
 from composable.distributed.starting import local_device
+from composable.losses.loss import Loss, ModelLoss, OutputLoss, TargetLoss
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list

@@ -9,9 +9,6 @@ from torch import nn
 
 from composable.core.event import Event
 from composable.core.key import Key
-from composable.core.loss import call_of, loss_module
-from composable.core.loss_mean import declared_by
-from composable.core.loss_weights import LossWeights
 from composable.core.state import State
 from composable.data.prefetch import Copies, CopyStream, OnHost
 from composable.distributed.shards import Shards
@@ -20,6 +17,9 @@ from composable.engines.build import engine_type
 from composable.engines.engine import Engine, Setup
 from composable.engines.initialization import has_meta_tensors
 from composable.engines.shares import LossShares
+from composable.losses.loss import call_of, loss_module
+from composable.losses.mean import declared_by
+from composable.losses.weights import LossWeights
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
 from composable.plan.declarations import as_list

@@ -13,13 +13,13 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core.batch import tensors_of
-from composable.core.loss import check_loss
+from composable.batches.batch import tensors_of
 from composable.core.state import State
 from composable.core.time import TimeUnit
 from composable.data.fetching import copy_loader
 from composable.data.grouping import batches_of
 from composable.data.order import get_generator_states, set_generator_states
+from composable.losses.loss import check_loss
 from composable.optim.multi import base_optimizers
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.session import CallbackStates

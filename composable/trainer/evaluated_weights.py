@@ -18,13 +18,13 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from typing_extensions import TypedDict
 
-from composable.core._warnings import warn_user
+from composable._support.dtensors import LentModel, local_part
+from composable._support.warn import warn_user
 from composable.core.algorithm import leaves
 from composable.core.event import Event
 from composable.core.state import State
 from composable.engines.modules import bind_loss
 from composable.functional import with_tensors
-from composable.functional._lent import LentModel, local_part
 from composable.optim.multi import base_optimizers
 from composable.optim.schedule_free import ScheduleFree
 from composable.plan.plan import Plan

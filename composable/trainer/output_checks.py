@@ -6,12 +6,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core.batch import describe, tensors_of
-from composable.core.loss import OutputLoss
-from composable.core.loss_confirmation import select, without_effects
-from composable.core.part_weights import SplitLossError
+from composable.batches.batch import describe, tensors_of
 from composable.core.state import State
 from composable.engines.engine import Engine
+from composable.losses.confirmation import select, without_effects
+from composable.losses.loss import OutputLoss
+from composable.losses.part_weights import SplitLossError
 from composable.trainer.whole_batch import NAME_OUTPUTS
 
 __all__ = ["OutputChecks"]

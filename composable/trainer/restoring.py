@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from composable._support.notes import add_note
 from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.filters import expanded, replaced
-from composable.core._notes import add_note
 from composable.core.event import Event
 from composable.core.state import State
 from composable.optim.multi import base_optimizers

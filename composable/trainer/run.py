@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 from torch import nn
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import FLOPS, State

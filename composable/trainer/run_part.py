@@ -11,12 +11,12 @@ import attrs
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
+from composable._support.dtensors import is_sharded
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.stateful import Kind, is_number
 from composable.core.time import Time, Timestamp
-from composable.functional._lent import is_sharded
 from composable.plan.compatibility import occurrences
 from composable.resume.modules import (
     ModuleState,

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from composable.core.event import Event
-from composable.core.loss import check_loss
 from composable.core.state import State
 from composable.data.grouping import each_batch
 from composable.engines.engine import Engine, Sums
@@ -26,6 +25,7 @@ from composable.engines.forward import ForwardPass
 from composable.engines.modules import Buffers, write_gradients
 from composable.engines.scaled import skip_overflow, unscale_gradients
 from composable.engines.shares import times, without_nothing
+from composable.losses.loss import check_loss
 from composable.optim.learning_rates import LearningRates
 from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher

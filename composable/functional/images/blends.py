@@ -8,7 +8,14 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ._values import check_images, finish, per_image, round_, values_of, white_of
+from composable._support.pixels import (
+    check_images,
+    finish,
+    per_image,
+    round_,
+    values_of,
+    white_of,
+)
 
 __all__ = ["brightness", "color", "contrast", "sharpness"]
 

@@ -9,7 +9,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
-from ._values import GRAIN, check_images, finish, per_image, values_of
+from composable._support.pixels import GRAIN, check_images, finish, per_image, values_of
 
 __all__ = ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"]
 

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ._values import (
+from composable._support.pixels import (
     GRAIN,
     check_images,
     finish,

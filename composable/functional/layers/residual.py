@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._checks import kind_of
+from composable._support.checks import kind_of
+from composable._support.sampling import numbers
+
 from .._registry import full_name
-from .._sampling import numbers
 
 __all__ = ["ResidualBlock"]
 
