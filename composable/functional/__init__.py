@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from composable.functional.alternating_flip import (
         draw_alternating_flip as draw_alternating_flip,
     )
+    from composable.functional.attention_output_gate import (
+        attention_output_gate as attention_output_gate,
+    )
     from composable.functional.augmix import AugMixDraw as AugMixDraw
     from composable.functional.augmix import apply_augmix as apply_augmix
     from composable.functional.augmix import augmix as augmix
@@ -53,6 +56,9 @@ if TYPE_CHECKING:
     from composable.functional.ema import ema as ema
     from composable.functional.ema import ema_smoothing as ema_smoothing
     from composable.functional.ema_nesterov import ema_nesterov_step as ema_nesterov_step
+    from composable.functional.exclusive_self_attention import (
+        exclusive_self_attention as exclusive_self_attention,
+    )
     from composable.functional.factorize import factorize as factorize
     from composable.functional.factorize_layer import factorize_layer as factorize_layer
     from composable.functional.fixres import fixres as fixres
@@ -124,10 +130,12 @@ if TYPE_CHECKING:
     from composable.functional.pack_documents import document_mask as document_mask
     from composable.functional.pack_documents import pack_documents as pack_documents
     from composable.functional.pack_documents import pack_lengths as pack_lengths
+    from composable.functional.qk_norm import qk_norm as qk_norm
     from composable.functional.randaugment import RandAugmentDraw as RandAugmentDraw
     from composable.functional.randaugment import apply_randaugment as apply_randaugment
     from composable.functional.randaugment import draw_randaugment as draw_randaugment
     from composable.functional.randaugment import randaugment as randaugment
+    from composable.functional.register_attention import register_attention as register_attention
     from composable.functional.replace_modules import Replacement as Replacement
     from composable.functional.replace_modules import replace_modules as replace_modules
     from composable.functional.resize_batch import apply_crop as apply_crop

@@ -11,6 +11,7 @@ from composable._support.checks import kind_of
 from composable._support.surgery import report_nothing
 
 from ._registry import Registry, check_class, class_name
+from .layers.attention import ChangedAttention
 from .layers.attention_bias import NoPositions
 from .replace_modules import replace_modules
 
@@ -58,6 +59,12 @@ class PositionSurgery(Generic[Setting]):
                 raise TypeError(
                     f"the conversion of {class_name(type(module))} must return a module, not "
                     f"{kind_of(new)}."
+                )
+            if isinstance(module, ChangedAttention) and not isinstance(new, ChangedAttention):
+                raise ValueError(
+                    f"the conversion of {class_name(type(module))} must keep the class of "
+                    f"{name or 'model'}, whose attention is changed already; call {self.method} "
+                    "first."
                 )
             setattr(new, self.attribute, setting)
             return new

@@ -153,6 +153,20 @@ SURGERIES = {
         texts,
         "position embeddings and attention of the classes .*Attention.*",
     ),
+    **{
+        name: Surgery(
+            change,
+            lambda: nn.Sequential(Attention(4), nn.ReLU(), Attention(4)),
+            texts,
+            "self-attention.* of the classes .*Attention.*",
+            added=rf".\.attention_changes\.{name}\..*",
+        )
+        for name, change in {
+            "qk_norm": F.qk_norm,
+            "attention_output_gate": partial(F.attention_output_gate, channels=2),
+            "exclusive_self_attention": partial(F.exclusive_self_attention, learned=True),
+        }.items()
+    },
     "ngram_embeddings": Surgery(
         partial(F.ngram_embeddings, rows=8),
         lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)),
