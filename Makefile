@@ -72,7 +72,8 @@ words:
 	$(BIN)/python tools/check_words.py
 	$(BIN)/towncrier build --draft --version unreleased
 docs:
-	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/python -m tools.site_search docs/_build/html
 shapes:
 	$(PYTEST) tests/functional -m 'not compile' --hypothesis-profile=quick \
 	    '--jaxtyping-packages=composable.functional,$(BEARTYPE)'
