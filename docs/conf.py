@@ -7,6 +7,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from docutils import nodes
+
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/composable/composable"
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
@@ -35,6 +37,7 @@ html_css_files = ["site.css"]
 # After the scripts of the page of results, which it changes.
 html_js_files = [("search.js", {"loading_method": "defer"})]
 html_copy_source = False
+pygments_dark_style = "github-dark"
 html_math_renderer = "mathml"
 html_theme_options = {
     "source_repository": f"{REPOSITORY}/",
@@ -108,7 +111,15 @@ def linkcode_resolve(domain, info):
     return f"{REPOSITORY}/blob/main/{path.as_posix()}#L{first}-L{first + len(lines) - 1}"
 
 
+def _trim_examples(app, doctree):
+    """Remove the empty line that doctest wants at the end of an example."""
+    for block in doctree.findall(nodes.literal_block):
+        block.rawsource = block.astext().rstrip()
+        block[:] = [nodes.Text(block.rawsource)]
+
+
 def setup(app):
+    app.connect("doctree-read", _trim_examples)
     # After napoleon, which runs at 500.
     app.connect("autodoc-process-docstring", _equations, priority=600)
     app.connect("autodoc-skip-member", _skip_field)

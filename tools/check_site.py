@@ -5,7 +5,8 @@
 For a wide screen and a phone, in light and dark mode, it checks that no page is wider than the
 screen, that nothing but what scrolls is clipped, that all pictures load, that each formula is
 rendered, that nothing is requested from elsewhere, and that the console has no error. The exit
-status is 1 if a check fails. It needs Chromium and its driver, as `tools/check_report.py` does.
+status is 1 if a check fails. It also
+searches. It needs Chromium and its driver, as `tools/check_report.py` does.
 """
 
 import argparse
@@ -44,6 +45,16 @@ FAULTS = """
     if (!document.querySelector("article")) faults.push("no text");
     return faults.slice(0, 5);
 """
+SEARCH = "search.html?q=lr+finder"
+FIRST_RESULT = """
+    const [done] = arguments;
+    const look = () => {
+      const first = document.querySelector("#search-results li a");
+      if (first && document.querySelector("#search-results li .context")) done(first.pathname);
+      else setTimeout(look, 50);
+    };
+    look();
+"""
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -66,6 +77,8 @@ def served(site: Path) -> Iterator[str]:
 def faults(driver: Driver, address: str, page: str) -> Iterator[str]:
     """Open a page, and describe everything that is wrong."""
     driver.post("/url", {"url": f"{address}/{page}"})
+    if page == SEARCH and (first := driver.run(FIRST_RESULT, "async")) != "/optimizers.html":
+        yield f"the first result is {first}"
     yield from driver.run(FAULTS)
     for entry in driver.log("browser"):
         yield f"console: {entry['message'][:400]}"
@@ -82,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--screenshots", type=Path, help="a folder for a picture of each screen")
     options = parser.parse_args(arguments)
     every = (path.relative_to(options.site).as_posix() for path in options.site.rglob("*.html"))
-    pages = options.pages or sorted(page for page in every if not page.startswith("_"))
+    pages = options.pages or [*sorted(one for one in every if not one.startswith("_")), SEARCH]
     failed = 0
     with served(options.site) as address:
         for view, driver in views():

@@ -28,7 +28,7 @@ def argument_tables() -> list[str]:
     """Render a table for each group.
 
     Raises:
-        ValueError: An argument is in no group, or a group has a name that is no argument.
+        ValueError: An argument is in no group, or a group names something else.
     """
     parameters = dict(inspect.signature(Trainer).parameters)
     grouped = [name for names in GROUPS.values() for name in names.split()]

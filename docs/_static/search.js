@@ -18,25 +18,27 @@ if (typeof Search !== "undefined") {
     const { terms, titleterms, docnames, titles, filenames, indexentries } = Search._index;
     const stemmer = new Stemmer();
     const wordsOf = (text) => splitQuery(text.toLowerCase()).map((word) => stemmer.stemWord(word));
-    const titleWords = titles.map((title) => wordsOf(title));
+    const titleWords = titles.map((title) => new Set(wordsOf(title)));
     for (const [entry, places] of Object.entries(indexentries))
       for (const [page, , isMain] of places)
-        if (isMain) titleWords[page].push(...wordsOf(entry));
+        if (isMain) wordsOf(entry).forEach((word) => titleWords[page].add(word));
     const scores = new Array(docnames.length).fill(0);
     let total = 0;
     for (const word of searchTerms) {
+      const titled = docnames.flatMap((_, page) => titleWords[page].has(word) ? [page] : []);
       let text = pagesWith(terms, word), headings = pagesWith(titleterms, word);
-      if (!text.length && !headings.length) {
+      if (!titled.length && !text.length && !headings.length) {
         text = startingWith(terms, word);
         headings = startingWith(titleterms, word);
       }
-      const found = new Set([...text, ...headings]), headed = new Set(headings);
+      const found = new Set([...titled, ...text, ...headings]);
       if (!found.size) continue;
       const rarity = Math.log(1 + docnames.length / found.size);
       total += IN_TITLE * rarity;
       for (const page of found) {
-        const titled = titleWords[page].includes(word);
-        scores[page] += rarity * (titled ? IN_TITLE : headed.has(page) ? IN_HEADING : IN_TEXT);
+        const place =
+          titled.includes(page) ? IN_TITLE : headings.includes(page) ? IN_HEADING : IN_TEXT;
+        scores[page] += place * rarity;
       }
     }
     for (const word of excludedTerms)
@@ -51,4 +53,9 @@ if (typeof Search !== "undefined") {
         ? [[name, titles[page], "", null, BEST * scores[page] / total, filenames[page], "text"]]
         : []);
   };
+
+  // The target of an index entry has no text, of which Sphinx would show the beginning.
+  const summary = Search.makeSearchSummary;
+  Search.makeSearchSummary = (html, keywords, anchor) =>
+    summary(html, keywords, anchor) ?? summary(html, keywords) ?? document.createElement("p");
 }
