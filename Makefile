@@ -7,6 +7,7 @@
 # make deepspeed  install DeepSpeed, and run the tests that train with it
 # make fix        format the code and apply the linter's automatic fixes
 # make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
+# make site       build the documentation with the outputs of its tutorials, which run in full
 # make gpu        run what needs a GPU, and write docs/evidence/gpu: PART=overhead for one part,
 #                 DEVICE=cpu SIZE=tiny for the code alone, VENV= for an environment that is there,
 #                 WHEELS= for a folder of wheels that it lacks
@@ -30,7 +31,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(ALL) campaign deepspeed fix gpu bench report-browser clean FORCE
+.PHONY: help demo demo-digits test $(ALL) site campaign deepspeed fix gpu bench report-browser clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -92,6 +93,10 @@ campaign: $(VENV)/.ready
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
+
+# Apart from `make test`, which runs the tutorials for a few steps: here they run in full, for minutes.
+site: $(VENV)/.ready
+	$(BIN)/sphinx-build -q -W --keep-going -D nb_execution_mode=force docs docs/_build/site
 
 # Apart from `make test`: its package is built from source, and its engine starts slowly.
 deepspeed: export DS_ACCELERATOR ?= cpu

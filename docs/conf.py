@@ -1,4 +1,7 @@
-"""Sphinx configuration; the pages are plain Markdown, and their examples are tests."""
+"""Sphinx configuration; the pages are plain Markdown, and their examples are tests.
+
+The tutorials are notebooks. `make docs` builds them without outputs; `make site` executes them.
+"""
 
 import re
 from importlib import metadata
@@ -9,7 +12,7 @@ copyright = "2026, The composable contributors"
 release = metadata.version("composable")
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
@@ -21,6 +24,12 @@ html_title = f"composable {release}"
 
 myst_enable_extensions = ["amsmath", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+
+nb_execution_mode = "off"
+nb_execution_in_temp = True
+nb_execution_timeout = 600  # seconds for one cell, also on a busy machine
+nb_execution_raise_on_error = True
+nb_merge_streams = True
 
 # Show types in signatures only; the list of arguments describes them.
 autodoc_typehints = "signature"
