@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._validators import at_least
+from composable.algorithms._validators import integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -19,7 +19,7 @@ class AttentionOutputGate(Algorithm):
         channels: Number of features of the inputs that determine the gates, at least 1.
     """
 
-    channels: int = attrs.field(default=12, validator=at_least(1))
+    channels: int = attrs.field(default=12, validator=integer_at_least(1))
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

@@ -12,7 +12,7 @@ from composable._support.checks import check_flag, check_module
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
-from ._registry import Registry, check_class, full_name
+from ._registry import Registry, check_class, class_name
 from .layers.attention import AttentionChange, ChangedAttention
 from .layers.attention_bias import named
 from .replace_modules import replace_modules
@@ -168,7 +168,7 @@ def _count_heads(name: str, module: Any) -> int:
     if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
         raise ValueError(
             f"{name or 'model'} must have the number of its heads in the attribute {block.heads}, "
-            f"not {heads!r}; name another for {full_name(type(module))} in register_attention."
+            f"not {heads!r}; name another for {class_name(type(module))} in register_attention."
         )
     return heads
 
