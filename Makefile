@@ -9,6 +9,7 @@
 # make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
 # make site-browser     open every page of the site there, on a wide screen and a phone
 # make release    build what is uploaded into dist, and check it; the wheel runs the demo elsewhere
+# make site       build the documentation with the outputs of its tutorials, which run in full
 # make gpu        run what needs a GPU, and write docs/evidence/gpu: PART=overhead for one part,
 #                 DEVICE=cpu SIZE=tiny for the code alone, VENV= for an environment that is there,
 #                 WHEELS= for a folder of wheels that it lacks
@@ -32,7 +33,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(ALL) campaign deepspeed fix gpu bench report-browser site-browser release clean FORCE
+.PHONY: help demo demo-digits test $(ALL) campaign deepspeed fix gpu bench site report-browser site-browser release clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -95,6 +96,10 @@ campaign: $(VENV)/.ready
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
+
+# Apart from `make test`, which runs the tutorials for a few steps: here they run in full, for minutes.
+site: $(VENV)/.ready
+	$(BIN)/sphinx-build -q -W --keep-going -D nb_execution_mode=force docs docs/_build/site
 
 # Apart from `make test`: its package is built from source, and its engine starts slowly.
 deepspeed: export DS_ACCELERATOR ?= cpu

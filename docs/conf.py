@@ -1,4 +1,7 @@
-"""Sphinx configuration; the pages are plain Markdown, and their examples are tests."""
+"""Sphinx configuration; the pages are plain Markdown, and their examples are tests.
+
+The tutorials are notebooks. `make docs` builds them without outputs; `make site` executes them.
+"""
 
 import importlib
 import inspect
@@ -20,7 +23,7 @@ release = metadata.version("composable")
 
 extensions = [
     "mathml",
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.linkcode",
     "sphinx.ext.napoleon",
@@ -62,6 +65,12 @@ copybutton_prompt_is_regexp = True
 
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+
+nb_execution_mode = "off"
+nb_execution_in_temp = True
+nb_execution_timeout = 600  # seconds for one cell, also on a busy machine
+nb_execution_raise_on_error = True
+nb_merge_streams = True
 
 # Show types in signatures only; the list of arguments describes them.
 autodoc_typehints = "signature"
