@@ -99,7 +99,8 @@ campaign: $(VENV)/.ready
 
 # Apart from `make test`, which runs the tutorials for a few steps: here they run in full, for minutes.
 site: $(VENV)/.ready
-	$(BIN)/sphinx-build -q -W --keep-going -D nb_execution_mode=force docs docs/_build/site
+	$(BIN)/sphinx-build -q -W --keep-going -D nb_execution_mode=force -d docs/_build/executed \
+	    docs docs/_build/site
 
 # Apart from `make test`: its package is built from source, and its engine starts slowly.
 deepspeed: export DS_ACCELERATOR ?= cpu
@@ -129,10 +130,10 @@ site-browser: docs
 # The source distribution holds the site, to read without a network.
 release: $(VENV)/.ready
 	rm -rf dist docs/_build
-	$(MAKE) docs
+	$(MAKE) site
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
-	tar -tzf dist/*.tar.gz | grep -q '/docs/_build/html/index.html$$'
+	tar -tzf dist/*.tar.gz | grep -q '/docs/_build/site/index.html$$'
 	$(BIN)/python -m tools.run_wheel dist
 
 clean:
