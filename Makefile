@@ -74,8 +74,9 @@ words:
 	$(BIN)/codespell
 	$(BIN)/python tools/check_words.py
 	$(BIN)/towncrier build --draft --version unreleased
+# -E reads all pages: of those that it did not read, Sphinx forgets the index entries in the search.
 docs:
-	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/sphinx-build -q -E -W --keep-going -d docs/_build/doctrees docs docs/_build/html
 	$(BIN)/python -m tools.site_search docs/_build/html
 shapes:
 	$(PYTEST) tests/functional -m 'not compile' --hypothesis-profile=quick \
