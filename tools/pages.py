@@ -16,9 +16,10 @@ from tests.support.algorithms import six_algorithms
 from tests.support.cases import GROUPS, METHODS, ROOT, Case, FunctionCase, Overview, all_cases
 from tests.support.function_cases import all_function_cases
 from tests.support.integrations import LOOPS, REASONS
+from tests.support.other_trainers import NAMES
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
-from tools import evidence, quality, recipes
+from tools import evidence, migration, quality, recipes
 
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
@@ -29,6 +30,7 @@ PARALLEL = ROOT / "docs/parallel.md"
 DOES_IT_PAY = ROOT / "docs/evidence.md"
 RECIPES = ROOT / "docs/recipes.md"
 STATUS = ROOT / "docs/status.md"
+MIGRATE = ROOT / "docs/migrate"
 
 REWRITE = "the page is out of date: rewrite it with `python -m tools.write_pages`"
 
@@ -74,7 +76,14 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
         STATUS: lambda: with_generated(STATUS, "gpu", status_lines(ROOT / "docs/evidence/gpu")),
         RECIPES: lambda: with_generated(RECIPES, "recipes", recipes.recipe_table()),
     }
-    return renderers | {card(case): partial(card_page, case, answers) for case in methods()}
+    guides = {MIGRATE / f"{library}.md": partial(guide_page, library) for library in NAMES}
+    cards = {card(case): partial(card_page, case, answers) for case in methods()}
+    return renderers | guides | cards
+
+
+def guide_page(library: str) -> str:
+    """Render the guide for users of another trainer."""
+    return with_generated(MIGRATE / f"{library}.md", "names", migration.tables(library))
 
 
 def parallel_table() -> list[str]:
