@@ -32,10 +32,10 @@ DECISIONS = "design.md"
 
 
 def words(text: str) -> int:
-    """Count the words of a page outside of its code and its generated parts.
+    r"""Count the words of a page outside of its code and its generated parts.
 
     Example:
-        >>> words("Two words.\\n\\n    code\\n\\n```python\\nmore\\n```\\n")
+        >>> words("Two words.\n\n    code\n\n```python\nmore\n```\n")
         2
     """
     count, fence, before = 0, "", ""

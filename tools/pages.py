@@ -14,12 +14,13 @@ from composable.testing import FunctionReport
 from composable.testing.properties import PROPERTIES
 from tests.support.algorithms import six_algorithms
 from tests.support.cases import GROUPS, METHODS, ROOT, Case, FunctionCase, Overview, all_cases
+from tests.support.compiled import GRAPHS, USUAL_GRAPHS
 from tests.support.function_cases import all_function_cases
 from tests.support.integrations import LOOPS, REASONS
 from tests.support.other_trainers import NAMES
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
-from tools import evidence, migration, quality, recipes
+from tools import evidence, migration, quality, recipes, reference
 
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
@@ -31,6 +32,18 @@ DOES_IT_PAY = ROOT / "docs/evidence.md"
 RECIPES = ROOT / "docs/recipes.md"
 STATUS = ROOT / "docs/status.md"
 MIGRATE = ROOT / "docs/migrate"
+COMPILATION = ROOT / "docs/compilation.md"
+
+REFERENCE: dict[str, dict[str, Callable[[], list[str]]]] = {
+    "callbacks": {"callbacks": reference.callback_table},
+    "clusters": {"options": reference.launch_table},
+    "events": {"events": reference.event_table, "state": reference.state_table},
+    "reliability": {
+        "saving": partial(reference.argument_table, reference.SAVING),
+        "loading": partial(reference.argument_table, reference.LOADING),
+    },
+}
+"""The tables that come from docstrings, by page and name."""
 
 REWRITE = "the page is out of date: rewrite it with `python -m tools.write_pages`"
 
@@ -78,10 +91,31 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
         DOES_IT_PAY: evidence_page,
         STATUS: lambda: with_generated(STATUS, "gpu", status_lines(ROOT / "docs/evidence/gpu")),
         RECIPES: lambda: with_generated(RECIPES, "recipes", recipes.recipe_table()),
+        COMPILATION: lambda: with_generated(COMPILATION, "graphs", graphs_table()),
     }
     guides = {MIGRATE / f"{library}.md": partial(guide_page, library) for library in NAMES}
+    references = {ROOT / f"docs/{page}.md": partial(reference_page, page) for page in REFERENCE}
     cards = {card(case): partial(card_page, case, answers) for case in methods()}
-    return renderers | guides | cards
+    return renderers | guides | references | cards
+
+
+def reference_page(page: str) -> str:
+    """Render the tables of a page that come from docstrings."""
+    path = ROOT / f"docs/{page}.md"
+    text = path.read_text()
+    for name, table in REFERENCE[page].items():
+        text = _between(text, name, table(), path)
+    return text
+
+
+def graphs_table() -> list[str]:
+    """Render how many graphs of a compiled model each method needs."""
+    rows = ["| method | graphs | remarks |", "|---|---:|---|"]
+    for case in sorted(all_cases(), key=lambda case: case.name):
+        if case.algorithm:
+            graphs, remark = GRAPHS.get(case.name, (USUAL_GRAPHS, ""))
+            rows.append(_row(f"[`{case.name}`](methods/{case.name}.md)", [str(graphs), remark]))
+    return rows
 
 
 def guide_page(library: str) -> str:
