@@ -20,7 +20,7 @@ from tests.support.integrations import LOOPS, REASONS
 from tests.support.other_trainers import NAMES
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
-from tools import evidence, migration, quality, recipes, reference
+from tools import evidence, hooks, laws, migration, quality, recipes, reference
 
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
@@ -33,6 +33,7 @@ RECIPES = ROOT / "docs/recipes.md"
 STATUS = ROOT / "docs/status.md"
 MIGRATE = ROOT / "docs/migrate"
 COMPILATION = ROOT / "docs/compilation.md"
+HOOKS = ROOT / "docs/hooks.md"
 
 REFERENCE: dict[str, dict[str, Callable[[], list[str]]]] = {
     "callbacks": {"callbacks": reference.callback_table},
@@ -83,7 +84,8 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
     """Return a function for every page that has a generated part, which renders it."""
     renderers: dict[Path, Callable[[], str]] = {
         README: lambda: with_generated(README, "methods", readme_table()),
-        LAWS: lambda: with_generated(LAWS, "pairs", pairs_table()),
+        LAWS: laws_page,
+        HOOKS: hooks_page,
         INTEGRATIONS: lambda: with_generated(INTEGRATIONS, "loops", loops_table()),
         PARALLEL: lambda: with_generated(PARALLEL, "algorithms", parallel_table()),
         MATRIX: lambda: with_generated(MATRIX, "matrix", matrix_table(answers)),
@@ -249,6 +251,22 @@ def evidence_sections() -> list[str]:
     """Render the studies on the page about evidence."""
     sections = [line for study in evidence.STUDIES for line in (*evidence.page_lines(study), "")]
     return [*sections, *evidence.profile_section()]
+
+
+def hooks_page() -> str:
+    """Render the tables on the page of hooks."""
+    text = HOOKS.read_text()
+    for library in hooks.LIBRARIES:
+        text = _between(text, f"hooks of {library}", hooks.hook_table(library), HOOKS)
+    return text
+
+
+def laws_page() -> str:
+    """Render the tables on the page of laws."""
+    text = with_generated(LAWS, "pairs", pairs_table())
+    for topic in laws.laws():
+        text = _between(text, f"laws of {topic}", laws.law_table(topic), LAWS)
+    return text
 
 
 def pairs_table() -> list[str]:
