@@ -20,7 +20,8 @@ from tests.support.integrations import LOOPS, REASONS
 from tests.support.other_trainers import NAMES
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
-from tools import evidence, hooks, laws, migration, quality, recipes, reference
+from tools import evidence, gallery, hooks, laws, migration, quality, recipes, reference
+from tools.trainer_arguments import argument_tables
 
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
@@ -34,6 +35,8 @@ STATUS = ROOT / "docs/status.md"
 MIGRATE = ROOT / "docs/migrate"
 COMPILATION = ROOT / "docs/compilation.md"
 HOOKS = ROOT / "docs/hooks.md"
+GALLERY = ROOT / "docs/gallery.md"
+TRAINER = ROOT / "docs/api/trainer.md"
 
 REFERENCE: dict[str, dict[str, Callable[[], list[str]]]] = {
     "callbacks": {"callbacks": reference.callback_table},
@@ -92,6 +95,10 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
         INDEX: index_page,
         DOES_IT_PAY: evidence_page,
         STATUS: lambda: with_generated(STATUS, "gpu", status_lines(ROOT / "docs/evidence/gpu")),
+        GALLERY: lambda: with_generated(
+            GALLERY, "gallery", gallery.lines(card(c) for c in methods())
+        ),
+        TRAINER: lambda: with_generated(TRAINER, "arguments", argument_tables()),
         RECIPES: lambda: with_generated(RECIPES, "recipes", recipes.recipe_table()),
         COMPILATION: lambda: with_generated(COMPILATION, "graphs", graphs_table()),
     }

@@ -3,14 +3,12 @@
 import argparse
 import ast
 import inspect
-import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import composable.callbacks
 from composable import Event, State
-from composable.cli import launch
-from composable.trainer.options import TrainerOptions
+from composable.cli.launch import add_launch
+from tools.trainer_arguments import descriptions
 
 SAVING = (
     *("save_folder", "save_interval", "save_filename", "save_num_checkpoints_to_keep"),
@@ -43,14 +41,14 @@ def callback_table() -> list[str]:
 
 def argument_table(names: Iterable[str]) -> list[str]:
     """Render arguments of the `Trainer`."""
-    docs = arguments_of(TrainerOptions)
-    return _table("argument", ((name, docs[name]) for name in names))
+    docs = descriptions()
+    return _table("argument", ((name, _one_line(docs[name])) for name in names))
 
 
 def launch_table() -> list[str]:
     """Render the options of `composable launch`."""
     commands = argparse.ArgumentParser().add_subparsers()
-    launch.add(commands)
+    add_launch(commands)
     actions = commands.choices["launch"]._actions
     return _table("option", ((_flags(one), one.help or "") for one in actions if _flags(one)))
 
@@ -71,13 +69,6 @@ def docstrings_of_attributes(cls: type) -> dict[str, str]:
         if isinstance(target, ast.Name) and isinstance(text, ast.Constant):
             found[target.id] = _one_line(str(text.value))
     return found
-
-
-def arguments_of(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the descriptions of the arguments in a docstring, each in one line."""
-    section = re.split(r"^Args:\n|^\w+:\n", inspect.getdoc(function) or "", flags=re.M)[1]
-    rows = re.split(r"^    (?=\w+: )", section, flags=re.M)[1:]
-    return {name: _one_line(text) for name, text in (row.split(": ", 1) for row in rows)}
 
 
 def _first_paragraph(item: object) -> str:
