@@ -136,7 +136,7 @@ def test_an_example_runs_and_trains(library, name, capsys):
 
 def test_the_launcher_starts_the_script(monkeypatch):
     started = []
-    monkeypatch.setattr("composable.distributed.launch.launch", lambda one: started.append(one))
+    monkeypatch.setattr("composable.launch.launch.launch", lambda one: started.append(one))
     command, *arguments = shlex.split(edited("composer", "the launcher").removeprefix("$ "))
 
     cli.main(arguments)
