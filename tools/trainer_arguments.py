@@ -21,20 +21,28 @@ def argument_tables() -> list[str]:
         described = _descriptions(text)
         for field in attrs.fields(group):
             default = _shown(parameters[field.name].default)
-            lines.append(f"| `{field.name}` | {default} | {described[field.name]} |")
+            lines.append(
+                f"| `{field.name}` | {default} | {_first_sentence(described[field.name])} |"
+            )
         lines.append("")
     return lines[:-1]
 
 
+def descriptions() -> dict[str, str]:
+    """Return the description of each argument, by name."""
+    return _descriptions(inspect.getdoc(TrainerOptions) or "")
+
+
 def _descriptions(text: str) -> dict[str, str]:
-    """Return the first sentence about each argument of a docstring, by its name."""
+    """Return the description of each argument of a docstring, by name."""
     section = text.partition("Args:\n")[2].partition("\n\n")[0]
     entries = re.split(r"^    (?=\w+: )", section, flags=re.MULTILINE)[1:]
-    return {name: _first_sentence(rest) for name, rest in (one.split(": ", 1) for one in entries)}
+    split = (entry.split(": ", 1) for entry in entries)
+    return {name: " ".join(text.split()) for name, text in split}
 
 
 def _first_sentence(text: str) -> str:
-    return re.split(r"(?<=\.)\s", " ".join(text.split()))[0].replace("|", r"\|")
+    return re.split(r"(?<=\.)\s", text)[0].replace("|", r"\|")
 
 
 def _shown(default: object) -> str:
