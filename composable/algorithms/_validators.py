@@ -7,7 +7,16 @@ import attrs
 
 from composable.functional import _checks
 
-__all__ = ["Validator", "at_least", "boolean", "in_range", "low_precision", "one_of", "passes"]
+__all__ = [
+    "Validator",
+    "at_least",
+    "boolean",
+    "in_range",
+    "low_precision",
+    "name_or_none",
+    "one_of",
+    "passes",
+]
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -34,6 +43,12 @@ def at_least(low: int) -> Validator:
 def one_of(*allowed: str) -> Validator:
     """Require one of several options."""
     return passes(_checks.check_one_of, allowed)
+
+
+def name_or_none(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    """Require the name of a module, or None."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{attribute.name}={value!r} must be the name of a module, or None.")
 
 
 boolean = passes(_checks.check_flag)

@@ -1,10 +1,8 @@
 """Hashed n-gram embeddings, as an algorithm."""
 
-from typing import Any
-
 import attrs
 
-from composable.algorithms._validators import at_least, in_range
+from composable.algorithms._validators import at_least, in_range, name_or_none
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -30,12 +28,7 @@ class NGramEmbeddings(Algorithm):
     n: int = attrs.field(default=3, validator=at_least(2))
     rows: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     megabytes: float = attrs.field(default=64.0, validator=in_range(0, ends="()"))
-    target: str | None = attrs.field(default=None)
-
-    @target.validator
-    def _check_target(self, _: Any, value: Any) -> None:
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"target={value!r} must be the name of a module, or None.")
+    target: str | None = attrs.field(default=None, validator=name_or_none)
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

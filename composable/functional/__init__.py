@@ -125,6 +125,8 @@ if TYPE_CHECKING:
     from .set_sequence_length import set_sequence_length as set_sequence_length
     from .set_sequence_length import warmed_up_length as warmed_up_length
     from .smooth_labels import smooth_labels as smooth_labels
+    from .softcap_logits import softcap_head as softcap_head
+    from .softcap_logits import softcap_logits as softcap_logits
     from .squeeze_excite import SqueezeExcitation as SqueezeExcitation
     from .squeeze_excite import squeeze_excite as squeeze_excite
     from .stochastic_depth import scale_drop_rates as scale_drop_rates
