@@ -100,6 +100,9 @@ if TYPE_CHECKING:
     from .pack_documents import document_mask as document_mask
     from .pack_documents import pack_documents as pack_documents
     from .pack_documents import pack_lengths as pack_lengths
+    from .prefix_tokens import prefix_targets as prefix_targets
+    from .prefix_tokens import prefix_token_loss as prefix_token_loss
+    from .prefix_tokens import prefix_tokens as prefix_tokens
     from .randaugment import RandAugmentDraw as RandAugmentDraw
     from .randaugment import apply_randaugment as apply_randaugment
     from .randaugment import draw_randaugment as draw_randaugment

@@ -41,7 +41,7 @@ CASE = Case(
         group=SURGERY,
         summary="bounds the logits of the head by a hyperbolic tangent",
         changes="logits: within a bound",
-        cost="not measured",
+        cost="× 2.8 of the loss alone",
         evidence="practice: [Gemma 2](https://arxiv.org/abs/2408.00118)",
         use_for="language models whose logits grow without bound; not for a gain in speed",
     ),
