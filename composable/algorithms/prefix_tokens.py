@@ -61,7 +61,7 @@ class PrefixTokens(Algorithm):
             return self._with_prefixes(state, 1 / (1 + weight))
         if event is Event.BEFORE_LOSS:
             return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.batch_spec))
-        return state.evolve(loss=state.loss * (1 + weight))
+        return state.evolve(loss=state.loss * (1 + weight))  # type: ignore[operator]
 
     def _with_prefixes(self, state: State, share: float) -> State:
         loss_fn: Any = state.loss_fn

@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from .pack_documents import document_mask as document_mask
     from .pack_documents import pack_documents as pack_documents
     from .pack_documents import pack_lengths as pack_lengths
+    from .polar_express_coefficients import polar_express_coefficients as polar_express_coefficients
     from .prefix_tokens import prefix_targets as prefix_targets
     from .prefix_tokens import prefix_token_loss as prefix_token_loss
     from .prefix_tokens import prefix_tokens as prefix_tokens

@@ -4,6 +4,7 @@ Record 337 of modded-nanogpt, 2026, https://github.com/KellerJordan/modded-nanog
 """
 
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 
 import torch
@@ -142,8 +143,8 @@ def prefix_token_loss(
             f"{logits.shape[1]} classes of logits; pad the vocabulary with None."
         )
     shorter = prefix_targets(targets, prefixes, ignore_index=ignore_index)
-    scores, options = log_softmax(logits, 1), {"ignore_index": ignore_index, "reduction": "none"}
-    losses = nll_loss(scores, targets, **options) + weight * nll_loss(scores, shorter, **options)
+    each = partial(nll_loss, log_softmax(logits, 1), ignore_index=ignore_index, reduction="none")
+    losses: Tensor = each(targets) + weight * each(shorter)
     if reduction == "none":
         return losses
     total = losses.sum()

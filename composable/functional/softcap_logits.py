@@ -132,7 +132,7 @@ def _head(model: nn.Module, target: str | None) -> str | None:
                 f"target={target!r} must be the name of a module in model.named_modules()."
             )
         return target
-    names = {id(module): name for name, module in named.items()}
+    names: dict[int, str] = {id(module): name for name, module in named.items()}
     for name, module in named.items():
         capped = getattr(getattr(module, "config", None), "final_logit_softcapping", None)
         if capped is not None:
@@ -141,8 +141,9 @@ def _head(model: nn.Module, target: str | None) -> str | None:
                 "config.final_logit_softcapping instead."
             )
     for module in named.values():
-        if (found := names.get(id(_output_embeddings(module)))) is not None:
-            return found
+        found = _output_embeddings(module)
+        if id(found) in names:
+            return names[id(found)]
     layers = [name for name, module in named.items() if isinstance(module, nn.Linear)]
     return layers[-1] if layers else None
 
