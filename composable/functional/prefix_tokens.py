@@ -77,6 +77,8 @@ def prefix_targets(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: `prefixes` has more or less than one dimension.
+        RuntimeError: A target is neither a token nor `ignore_index`. PyTorch raises it, on a GPU at
+            the next synchronization.
 
     Example:
         >>> prefix_targets(torch.tensor([2, -100, 0]), torch.tensor([0, 0, 1]))
@@ -86,7 +88,8 @@ def prefix_targets(
     check_prefixes(prefixes)
     check_integer("ignore_index", ignore_index)
     none = targets == ignore_index
-    found = prefixes[torch.where(none, 0, targets).long()]
+    indices = torch.where(none, 0, targets).long()
+    found = prefixes.gather(0, indices.flatten()).reshape(targets.shape)
     return torch.where(none, targets, found.to(targets.dtype))
 
 
@@ -119,8 +122,9 @@ def prefix_token_loss(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: A number or `reduction` is out of range, or `prefixes` has another number of
-            tokens than `logits`.
+        ValueError: A number or `reduction` is out of range, or the shapes don't match.
+        RuntimeError: A target is neither a token nor `ignore_index`. PyTorch raises it, on a GPU at
+            the next synchronization.
 
     Example:
         >>> logits, prefixes = torch.zeros(2, 3), torch.tensor([0, 0, 1])
@@ -141,6 +145,12 @@ def prefix_token_loss(
         raise ValueError(
             f"prefixes of shape {tuple(prefixes.shape)} must have an entry for each of the "
             f"{logits.shape[1]} classes of logits; pad the vocabulary with None."
+        )
+    check_tensor("targets", targets)
+    if targets.shape != (expected := (len(logits), *logits.shape[2:])):
+        raise ValueError(
+            f"targets must have the shape {expected} for logits of shape {tuple(logits.shape)}, "
+            f"not {tuple(targets.shape)}."
         )
     shorter = prefix_targets(targets, prefixes, ignore_index=ignore_index)
     each = partial(nll_loss, log_softmax(logits, 1), ignore_index=ignore_index, reduction="none")

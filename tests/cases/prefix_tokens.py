@@ -26,6 +26,7 @@ def losses(**options: object) -> FunctionCase:
         invalid={
             "logits": (*NO_TENSOR, torch.zeros(3), torch.zeros(4, 7).long()),
             "prefixes": (*NO_INDICES, PREFIXES[:3], PREFIXES[None]),
+            "targets": (*NO_INDICES, torch.zeros(3).long()),
             "weight": no_number(-0.1, float("inf")),
         },
         expected_failures={
@@ -43,7 +44,7 @@ CASE = Case(
         FunctionCase(
             F.prefix_targets,
             needs={"prefixes": PREFIXES},
-            arguments=lambda size: logits(size)[1:],
+            arguments=lambda size: (torch.arange(size) % 2,),
             invalid={"prefixes": (*NO_INDICES, PREFIXES[None])},
         ),
         FunctionCase(
