@@ -32,6 +32,7 @@ from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.muon_groups import ADAMW, MUON, muon_groups
 from composable.optim.neurons import as_neurons, scaled_neurons
 from composable.optim.roles import MATRICES, TABLES, check_matrix, roles_of
+from composable.optim.soap_momentum import SQUARES, preconditioned
 
 __all__ = ["DEFAULT", "Muon"]
 
@@ -81,6 +82,9 @@ class Muon(Optimizer):
             it had (NorMuon).
         update_floor: The least ratio of the norms of a row of the update $s\, O$ and that of the
             weights. Rows with less are scaled up.
+        soap_beta2: The share of the averages of SOAP that a step keeps, in [0, 1). What is
+            orthogonalized is preconditioned in their eigenbases first. Every process has the
+            averages of all matrices: two squares of its sides for each matrix.
         split_attention: As in `muon_groups`: "projections" or "heads".
         adamw_lr: The learning rate of AdamW. By default 1e-3, or `lr` with "match_rms_adamw".
         adamw_betas: The betas of AdamW.
@@ -126,6 +130,7 @@ class Muon(Optimizer):
         slow_share: float = 0.56,
         neuron_beta2: float | None = None,
         update_floor: float = 0.0,
+        soap_beta2: float | None = None,
         split_attention: str | None = None,
         adamw_lr: float | Tensor | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.999),
@@ -148,6 +153,7 @@ class Muon(Optimizer):
             "slow_share": slow_share,
             "neuron_beta2": neuron_beta2,
             "update_floor": update_floor,
+            "soap_beta2": soap_beta2,
             "stacked": 1,
             "transposed": False,
         }
@@ -224,6 +230,8 @@ class Muon(Optimizer):
     def _step_matrices(self, params: list[Tensor], group: dict[str, Any]) -> None:
         grads, lr = _gradients(params), float(group["lr"])
         updates = self._updates(params, grads, group)
+        if group["soap_beta2"] is not None:
+            updates = self._preconditioned(params, updates, grads, group)
         own = [local_part(p) for p in params]
         torch._foreach_mul_(own, 1 - lr * group["weight_decay"])
         computed = compute_by_owners(
@@ -253,6 +261,36 @@ class Muon(Optimizer):
             torch._foreach_lerp_(slow, grads, 1 - group["slow_momentum"])
             means = list(torch._foreach_lerp(means, slow, group["slow_share"]))
         return torch._foreach_lerp(grads, means, momentum) if group["nesterov"] else means
+
+    def _preconditioned(
+        self,
+        params: list[Tensor],
+        updates: Sequence[Tensor],
+        grads: list[Tensor],
+        group: dict[str, Any],
+    ) -> list[Tensor]:
+        """Precondition what is orthogonalized, matrices of equal shape in one batch."""
+        if any(hasattr(p, "device_mesh") for p in params):
+            raise ValueError(
+                f"soap_beta2={group['soap_beta2']!r} needs whole matrices, and the parameters are "
+                "sharded: use DDP, or soap_beta2=None."
+            )
+        found = list(updates)
+        new = [SQUARES not in self.state[p] for p in params]
+        for batch in _batches(params, group):
+            for first in (True, False):
+                some = [i for i in batch.indices if new[i] is first]
+                if some:
+                    results = preconditioned(
+                        _stack([updates[i] for i in some], group),
+                        _stack([grads[i] for i in some], group),
+                        [self.state[params[i]] for i in some],
+                        group["soap_beta2"],
+                    )
+                    shaped = _shaped(results, updates[some[0]].shape, group)
+                    for i, one in zip(some, shaped, strict=True):
+                        found[i] = one
+        return found
 
     def _buffers(self, name: str, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
         for p, grad in zip(params, grads, strict=True):
@@ -374,10 +412,21 @@ def _orthogonalized(updates: list[Tensor], group: Mapping[str, Any]) -> Sequence
         norms = torch.linalg.vector_norm(stack, dim=-1, keepdim=True, dtype=precise)
         stack = stack / norms.clamp(min=group["eps"]).to(stack.dtype)
     options = [group[name] for name in ("ns_steps", "ns_coefficients", "eps", "dtype")]
-    results, shape = iterate(stack, *options), updates[0].shape
+    return _shaped(iterate(stack, *options), updates[0].shape, group)
+
+
+def _stack(tensors: list[Tensor], group: Mapping[str, Any]) -> Tensor:
+    """Stack parameters as matrices `[parameters, stacked, rows, columns]`."""
+    rows, columns = _matrix_shape(tensors[0].shape, group)
+    shape = (len(tensors), group["stacked"], rows, columns)
+    return torch.stack([_as_matrices(one, group) for one in tensors]).reshape(shape)
+
+
+def _shaped(matrices: Tensor, shape: torch.Size, group: Mapping[str, Any]) -> list[Tensor]:
+    """View matrices as parameters of some shape."""
     if group["transposed"]:
-        return list(results.reshape(len(updates), shape[1], shape[0]).mT)
-    return list(results.reshape(len(updates), *shape))
+        return list(matrices.reshape(-1, shape[1], shape[0]).mT)
+    return list(matrices.reshape(-1, *shape))
 
 
 def _narrower(one: torch.dtype, other: torch.dtype) -> torch.dtype:
@@ -438,7 +487,7 @@ def _check_muon(options: dict[str, Any]) -> None:
         raise kind(f"adjust_lr_fn={scaling!r} must be 'original', 'match_rms_adamw' or None.")
     check_place(None, options["dtype"])
     check_flag("equalize_rows", options["equalize_rows"])
-    for name in ("slow_momentum", "neuron_beta2"):
+    for name in ("slow_momentum", "neuron_beta2", "soap_beta2"):
         if options[name] is not None:
             check_range(name, options[name], 0, 1, ends="[)")
     check_range("slow_share", options["slow_share"], 0, 1)

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from composable.functional import polar_express_coefficients
 from tests.support import muon_runs
-from tests.support.processes import run
+from tests.support.processes import attempt, run
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,15 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def alone_with_options():
     return run(partial(muon_runs.steps, **OPTIONS), 1, "copies", "bfloat16")[0]
+
+
+def test_soap_before_muon_has_the_bits_of_one_process_and_needs_whole_matrices():
+    steps = partial(muon_runs.steps, soap_beta2=0.9)
+    expected = run(steps, 1, "copies", "bfloat16")[0]["weights"]
+
+    assert [one["weights"] for one in run(steps, 2, "copies", "bfloat16")] == [expected] * 2
+    refused = attempt(steps, 2, "rows", "bfloat16")
+    assert all("soap_beta2=0.9 needs whole matrices" in str(one) for one in refused)
 
 
 @pytest.mark.parametrize("how", ["copies", "rows", "columns"])

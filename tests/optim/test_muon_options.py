@@ -19,15 +19,16 @@ OPTIONS = {
     "slow_momentum": 0.98,
     "neuron_beta2": 0.95,
     "update_floor": 0.35,
+    "soap_beta2": 0.9,
     "ns_coefficients": polar_express_coefficients(),
 }
 
 
-def steps_of(count=3, **options):
+def steps_of(count=3, shapes=SHAPES, **options):
     """Step with given gradients; return the changes of the parameters, and the gradients."""
     draw = torch.Generator().manual_seed(0)
     params = [
-        nn.Parameter(torch.randn(shape, generator=draw, dtype=torch.float64)) for shape in SHAPES
+        nn.Parameter(torch.randn(shape, generator=draw, dtype=torch.float64)) for shape in shapes
     ]
     optimizer, changes, grads = Muon(params, **{**EXACT, **options}), [], []
     for _ in range(count):
@@ -121,6 +122,57 @@ def test_zero_gradients_change_nothing():
     Muon([weight], lr=0.1, weight_decay=0.0, **OPTIONS).step()
 
     assert torch.equal(weight.detach(), torch.ones(3, 2))
+
+
+def soap(grads, momentum, beta2):
+    """Return the preconditioned momentum of a matrix after each step, by the formula of SOAP."""
+    left = right = square = None
+    rows = columns = average = 0.0
+    found = []
+    for grad in grads:
+        average = momentum * average + (1 - momentum) * grad
+        update = (1 - momentum) * grad + momentum * average
+        rows = beta2 * rows + (1 - beta2) * grad @ grad.T
+        columns = beta2 * columns + (1 - beta2) * grad.T @ grad
+        if left is None:
+            left, right = (torch.linalg.eigh(one)[1].flip(1) for one in (rows, columns))
+            square = torch.zeros_like(grad)
+            found.append(update)
+            continue
+        projected = left.T @ update @ right
+        square = beta2 * square + (1 - beta2) * projected**2
+        new = left @ (projected / square.sqrt()) @ right.T
+        found.append(new * update.norm() / new.norm())
+        row_order = (left.T @ rows @ left).diag().argsort(descending=True)
+        column_order = (right.T @ columns @ right).diag().argsort(descending=True)
+        square = square[row_order][:, column_order]
+        left = torch.linalg.qr(rows @ left[:, row_order])[0]
+        right = torch.linalg.qr(columns @ right[:, column_order])[0]
+    return found
+
+
+def test_soap_preconditions_the_momentum_in_its_eigenbases():
+    shapes = [(5, 5), (5, 2, 3), (5, 5)]  # in which no two eigenvalues are equal
+    changes, grads = steps_of(5, shapes, soap_beta2=0.9)
+
+    for i, shape in enumerate(shapes):
+        updates = soap([step[i].flatten(1) for step in grads], 0.95, 0.9)
+        for change, update in zip(changes, updates, strict=True):
+            expected = -0.1 * scale(torch.Size(shape)) * polar(update)
+            assert_close(change[i].flatten(1), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_soap_of_parameters_whose_first_gradients_come_later():
+    params = [nn.Parameter(torch.eye(3, dtype=torch.float64)) for _ in range(2)]
+    optimizer = Muon(params, soap_beta2=0.9, **EXACT)
+    draw = torch.Generator().manual_seed(0)
+    grads = [torch.randn(3, 3, generator=draw, dtype=torch.float64) for _ in range(3)]
+    for step in range(4):
+        params[0].grad = grads[step] if step < 3 else None
+        params[1].grad = grads[step - 1] if step else None
+        optimizer.step()
+
+    assert_close(*params)
 
 
 # --- Polar Express ---
