@@ -5,13 +5,13 @@ from typing import Any
 
 import attrs
 
-from composable.functional import _checks
+from composable._support import checks
 
 __all__ = [
     "Validator",
-    "at_least",
     "boolean",
     "in_range",
+    "integer_at_least",
     "low_precision",
     "name_or_none",
     "one_of",
@@ -32,17 +32,17 @@ def passes(check: Callable[..., object], *args: Any, **options: Any) -> Validato
 
 def in_range(low: float, high: float = float("inf"), *, ends: str = "[]") -> Validator:
     """Require a number in an interval; a round bracket in `ends` excludes that end."""
-    return passes(_checks.check_range, low, high, ends=ends)
+    return passes(checks.check_range, low, high, ends=ends)
 
 
-def at_least(low: int) -> Validator:
+def integer_at_least(low: int) -> Validator:
     """Require an integer of at least `low`."""
-    return passes(_checks.check_count, low)
+    return passes(checks.check_count, low)
 
 
 def one_of(*allowed: str) -> Validator:
     """Require one of several options."""
-    return passes(_checks.check_one_of, allowed)
+    return passes(checks.check_one_of, allowed)
 
 
 def name_or_none(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -51,5 +51,5 @@ def name_or_none(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         raise TypeError(f"{attribute.name}={value!r} must be the name of a module, or None.")
 
 
-boolean = passes(_checks.check_flag)
-low_precision = passes(_checks.check_precision)
+boolean = passes(checks.check_flag)
+low_precision = passes(checks.check_precision)

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from composable.algorithms._class_loss import InterpolatedLoss
 from composable.algorithms._validators import in_range
+from composable.batches.model_call import needs_logits
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
-from composable.core.loss import OutputLoss
-from composable.core.model_call import needs_logits
 from composable.core.state import State
 from composable.functional import MixedTargets, prefix_targets
 from composable.functional.prefix_tokens import check_prefixes
+from composable.losses.loss import OutputLoss
 
 __all__ = ["PrefixTokens"]
 

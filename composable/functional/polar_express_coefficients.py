@@ -8,7 +8,8 @@ from math import inf, sqrt
 
 import torch
 
-from ._checks import check_count, check_range
+from composable._support.checks import check_count, check_range
+
 from .orthogonalize import Triple
 
 __all__ = ["polar_express_coefficients"]

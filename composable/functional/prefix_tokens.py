@@ -12,8 +12,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import log_softmax, nll_loss
 
-from ._checks import check_integer, check_one_of, check_range, check_tensor, kind_of
-from ._targets import IGNORE_INDEX
+from composable._support.checks import (
+    check_integer,
+    check_one_of,
+    check_range,
+    check_tensor,
+    kind_of,
+)
+from composable._support.targets import IGNORE_INDEX
+
 from .linear_cross_entropy import REDUCTIONS
 
 __all__ = ["prefix_targets", "prefix_token_loss", "prefix_tokens"]

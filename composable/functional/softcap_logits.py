@@ -11,9 +11,10 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ._checks import check_module, check_range, check_tensor
+from composable._support.checks import check_module, check_range, check_tensor
+from composable._support.surgery import report_nothing
+
 from ._reclass import reclass
-from ._surgery import report_nothing
 from .replace_modules import replace_modules
 
 __all__ = ["softcap_head", "softcap_logits"]

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.optim.roles import MATRICES, Role
 
 __all__ = ["split_projections"]

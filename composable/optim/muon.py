@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from composable.functional._checks import check_count, check_flag, check_place, check_range
-from composable.functional._foreach import compute_dtype
-from composable.functional._lent import local_part
+from composable._support.checks import check_count, check_flag, check_place, check_range
+from composable._support.dtensors import local_part
+from composable._support.foreach import compute_dtype
 from composable.functional.orthogonalize import (
     COEFFICIENTS,
     Coefficients,

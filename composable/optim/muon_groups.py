@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import nn
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.optim.attention import split_projections
-from composable.optim.roles import MATRICES, OTHERS, ROLES, TABLES, choose, collect, roles_of
+from composable.optim.roles import MATRICES, OTHERS, ROLES, TABLES, choose_roles, collect, roles_of
 
 __all__ = ["muon_groups"]
 
@@ -65,7 +65,7 @@ def muon_groups(
     """
     chosen = {MATRICES: matrices, OTHERS: others}
     found = split_projections(roles_of(model, *more), model, split_attention)
-    roles = choose(found, chosen, stacked, argument="{}")
+    roles = choose_roles(found, chosen, stacked, argument="{}")
     if not any(role.name == MATRICES for role in roles):
         warn_user(
             f"{type(model).__name__} has no hidden matrix, so Muon updates all parameters by "

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from composable.functional._foreach import compute_dtype
-from composable.functional._lent import local_part
+from composable._support.dtensors import local_part
+from composable._support.foreach import compute_dtype
 
 __all__ = ["as_neurons", "scaled_neurons"]
 

@@ -12,11 +12,10 @@ from typing import Any
 import attrs
 from torch import nn
 
+from composable._support.checks import check_count, check_module
 from composable.functional import NGramEmbedding
-from composable.functional._checks import check_count, check_module
-from composable.functional._reclass import keeps_forward_of
 
-__all__ = ["ROLES", "Role", "collect", "matches", "role_groups", "roles_of"]
+__all__ = ["ROLES", "Role", "collect", "matches_pattern", "role_groups", "roles_of"]
 
 MATRICES, EMBEDDINGS, HEAD = "matrices", "embeddings", "head"
 NORMS_AND_BIASES, TABLES, OTHERS = "norms_and_biases", "tables", "others"
@@ -62,7 +61,7 @@ class Role:
 
     def matches(self, pattern: str) -> bool:
         """Return whether one of its names matches a pattern."""
-        return any(matches(name, pattern) for name in self.names)
+        return any(matches_pattern(name, pattern) for name in self.names)
 
 
 def role_groups(
@@ -110,7 +109,7 @@ def role_groups(
     """
     if roles is not None and not isinstance(roles, Mapping):
         raise TypeError(f"roles={roles!r} must be a mapping of roles to lists of names.")
-    chosen = choose(roles_of(model, *more), roles or {}, stacked, argument="roles[{!r}]")
+    chosen = choose_roles(roles_of(model, *more), roles or {}, stacked, argument="roles[{!r}]")
     return [{"params": params, "name": name, **layout} for name, layout, params in collect(chosen)]
 
 
@@ -154,7 +153,7 @@ def collect(
             yield name, dict(layout), params
 
 
-def matches(name: str, pattern: str) -> bool:
+def matches_pattern(name: str, pattern: str) -> bool:
     """Return whether a pattern is the name of a parameter, of a module around it, or matches it."""
     return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
 
@@ -215,6 +214,10 @@ def _is_a(kind: "re.Pattern[str]", module: nn.Module) -> bool:
     return any(kind.search(base.__name__) for base in type(module).__mro__)
 
 
+def _is_conv1d(module: nn.Module) -> bool:
+    return any(f"{base.__module__}.{base.__name__}" == _CONV1D for base in type(module).__mro__)
+
+
 def _heads(model: nn.Module, names: Mapping[int, str]) -> set[int]:
     """Return the weights of the output layers."""
     last: set[int] = set()
@@ -232,7 +235,7 @@ def _heads(model: nn.Module, names: Mapping[int, str]) -> set[int]:
 def _layout(places: Sequence[_Place], role: str) -> tuple[int, bool]:
     if role != MATRICES:
         return 1, False
-    return _stacked(places), any(keeps_forward_of(_CONV1D, owner) for _, owner, _ in places)
+    return _stacked(places), any(_is_conv1d(owner) for _, owner, _ in places)
 
 
 def _stacked(places: Sequence[_Place]) -> int:
@@ -246,7 +249,7 @@ def _stacked(places: Sequence[_Place]) -> int:
 # --- choices of the user ---
 
 
-def choose(
+def choose_roles(
     roles: Sequence[Role],
     chosen: Mapping[str, Sequence[str]],
     stacked: Mapping[str, int] | None,

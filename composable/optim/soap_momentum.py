@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from composable.functional._foreach import compute_dtype
+from composable._support.foreach import compute_dtype
 
 __all__ = ["preconditioned"]
 
