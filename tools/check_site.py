@@ -12,6 +12,7 @@ status is 1 if a check fails. It also asks a question. It needs Chromium and its
 import argparse
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -23,6 +24,9 @@ from urllib.parse import quote
 from tools.browser import Driver, views
 from tools.site_search import SiteSearch
 
+SHOWN = """
+    return document.readyState === "complete" && document.querySelector("article") !== null
+"""
 FAULTS = """
     const faults = [], screen = innerWidth, page = document.documentElement;
     const scrolls = (one) => {
@@ -84,6 +88,10 @@ def served(site: Path) -> Iterator[str]:
 def faults(driver: Driver, address: str, page: str) -> Iterator[str]:
     """Open a page, and describe everything that is wrong."""
     driver.post("/url", {"url": f"{address}/{page}"})
+    for _ in range(100):  # a phone's first page may be empty for a moment
+        if driver.run(SHOWN):
+            break
+        time.sleep(0.05)
     yield from driver.run(FAULTS)
     for entry in driver.log("browser"):
         yield f"console: {entry['message'][:400]}"
