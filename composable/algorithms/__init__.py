@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from composable.algorithms.sam import SAM as SAM
     from composable.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
     from composable.algorithms.seq_length_warmup import SeqLengthWarmup as SeqLengthWarmup
+    from composable.algorithms.squared_relu import SquaredReLUs as SquaredReLUs
     from composable.algorithms.squeeze_excite import SqueezeExcite as SqueezeExcite
     from composable.algorithms.stochastic_depth import StochasticDepth as StochasticDepth
     from composable.algorithms.swa import SWA as SWA

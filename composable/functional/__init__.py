@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from .layers import NGramEmbedding as NGramEmbedding
     from .layers import ResidualBlock as ResidualBlock
     from .layers import Rotation as Rotation
+    from .layers import SquaredReLU as SquaredReLU
     from .layers import alibi_bias as alibi_bias
     from .layers import alibi_slopes as alibi_slopes
     from .layers import blur as blur
@@ -125,6 +126,7 @@ if TYPE_CHECKING:
     from .set_sequence_length import set_sequence_length as set_sequence_length
     from .set_sequence_length import warmed_up_length as warmed_up_length
     from .smooth_labels import smooth_labels as smooth_labels
+    from .squared_relu import squared_relu as squared_relu
     from .squeeze_excite import SqueezeExcitation as SqueezeExcitation
     from .squeeze_excite import squeeze_excite as squeeze_excite
     from .stochastic_depth import scale_drop_rates as scale_drop_rates

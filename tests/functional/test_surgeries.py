@@ -160,6 +160,12 @@ SURGERIES = {
         "the nn.Embedding of the tokens",
         added=r"0\.ngrams\.weight",
     ),
+    "squared_relu": Surgery(
+        F.squared_relu,
+        lambda: nn.Sequential(FeedForward(), nn.ReLU(), FeedForward()),
+        texts,
+        "feed-forward blocks of the classes .*FeedForward.*",
+    ),
     "gated_linear_units": Surgery(
         lambda model: gated_linear_units(model, generator=generator()),
         lambda: nn.Sequential(FeedForward(), nn.ReLU(), FeedForward()),

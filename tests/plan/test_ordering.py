@@ -16,6 +16,7 @@ ORDER = [  # one line per stage
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
     *("GatedLinearUnits", "GhostBatchNorm", "GyroDropout", "NGramEmbeddings", "Rotary"),
+    "SquaredReLUs",
     "StochasticDepth",
     *("WhitenedFirstLayer", "Factorize", "BlurPool", "SqueezeExcite", "WeightStandardization"),
     "ChannelsLast",

@@ -583,7 +583,7 @@ NOT_CALLED = {
         ("BlurConv1d", "BlurConv2d", "BlurConv3d", "BlurMaxPool1d", "BlurMaxPool2d",
          "BlurMaxPool3d", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d",
          "LowPrecisionGroupNorm", "LowPrecisionLayerNorm", "LowPrecisionRMSNorm",
-         "StandardizedWeight"),
+         "SquaredReLU", "StandardizedWeight"),
         LAYER,
     ),
     **dict.fromkeys(("check_algorithm", "check_function", "compare"), LONG),
