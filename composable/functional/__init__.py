@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .infobatch import apply_infobatch as apply_infobatch
     from .infobatch import draw_infobatch as draw_infobatch
     from .infobatch import infobatch as infobatch
+    from .initialize_projections import initialize_projections as initialize_projections
     from .jensen_shannon_loss import jensen_shannon_loss as jensen_shannon_loss
     from .layers import BlurConv1d as BlurConv1d
     from .layers import BlurConv2d as BlurConv2d
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from .layers import rotary_embedding as rotary_embedding
     from .layers import rotary_tables as rotary_tables
     from .layers import rotate_pairs as rotate_pairs
+    from .layers import smear_tokens as smear_tokens
     from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from .low_precision_groupnorm import LowPrecisionGroupNorm as LowPrecisionGroupNorm
     from .low_precision_groupnorm import low_precision_groupnorm as low_precision_groupnorm
@@ -101,6 +103,7 @@ if TYPE_CHECKING:
     from .pack_documents import document_mask as document_mask
     from .pack_documents import pack_documents as pack_documents
     from .pack_documents import pack_lengths as pack_lengths
+    from .projections import register_projections as register_projections
     from .randaugment import RandAugmentDraw as RandAugmentDraw
     from .randaugment import apply_randaugment as apply_randaugment
     from .randaugment import draw_randaugment as draw_randaugment
@@ -125,6 +128,8 @@ if TYPE_CHECKING:
     from .set_sequence_length import sequence_length as sequence_length
     from .set_sequence_length import set_sequence_length as set_sequence_length
     from .set_sequence_length import warmed_up_length as warmed_up_length
+    from .skip_connections import skip_connections as skip_connections
+    from .smear import smear as smear
     from .smooth_labels import smooth_labels as smooth_labels
     from .squared_relu import squared_relu as squared_relu
     from .squeeze_excite import SqueezeExcitation as SqueezeExcitation
@@ -132,6 +137,8 @@ if TYPE_CHECKING:
     from .stochastic_depth import scale_drop_rates as scale_drop_rates
     from .stochastic_depth import stochastic_depth as stochastic_depth
     from .swa import swa as swa
+    from .value_embeddings import value_embeddings as value_embeddings
+    from .value_residual import value_residual as value_residual
     from .warmed_up_batch_size import warmed_up_batch_size as warmed_up_batch_size
     from .warmed_up_momentum import warmed_up_momentum as warmed_up_momentum
     from .weight_standardization import StandardizedWeight as StandardizedWeight

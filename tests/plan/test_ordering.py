@@ -15,9 +15,9 @@ ORDER = [  # one line per stage
     *("CutMix", "MixUp"),
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
-    *("GatedLinearUnits", "GhostBatchNorm", "GyroDropout", "NGramEmbeddings", "Rotary"),
-    "SquaredReLUs",
-    "StochasticDepth",
+    *("GatedLinearUnits", "GhostBatchNorm", "GyroDropout", "InitializeProjections"),
+    *("NGramEmbeddings", "Rotary", "SkipConnections", "Smear"),
+    *("SquaredReLUs", "StochasticDepth", "ValueEmbeddings"),
     *("WhitenedFirstLayer", "Factorize", "BlurPool", "SqueezeExcite", "WeightStandardization"),
     "ChannelsLast",
     *("LowPrecisionGroupNorm", "LowPrecisionLayerNorm"),

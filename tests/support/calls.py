@@ -118,7 +118,7 @@ def public_calls() -> Iterator[PublicCall]:
 @contextmanager
 def unchanged_registries() -> Iterator[None]:
     """Remove the classes that are registered in a block."""
-    names = ("alibi", "gated_linear_units", "rotary")
+    names = ("alibi", "gated_linear_units", "projections", "rotary")
     registries = [sys.modules[f"composable.functional.{name}"].REGISTRY for name in names]
     before = [dict(registry.entries) for registry in registries]
     try:
