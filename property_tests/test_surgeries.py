@@ -61,7 +61,7 @@ def test_longer_input_does_not_change_earlier_outputs_of_a_biased_decoder(seed, 
 
 
 ON_TOKENS = ("alibi", "ngram_embeddings", "rotary", "skip_connections", "smear")
-ON_TOKENS += ("value_embeddings", "value_residual")
+ON_TOKENS += ("split_head", "value_embeddings", "value_residual")
 TOGETHER = {name: one.operate for name, one in OWN.items() if name not in ON_TOKENS}
 TOGETHER |= {"channels_last": F.channels_last}
 del TOGETHER["stochastic_depth by sample"]

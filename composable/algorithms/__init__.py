@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from composable.algorithms.seq_length_warmup import SeqLengthWarmup as SeqLengthWarmup
     from composable.algorithms.skip_connections import SkipConnections as SkipConnections
     from composable.algorithms.smear import Smear as Smear
+    from composable.algorithms.split_head import SplitHead as SplitHead
     from composable.algorithms.squared_relu import SquaredReLUs as SquaredReLUs
     from composable.algorithms.squeeze_excite import SqueezeExcite as SqueezeExcite
     from composable.algorithms.stochastic_depth import StochasticDepth as StochasticDepth

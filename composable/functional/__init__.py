@@ -131,6 +131,8 @@ if TYPE_CHECKING:
     from .skip_connections import skip_connections as skip_connections
     from .smear import smear as smear
     from .smooth_labels import smooth_labels as smooth_labels
+    from .split_head import split_head as split_head
+    from .split_head import tie_gradients as tie_gradients
     from .squared_relu import squared_relu as squared_relu
     from .squeeze_excite import SqueezeExcitation as SqueezeExcitation
     from .squeeze_excite import squeeze_excite as squeeze_excite

@@ -188,6 +188,14 @@ SURGERIES = {
         "two layers of values or more, in attention of the classes .*ProjectedAttention",
         added=r"2\.qkv\.value_residual\.scales",
     ),
+    "split_head": Surgery(
+        F.split_head,
+        lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)),
+        lambda: torch.randint(9, (2, 5), generator=generator()),
+        "a token embedding, and a head",
+        removed=r"1\.weight",
+        added=r"1\.weight",
+    ),
     "squared_relu": Surgery(
         F.squared_relu,
         lambda: nn.Sequential(FeedForward(), nn.ReLU(), FeedForward()),

@@ -17,7 +17,7 @@ ORDER = [  # one line per stage
     # They come before the surgeries that would replace their layers.
     *("GatedLinearUnits", "GhostBatchNorm", "GyroDropout", "InitializeProjections"),
     *("NGramEmbeddings", "Rotary", "SkipConnections", "Smear"),
-    *("SquaredReLUs", "StochasticDepth", "ValueEmbeddings"),
+    *("SplitHead", "SquaredReLUs", "StochasticDepth", "ValueEmbeddings"),
     *("WhitenedFirstLayer", "Factorize", "BlurPool", "SqueezeExcite", "WeightStandardization"),
     "ChannelsLast",
     *("LowPrecisionGroupNorm", "LowPrecisionLayerNorm"),
