@@ -7,6 +7,9 @@
 # make deepspeed  install DeepSpeed, and run the tests that train with it
 # make fix        format the code and apply the linter's automatic fixes
 # make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
+# make site-browser     open every page of the site there, on a wide screen and a phone
+# make release    build what is uploaded into dist, and check it; the wheel runs the demo elsewhere
+# make site       build the documentation with the outputs of its tutorials, which run in full
 # make gpu        run what needs a GPU, and write docs/evidence/gpu: PART=overhead for one part,
 #                 DEVICE=cpu SIZE=tiny for the code alone, VENV= for an environment that is there,
 #                 WHEELS= for a folder of wheels that it lacks
@@ -30,7 +33,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(ALL) campaign deepspeed fix gpu bench report-browser clean FORCE
+.PHONY: help demo demo-digits test $(ALL) campaign deepspeed fix gpu bench site report-browser site-browser release clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -71,8 +74,10 @@ words:
 	$(BIN)/codespell
 	$(BIN)/python tools/check_words.py
 	$(BIN)/towncrier build --draft --version unreleased
+# -E reads all pages: of those that it did not read, Sphinx forgets the index entries in the search.
 docs:
-	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+	$(BIN)/sphinx-build -q -E -W --keep-going -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/python -m tools.site_search docs/_build/html
 shapes:
 	$(PYTEST) tests/functional -m 'not compile' --hypothesis-profile=quick \
 	    '--jaxtyping-packages=composable.functional,$(BEARTYPE)'
@@ -92,6 +97,11 @@ campaign: $(VENV)/.ready
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
+
+# Apart from `make test`, which runs the tutorials for a few steps: here they run in full, for minutes.
+site: $(VENV)/.ready
+	$(BIN)/sphinx-build -q -W --keep-going -D nb_execution_mode=force -d docs/_build/executed \
+	    docs docs/_build/site
 
 # Apart from `make test`: its package is built from source, and its engine starts slowly.
 deepspeed: export DS_ACCELERATOR ?= cpu
@@ -115,6 +125,17 @@ bench: $(VENV)/.ready-demo
 
 report-browser: $(VENV)/.ready
 	$(BIN)/python -m tools.check_report
+site-browser: docs
+	$(BIN)/python -m tools.check_site docs/_build/html
+
+# The source distribution holds the site, to read without a network.
+release: $(VENV)/.ready
+	rm -rf dist docs/_build
+	$(MAKE) site
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	tar -tzf dist/*.tar.gz | grep -q '/docs/_build/site/index.html$$'
+	$(BIN)/python -m tools.run_wheel dist
 
 clean:
 	[ ! -f $(VENV)/.made-with ] || rm -rf $(VENV)

@@ -608,6 +608,21 @@ def ngram_embeddings() -> list[Candidates]:
     ]
 
 
+def attention_methods() -> list[Candidates]:
+    """Compare steps of a GPT-2 on 4 texts of 512 tokens, with changes of its attention."""
+    model, ids = gpt2(), torch.randint(1000, (4, 512))
+    return [
+        {
+            "a step of GPT-2": text_step(model, ids),
+            "with qk_norm": text_step(F.qk_norm(model), ids),
+            "attention_output_gate": text_step(F.attention_output_gate(model), ids),
+            "exclusive_self_attention": text_step(F.exclusive_self_attention(model), ids),
+            "the same, learned": text_step(F.exclusive_self_attention(model, learned=True), ids),
+            "the surgery": lambda: F.qk_norm(model),
+        }
+    ]
+
+
 def linear_cross_entropy() -> list[Candidates]:
     """Compare the losses of 2048 hidden states of width 128 and 4096 classes, with gradients."""
     hidden = torch.randn(2048, 128, requires_grad=True)
@@ -626,12 +641,32 @@ def linear_cross_entropy() -> list[Candidates]:
         "in chunks of 256": chunked(chunk_size=256),
         "in chunks of 64": chunked(chunk_size=64),
         "with label smoothing": chunked(label_smoothing=0.1),
+        "with soft-capped logits": chunked(softcap=15.0),
     }
     if hasattr(nn, "LinearCrossEntropyOptions"):
         theirs = partial(torch.nn.functional.linear_cross_entropy, hidden, head, targets)
         candidates["that of torch, in chunks"] = partial(
             theirs, options=nn.LinearCrossEntropyOptions()
         )
+    return [{name: with_gradients(loss) for name, loss in candidates.items()}]
+
+
+def of_logits() -> list[Candidates]:
+    """Compare losses of the logits of 2048 tokens and 4096 classes, with gradients."""
+    logits = torch.randn(2048, 4096, requires_grad=True)
+    targets, prefixes = torch.randint(4096, (2048,)), torch.randint(4096, (4096,))
+
+    def with_gradients(loss: Callable[[], Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(loss(), logits)
+
+    candidates = {
+        "cross_entropy": lambda: cross_entropy(logits, targets),
+        "of soft-capped logits": lambda: cross_entropy(F.softcap_logits(logits), targets),
+        "prefix_token_loss": lambda: F.prefix_token_loss(logits, targets, prefixes),
+        "cross_entropy twice": lambda: (
+            cross_entropy(logits, targets) + cross_entropy(logits, prefixes[targets])
+        ),
+    }
     return [{name: with_gradients(loss) for name, loss in candidates.items()}]
 
 
@@ -722,8 +757,8 @@ METHODS = {
             stochastic_depth,
         ),
         *(gyro_dropout, channels_last, randaugment),
-        *(alibi, rotary, ngram_embeddings, gated_linear_units),
-        *(linear_cross_entropy, pack_documents),
+        *(alibi, rotary, attention_methods, ngram_embeddings, gated_linear_units),
+        *(linear_cross_entropy, of_logits, pack_documents),
         cached_gradients,
     )
 }

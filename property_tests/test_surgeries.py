@@ -60,8 +60,9 @@ def test_longer_input_does_not_change_earlier_outputs_of_a_biased_decoder(seed, 
     assert_close(model(ids)[..., :first], model(ids[:, :first]))
 
 
-ON_TOKENS = ("alibi", "ngram_embeddings", "rotary", "skip_connections", "smear")
-ON_TOKENS += ("split_head", "value_embeddings", "value_residual")
+ON_TOKENS = ("alibi", "attention_output_gate", "exclusive_self_attention", "ngram_embeddings")
+ON_TOKENS += ("qk_norm", "rotary", "skip_connections", "smear", "split_head")
+ON_TOKENS += ("value_embeddings", "value_residual")
 TOGETHER = {name: one.operate for name, one in OWN.items() if name not in ON_TOKENS}
 TOGETHER |= {"channels_last": F.channels_last}
 del TOGETHER["stochastic_depth by sample"]
@@ -86,6 +87,7 @@ def net():
 @given(st.permutations(sorted(TOGETHER)))
 @few
 def test_surgeries_combine_in_any_order_and_change_no_argument(order):
+    """Law of methods: Model surgery is idempotent."""
     x, plain = drawn(0, 6, 4, 17, 17).float(), net()
     text, before = repr(plain), copy.deepcopy(plain.state_dict())
     model = plain

@@ -4,7 +4,7 @@ from typing import Any
 
 import attrs
 
-from composable.algorithms._validators import at_least, boolean, in_range, one_of, passes
+from composable.algorithms._validators import boolean, in_range, integer_at_least, one_of, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -31,8 +31,10 @@ class SkipConnections(Algorithm):
         default="embedding", validator=one_of("embedding", "mirrored", "all")
     )
     dynamic: bool = attrs.field(default=False, validator=boolean)
-    last: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
-    hidden: int = attrs.field(default=64, validator=at_least(1))
+    last: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(integer_at_least(1))
+    )
+    hidden: int = attrs.field(default=64, validator=integer_at_least(1))
     scale: float = attrs.field(default=0.1, validator=in_range(0, ends="()"))
     target: Any = attrs.field(
         default=None, validator=passes(lambda _, target: describe_blocks(target))

@@ -1,10 +1,8 @@
 """Smear, as an algorithm."""
 
-from typing import Any
-
 import attrs
 
-from composable.algorithms._validators import at_least
+from composable.algorithms._validators import integer_at_least, name_or_none
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -22,13 +20,8 @@ class Smear(Algorithm):
         target: The name of the token embedding, if it is not found.
     """
 
-    channels: int = attrs.field(default=12, validator=at_least(1))
-    target: str | None = attrs.field(default=None)
-
-    @target.validator
-    def _check_target(self, _: Any, value: Any) -> None:
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"target={value!r} must be the name of a module, or None.")
+    channels: int = attrs.field(default=12, validator=integer_at_least(1))
+    target: str | None = attrs.field(default=None, validator=name_or_none)
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

@@ -1,10 +1,8 @@
 """Embedding and head that are tied at first and split later, as an algorithm."""
 
-from typing import Any
-
 import attrs
 
-from composable.algorithms._validators import passes
+from composable.algorithms._validators import name_or_none
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -17,11 +15,6 @@ __all__ = ["SplitHead"]
 
 def _split_at(value: TimeLike) -> Time:
     return check_time("split_at", value)
-
-
-def _name(argument: str, value: Any) -> None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{argument}={value!r} must be the name of a module, or None.")
 
 
 @attrs.frozen(repr=False)
@@ -47,8 +40,8 @@ class SplitHead(Algorithm):
     """
 
     split_at: Time = attrs.field(default=Time.parse("0.67dur"), converter=_split_at, eq=str)
-    target: str | None = attrs.field(default=None, validator=passes(_name))
-    head: str | None = attrs.field(default=None, validator=passes(_name))
+    target: str | None = attrs.field(default=None, validator=name_or_none)
+    head: str | None = attrs.field(default=None, validator=name_or_none)
 
     events = frozenset({Event.INIT, Event.FIT_START, Event.BEFORE_OPTIMIZER_STEP})
     stage = Stage.SURGERY

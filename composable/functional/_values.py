@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._surgery import report_nothing
+from composable._support.surgery import report_nothing
+
 from .projections import ADVICE, REGISTRY, find_projections, is_transposed
 
 __all__ = ["Values", "find_values", "join_values", "report_no_values", "split_values"]

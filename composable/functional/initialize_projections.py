@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_generator, check_module, check_one_of, check_range
-from ._sampling import generator_device
-from ._surgery import report_nothing, with_tensors
+from composable._support.checks import check_generator, check_module, check_one_of, check_range
+from composable._support.sampling import generator_device
+from composable._support.surgery import report_nothing, with_tensors
+
 from .projections import ADVICE, REGISTRY, Projections, find_projections, is_transposed
 
 __all__ = ["initialize_projections"]

@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ._checks import check_count, check_module, check_range
+from composable._support.checks import check_count, check_module, check_range
+from composable._support.surgery import report_nothing
+
 from ._reclass import reclass
-from ._surgery import report_nothing
 from ._token_embedding import BoundedEmbedding, connect, find_token_embedding
 from .layers.ngrams import NGramEmbedding
 from .replace_modules import replace_modules

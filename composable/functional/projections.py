@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from ._checks import check_flag
-from ._registry import Registry, full_name
+from composable._support.checks import check_flag
+
+from ._registry import Registry, class_name
 
 __all__ = ["register_projections"]
 
@@ -113,4 +114,4 @@ def find_projections(model: nn.Module) -> Iterator[tuple[str, Any, Projections]]
 
 def is_transposed(linear: nn.Module) -> bool:
     """Return whether the weight of a layer is that of `Conv1D` of Hugging Face."""
-    return CONV1D in map(full_name, type(linear).__mro__)
+    return CONV1D in map(class_name, type(linear).__mro__)

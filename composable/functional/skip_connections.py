@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._checks import (
+from composable._support.checks import (
     check_count,
     check_flag,
     check_generator,
@@ -20,10 +20,11 @@ from ._checks import (
     check_one_of,
     check_range,
 )
+from composable._support.sampling import generator_device
+from composable._support.surgery import report_nothing
+
 from ._reclass import reclass
-from ._sampling import generator_device
 from ._skips import Skips, add_skips
-from ._surgery import report_nothing
 from ._trace import Trace
 from .layers.residual import KNOWN, ResidualBlock
 from .projections import is_transposed

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ._checks import check_count, check_module
+from composable._support.checks import check_count, check_module
+from composable._support.surgery import report_nothing
+
 from ._reclass import reclass
-from ._surgery import report_nothing
 from ._token_embedding import BoundedEmbedding, connect, find_token_embedding
 from .layers.smeared import smear_tokens
 from .replace_modules import replace_modules

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ._checks import check_module, check_tensors
-from ._surgery import check_uncompiled, copy_on_write, report_nothing
+from composable._support.checks import check_module, check_tensors
+from composable._support.surgery import check_uncompiled, copy_on_write, report_nothing
+
 from ._token_embedding import find_token_embedding
 
 __all__ = ["split_head", "tie_gradients"]

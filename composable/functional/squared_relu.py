@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from ._checks import check_module, check_range
+from composable._support.checks import check_module, check_range
+from composable._support.surgery import report_nothing
+
 from ._reclass import reclass
-from ._registry import Registry, check_class, full_name
-from ._surgery import report_nothing
+from ._registry import Registry, check_class, class_name
 from .gated_linear_units import GATED
 from .gated_linear_units import REGISTRY as FEED_FORWARD
 from .layers.squared_relu import SquaredReLU
@@ -84,7 +85,7 @@ def squared_relu(
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         if target is not None:
-            found = target in (*type(module).__mro__, *map(full_name, type(module).__mro__))
+            found = target in (*type(module).__mro__, *map(class_name, type(module).__mro__))
             return new_activation(module, module.training) if found else module
         path = _path(module)
         if path is None:

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ._checks import check_count, check_module
+from composable._support.checks import check_count, check_module
+from composable._support.surgery import report_nothing
+
 from ._reclass import reclass
-from ._surgery import report_nothing
 from ._token_embedding import find_token_embedding
 from ._trace import Trace
 from ._values import Values, find_values, join_values, report_no_values, split_values

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_module, check_range
+from composable._support.checks import check_module, check_range
+
 from ._reclass import reclass
 from ._trace import Trace
 from ._values import find_values, join_values, report_no_values, split_values

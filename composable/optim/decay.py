@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from composable.functional._checks import check_module
+from composable._support.checks import check_module
 from composable.optim.roles import NORMS_AND_BIASES, ROLES, TABLES, collect, roles_of
 
 __all__ = ["decay_groups"]
@@ -46,6 +46,6 @@ def decay_groups(module: nn.Module, *more: nn.Module) -> list[dict[str, Any]]:
     return [
         {"params": params, "name": name, **_OPTIONS.get(name, {})}
         for name, _, params in collect(
-            roles_of(module, *more), _NAMES, always=(WEIGHTS, NORMS_AND_BIASES), by_stack=False
+            roles_of(module, *more), _NAMES, always=(WEIGHTS, NORMS_AND_BIASES), by_layout=False
         )
     ]

@@ -3,7 +3,8 @@
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
-from .._checks import check_tensor
+from composable._support.checks import check_tensor
+
 from .ngrams import check_documents
 
 __all__ = ["smear_tokens"]

@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from .._checks import check_range
+from composable._support.checks import check_range
 
 __all__ = ["SquaredReLU"]
 

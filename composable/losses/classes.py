@@ -1,0 +1,410 @@
+"""Losses of class indices, for targets that an algorithm replaces by class probabilities.
+
+A loss of class indices may divide by class weights or by the number of labels, and skip positions
+without a label. Of probabilities it knows neither. `for_probabilities` returns the state with a
+loss that does know, so that smoothing or mixing by nothing changes nothing.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+from weakref import ref
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from composable._support.checks import kind_of
+from composable._support.foreach import compute_dtype
+from composable._support.generators import preserving_generators
+from composable._support.targets import IGNORE_INDEX, class_probabilities
+from composable.batches.model_call import needs_logits
+from composable.batches.spec import BatchSpec
+from composable.core.state import State
+from composable.functional import MixedTargets
+from composable.functional.mixed import broadcast_weight
+from composable.losses.loss import OutputLoss, TargetLoss, check_scalar
+from composable.losses.watch import ratio, with_divisor
+
+__all__ = ["InterpolatedLoss", "for_probabilities", "per_example", "refuse_regression"]
+
+Targets = Tensor | MixedTargets
+
+_REGRESSIONS = {
+    functional.gaussian_nll_loss: nn.GaussianNLLLoss,
+    functional.huber_loss: nn.HuberLoss,
+    functional.l1_loss: nn.L1Loss,
+    functional.mse_loss: nn.MSELoss,
+    functional.poisson_nll_loss: nn.PoissonNLLLoss,
+    functional.smooth_l1_loss: nn.SmoothL1Loss,
+}
+
+
+class OncePerLoss:
+    """A check that runs once for each loss, since it waits for the device.
+
+    Losses are told apart by identity, since they may be equal, and need not be hashable.
+    """
+
+    def __init__(self) -> None:
+        """Remember no loss."""
+        self._passed: dict[int, ref[Any]] = {}
+
+    def __call__(self, state: State, check: Callable[[], None]) -> None:
+        """Run the check unless the loss of the state has passed it; random numbers don't change."""
+        loss_fn: Any = state.loss_fn
+        key = id(loss_fn)
+        if key in self._passed:
+            return
+        autocast = state.precision.autocast(state.device)
+        with torch.no_grad(), preserving_generators([state.device]), autocast:
+            check()
+        with suppress(TypeError):  # a loss of an algorithm may not be weakly referenceable
+            self._passed[key] = ref(loss_fn, lambda _: self._passed.pop(key, None))
+
+
+_takes_classes = OncePerLoss()
+_takes_probabilities = OncePerLoss()
+_is_mean_of_examples = OncePerLoss()
+
+
+@attrs.frozen(eq=False)
+class CrossEntropy:
+    """The options of a cross entropy."""
+
+    weight: Tensor | None = None
+    ignore_index: int = IGNORE_INDEX
+    reduction: str = "mean"
+    label_smoothing: float = 0.0
+
+    @classmethod
+    def of(cls, loss_fn: Any) -> "CrossEntropy | None":
+        """Return the options of a loss, or None if it is not known to be a cross entropy."""
+        function: Any = loss_fn.function if isinstance(loss_fn, TargetLoss) else None
+        if isinstance(function, nn.CrossEntropyLoss):
+            if type(function).forward is not nn.CrossEntropyLoss.forward:
+                return None
+            return cls(*(getattr(function, field.name) for field in attrs.fields(cls)))
+        options: dict[str, Any] = {}
+        if isinstance(function, partial) and not function.args:
+            function, options = function.func, function.keywords
+        if function is not functional.cross_entropy or options.keys() - _OPTIONS:
+            return None
+        return cls(**options)
+
+    def count(self, targets: Targets, dtype: torch.dtype) -> Tensor:
+        """Sum the weights of the labels, by which the mean divides."""
+        if isinstance(targets, MixedTargets):
+            pair = (self._weights(t, dtype) for t in (targets.partner_targets, targets.targets))
+            partner, kept = pair
+            return torch.lerp(partner, kept, broadcast_weight(targets.weight, kept)).sum()
+        return self._weights(targets, dtype).sum()
+
+    def _weights(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        indices = targets.long()
+        labeled = indices != self.ignore_index
+        if self.weight is None:
+            return labeled.to(dtype)
+        return torch.where(labeled, self.weight[torch.where(labeled, indices, 0)].to(dtype), 0.0)
+
+
+_OPTIONS = {field.name for field in attrs.fields(CrossEntropy)}
+
+
+@attrs.frozen(eq=False)
+class NormalizedCrossEntropy:
+    """A cross entropy of class probabilities, divided by the weights of the labels."""
+
+    options: CrossEntropy
+    spec: BatchSpec
+    total: Tensor
+
+    can_be_split: ClassVar[bool] = True
+    """Whether it is known that the loss of a batch is the weighted mean of those of its parts."""
+
+    @property
+    def divisor(self) -> Tensor | None:
+        """What the loss is divided by: nothing if it is a sum."""
+        return None if self.options.reduction == "sum" else self.total
+
+    def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
+        """Compute the loss."""
+        targets = self.spec.targets(batch)
+        loss = self._losses(outputs, targets, self.options.reduction)
+        if self.options.reduction == "sum":
+            return loss
+        scaled = loss * self._scale(outputs, loss)
+        return with_divisor(scaled, loss, outputs.numel() // outputs.shape[1], self.total)
+
+    def per_example(self, outputs: Tensor, batch: Any) -> Tensor:
+        """Compute the terms of the examples, whose mean is the loss."""
+        losses = self._losses(outputs, self.spec.targets(batch), "none")
+        losses = losses.flatten(1) if losses.ndim > 1 else losses[:, None]
+        if self.options.reduction == "sum":
+            return losses.sum(1) * len(losses)
+        return losses.mean(1) * self._scale(outputs, losses)
+
+    def _losses(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        options, smoothing = self.options, self.options.label_smoothing
+        if not targets.is_floating_point():
+            whole = attrs.asdict(options, recurse=False) | {"reduction": reduction}
+            return functional.cross_entropy(outputs, targets, **whole)
+        if smoothing:  # the sum of a position is kept, which is 0 without a label
+            uniform = targets.sum(1, keepdim=True) / outputs.shape[1]
+            targets = targets * (1 - smoothing) + uniform * smoothing
+        return functional.cross_entropy(outputs, targets, options.weight, reduction=reduction)
+
+    def _scale(self, outputs: Tensor, losses: Tensor) -> Tensor:
+        """Return what converts the mean over all positions; 1 if each has a label of weight 1."""
+        return ratio(outputs.numel() // outputs.shape[1], self.total).to(losses.dtype)
+
+
+@attrs.frozen(eq=False)
+class ScaledLoss:
+    """A loss of probabilities as a mean over the positions with a label."""
+
+    loss_fn: Callable[..., Tensor]
+    positions: int
+    total: Tensor
+
+    @property
+    def divisor(self) -> Tensor:
+        """What the loss is divided by."""
+        return self.total
+
+    @property
+    def scale(self) -> Tensor:
+        """What converts the mean over all positions."""
+        return ratio(self.positions, self.total)
+
+    @property
+    def base_loss(self) -> Callable[..., Tensor]:
+        """The loss as a mean over all positions."""
+        return self.loss_fn
+
+    def __call__(self, outputs: Any, batch: Any) -> Tensor:
+        """Compute the loss."""
+        loss = self.loss_fn(outputs, batch)
+        return with_divisor(loss * self.scale.to(loss.dtype), loss, self.positions, self.total)
+
+    def per_example(self, outputs: Any, batch: Any) -> Tensor:
+        """Compute the terms of the examples, whose mean is the loss."""
+        losses: Tensor = self.loss_fn.per_example(outputs, batch)  # type: ignore[attr-defined]
+        return losses * self.scale.to(losses.dtype)
+
+
+@attrs.frozen
+class InterpolatedLoss:
+    """A loss for batches whose targets are `MixedTargets`."""
+
+    loss_fn: Any
+    spec: BatchSpec
+
+    def __call__(self, outputs: Any, batch: Any) -> Tensor:
+        """Interpolate the losses of the two targets."""
+        pair: MixedTargets = self.spec.targets(batch)
+        if pair.weight.ndim == 0:
+            return pair.loss(self._of_targets(self.loss_fn, batch), outputs)
+        loss = pair.loss(self._of_targets(self.loss_fn.per_example, batch), outputs)
+        if not hasattr(self.loss_fn, "divisor"):
+            return loss
+        return with_divisor(loss, loss, len(pair.weight), self.loss_fn.divisor)
+
+    @property
+    def base_loss(self) -> "InterpolatedLoss | None":
+        """The loss with those of the targets as means over all positions."""
+        base = getattr(self.loss_fn, "base_loss", None)
+        return None if base is None else attrs.evolve(self, loss_fn=base)
+
+    @property
+    def can_be_split(self) -> bool:
+        """Whether it is known that the loss of a batch is the weighted mean of those of parts."""
+        return getattr(self.loss_fn, "can_be_split", False)
+
+    def _of_targets(self, loss_fn: Callable[..., Tensor], batch: Any) -> Callable[..., Tensor]:
+        return lambda outputs, targets: loss_fn(outputs, self.spec.replace(batch, targets=targets))
+
+
+class Layout(NamedTuple):
+    """How class indices become probabilities."""
+
+    num_classes: int
+    class_dim: int = 1
+    ignore_index: int = IGNORE_INDEX
+
+
+def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[State, Layout]:
+    """Return the state with a loss of class probabilities that agrees with its loss of `targets`.
+
+    Args:
+        state: The state before the loss.
+        targets: The targets of the loss, before an algorithm replaces them by probabilities.
+        advice: What to do with a loss for which there is none.
+
+    Returns:
+        The state, and the layout of the probabilities that its loss takes.
+
+    Raises:
+        TypeError: The outputs are not one tensor of logits.
+        ValueError: The loss is not a known one and differs for one-hot probabilities, or the shapes
+            of outputs and targets don't belong together.
+    """
+    loss_fn: Any = state.loss_fn
+    if isinstance(loss_fn, InterpolatedLoss):
+        state, layout = for_probabilities(state.evolve(loss_fn=loss_fn.loss_fn), targets, advice)
+        return state.evolve(loss_fn=attrs.evolve(loss_fn, loss_fn=state.loss_fn)), layout
+    kept = targets.targets if isinstance(targets, MixedTargets) else targets
+    classes, dim = layout_of(state.outputs, kept)
+    if isinstance(loss_fn, NormalizedCrossEntropy):
+        return state, Layout(classes, dim, loss_fn.options.ignore_index)
+    if kept.is_floating_point():
+        return state, Layout(classes, dim)
+    options = CrossEntropy.of(loss_fn)
+    total = (options or CrossEntropy()).count(targets, compute_dtype(state.outputs.dtype))
+    if options is None:
+        _compare_once(state, kept, advice)
+        scaled = ScaledLoss(loss_fn, kept.numel(), total)
+        return state.evolve(loss_fn=scaled), Layout(classes, dim)
+    if dim != 1:
+        raise ValueError(
+            f"outputs of shape {tuple(state.outputs.shape)} must have the classes in dimension 1 "
+            "for cross_entropy; use outputs.transpose(1, -1)."
+        )
+    normalized = NormalizedCrossEntropy(options, state.batch_spec, total)
+    return state.evolve(loss_fn=normalized), Layout(classes, dim, options.ignore_index)
+
+
+def per_example(state: State, targets: MixedTargets) -> State:
+    """Return the state with a loss whose mean over its `per_example` is the loss.
+
+    Raises:
+        ValueError: The loss is not a known one, and differs from that mean.
+    """
+    kept, loss_fn = targets.targets, state.loss_fn
+    options = CrossEntropy.of(loss_fn)
+    if options is not None and not kept.is_floating_point():
+        total = options.count(targets, compute_dtype(state.outputs.dtype))
+        return state.evolve(loss_fn=NormalizedCrossEntropy(options, state.batch_spec, total))
+    if isinstance(loss_fn, (NormalizedCrossEntropy, ScaledLoss)):
+        return state
+    if options is not None and options.reduction == "mean":
+        return state
+    batch = state.batch_spec.replace(state.batch, targets=kept)
+
+    def agree() -> None:
+        whole = check_scalar(loss_fn(state.outputs, batch))  # type: ignore[misc]
+        mean = loss_fn.per_example(state.outputs, batch).mean()  # type: ignore[union-attr]
+        if not _close(whole, mean):
+            raise ValueError(
+                f"loss_fn gives {whole:.6g} for a batch, and its examples give {mean:.6g} on "
+                "average, so their losses can't be weighted one by one; pass "
+                "nn.CrossEntropyLoss(...) itself for its options, or mix with per_sample=False."
+            )
+
+    _is_mean_of_examples(state, agree)
+    return state
+
+
+def layout_of(outputs: Any, targets: Tensor) -> tuple[int, int]:
+    """Return the number of classes of the logits, and their dimension: 1, or -1 for the last.
+
+    Raises:
+        TypeError: The outputs are not one tensor of logits.
+        ValueError: The shapes of outputs and targets don't belong together.
+    """
+    if not isinstance(outputs, Tensor) or outputs.ndim < 2:
+        raise TypeError(
+            "outputs must be logits of shape [batch, classes, ...], to get the number of classes, "
+            f"not {_shown(outputs)}; return logits from the model, or use interpolate_loss=True "
+            "if the algorithm has it."
+        )
+    shape = outputs.shape
+    if targets.is_floating_point():
+        dim = 1 if targets.ndim == outputs.ndim else 0
+    else:
+        layouts = {shape[:-1]: -1, (shape[0], *shape[2:]): 1}
+        dim = layouts.get(targets.shape, 0)
+    if dim:
+        return shape[dim], dim
+    raise ValueError(
+        f"outputs of shape {tuple(shape)} must be logits [batch, classes, ...] or "
+        f"[batch, ..., classes] for targets of {targets.dtype} and shape {tuple(targets.shape)}; "
+        "pass class indices [batch, ...], or class probabilities of the shape of the outputs."
+    )
+
+
+def refuse_regression(state: State, targets: Tensor, name: str) -> None:
+    """Raise a ValueError unless the targets are classes, of a loss of outputs and targets.
+
+    The values of floating-point targets are read once for each loss.
+    """
+    loss_fn: Any = state.loss_fn
+    if isinstance(loss_fn, OutputLoss):
+        raise TypeError(needs_logits(name, loss_fn.model))
+    if isinstance(loss_fn, InterpolatedLoss):
+        loss_fn = loss_fn.loss_fn
+    function: Any = loss_fn.function if isinstance(loss_fn, TargetLoss) else None
+    function = function.func if isinstance(function, partial) else function
+    known = any(function is known for known in _REGRESSIONS)
+    if known or isinstance(function, tuple(_REGRESSIONS.values())):
+        shown = getattr(function, "__name__", type(function).__name__)
+        raise ValueError(
+            f"{name} needs a loss of classes, and loss_fn={shown} is one of numbers; train without "
+            f"{name}."
+        )
+    if not targets.is_floating_point() or isinstance(loss_fn, (NormalizedCrossEntropy, ScaledLoss)):
+        return
+
+    def check() -> None:
+        total = targets.detach().sum(min(1, targets.ndim - 1)).float()
+        labeled = total != 0
+        if (targets < 0).any() or ((total - 1).abs() > 0.02).logical_and(labeled).any():
+            raise ValueError(
+                f"{name} needs class indices, or class probabilities that sum to 1 over dimension "
+                f"1, and targets are numbers of shape {tuple(targets.shape)} with sums from "
+                f"{total.min():.3g} to {total.max():.3g}; train without {name}, or smooth such "
+                "targets in the data set."
+            )
+
+    _takes_classes(state.evolve(loss_fn=loss_fn), check)
+
+
+def _compare_once(state: State, kept: Tensor, advice: str) -> None:
+    """Compare the loss of indices with that of the same classes as probabilities."""
+    loss_fn: Any = state.loss_fn
+    classes, dim = layout_of(state.outputs, kept)
+    replace = partial(state.batch_spec.replace, state.batch)
+
+    def agree() -> None:
+        expected = check_scalar(loss_fn(state.outputs, replace(targets=kept)))
+        if not expected.isfinite():  # the mean over no labels
+            return
+        dense = class_probabilities(kept, classes, class_dim=dim).to(state.outputs.dtype)
+        total = CrossEntropy().count(kept, compute_dtype(state.outputs.dtype))
+        try:
+            found = loss_fn(state.outputs, replace(targets=dense)) * ratio(kept.numel(), total)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"loss_fn takes class indices, and fails for class probabilities of shape "
+                f"{tuple(dense.shape)} ({type(error).__name__}: {error}); {advice}"
+            ) from error
+        if not _close(expected, found):
+            raise ValueError(
+                f"loss_fn gives {expected:.6g} for class indices and {found:.6g} for the same "
+                f"classes as probabilities, so it would train something else; {advice}"
+            )
+
+    _takes_probabilities(state, agree)
+
+
+def _close(left: Tensor, right: Tensor) -> bool:
+    exact = left.dtype in (torch.float32, torch.float64)
+    return torch.allclose(left.float(), right.float(), rtol=1e-3 if exact else 0.03, atol=1e-5)
+
+
+def _shown(outputs: Any) -> str:
+    if isinstance(outputs, Tensor):
+        return f"a tensor of shape {tuple(outputs.shape)}"
+    return kind_of(outputs)
