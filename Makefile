@@ -7,6 +7,8 @@
 # make deepspeed  install DeepSpeed, and run the tests that train with it
 # make fix        format the code and apply the linter's automatic fixes
 # make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
+# make site-browser     open every page of the site there, on a wide screen and a phone
+# make release    build what is uploaded into dist, and check it; the wheel runs the demo elsewhere
 # make site       build the documentation with the outputs of its tutorials, which run in full
 # make gpu        run what needs a GPU, and write docs/evidence/gpu: PART=overhead for one part,
 #                 DEVICE=cpu SIZE=tiny for the code alone, VENV= for an environment that is there,
@@ -31,7 +33,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(ALL) site campaign deepspeed fix gpu bench report-browser clean FORCE
+.PHONY: help demo demo-digits test $(ALL) campaign deepspeed fix gpu bench site report-browser site-browser release clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -73,7 +75,8 @@ words:
 	$(BIN)/python tools/check_words.py
 	$(BIN)/towncrier build --draft --version unreleased
 docs:
-	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/python -m tools.site_search docs/_build/html
 shapes:
 	$(PYTEST) tests/functional -m 'not compile' --hypothesis-profile=quick \
 	    '--jaxtyping-packages=composable.functional,$(BEARTYPE)'
@@ -120,6 +123,17 @@ bench: $(VENV)/.ready-demo
 
 report-browser: $(VENV)/.ready
 	$(BIN)/python -m tools.check_report
+site-browser: docs
+	$(BIN)/python -m tools.check_site docs/_build/html
+
+# The source distribution holds the site, to read without a network.
+release: $(VENV)/.ready
+	rm -rf dist docs/_build
+	$(MAKE) docs
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	tar -tzf dist/*.tar.gz | grep -q '/docs/_build/html/index.html$$'
+	$(BIN)/python -m tools.run_wheel dist
 
 clean:
 	[ ! -f $(VENV)/.made-with ] || rm -rf $(VENV)

@@ -608,6 +608,21 @@ def ngram_embeddings() -> list[Candidates]:
     ]
 
 
+def attention_methods() -> list[Candidates]:
+    """Compare steps of a GPT-2 on 4 texts of 512 tokens, with changes of its attention."""
+    model, ids = gpt2(), torch.randint(1000, (4, 512))
+    return [
+        {
+            "a step of GPT-2": text_step(model, ids),
+            "with qk_norm": text_step(F.qk_norm(model), ids),
+            "attention_output_gate": text_step(F.attention_output_gate(model), ids),
+            "exclusive_self_attention": text_step(F.exclusive_self_attention(model), ids),
+            "the same, learned": text_step(F.exclusive_self_attention(model, learned=True), ids),
+            "the surgery": lambda: F.qk_norm(model),
+        }
+    ]
+
+
 def linear_cross_entropy() -> list[Candidates]:
     """Compare the losses of 2048 hidden states of width 128 and 4096 classes, with gradients."""
     hidden = torch.randn(2048, 128, requires_grad=True)
@@ -722,7 +737,7 @@ METHODS = {
             stochastic_depth,
         ),
         *(gyro_dropout, channels_last, randaugment),
-        *(alibi, rotary, ngram_embeddings, gated_linear_units),
+        *(alibi, rotary, attention_methods, ngram_embeddings, gated_linear_units),
         *(linear_cross_entropy, pack_documents),
         cached_gradients,
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from composable import runs as runs
     from composable import testing as testing
     from composable import utils as utils
+    from composable.batches.precision import Precision as Precision
     from composable.comparison.compare import compare as compare
     from composable.core.algorithm import Algorithm as Algorithm
     from composable.core.algorithm import Stage as Stage
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from composable.core.event import Event as Event
     from composable.core.key import Key as Key
     from composable.core.logger import Logger as Logger
-    from composable.core.loss_weights import SplitLossError as SplitLossError
-    from composable.core.precision import Precision as Precision
     from composable.core.state import FrozenStateError as FrozenStateError
     from composable.core.state import State as State
     from composable.core.time import Clock as Clock
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from composable.core.time import TimeUnit as TimeUnit
     from composable.core.window import Window as Window
     from composable.engines.compiled import CompilationWarning as CompilationWarning
+    from composable.losses.weights import SplitLossError as SplitLossError
     from composable.metrics import Evaluator as Evaluator
     from composable.plan.combinators import always as always
     from composable.plan.combinators import anneal as anneal
@@ -68,4 +68,6 @@ if TYPE_CHECKING:
     from composable.trainer.run import UnsupportedRequestWarning as UnsupportedRequestWarning
     from composable.trainer.trainer import Trainer as Trainer
 else:
+    from composable import _moved as _moved  # makes old paths work
+
     export_lazily(__name__)

@@ -49,7 +49,9 @@ class _LazyPackage(ModuleType):
             if name in CLASSES:  # not an AttributeError: `from package import name` would drop it
                 missing = f"cannot import name {name!r} from {self.__name__!r}"
                 raise ImportError(f"{missing}{advice_on(name, CLASSES)}.", name=name)
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            from composable._moved import renamed
+
+            return renamed(self.__name__, name)
         if source.module == self.__name__:
             value = import_module(f"{self.__name__}.{name}")
         else:

@@ -15,14 +15,14 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from composable._support.checks import check_count, check_flag, check_tensor
+from composable._support.targets import IGNORE_INDEX
+from composable.batches.precision import widest_float
 from composable.core.event import Event
 from composable.core.intervals import is_due
 from composable.core.logger import check_real
-from composable.core.precision import widest_float
 from composable.core.state import State
 from composable.distributed.processes import Processes
-from composable.functional._checks import check_count, check_flag, check_tensor
-from composable.functional._targets import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped

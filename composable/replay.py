@@ -12,16 +12,16 @@ from typing import Any, ClassVar
 
 import attrs
 
+from composable._support.checks import as_path, check_count
+from composable._support.printable import printable, shorten
+from composable._support.secrets import REDACTED
 from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint import files
 from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.tree import RUN, pack
-from composable.core._printable import printable, shorten
-from composable.core._secrets import REDACTED
 from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
-from composable.functional._checks import as_path, check_count
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
 from composable.resume.manager import CheckpointManager

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from composable import Event
 from composable.algorithms import GhostBatchNorm
-from composable.core.batch import map_tensors
+from composable.batches.batch import map_tensors
 from tests.support.algorithm_cases import algorithm_sets, cases_on, problems
 from tests.support.data import IGNORED, batches
 from tests.support.models import CLASSES, FEATURES, mlp, same

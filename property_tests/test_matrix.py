@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import composable.functional as F
-from composable.core.batch import tensors_of
+from composable.batches.batch import tensors_of
 from composable.testing.properties import PROPERTIES
 from tests.support.cases import FunctionCase, MissingCaseError, public_functions
 from tests.support.function_cases import all_function_cases

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable import Event, Key
-from composable.resume.modules import tensors_of
+from composable.resume.modules import module_tensors
 from tests.support.algorithm_cases import ALGORITHMS, cases_on
 from tests.support.cases import AlgorithmCase
 from tests.support.meaning import Meaning, hyperparameters_of
@@ -74,7 +74,7 @@ def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batc
     state = start(case, seed)
     outputs = state.model(state.inputs)
     cross_entropy(outputs, state.targets).backward()
-    old = {name: tensor.detach() + 1 for name, tensor in tensors_of(state.model).items()}
+    old = {name: tensor.detach() + 1 for name, tensor in module_tensors(state.model).items()}
     at = attrs.evolve(state.timestamp, batch=batch)
     state = state.evolve(outputs=outputs, timestamp=at).with_average(algorithm.name, old)
     state = state.remember(algorithm.name, {"count": 1, "seen": 0})

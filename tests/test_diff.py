@@ -11,7 +11,7 @@ from composable.checkpoint.compare import describe_difference, digest, mismatche
 from composable.checkpoint.manifest import STATE, TENSORS
 from composable.cli import main
 from composable.runs import RunRecorder, records
-from composable.runs.diff import compare
+from composable.runs.diff import diff_runs
 from tests.support.data import batches, examples
 from tests.support.models import mlp
 from tests.support.runs import make_trainer
@@ -27,7 +27,7 @@ def compared(folder, first=None, second=None, build=build):
     """Compare two runs that are built with these options."""
     build(folder / "a", **first or {}).fit()
     build(folder / "b", **second or {}).fit()
-    return compare(folder / "a", folder / "b")
+    return diff_runs(folder / "a", folder / "b")
 
 
 def diff(folder, first="a", second="b"):
@@ -66,14 +66,14 @@ def test_a_change_of_the_learning_rate_changes_the_loss_of_the_next_batch(tmp_pa
 
     for batch in range(7, 15):  # as if the rates had not been recorded
         edit_line(tmp_path / "b", batch, lr=(0.1).hex())
-    found = compare(tmp_path / "a", tmp_path / "b")
+    found = diff_runs(tmp_path / "a", tmp_path / "b")
     assert (found.step.batch, found.step.what) == (8, "loss")
 
     raw = bytearray((tmp_path / "a" / "ep1-ba8" / TENSORS).read_bytes())
     raw[-1] ^= 1
     (tmp_path / "a" / "ep1-ba8" / TENSORS).write_bytes(raw)
     (tmp_path / "b" / "ep2-ba12" / STATE).unlink()
-    found = compare(tmp_path / "a", tmp_path / "b")
+    found = diff_runs(tmp_path / "a", tmp_path / "b")
     assert [one.split(" ")[0].split("/")[-2] for one in found.skipped] == ["ep2-ba12", "ep1-ba8"]
     assert found.tensor.endswith("at checkpoint ep3-ba15")
     assert "skipped: " in str(found)

@@ -6,9 +6,17 @@ import sys
 
 import pytest
 
-from composable._moved import MOVED
+from composable._moved import MOVED, RENAMED
 
-PATHS = [(old, name, new) for old, names in MOVED.items() for name, new in names.items()]
+PATHS = [
+    (old, name, new)
+    for old, names in MOVED.items()
+    for name, new in (
+        [(name, names) for name in importlib.import_module(names).__all__]
+        if isinstance(names, str)
+        else names.items()
+    )
+]
 
 
 @pytest.mark.parametrize(("old", "name", "new"), PATHS)
@@ -36,3 +44,17 @@ def test_an_old_module_is_imported_first():
         timeout=120,
     )
     assert "DeprecationWarning: composable.trainer.best goes with the next release" in done.stderr
+
+
+NAMES = [(module, old, new) for module, names in RENAMED.items() for old, new in names.items()]
+
+
+@pytest.mark.parametrize(("module", "old", "new"), NAMES)
+def test_an_old_name_returns_the_same_object_and_warns(module, old, new):
+    package = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{old} goes with .*: use {new}") as record:
+        found = getattr(package, old)
+    assert found is getattr(package, new)
+    assert [one.filename for one in record] == [__file__]
+    with pytest.raises(AttributeError, match=f"{module}.*has no attribute 'nothing'"):
+        package.nothing  # noqa: B018

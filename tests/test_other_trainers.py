@@ -168,7 +168,7 @@ def test_state_without_a_field_of_another_trainer_is_as_before():
 
 def test_error_of_a_property_is_its_own():
     state = State(linear(), batch=3).evolve(
-        batch_spec=composable.core.batch_spec.BatchSpec(input_key=lambda batch: batch.missing)
+        batch_spec=composable.batches.spec.BatchSpec(input_key=lambda batch: batch.missing)
     )
 
     with pytest.raises(AttributeError, match="missing"):

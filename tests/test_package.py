@@ -64,6 +64,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     assert {f"{metadata}METADATA", f"{metadata}licenses/LICENSE"} <= names
 
 
+def test_the_distributions_are_ready_for_an_index(built):
+    run_python("-m", "twine", "check", "--strict", *built.values())
+
+
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_an_installed_distribution_trains(built, kind, tmp_path):
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"

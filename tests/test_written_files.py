@@ -235,9 +235,9 @@ def test_a_pipe_with_the_name_of_a_record_is_not_waited_for(tmp_path):
 
 # --- one opener
 
-OPENER = "core/_paths.py"
+OPENER = "_support/paths.py"
 # A process that starts before the library can be imported, and creates a file in torch's folder.
-ALLOWED = {"distributed/_rank.py: draft.open('x')"}
+ALLOWED = {"launch/rank.py: draft.open('x')"}
 FLAGS = re.compile("O_WRONLY|O_RDWR|O_CREAT|O_TRUNC|O_APPEND")
 METHODS = {"write_text", "write_bytes", "touch", "symlink_to", "hardlink_to", "savefig"}
 FUNCTIONS = {
@@ -272,4 +272,4 @@ def test_nothing_else_opens_a_file_to_write():
         if isinstance(node, ast.Call) and opens_to_write(node)
     }
 
-    assert found == ALLOWED, "open it with composable.core._paths"
+    assert found == ALLOWED, "open it with composable._support.paths"

@@ -86,7 +86,9 @@ def public_definitions() -> Iterator[str]:
     """Yield the name of every public function and class of a module."""
     for tree in trees().values():
         for node in tree.body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name[0] != "_":
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name[0] == "_":
+                continue
+            if not any(ast.unparse(one) == "overload" for one in node.decorator_list):
                 yield node.name
 
 

@@ -12,34 +12,20 @@ than the screen, and that each control works. The exit status is 1 if a check fa
 """
 
 import argparse
-import base64
-import json
 import math
-import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from composable.comparison import Comparison
 from composable.report import write_report
 from tests.comparison.studies import make_study
 from tests.report.folders import ended, png, write_run
+from tools.browser import LONGEST, Driver, views
 
-SCREENS = {
-    "wide": {"width": 1400, "height": 900, "pixelRatio": 1, "touch": False, "mobile": False},
-    "phone": {"width": 390, "height": 844, "pixelRatio": 2, "touch": True, "mobile": True},
-}
 HOSTILE = "<img src=x onerror=alert(1)>\"'&`${1}%{y}"
-OPTIONS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
-LONGEST = 60  # seconds until the charts are drawn
 
 DRAW_ALL = """
     const charts = [...document.querySelectorAll(".chart")];
@@ -84,40 +70,6 @@ USE_CONTROLS = """
 """
 
 
-class Driver:
-    """A session of chromedriver, through the WebDriver protocol."""
-
-    def __init__(self, url: str, screen: dict[str, Any]) -> None:
-        options = {"args": OPTIONS, "mobileEmulation": {"deviceMetrics": screen}}
-        logs = {"browser": "ALL", "performance": "ALL"}
-        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": logs}
-        self.url = f"{url}/session"
-        session = self.post("", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
-        self.url = f"{url}/session/{session}"
-
-    def post(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
-        raw = json.dumps(body).encode() if method == "POST" else None
-        request = urllib.request.Request(self.url + path, raw, method=method)
-        request.add_header("Content-Type", "application/json")
-        try:
-            with urllib.request.urlopen(request, timeout=LONGEST) as answer:
-                return json.load(answer)["value"]
-        except urllib.error.HTTPError as error:
-            raise SystemExit(f"chromedriver: {json.load(error)['value']['message']}") from error
-
-    def run(self, script: str, kind: str = "sync") -> Any:
-        return self.post(f"/execute/{kind}", {"script": script, "args": []})
-
-    def devtools(self, command: str, **parameters: Any) -> Any:
-        return self.post("/goog/cdp/execute", {"cmd": command, "params": parameters})
-
-    def log(self, kind: str) -> list[dict[str, Any]]:
-        return self.post("/se/log", {"type": kind})
-
-    def close(self) -> None:
-        self.post("", {}, "DELETE")
-
-
 def write_runs(folder: Path) -> list[Path]:
     """Write runs of all kinds: two seeds, a failed one with a hostile name, and an empty one."""
     losses = [2 / (1 + i / 50) + 0.1 * math.sin(i) for i in range(500)]
@@ -145,28 +97,6 @@ def write_runs(folder: Path) -> list[Path]:
     return [folder / "plain-1", folder / "plain-2", failed, write_run(folder / "empty")]
 
 
-@contextmanager
-def chromedriver() -> Iterator[str]:
-    """Start chromedriver on a free port, and return its address."""
-    program = shutil.which("chromedriver")
-    if program is None:
-        raise SystemExit("chromedriver is not installed: apt-get install chromium chromium-driver")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([program, f"--port={port}"], stdout=subprocess.DEVNULL)
-    try:
-        for _ in range(100):
-            with socket.socket() as trial:
-                if trial.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
 def faults(driver: Driver, page: str) -> Iterator[str]:
     """Open the page, use its controls, and describe everything that is wrong."""
     driver.post("/url", {"url": page})
@@ -177,8 +107,9 @@ def faults(driver: Driver, page: str) -> Iterator[str]:
         yield f"the page is {width} pixels wide, and the screen {screen}"
     for entry in driver.log("browser"):
         yield f"console: {entry['message'][:400]}"
-    for address in requests(driver, page):
-        yield f"requested: {address[:200]}"
+    for address in driver.requests():
+        if address.partition("#")[0] != page and not address.startswith(("data:", "blob:")):
+            yield f"requested: {address[:200]}"
 
 
 def chart_faults(driver: Driver) -> Iterator[str]:
@@ -195,23 +126,6 @@ def chart_faults(driver: Driver) -> Iterator[str]:
         yield f"a chart has no curve: {counts}"
     if not driver.run(USE_CONTROLS, "async"):
         yield "a run that is switched off is still shown"
-
-
-def requests(driver: Driver, page: str) -> Iterator[str]:
-    for entry in driver.log("performance"):
-        message = json.loads(entry["message"])["message"]
-        if message["method"] == "Network.requestWillBeSent":
-            address = message["params"]["request"]["url"]
-            if address.partition("#")[0] != page and not address.startswith(("data:", "blob:")):
-                yield address
-
-
-def screenshot(driver: Driver, path: Path) -> None:
-    """Save the whole page as a picture."""
-    size = driver.devtools("Page.getLayoutMetrics")["cssContentSize"]
-    area = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-    shot = driver.devtools("Page.captureScreenshot", captureBeyondViewport=True, clip=area)
-    path.write_bytes(base64.b64decode(shot["data"]))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -239,21 +153,12 @@ def write_reports(folder: Path) -> list[Path]:
 def check(report: Path, screenshots: Path | None) -> bool:
     """Check a report on all screens and in both modes, and return whether a check failed."""
     page, failed = report.resolve().as_uri(), False
-    with chromedriver() as url:
-        for name, screen in SCREENS.items():
-            for theme in ("light", "dark"):
-                driver = Driver(url, screen)
-                try:
-                    feature = {"name": "prefers-color-scheme", "value": theme}
-                    driver.devtools("Emulation.setEmulatedMedia", features=[feature])
-                    found = list(faults(driver, page))
-                    if screenshots is not None:
-                        screenshots.mkdir(parents=True, exist_ok=True)
-                        screenshot(driver, screenshots / f"{report.stem}-{name}-{theme}.png")
-                finally:
-                    driver.close()
-                print(f"{report.stem}, {name}, {theme}: {'; '.join(found) or 'no fault'}")
-                failed |= bool(found)
+    for view, driver in views():
+        found = list(faults(driver, page))
+        if screenshots is not None:
+            driver.screenshot(screenshots / f"{report.stem}-{view}.png")
+        print(f"{report.stem}, {view}: {'; '.join(found) or 'no fault'}")
+        failed |= bool(found)
     return failed
 
 

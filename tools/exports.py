@@ -30,8 +30,7 @@ def exports(package: Path) -> str:
     """
     path = package / "__init__.py"
     tree = ast.parse(path.read_text())
-    absolute = package.name == "algorithms"
-    prefix = f"composable.{package.name}" if absolute else ""
+    prefix = f"composable.{package.name}"
     modules = {file.stem: public_names(file) for file in package.glob("*.py")}
     modules = {name: names for name, names in modules.items() if not name.startswith("_")}
     listed = next(node for node in tree.body if isinstance(node, ast.If))

@@ -18,7 +18,8 @@ from tests.support.function_cases import all_function_cases
 from tests.support.integrations import LOOPS, REASONS
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
-from tools import evidence, quality, recipes
+from tools import evidence, gallery, quality, recipes
+from tools.trainer_arguments import argument_tables
 
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
@@ -29,6 +30,8 @@ PARALLEL = ROOT / "docs/parallel.md"
 DOES_IT_PAY = ROOT / "docs/evidence.md"
 RECIPES = ROOT / "docs/recipes.md"
 STATUS = ROOT / "docs/status.md"
+GALLERY = ROOT / "docs/gallery.md"
+TRAINER = ROOT / "docs/api/trainer.md"
 
 REWRITE = "the page is out of date: rewrite it with `python -m tools.write_pages`"
 
@@ -72,6 +75,10 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
         INDEX: index_page,
         DOES_IT_PAY: evidence_page,
         STATUS: lambda: with_generated(STATUS, "gpu", status_lines(ROOT / "docs/evidence/gpu")),
+        GALLERY: lambda: with_generated(
+            GALLERY, "gallery", gallery.lines(card(c) for c in methods())
+        ),
+        TRAINER: lambda: with_generated(TRAINER, "arguments", argument_tables()),
         RECIPES: lambda: with_generated(RECIPES, "recipes", recipes.recipe_table()),
     }
     return renderers | {card(case): partial(card_page, case, answers) for case in methods()}

@@ -7,6 +7,9 @@ from composable._lazy import export_lazily
 if TYPE_CHECKING:
     from composable.algorithms.alibi import Alibi as Alibi
     from composable.algorithms.alternating_flip import AlternatingFlip as AlternatingFlip
+    from composable.algorithms.attention_output_gate import (
+        AttentionOutputGate as AttentionOutputGate,
+    )
     from composable.algorithms.augmix import AugMix as AugMix
     from composable.algorithms.blurpool import BlurPool as BlurPool
     from composable.algorithms.channels_last import ChannelsLast as ChannelsLast
@@ -14,6 +17,9 @@ if TYPE_CHECKING:
     from composable.algorithms.cutmix import CutMix as CutMix
     from composable.algorithms.cutout import CutOut as CutOut
     from composable.algorithms.ema import EMA as EMA
+    from composable.algorithms.exclusive_self_attention import (
+        ExclusiveSelfAttention as ExclusiveSelfAttention,
+    )
     from composable.algorithms.factorize import Factorize as Factorize
     from composable.algorithms.fixres import FixRes as FixRes
     from composable.algorithms.gated_linear_units import GatedLinearUnits as GatedLinearUnits
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
     from composable.algorithms.progressive_resizing import (
         ProgressiveResizing as ProgressiveResizing,
     )
+    from composable.algorithms.qk_norm import QKNorm as QKNorm
     from composable.algorithms.randaugment import RandAugment as RandAugment
     from composable.algorithms.rotary import Rotary as Rotary
     from composable.algorithms.sam import SAM as SAM

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from composable.core.batch_spec import BatchSpec
-from composable.core.loss import OutputLoss, TargetLoss, check_scalar
-from composable.core.loss_watch import ratio, with_divisor
-from composable.core.model_call import needs_logits
+from composable._support.checks import kind_of
+from composable._support.foreach import compute_dtype
+from composable._support.generators import preserving_generators
+from composable._support.targets import IGNORE_INDEX, class_probabilities
+from composable.batches.model_call import needs_logits
+from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.functional import MixedTargets
-from composable.functional._checks import kind_of
-from composable.functional._foreach import compute_dtype
-from composable.functional._generators import preserving_generators
-from composable.functional._targets import IGNORE_INDEX, class_probabilities
 from composable.functional.mixed import broadcast_weight
+from composable.losses.loss import OutputLoss, TargetLoss, check_scalar
+from composable.losses.watch import ratio, with_divisor
 
 __all__ = ["InterpolatedLoss", "for_probabilities", "per_example", "refuse_regression"]
 

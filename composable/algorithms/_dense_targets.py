@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
+from composable._support.spatial import is_dense
 from composable.core.state import State
-from composable.functional._spatial import is_dense
 
 __all__ = ["check_no_dense_targets"]
 

@@ -7,10 +7,10 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from composable._support.checks import kind_of
+from composable._support.pixels import check_pixels
 from composable.algorithms._dense_targets import check_no_dense_targets
 from composable.core.state import State
-from composable.functional._checks import kind_of
-from composable.functional.images._values import check_pixels
 
 __all__ = ["as_tuple", "on_pixels", "per_channel"]
 

@@ -5,9 +5,17 @@ from typing import Any
 
 import attrs
 
-from composable.functional import _checks
+from composable._support import checks
 
-__all__ = ["Validator", "at_least", "boolean", "in_range", "low_precision", "one_of", "passes"]
+__all__ = [
+    "Validator",
+    "boolean",
+    "in_range",
+    "integer_at_least",
+    "low_precision",
+    "one_of",
+    "passes",
+]
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -23,18 +31,18 @@ def passes(check: Callable[..., object], *args: Any, **options: Any) -> Validato
 
 def in_range(low: float, high: float = float("inf"), *, ends: str = "[]") -> Validator:
     """Require a number in an interval; a round bracket in `ends` excludes that end."""
-    return passes(_checks.check_range, low, high, ends=ends)
+    return passes(checks.check_range, low, high, ends=ends)
 
 
-def at_least(low: int) -> Validator:
+def integer_at_least(low: int) -> Validator:
     """Require an integer of at least `low`."""
-    return passes(_checks.check_count, low)
+    return passes(checks.check_count, low)
 
 
 def one_of(*allowed: str) -> Validator:
     """Require one of several options."""
-    return passes(_checks.check_one_of, allowed)
+    return passes(checks.check_one_of, allowed)
 
 
-boolean = passes(_checks.check_flag)
-low_precision = passes(_checks.check_precision)
+boolean = passes(checks.check_flag)
+low_precision = passes(checks.check_precision)

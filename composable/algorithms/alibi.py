@@ -4,7 +4,7 @@ from math import floor
 
 import attrs
 
-from composable.algorithms._validators import at_least, in_range
+from composable.algorithms._validators import in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -27,7 +27,7 @@ class Alibi(Algorithm):
             batch, in (0, 1], rounded down to at least 1 token. 1 keeps batches unchanged.
     """
 
-    max_sequence_length: int = attrs.field(validator=at_least(1))
+    max_sequence_length: int = attrs.field(validator=integer_at_least(1))
     train_sequence_length_scaling: float = attrs.field(
         default=0.25, validator=in_range(0, 1, ends="(]")
     )

@@ -3,13 +3,13 @@
 import attrs
 from torch import Tensor
 
+from composable._support.checks import check_tensor
+from composable._support.spatial import is_dense
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.data.indexed import check_index_key, indices_of
 from composable.functional import apply_alternating_flip, draw_alternating_flip
-from composable.functional._checks import check_tensor
-from composable.functional._spatial import is_dense
 
 __all__ = ["AlternatingFlip"]
 

@@ -5,7 +5,7 @@ from functools import partial
 import attrs
 
 from composable.algorithms._normalization import as_tuple, on_pixels, per_channel
-from composable.algorithms._validators import at_least, in_range, one_of, passes
+from composable.algorithms._validators import in_range, integer_at_least, one_of, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -36,7 +36,7 @@ class AugMix(Algorithm):
 
     severity: float = attrs.field(default=3, validator=in_range(0, 10))
     depth: int = attrs.field(default=-1, validator=passes(lambda _, depth: check_depth(depth)))
-    width: int = attrs.field(default=3, validator=at_least(1))
+    width: int = attrs.field(default=3, validator=integer_at_least(1))
     alpha: float = attrs.field(default=1.0, validator=in_range(0, ends="()"))
     augmentations: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
     mean: tuple[float, ...] | None = attrs.field(default=None, converter=as_tuple)

@@ -2,12 +2,12 @@
 
 import attrs
 
-from composable.algorithms._validators import at_least, boolean
+from composable._support.checks import check_any
+from composable.algorithms._validators import boolean, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import blurpool
-from composable.functional._checks import check_any
 
 __all__ = ["BlurPool"]
 
@@ -26,7 +26,7 @@ class BlurPool(Algorithm):
     replace_convs: bool = attrs.field(default=True, validator=boolean)
     replace_maxpools: bool = attrs.field(default=True, validator=boolean)
     blur_first: bool = attrs.field(default=True, validator=boolean)
-    min_channels: int = attrs.field(default=16, validator=at_least(0))
+    min_channels: int = attrs.field(default=16, validator=integer_at_least(0))
 
     def __attrs_post_init__(self) -> None:
         check_any("replace_convs", self.replace_convs, "replace_maxpools", self.replace_maxpools)

@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._validators import at_least, boolean, passes
+from composable.algorithms._validators import boolean, integer_at_least, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -23,7 +23,7 @@ class CutOut(Algorithm):
         per_sample: Draw holes per example instead of per batch.
     """
 
-    num_holes: int = attrs.field(default=1, validator=at_least(0))
+    num_holes: int = attrs.field(default=1, validator=integer_at_least(0))
     length: float = attrs.field(default=0.5, validator=passes(check_hole_length))
     uniform_sampling: bool = attrs.field(default=False, validator=boolean)
     per_sample: bool = attrs.field(default=True, validator=boolean)

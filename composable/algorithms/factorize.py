@@ -2,12 +2,12 @@
 
 import attrs
 
-from composable.algorithms._validators import at_least, boolean, one_of, passes
+from composable._support.checks import check_any
+from composable.algorithms._validators import boolean, integer_at_least, one_of, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import factorize
-from composable.functional._checks import check_any
 from composable.functional.factorize import INITS, check_latent_size
 
 __all__ = ["Factorize"]
@@ -34,9 +34,9 @@ class Factorize(Algorithm):
 
     factorize_convs: bool = attrs.field(default=True, validator=boolean)
     factorize_linears: bool = attrs.field(default=True, validator=boolean)
-    min_channels: int = attrs.field(default=512, validator=at_least(0))
+    min_channels: int = attrs.field(default=512, validator=integer_at_least(0))
     latent_channels: int | float = attrs.field(default=0.25, validator=passes(check_latent_size))
-    min_features: int = attrs.field(default=512, validator=at_least(0))
+    min_features: int = attrs.field(default=512, validator=integer_at_least(0))
     latent_features: int | float = attrs.field(default=0.25, validator=passes(check_latent_size))
 
     init: str = attrs.field(default="svd", validator=one_of(*INITS))

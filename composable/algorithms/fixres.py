@@ -5,7 +5,7 @@ from math import inf
 import attrs
 
 from composable.algorithms._dense_targets import check_no_dense_targets
-from composable.algorithms._validators import at_least, in_range
+from composable.algorithms._validators import in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -26,7 +26,7 @@ class FixRes(Algorithm):
     """
 
     scale_factor: float = attrs.field(default=1.25, validator=in_range(0, inf, ends="()"))
-    size_increment: int = attrs.field(default=1, validator=at_least(1))
+    size_increment: int = attrs.field(default=1, validator=integer_at_least(1))
 
     events = frozenset({Event.EVAL_BATCH_START, Event.PREDICT_BATCH_START})
     stage = Stage.RESIZE

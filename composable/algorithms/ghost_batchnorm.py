@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._validators import at_least
+from composable.algorithms._validators import integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -20,7 +20,7 @@ class GhostBatchNorm(Algorithm):
             separately.
     """
 
-    ghost_batch_size: int = attrs.field(default=32, validator=at_least(1))
+    ghost_batch_size: int = attrs.field(default=32, validator=integer_at_least(1))
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

@@ -4,7 +4,7 @@ from typing import Any
 
 import attrs
 
-from composable.algorithms._validators import at_least, in_range
+from composable.algorithms._validators import in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -27,8 +27,10 @@ class NGramEmbeddings(Algorithm):
         target: The name of the token embedding, if it is not found.
     """
 
-    n: int = attrs.field(default=3, validator=at_least(2))
-    rows: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    n: int = attrs.field(default=3, validator=integer_at_least(2))
+    rows: int | None = attrs.field(
+        default=None, validator=attrs.validators.optional(integer_at_least(1))
+    )
     megabytes: float = attrs.field(default=64.0, validator=in_range(0, ends="()"))
     target: str | None = attrs.field(default=None)
 

@@ -4,9 +4,9 @@ import attrs
 
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
-from composable.core.loss import ModelLoss
 from composable.core.state import State
 from composable.functional import no_op_model
+from composable.losses.loss import ModelLoss
 
 __all__ = ["NoOpModel"]
 

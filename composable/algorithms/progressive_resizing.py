@@ -3,7 +3,7 @@
 import attrs
 
 from composable.algorithms._dense_targets import check_no_dense_targets
-from composable.algorithms._validators import at_least, boolean, in_range, one_of
+from composable.algorithms._validators import boolean, in_range, integer_at_least, one_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -31,7 +31,7 @@ class ProgressiveResizing(Algorithm):
     initial_scale: float = attrs.field(default=0.5, validator=in_range(0, 1, ends="(]"))
     finetune_fraction: float = attrs.field(default=0.2, validator=in_range(0, 1))
     delay_fraction: float = attrs.field(default=0.5, validator=in_range(0, 1))
-    size_increment: int = attrs.field(default=4, validator=at_least(1))
+    size_increment: int = attrs.field(default=4, validator=integer_at_least(1))
     resize_targets: bool = attrs.field(default=False, validator=boolean)
 
     events = frozenset({Event.AFTER_DATALOADER})

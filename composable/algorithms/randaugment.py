@@ -5,7 +5,7 @@ from functools import partial
 import attrs
 
 from composable.algorithms._normalization import as_tuple, on_pixels, per_channel
-from composable.algorithms._validators import at_least, in_range, one_of
+from composable.algorithms._validators import in_range, integer_at_least, one_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -32,7 +32,7 @@ class RandAugment(Algorithm):
     """
 
     severity: float = attrs.field(default=9, validator=in_range(0, 10))
-    depth: int = attrs.field(default=2, validator=at_least(0))
+    depth: int = attrs.field(default=2, validator=integer_at_least(0))
     augmentations: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
     mean: tuple[float, ...] | None = attrs.field(default=None, converter=as_tuple)
     std: tuple[float, ...] | None = attrs.field(

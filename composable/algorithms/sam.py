@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import attrs
 from torch import Tensor
 
-from composable.algorithms._validators import at_least, in_range
+from composable.algorithms._validators import in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -35,7 +35,7 @@ class SAM(Algorithm):
 
     rho: float = attrs.field(default=0.05, validator=in_range(0, ends="[)"))
     epsilon: float = attrs.field(default=1e-12, validator=in_range(0, ends="()"))
-    interval: int = attrs.field(default=1, validator=at_least(1))
+    interval: int = attrs.field(default=1, validator=integer_at_least(1))
 
     events = frozenset({Event.BEFORE_TRAIN_BATCH})
     stage = Stage.GRADIENTS

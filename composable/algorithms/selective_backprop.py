@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import interpolate
 
-from composable.algorithms._validators import at_least, in_range
+from composable._support.checks import check_order
+from composable._support.generators import preserving_generators
+from composable.algorithms._validators import in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit
 from composable.core.window import Window
 from composable.functional import select_using_loss, should_select
-from composable.functional._checks import check_order
-from composable.functional._generators import preserving_generators
 
 __all__ = ["SelectiveBackprop"]
 
@@ -44,7 +44,7 @@ class SelectiveBackprop(Algorithm):
     end: float = attrs.field(default=0.9, validator=in_range(0, 1))
     keep: float = attrs.field(default=0.5, validator=in_range(0, 1, ends="(]"))
     scale_factor: float = attrs.field(default=1.0, validator=in_range(0, 1, ends="(]"))
-    interrupt: int = attrs.field(default=2, validator=at_least(0))
+    interrupt: int = attrs.field(default=2, validator=integer_at_least(0))
 
     events = frozenset({Event.AFTER_DATALOADER})
     stage = Stage.SELECT

@@ -2,13 +2,13 @@
 
 import attrs
 
-from composable.algorithms._validators import at_least, boolean, in_range
+from composable._support.checks import check_order
+from composable.algorithms._validators import boolean, in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import HasTime, elapsed
 from composable.functional import set_sequence_length, warmed_up_length
-from composable.functional._checks import check_order
 
 __all__ = ["SeqLengthWarmup"]
 
@@ -31,9 +31,9 @@ class SeqLengthWarmup(Algorithm):
     """
 
     duration: float = attrs.field(default=0.3, validator=in_range(0, 1))
-    min_seq_length: int = attrs.field(default=8, validator=at_least(1))
-    max_seq_length: int = attrs.field(default=1024, validator=at_least(1))
-    step_size: int = attrs.field(default=8, validator=at_least(1))
+    min_seq_length: int = attrs.field(default=8, validator=integer_at_least(1))
+    max_seq_length: int = attrs.field(default=1024, validator=integer_at_least(1))
+    step_size: int = attrs.field(default=8, validator=integer_at_least(1))
     truncate: bool = attrs.field(default=True, validator=boolean)
     preserve_end_of_sequence: bool = attrs.field(default=False, validator=boolean)
 

@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._validators import at_least, passes
+from composable.algorithms._validators import integer_at_least, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -23,7 +23,7 @@ class SqueezeExcite(Algorithm):
     """
 
     latent_channels: int | float = attrs.field(default=64, validator=passes(check_latent_channels))
-    min_channels: int = attrs.field(default=128, validator=at_least(0))
+    min_channels: int = attrs.field(default=128, validator=integer_at_least(0))
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

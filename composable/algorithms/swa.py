@@ -7,11 +7,12 @@ from typing import Any
 
 import attrs
 
+from composable._support.dtensors import is_sharded
+from composable._support.warn import warn_user
 from composable.algorithms._averaging import WeightAverage
-from composable.algorithms._validators import at_least, boolean, in_range, one_of
-from composable.core._warnings import warn_user
+from composable.algorithms._validators import boolean, in_range, integer_at_least, one_of
+from composable.batches.model_call import CalledModel
 from composable.core.event import Event
-from composable.core.model_call import CalledModel
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached
 from composable.core.window import Window
@@ -21,7 +22,6 @@ from composable.functional import (
     recompute_batch_norm_statistics,
     swa,
 )
-from composable.functional._lent import is_sharded
 from composable.plan.spans import fraction_of_run
 
 __all__ = ["SWA"]
@@ -90,7 +90,7 @@ class SWA(WeightAverage):
     )
     schedule_swa_lr: bool = attrs.field(default=False, validator=boolean)
     anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
-    anneal_steps: int = attrs.field(default=10, validator=at_least(0))
+    anneal_steps: int = attrs.field(default=10, validator=integer_at_least(0))
     swa_lr: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(in_range(0, ends="()"))
     )

@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._validators import at_least
+from composable.algorithms._validators import integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -19,7 +19,7 @@ class WeightStandardization(Algorithm):
         n_last_layers_ignore: Number of convolutions, counted from the last, to skip.
     """
 
-    n_last_layers_ignore: int = attrs.field(default=0, validator=at_least(0))
+    n_last_layers_ignore: int = attrs.field(default=0, validator=integer_at_least(0))
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

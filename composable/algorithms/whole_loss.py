@@ -6,12 +6,12 @@ from typing import Any
 import attrs
 from attrs.validators import optional
 
+from composable._support.checks import check_is_callable
 from composable.algorithms._validators import passes
+from composable.batches.model_call import NamedOutputs
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
-from composable.core.model_call import NamedOutputs
 from composable.core.state import State
-from composable.functional._checks import check_function
 
 __all__ = ["WholeLoss"]
 
@@ -31,7 +31,7 @@ class WholeLoss(Algorithm):
     """
 
     outputs: Callable[[Any], Any] | None = attrs.field(
-        default=None, validator=optional(passes(check_function))
+        default=None, validator=optional(passes(check_is_callable))
     )
 
     events = frozenset({Event.INIT, Event.BEFORE_TRAIN_BATCH})

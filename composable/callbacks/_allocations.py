@@ -5,15 +5,15 @@ from pathlib import Path
 
 import torch
 
-from composable.core._paths import open_to_write, replacing
-from composable.core._warnings import warn_user
+from composable._support.paths import open_to_write, replacing
+from composable._support.warn import warn_user
 
-__all__ = ["record", "stop_recording", "write_snapshot"]
+__all__ = ["record_allocations", "stop_recording", "write_snapshot"]
 
 _recorders: dict[int, int] = {}  # by the identity of a callback: its number of entries
 
 
-def record(callback: object, device: torch.device, max_entries: int) -> bool:
+def record_allocations(callback: object, device: torch.device, max_entries: int) -> bool:
     """Record allocations until `stop_recording`, and return whether PyTorch can.
 
     Warns:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from composable.functional._checks import LOW_PRECISION
-from composable.functional._lent import whole
+from composable._support.checks import LOW_PRECISION
+from composable._support.dtensors import whole
 
 __all__ = ["l2_norms", "total_norm"]
 

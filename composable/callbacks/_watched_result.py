@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from composable.callbacks._results import full_name, known_mode, mode_of
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.core.callback import Callback
 from composable.core.control import Control
+from composable.core.result_names import full_name, known_mode, mode_of
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from composable._support.checks import check_flag
+from composable.batches.batch import tensors_of
 from composable.callbacks._monitor import Monitor
-from composable.core.batch import tensors_of
 from composable.core.intervals import IntervalLike
-from composable.functional._checks import check_flag
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

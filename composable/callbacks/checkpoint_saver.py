@@ -6,17 +6,17 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from composable.callbacks._results import find_result, full_name, known_mode, mode_of
+from composable._support.checks import as_path
+from composable._support.printable import shorten
+from composable._support.warn import warn_user
 from composable.checkpoint.filters import check_patterns
-from composable.core._printable import shorten
-from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
+from composable.core.result_names import find_result, full_name, known_mode, mode_of
 from composable.core.state import State
 from composable.core.time import Timestamp
-from composable.functional._checks import as_path
 from composable.resume.manager import FIELDS, CheckpointManager
 
 if TYPE_CHECKING:

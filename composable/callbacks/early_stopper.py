@@ -6,11 +6,11 @@ from fractions import Fraction
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+from composable._support.checks import check_range
 from composable.callbacks._watched_result import WatchedResult
 from composable.core.callback import check_keys
 from composable.core.results import is_better
 from composable.core.time import Time, TimeLike, check_time, progress
-from composable.functional._checks import check_range
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

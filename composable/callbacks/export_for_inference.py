@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from composable._support.checks import as_path, check_flag, check_one_of, check_range
+from composable._support.paths import replacing
+from composable._support.warn import warn_user
+from composable.batches.batch import map_tensors, tensors_of
+from composable.batches.model_call import call_with_batch, call_with_input, is_transformers_model
 from composable.callbacks._intervals import has_completed
-from composable.core._paths import replacing
-from composable.core._warnings import warn_user
-from composable.core.batch import map_tensors, tensors_of
 from composable.core.callback import AttachedRun, Callback
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval
-from composable.core.model_call import call_with_batch, call_with_input, is_transformers_model
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
 from composable.functional import with_tensors
-from composable.functional._checks import as_path, check_flag, check_one_of, check_range
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from composable._support.checks import check_range
+from composable._support.warn import warn_user
 from composable.callbacks._monitor import Monitor
 from composable.callbacks._norms import l2_norms, total_norm
-from composable.core._warnings import warn_user
 from composable.core.callback import check_keys
 from composable.core.intervals import IntervalLike
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
-from composable.functional._checks import check_range
 
 if TYPE_CHECKING:
     from composable.core.callback import AttachedRun

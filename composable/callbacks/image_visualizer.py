@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Integer, Num
 from torch import Tensor
 
+from composable._support.checks import check_count, check_flag, check_one_of
+from composable.batches.model_call import logits_of
 from composable.callbacks._intervals import has_completed
 from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval
-from composable.core.model_call import logits_of
-from composable.functional._checks import check_count, check_flag, check_one_of
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

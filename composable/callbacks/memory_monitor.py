@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from composable._support.warn import warn_user
 from composable.callbacks._intervals import has_completed
-from composable.core._warnings import warn_user
 from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval

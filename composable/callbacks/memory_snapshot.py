@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from composable.callbacks._allocations import record, stop_recording, write_snapshot
+from composable._support.checks import as_path, check_count
+from composable._support.paths import next_name
+from composable.callbacks._allocations import record_allocations, stop_recording, write_snapshot
 from composable.callbacks._intervals import check_length, has_passed
-from composable.core._paths import next_name
 from composable.core.callback import Callback
 from composable.core.time import TimeLike, Timestamp
 from composable.distributed import Processes
-from composable.functional._checks import as_path, check_count
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -69,7 +69,7 @@ class MemorySnapshot(Callback):
         """Start the recording if due."""
         if state.timestamp.batch == self._start:
             self._start = None
-            if record(self, state.device, self.max_entries):
+            if record_allocations(self, state.device, self.max_entries):
                 self._since = state.timestamp
 
     def batch_end(self, state: "State", logger: "Logger") -> None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composable.callbacks._results import find_result, full_name, mode_of
-from composable.core._paths import check_no_link, is_stream, open_to_write, truncate
+from composable._support.checks import as_path, check_flag, check_one_of, check_range
+from composable._support.paths import check_no_link, is_stream_file, open_to_write, truncate
 from composable.core.callback import Callback, check_keys
 from composable.core.control import Control
+from composable.core.result_names import find_result, full_name, mode_of
 from composable.core.results import is_better
 from composable.distributed import Processes
-from composable.functional._checks import as_path, check_flag, check_one_of, check_range
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -210,13 +210,13 @@ class MLPerfCallback(Callback):
         if self._file is not None:
             return
         check_no_link(self.path)
-        exists = self.path.exists() and not is_stream(self.path)
+        exists = self.path.exists() and not is_stream_file(self.path)
         if self._size is None and exists and "run_start" not in self._once:
             raise FileExistsError(
                 f"path={str(self.path)!r} exists; pass the path of a new result, or resume the run "
                 "that wrote it."
             )
-        if self._size is not None and not is_stream(self.path):
+        if self._size is not None and not is_stream_file(self.path):
             _truncate(self.path, self._size)
             self._size = None
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from composable._support.dtensors import local_part
 from composable.core.callback import Callback
-from composable.functional._lent import local_part
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

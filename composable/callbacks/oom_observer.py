@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from composable.callbacks._allocations import record, stop_recording, write_snapshot
-from composable.core._warnings import warn_user
+from composable._support.checks import as_path, check_count
+from composable._support.warn import warn_user
+from composable.callbacks._allocations import record_allocations, stop_recording, write_snapshot
 from composable.core.callback import Callback
 from composable.distributed import Processes
-from composable.functional._checks import as_path, check_count
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -56,7 +56,7 @@ class OOMObserver(Callback):
         """Record allocations, and wait for an error."""
         if not Processes.current().is_main or self in _active:
             return
-        if record(self, state.device, self.max_entries):
+        if record_allocations(self, state.device, self.max_entries):
             self._device = state.device
             _attach()
             _active.append(self)

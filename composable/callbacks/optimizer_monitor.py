@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from composable._support.checks import check_flag
 from composable.callbacks._monitor import Monitor
 from composable.callbacks._norms import l2_norms, total_norm
 from composable.core.intervals import IntervalLike
-from composable.functional._checks import check_flag
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from composable.core._paths import next_name, open_to_write, replacing
-from composable.core._printable import shorten
-from composable.core._warnings import warn_user
+from composable._support.checks import as_path, check_count, check_flag
+from composable._support.paths import next_name, open_to_write, replacing
+from composable._support.printable import shorten
+from composable._support.warn import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.time import Time, TimeLike, check_time, progress
 from composable.distributed import Processes
-from composable.functional._checks import as_path, check_count, check_flag
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

@@ -4,10 +4,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from composable._support.checks import check_count
 from composable.core.callback import Callback, check_keys
 from composable.core.intervals import IntervalLike, check_interval, completes
 from composable.core.time import progress
-from composable.functional._checks import check_count
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

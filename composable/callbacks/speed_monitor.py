@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from composable.core._warnings import warn_user
+from composable._support.checks import check_count, check_range
+from composable._support.warn import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
-from composable.functional._checks import check_count, check_range
 
 if TYPE_CHECKING:
     from composable.core.callback import AttachedRun

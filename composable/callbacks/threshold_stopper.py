@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from composable._support.checks import check_range
 from composable.callbacks._watched_result import WatchedResult
-from composable.functional._checks import check_range
 
 if TYPE_CHECKING:
     from composable.core.state import State

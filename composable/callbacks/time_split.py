@@ -4,8 +4,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from composable._support.checks import check_count
 from composable.core.callback import Callback, check_keys
-from composable.functional._checks import check_count
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from composable.checkpoint._writer import write as write
     from composable.checkpoint.dcp import export_dcp as export_dcp
     from composable.checkpoint.dcp import import_dcp as import_dcp
     from composable.checkpoint.errors import CheckpointError as CheckpointError
@@ -33,5 +32,6 @@ if TYPE_CHECKING:
     from composable.checkpoint.tree import unpack as unpack
     from composable.checkpoint.weights import LoadedWeights as LoadedWeights
     from composable.checkpoint.weights import load_weights as load_weights
+    from composable.checkpoint.writer import write as write
 else:
     export_lazily(__name__)

@@ -12,14 +12,14 @@ from typing import Any
 import attrs
 import torch
 
+from composable._support.printable import shorten
 from composable.checkpoint._pickle import Made, Name, PickleReader, RefusedPickleError
-from composable.checkpoint._safetensors import MAX_DIMENSIONS, are_counts
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
 from composable.checkpoint.manifest import is_plain_name
+from composable.checkpoint.safetensors import MAX_DIMENSIONS, are_counts
 from composable.checkpoint.shards import Region, cover
-from composable.core._printable import shorten
 
-__all__ = ["METADATA", "Entry", "Piece", "parse_metadata"]
+__all__ = ["METADATA", "DCPEntry", "Piece", "parse_metadata"]
 
 METADATA = ".metadata"
 
@@ -34,7 +34,7 @@ class Piece:
 
 
 @attrs.frozen
-class Entry:
+class DCPEntry:
     """A tensor or another object of a checkpoint.
 
     Args:
@@ -50,7 +50,7 @@ class Entry:
     pieces: tuple[tuple[Region | None, Piece], ...]
 
 
-def parse_metadata(raw: bytes, where: Path) -> dict[str, Entry]:
+def parse_metadata(raw: bytes, where: Path) -> dict[str, DCPEntry]:
     """Return the entries of a checkpoint by name.
 
     Raises:
@@ -105,7 +105,7 @@ def _dtype(name: Any) -> torch.dtype | None:
     return dtype if isinstance(dtype, torch.dtype) else None
 
 
-def _entries(metadata: Made) -> dict[str, Entry]:
+def _entries(metadata: Made) -> dict[str, DCPEntry]:
     names, places = metadata.state["state_dict_metadata"], metadata.state["planner_data"] or {}
     stored = {_place(key): info for key, info in metadata.state["storage_data"].items()}
     entries = {}
@@ -120,7 +120,7 @@ def _entries(metadata: Made) -> dict[str, Entry]:
         if kind.by == _TENSOR:
             entries[name] = _tensor(name, kind.state, path, stored)
         else:
-            entries[name] = Entry(path, None, (), ((None, _piece(stored[name, None].state)),))
+            entries[name] = DCPEntry(path, None, (), ((None, _piece(stored[name, None].state)),))
     return entries
 
 
@@ -135,7 +135,7 @@ def _place(index: Made) -> tuple[str, tuple[int, ...] | None]:
     return name, None if offset is None else _counts(offset)
 
 
-def _tensor(name: str, kind: Mapping[str, Any], path: tuple[Any, ...], stored: Stored) -> Entry:
+def _tensor(name: str, kind: Mapping[str, Any], path: tuple[Any, ...], stored: Stored) -> DCPEntry:
     dtype, shape = _dtype(kind["properties"].state[0]), _counts(kind["size"])
     if dtype is None:
         raise ValueError(f"{name[:80]!r} has no dtype")
@@ -150,7 +150,7 @@ def _tensor(name: str, kind: Mapping[str, Any], path: tuple[Any, ...], stored: S
         pieces.append((region, piece))
     if math.prod(shape) and not cover(shape, [region for region, _ in pieces]):
         raise ValueError(f"the blocks of {name[:80]!r} overlap or leave a gap")
-    return Entry(path, dtype, shape, tuple(pieces))
+    return DCPEntry(path, dtype, shape, tuple(pieces))
 
 
 def _piece(info: Mapping[str, Any]) -> Piece:

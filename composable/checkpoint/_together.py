@@ -15,15 +15,14 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.checkpoint._atomic import clean, staging, writable, write_file
-from composable.checkpoint._safetensors import DTYPES, dtype_name, write_tensors
-from composable.checkpoint._writer import Request, finish
+from composable.checkpoint.atomic import clean, staging, writable, write_file
 from composable.checkpoint.errors import (
     CheckpointExistsError,
     UnsavableError,
     UnwritableCheckpointError,
 )
 from composable.checkpoint.manifest import FileRecord, tensor_file
+from composable.checkpoint.safetensors import DTYPES, dtype_name, write_tensors
 from composable.checkpoint.shards import (
     Region,
     TensorShard,
@@ -33,9 +32,17 @@ from composable.checkpoint.shards import (
     turn_of,
     writes,
 )
+from composable.checkpoint.writer import Request, finish_folder
 from composable.distributed.processes import ProcessError, Processes
 
-__all__ = ["compare", "describe", "divide", "parts_of", "write_together", "writers_of"]
+__all__ = [
+    "compare_descriptions",
+    "describe_tensors",
+    "divide",
+    "tensor_parts",
+    "write_together",
+    "writers_of",
+]
 
 
 def write_together(check: Callable[[], Request], processes: Processes) -> Path:
@@ -74,16 +81,16 @@ def divide(
     def prepare() -> tuple[Request, dict[str, TensorShard | None], dict[str, Any]]:
         request = check()
         shards = {name: as_shard(name, tensor) for name, tensor in request.tensors.items()}
-        return request, shards, describe(str(request.target), request.tensors)
+        return request, shards, describe_tensors(str(request.target), request.tensors)
 
     failure, prepared = _attempt(prepare)
     request, shards, own = (None, {}, None) if prepared is None else prepared
     first = _connected(lambda: processes.broadcast(own), failure)
     if failure is None and first is not None:
-        failure, _ = _attempt(lambda: compare(own, first, processes.rank))
+        failure, _ = _attempt(lambda: compare_descriptions(own, first, processes.rank))
     blocks = _agree(processes, request and blocks_of(request.tensors), failure)
     writers = writers_of(blocks, first)
-    return request, parts_of(request.tensors, shards, first, processes.rank, writers)
+    return request, tensor_parts(request.tensors, shards, first, processes.rank, writers)
 
 
 def _attempt(function: Callable[[], Any]) -> tuple[BaseException | None, Any]:
@@ -158,7 +165,7 @@ def _commit(request: Request, partial: Path, records: list[dict[str, Any]]) -> N
                 f"{partial / name} has another size than its process wrote: the processes must "
                 "share the file system."
             )
-    finish(request, partial, files)
+    finish_folder(request, partial, files)
     clean(request.target)
 
 
@@ -176,7 +183,7 @@ Writers = Mapping[tuple[str, Region], int]
 _BLOCKS = "blocks"
 
 
-def describe(target: str, tensors: Tensors) -> Description:
+def describe_tensors(target: str, tensors: Tensors) -> Description:
     """Describe the tensors of a process, which writes them to a target."""
     meshes: dict[Any, int] = {}  # each is described once: it lists all of its processes
     entries: dict[str, list[Any]] = {}
@@ -190,7 +197,7 @@ def describe(target: str, tensors: Tensors) -> Description:
     return {"target": target, "tensors": entries, "meshes": ranks}
 
 
-def compare(own: Description, first: Description, rank: int) -> None:
+def compare_descriptions(own: Description, first: Description, rank: int) -> None:
     """Compare the description of a process with that of rank 0.
 
     Raises:
@@ -276,7 +283,7 @@ def _listed(regions: Mapping[Region, Sequence[int]], most: int = 4) -> str:
     return "; ".join(each[:most]) + ("; ..." if len(each) > most else "")
 
 
-def parts_of(
+def tensor_parts(
     tensors: Tensors,
     shards: Mapping[str, TensorShard | None],
     first: Description,

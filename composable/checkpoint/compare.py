@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.checkpoint._safetensors import chunks_of
+from composable.checkpoint.safetensors import chunks_of
 
 __all__ = ["describe_difference", "digest", "mismatched", "same_bits"]
 

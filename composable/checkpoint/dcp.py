@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.checkpoint._atomic import new_folder, writable
-from composable.checkpoint._dcp_metadata import METADATA, Entry, Piece, parse_metadata
-from composable.checkpoint._reader import readable
-from composable.checkpoint._safetensors import fill, write_tensors
+from composable._support.checks import check_flag
+from composable._support.paths import open_regular
+from composable.checkpoint._dcp_metadata import METADATA, DCPEntry, Piece, parse_metadata
 from composable.checkpoint._torch_files import load_plain
-from composable.checkpoint._writer import Request, dump_state, write_whole
+from composable.checkpoint.atomic import new_folder, writable
 from composable.checkpoint.errors import (
     CheckpointExistsError,
     DamagedCheckpointError,
@@ -25,11 +24,12 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.filters import check_patterns, matches
 from composable.checkpoint.manifest import MAX_STATE, as_target
+from composable.checkpoint.reader import readable
+from composable.checkpoint.safetensors import fill, write_tensors
 from composable.checkpoint.shards import Region
 from composable.checkpoint.tree import pack
 from composable.checkpoint.weights import read_weights
-from composable.core._paths import open_regular
-from composable.functional._checks import check_flag
+from composable.checkpoint.writer import Request, dump_state, write_whole
 
 __all__ = ["export_dcp", "import_dcp"]
 
@@ -131,7 +131,7 @@ def import_dcp(
 
 
 def _parts(
-    entries: dict[str, Entry], files: "_Files"
+    entries: dict[str, DCPEntry], files: "_Files"
 ) -> tuple[dict[str, Tensor], Callable[[str], Tensor], bytes]:
     """Return the tensors without values, a function that reads one, and the rest of the state."""
     leaves: list[tuple[tuple[str | int, ...], Any]] = []
@@ -143,7 +143,7 @@ def _parts(
             stand_in = torch.empty((), dtype=entry.dtype).expand(entry.shape)
             leaves.append((entry.path, stand_in))
             names[stand_in.untyped_storage().data_ptr()] = name
-    tensors, data = pack(nested(leaves))
+    tensors, data = pack(as_tree(leaves))
 
     def fetch(name: str) -> Tensor:
         stand_in = tensors[name]
@@ -175,7 +175,7 @@ class _Files:
         self.folder, self.stack = folder, stack
         self.files: dict[str, Any] = {}
 
-    def tensor(self, entry: Entry) -> Tensor:
+    def tensor(self, entry: DCPEntry) -> Tensor:
         """Read a tensor from its pieces."""
         tensor, whole = torch.empty(entry.shape, dtype=entry.dtype), Region.whole(entry.shape)
         for region, piece in entry.pieces:
@@ -188,7 +188,7 @@ class _Files:
             tensor[region.within(whole)] = part
         return tensor
 
-    def value(self, entry: Entry) -> Any:
+    def value(self, entry: DCPEntry) -> Any:
         """Read an object that is not a tensor."""
         ((_, piece),) = entry.pieces
         try:
@@ -216,7 +216,7 @@ class _Files:
         return load_plain(io.BytesIO(raw), path, piece.length)
 
 
-def _is_block(part: Any, entry: Entry, region: Region) -> bool:
+def _is_block(part: Any, entry: DCPEntry, region: Region) -> bool:
     return (
         isinstance(part, Tensor)
         and part.layout is torch.strided
@@ -225,12 +225,12 @@ def _is_block(part: Any, entry: Entry, region: Region) -> bool:
     )
 
 
-def nested(leaves: Iterable[tuple[tuple[str | int, ...], Any]]) -> Any:
+def as_tree(leaves: Iterable[tuple[tuple[str | int, ...], Any]]) -> Any:
     """Build a tree from its leaves by path: keys of dictionaries, and indices of lists.
 
     Example:
-        >>> from composable.checkpoint.dcp import nested
-        >>> nested([(("a", 0), 1), (("a", 1), 2), (("b",), 3)])
+        >>> from composable.checkpoint.dcp import as_tree
+        >>> as_tree([(("a", 0), 1), (("a", 1), 2), (("b",), 3)])
         {'a': [1, 2], 'b': 3}
     """
     root: dict[str | int, Any] = _Node()

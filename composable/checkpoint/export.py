@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable.checkpoint._atomic import new_folder
-from composable.checkpoint._safetensors import DTYPES, write_tensors
+from composable._support.paths import open_to_write, replacing
+from composable.batches.model_call import is_transformers_model
+from composable.checkpoint.atomic import new_folder
 from composable.checkpoint.errors import CheckpointExistsError, UnsavableError
-from composable.core._paths import open_to_write, replacing
-from composable.core.model_call import is_transformers_model
+from composable.checkpoint.safetensors import DTYPES, write_tensors
 from composable.distributed.processes import Processes
 
 __all__ = ["export_weights"]

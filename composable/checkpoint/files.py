@@ -11,10 +11,9 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composable.checkpoint._atomic import remove_files
-from composable.checkpoint._reader import candidates, reading
-from composable.checkpoint._safetensors import write_tensors
-from composable.checkpoint._writer import Request, write_whole
+from composable._support.checks import as_path, check_device, check_flag
+from composable._support.strict_json import JSON
+from composable.checkpoint.atomic import remove_files
 from composable.checkpoint.errors import (
     CheckpointError,
     MismatchError,
@@ -22,10 +21,11 @@ from composable.checkpoint.errors import (
     UnwritableCheckpointError,
 )
 from composable.checkpoint.manifest import Manifest, as_target, is_part, is_plain_name
+from composable.checkpoint.reader import candidates, reading
+from composable.checkpoint.safetensors import write_tensors
 from composable.checkpoint.shards import Region, is_dtensor, like_dtensor, region_of
-from composable.core._json import JSON
+from composable.checkpoint.writer import Request, write_whole
 from composable.distributed.processes import Processes
-from composable.functional._checks import as_path, check_device, check_flag
 
 __all__ = [
     "Broken",

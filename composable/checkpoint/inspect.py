@@ -11,14 +11,14 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.printable import printable
+from composable._support.strict_json import JSON, MAX_INTEGER
+from composable._support.table import format_table
 from composable.checkpoint.files import find, holds_files_of_one, read
 from composable.checkpoint.manifest import Manifest
 from composable.checkpoint.tree import unpack
-from composable.core._json import JSON, MAX_INTEGER
-from composable.core._printable import printable
-from composable.core._table import format_table
 
-__all__ = ["describe", "describe_all", "is_checkpoint", "render", "render_all"]
+__all__ = ["describe", "describe_all", "format_description", "is_checkpoint", "render_all"]
 
 _CHUNK = 1 << 22
 
@@ -81,7 +81,7 @@ def describe_all(folder: str | os.PathLike[str]) -> dict[str, JSON]:
     }
 
 
-def render(description: Mapping[str, Any]) -> str:
+def format_description(description: Mapping[str, Any]) -> str:
     """Format the result of `describe` as text."""
     manifest = description["manifest"]
     lines = [

@@ -14,14 +14,14 @@ import attrs
 import torch
 from typing_extensions import TypedDict
 
+from composable._support import strict_json
+from composable._support.checks import as_path
+from composable._support.printable import shorten
+from composable._support.strict_json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
-from composable.core import _json
-from composable.core._json import JSON
-from composable.core._printable import shorten
 from composable.core.stateful import Count, Kind
 from composable.core.structure import check_type
 from composable.distributed.processes import Processes
-from composable.functional._checks import as_path
 
 __all__ = [
     "FILES",
@@ -180,7 +180,7 @@ def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> byte
     }
     try:
         raw = _seal(body)
-        same = _json.load(raw, "info")["info"] == info
+        same = strict_json.load(raw, "info")["info"] == info
     except (TypeError, ValueError, RecursionError, DamagedCheckpointError) as error:
         raise UnsavableError(f"info is not JSON: {error}.") from None
     if not same or len(raw) > MAX_MANIFEST:
@@ -190,11 +190,13 @@ def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> byte
 
 def _seal(body: dict[str, JSON]) -> bytes:
     """Encode the manifest: the body and its hash."""
-    return _json.dump({**body, "sha256": sha256(_json.dump(body)).hexdigest()}, indent=1)
+    return strict_json.dump(
+        {**body, "sha256": sha256(strict_json.dump(body)).hexdigest()}, indent=1
+    )
 
 
 def parse_manifest(raw: bytearray, where: str) -> Manifest:
-    body = _json.load(raw, where)
+    body = strict_json.load(raw, where)
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
         raise DamagedCheckpointError(f"{where} is not the manifest of a checkpoint.")
     schema = body.get("schema")

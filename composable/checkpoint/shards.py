@@ -11,8 +11,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.checks import check_tensor
 from composable.checkpoint.errors import UnsavableError
-from composable.functional._checks import check_tensor
 
 __all__ = [
     "Region",

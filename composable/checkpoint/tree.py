@@ -21,12 +21,12 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composable.checkpoint._safetensors import DTYPES
+from composable._support import strict_json
+from composable._support.printable import shorten
+from composable._support.strict_json import JSON, MAX_INTEGER
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, UnsavableError
+from composable.checkpoint.safetensors import DTYPES
 from composable.checkpoint.shards import is_dtensor, local_of
-from composable.core import _json
-from composable.core._json import JSON, MAX_INTEGER
-from composable.core._printable import shorten
 from composable.core.key import Key
 from composable.core.stateful import Count, Kind
 from composable.core.structure import check_type
@@ -144,7 +144,7 @@ class _Packer:
         if kind is float:
             return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
         if kind is str:
-            return value if _json.is_text(value) else {"$str": _text(_utf8(value))}
+            return value if strict_json.is_text(value) else {"$str": _text(_utf8(value))}
         if isinstance(value, Tensor):
             return self._tensor(value, path)
         if kind in _ATOMS:
@@ -178,7 +178,7 @@ class _Packer:
             if type(value) in (set, frozenset):
                 members = [self._hashable(member, path) for member in value]
                 # The order of a set of strings differs between processes.
-                return {_CONTAINERS[type(value)]: sorted(members, key=_json.dump)}
+                return {_CONTAINERS[type(value)]: sorted(members, key=strict_json.dump)}
             items = [self.pack(item, (*path, index)) for index, item in enumerate(value)]
         finally:
             self._open.remove(id(value))
@@ -303,7 +303,7 @@ def _type_name(value: Any) -> str:
 
 
 def _is_plain_key(key: Any) -> bool:
-    return type(key) is str and not key.startswith("$") and _json.is_text(key)
+    return type(key) is str and not key.startswith("$") and strict_json.is_text(key)
 
 
 def _utf8(text: str) -> bytes:
@@ -337,7 +337,7 @@ class _Unpacker:
                 return self._items(node, path)
             if isinstance(node, dict):
                 return self._dict(node, path)
-            if isinstance(node, str) and not _json.is_text(node):
+            if isinstance(node, str) and not strict_json.is_text(node):
                 raise _Fault("invalid Unicode")
             return node
         except CheckpointError:
@@ -349,7 +349,7 @@ class _Unpacker:
 
     def _dict(self, node: dict[str, JSON], path: _Path) -> Any:
         """Rebuild a dictionary with plain keys, or the object that a tag names."""
-        if not all(isinstance(key, str) and _json.is_text(key) for key in node):
+        if not all(isinstance(key, str) and strict_json.is_text(key) for key in node):
             raise _Fault("a key is invalid Unicode")
         tag = next((key for key in node if key.startswith("$")), None)
         if tag is None:

@@ -9,7 +9,10 @@ from typing import Any
 import attrs
 from torch import Tensor, nn
 
-from composable.checkpoint._reader import Input, TensorFiles, readable, reading
+from composable._support.checks import as_path, check_flag, check_module
+from composable._support.dtensors import is_sharded
+from composable._support.paths import open_regular
+from composable._support.strict_json import load
 from composable.checkpoint._torch_files import load_plain
 from composable.checkpoint.errors import (
     DamagedCheckpointError,
@@ -18,13 +21,10 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.files import read
 from composable.checkpoint.filters import check_patterns, matches
+from composable.checkpoint.reader import Input, TensorFiles, readable, reading
 from composable.checkpoint.shards import Region, is_dtensor, local_of, region_of
 from composable.checkpoint.tree import identity_of, listed, unpack
-from composable.core._json import load
-from composable.core._paths import open_regular
 from composable.distributed.processes import Processes
-from composable.functional._checks import as_path, check_flag, check_module
-from composable.functional._lent import is_sharded
 
 __all__ = ["LoadedWeights", "load_path_weights", "load_weights", "read_file", "read_weights"]
 

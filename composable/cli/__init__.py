@@ -39,16 +39,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="composable", description="Tools for training runs.")
     parser.add_argument("--version", action="version", version=f"composable {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (checkpoint, compare, launch, replay, diff, report):
-        command.add(commands)
+    for add in (
+        checkpoint.add_checkpoint,
+        compare.add_compare,
+        launch.add_launch,
+        replay.add_replay,
+        diff.add_diff,
+        report.add_report,
+    ):
+        add(commands)
     if not own:
         parser.print_help()
         return 0
     options = parser.parse_args(own)
     options.command_line = given
     options.script_arguments = script_arguments
+    from composable._support.printable import printable
     from composable.checkpoint import CheckpointError, MissingCheckpointError
-    from composable.core._printable import printable
 
     try:
         status: int = options.run(options)

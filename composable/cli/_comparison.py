@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from composable._support.printable import printable
 from composable.comparison.compare import NothingToCompareError, compare
-from composable.core._printable import printable
 
 __all__ = ["UsageError", "load_script", "parse_durations", "parse_tune", "run_comparison"]
 

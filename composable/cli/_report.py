@@ -14,8 +14,8 @@ def print_report(make: Callable[[], Any]) -> int:
     Args:
         make: Creates the report, which has an attribute `same`.
     """
+    from composable._support.printable import printable
     from composable.checkpoint.errors import CheckpointError
-    from composable.core._printable import printable
 
     try:
         report = make()

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["add"]
+__all__ = ["add_checkpoint"]
 
 
-def add(commands: Any) -> None:
+def add_checkpoint(commands: Any) -> None:
     """Add the command to a parser."""
     group = commands.add_parser("checkpoint", help="inspect, verify and convert checkpoints")
     verbs = group.add_subparsers(metavar="COMMAND", required=True)
@@ -49,7 +49,7 @@ def _inspect(options: argparse.Namespace) -> int:
     from composable.checkpoint import inspect
 
     if inspect.is_checkpoint(options.path):
-        description, render = inspect.describe(options.path), inspect.render
+        description, render = inspect.describe(options.path), inspect.format_description
     else:
         description, render = inspect.describe_all(options.path), inspect.render_all
     print(json.dumps(description, indent=1) if options.json else render(description))
@@ -57,8 +57,8 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    from composable._support.printable import printable
     from composable.checkpoint import find, inspect, verify
-    from composable.core._printable import printable
 
     if inspect.is_checkpoint(options.path):
         verify(options.path)
@@ -94,7 +94,7 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _written(path: Path) -> int:
-    from composable.core._printable import printable
+    from composable._support.printable import printable
 
     print(printable(f"{path}: written"))
     return 0

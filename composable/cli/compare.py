@@ -3,10 +3,10 @@
 import argparse
 from typing import Any
 
-__all__ = ["add"]
+__all__ = ["add_compare"]
 
 
-def add(commands: Any) -> None:
+def add_compare(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "compare",

@@ -5,10 +5,10 @@ from typing import Any
 
 from composable.cli._report import print_report
 
-__all__ = ["add"]
+__all__ = ["add_diff"]
 
 
-def add(commands: Any) -> None:
+def add_diff(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "diff", help="find the first step, metric and tensor that differ between two runs"
@@ -19,6 +19,6 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from composable.runs.diff import compare
+    from composable.runs.diff import diff_runs
 
-    return print_report(lambda: compare(options.first, options.second))
+    return print_report(lambda: diff_runs(options.first, options.second))

@@ -6,10 +6,10 @@ from typing import Any
 
 import attrs
 
-__all__ = ["add"]
+__all__ = ["add_launch"]
 
 
-def add(commands: Any) -> None:
+def add_launch(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "launch",
@@ -73,8 +73,8 @@ def _with_hyphens(flag: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from composable.distributed.launch import launch
-    from composable.distributed.launch_options import Launch, LaunchError
+    from composable.launch.launch import launch
+    from composable.launch.options import Launch, LaunchError
 
     names = {field.name for field in attrs.fields(Launch)}
     given = {name: value for name, value in vars(options).items() if name in names}

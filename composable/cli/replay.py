@@ -5,10 +5,10 @@ from typing import Any
 
 from composable.cli._report import print_report
 
-__all__ = ["add"]
+__all__ = ["add_replay"]
 
 
-def add(commands: Any) -> None:
+def add_replay(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "replay",

@@ -4,10 +4,10 @@ import argparse
 import sys
 from typing import Any
 
-__all__ = ["add"]
+__all__ = ["add_report"]
 
 
-def add(commands: Any) -> None:
+def add_report(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "report",
@@ -29,7 +29,7 @@ def add(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from composable.core._printable import printable
+    from composable._support.printable import printable
     from composable.report.page import write_report
     from composable.report.recorded_run import find_runs
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import attrs
 
+from composable._support.checks import as_path, check_count, check_flag, check_range
+from composable._support.secrets import redact_command
 from composable.comparison.arms import ArmLike
 from composable.comparison.budget import parse_budget, run_length
 from composable.comparison.building import BuildError
@@ -26,8 +28,6 @@ from composable.comparison.result import Comparison, missing_extra
 from composable.comparison.stages import extend as add_schedules
 from composable.comparison.stages import measure_costs, train_design
 from composable.comparison.study_file import Cache, write_study
-from composable.core._secrets import redact_command
-from composable.functional._checks import as_path, check_count, check_flag, check_range
 from composable.trainer.trainer import Trainer
 
 __all__ = ["NothingToCompareError", "check_results", "compare"]

@@ -12,22 +12,22 @@ from typing import Any, Literal, TypeAlias
 import attrs
 import torch
 
+from composable._support.checks import check_count, check_flag, check_range
 from composable._version import __version__
-from composable.callbacks._results import (
-    check_result,
-    declared_modes,
-    full_name,
-    known_mode,
-    mode_of,
-)
 from composable.comparison.arms import Arm, RunArm, as_arms, check_composed, derive, repeat
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
 from composable.comparison.grids import configurations, grids_of, hyperparameters
 from composable.comparison.records import Protocol, Purpose, Settings, Trial
 from composable.comparison.trial import Compared, TrialRequest
+from composable.core.result_names import (
+    check_result,
+    declared_modes,
+    full_name,
+    known_mode,
+    mode_of,
+)
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
-from composable.functional._checks import check_count, check_flag, check_range
 from composable.metrics import Evaluator
 
 __all__ = ["Design", "Durations", "default_folder", "plan_design"]

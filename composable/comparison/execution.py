@@ -17,12 +17,12 @@ from typing import Any, cast
 import attrs
 import torch
 
+from composable._support.paths import check_no_link, open_to_write
 from composable.comparison.building import BuildError
 from composable.comparison.cost import Block, paused_run
 from composable.comparison.records import Trial, TrialResult
 from composable.comparison.study_file import Cache
 from composable.comparison.trial import Compared, TrialRequest, failed, run_trial
-from composable.core._paths import check_no_link, open_to_write
 
 __all__ = ["ProcessRun", "TrialProgress", "Worker", "Workers", "check_not_in_worker", "pickled"]
 

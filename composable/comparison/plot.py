@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from composable._support.printable import printable
 from composable.comparison.records import Study
 from composable.comparison.table import NOTHING, headline, verdict_name
 from composable.comparison.verdict import Analysis, ArmAnalysis, Verdict, show_number, show_ratio
-from composable.core._printable import printable
 from composable.plan.plotting import save_figure
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from composable.core._printable import shorten
+from composable._support.printable import shorten
 from composable.core.time import Time
 
 __all__ = [

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from composable._support.checks import as_path
+from composable._support.paths import check_no_link, write_atomically
 from composable.comparison.records import Study
 from composable.comparison.study_file import read_study, write_study
-from composable.core._paths import check_no_link, write_atomically
-from composable.functional._checks import as_path
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

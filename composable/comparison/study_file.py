@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 import attrs
 import torch
 
+from composable._support import strict_json
+from composable._support.checks import as_path
+from composable._support.paths import write_atomically
+from composable._support.printable import shorten
+from composable._support.warn import warn_user
 from composable._version import __version__
 from composable.comparison.digest import stable_digest
 from composable.comparison.records import Scalar, Study, TrialResult
 from composable.comparison.trial import Compared, TrialRequest
-from composable.core import _json
-from composable.core._paths import write_atomically
-from composable.core._printable import shorten
-from composable.core._warnings import warn_user
-from composable.functional._checks import as_path
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -74,8 +74,8 @@ def read_study(path: str | Path) -> Study:
     """
     file = as_path("path", path)
     try:
-        return _study(_json.read(file), file.name)
-    except _json.InvalidJSONError as error:
+        return _study(strict_json.load_file(file), file.name)
+    except strict_json.InvalidJSONError as error:
         raise InvalidRecordError(str(error)) from error
 
 
@@ -88,8 +88,8 @@ def format_study(study: Study) -> str:
 def parse_study(text: str | bytes) -> Study:
     """Return the study that `format_study` wrote."""
     try:
-        return _study(_json.load(text, "study"), "study")
-    except _json.InvalidJSONError as error:
+        return _study(strict_json.load(text, "study"), "study")
+    except strict_json.InvalidJSONError as error:
         raise InvalidRecordError(str(error)) from error
 
 
@@ -113,7 +113,7 @@ class DamagedCacheWarning(UserWarning):
 def read_stored(kind: type[T], path: Path, consequence: str) -> T | None:
     """Return the records of a file; None if there is none, or with a warning if it is damaged."""
     try:
-        return decode(kind, _json.read(path), path.name)
+        return decode(kind, strict_json.load_file(path), path.name)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

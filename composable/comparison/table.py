@@ -12,6 +12,8 @@ import attrs
 from jinja2 import Environment
 from markupsafe import Markup
 
+from composable._support.printable import printable
+from composable._support.table import format_table
 from composable._version import __version__
 from composable.comparison.records import Study, TrialResult
 from composable.comparison.verdict import (
@@ -22,8 +24,6 @@ from composable.comparison.verdict import (
     show_number,
     show_ratio,
 )
-from composable.core._printable import printable
-from composable.core._table import format_table
 
 __all__ = [
     "NOTHING",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import attrs
 import torch
 
-from composable.callbacks._results import full_name
 from composable.comparison.building import BuildError, build_trainer
 from composable.comparison.records import Evaluation, Outcome, Seconds, Trial, TrialResult
 from composable.core.callback import Callback
 from composable.core.control import Control
+from composable.core.result_names import full_name
 from composable.core.time import Time, elapsed
 from composable.trainer.guards import NonFiniteLossError
 from composable.utils.reproducibility import preserve_rng, seed_all

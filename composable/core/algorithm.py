@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import attrs
 
 from composable._other_trainers import explain_arguments
+from composable._support.surgery import counting_replaced
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.window import Window
-from composable.functional._surgery import counting_replaced
 
 __all__ = ["Algorithm", "FunctionAlgorithm", "Remark", "Stage"]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 from torch import nn
 
 from composable._other_trainers import explain_arguments
-from composable.core._notes import add_origin_note
-from composable.core._warnings import warn_user
+from composable._support.notes import add_origin_note
+from composable._support.warn import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.logger import Logger
@@ -121,7 +121,7 @@ class Callback:
 
     def __repr__(self) -> str:
         """Return the class, with the arguments that are kept and are not the defaults."""
-        from composable.core._secrets import redact  # on use
+        from composable._support.secrets import redact  # on use
 
         kept, shown = getattr(self, "__dict__", {}), []
         for name, argument in signature(type(self)).parameters.items():

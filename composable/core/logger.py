@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from composable.core._notes import add_origin_note
-from composable.core._secrets import redact
-from composable.core._warnings import warn_user
-from composable.core.precision import widest_float
+from composable._support.notes import add_origin_note
+from composable._support.secrets import redact
+from composable._support.warn import warn_user
+from composable.batches.precision import widest_float
 from composable.core.time import Timestamp
 
 __all__ = ["Logger", "UnsupportedLogError", "UnsupportedLogWarning", "to_numbers"]

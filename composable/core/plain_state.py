@@ -11,7 +11,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from composable.core import _json
+from composable._support import strict_json
 from composable.core.key import Key
 from composable.core.time import Time, Timestamp, TimeUnit, elapsed
 
@@ -40,7 +40,11 @@ def read_json(text: str | Path) -> dict[str, Any]:
             f"text={text!r} must be a string that State.to_json returned, or the Path of its file."
         )
     try:
-        plain = _json.read(text) if isinstance(text, Path) else _json.load(text, "text")
+        plain = (
+            strict_json.load_file(text)
+            if isinstance(text, Path)
+            else strict_json.load(text, "text")
+        )
         if plain["format"] != _FORMAT or plain["version"] != _VERSION:
             raise ValueError(f"its format is {plain['format']!r}, {plain['version']!r}")
         whole = plain["max_duration"]

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable._other_trainers import STATE, explain_attribute
-from composable.core.batch_spec import BatchSpec
+from composable._support.checks import as_path
+from composable.batches.model_call import ModelCall, call_with_input, explain_dtype
+from composable.batches.precision import Precision
+from composable.batches.spec import BatchSpec
 from composable.core.key import Key
-from composable.core.model_call import ModelCall, call_with_input, explain_dtype
-from composable.core.precision import Precision
 from composable.core.results import Results
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
-from composable.functional._checks import as_path
 
 __all__ = ["FLOPS", "FrozenStateError", "State"]
 
@@ -165,7 +165,7 @@ class State:
     """Which part of the batch is the input and which is the target."""
     model_call: ModelCall = call_with_input
     """How the model is called: with the input of the batch, with the whole batch, or with its
-    entries as keyword arguments. See `composable.core.model_call`."""
+    entries as keyword arguments. See `composable.batches.model_call`."""
     precision: Precision = Precision()
     """The dtypes in which the model and the loss are computed. An algorithm that calls the model
     itself does so within `state.precision.autocast(state.device)`."""
@@ -341,7 +341,7 @@ class State:
             >>> State(torch.nn.Linear(2, 1)).load_json(text).timestamp.batch
             3
         """
-        from composable.core._paths import write_atomically  # on use
+        from composable._support.paths import write_atomically  # on use
         from composable.core.plain_state import write_json
 
         text = write_json(self, indent)
@@ -388,8 +388,8 @@ class State:
         )
 
     def _repr_html_(self) -> str:
-        from composable.core._facts import state_facts  # in notebooks
-        from composable.core._html import panel, table
+        from composable._support.html import panel, table
+        from composable.core.facts import state_facts  # in notebooks
 
         return panel(f"State of {type(self.model).__name__}", table(state_facts(self)))
 

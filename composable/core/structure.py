@@ -9,7 +9,7 @@ import attrs
 from torch import Tensor
 from typing_extensions import is_typeddict
 
-from composable.core._printable import shorten
+from composable._support.printable import shorten
 from composable.core.stateful import Kind
 
 __all__ = ["StructureError", "check_type", "short"]

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sized
 
 import torch
 
+from composable._support.checks import check_count, check_order
 from composable.core.key import Key
 from composable.core.time import HasTime
 from composable.data.sampler import GlobalBatchSampler
 from composable.functional import warmed_up_batch_size
-from composable.functional._checks import check_count, check_order
 
 __all__ = ["BatchSizeWarmupSampler"]
 

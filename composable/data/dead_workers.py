@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from composable.core._notes import add_note
+from composable._support.notes import add_note
 
 __all__ = ["LOADER_ERRORS", "explain_dead_worker"]
 

@@ -8,7 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core.batch_spec import BatchSpec
+from composable.batches.spec import BatchSpec
 from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.reduction import TreeSum, all_reduce_exactly

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from composable.core.batch import describe
+from composable.batches.batch import describe_batch
 
 __all__ = ["Indexed", "check_index_key", "indices_of"]
 
@@ -80,7 +80,7 @@ def indices_of(batch: Any, key: int | str | None, owner: str) -> Tensor:
     if not integers:
         raise ValueError(
             f"{owner} needs the index of each example, an integer tensor [batch], and the batch is "
-            f"{describe(batch)}. Pass composable.data.Indexed(dataset) to the DataLoader, or "
+            f"{describe_batch(batch)}. Pass composable.data.Indexed(dataset) to the DataLoader, or "
             "index_key=, the place of the indices in the batch."
         )
     return found  # type: ignore[no-any-return]

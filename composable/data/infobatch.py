@@ -8,6 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.checks import check_range, check_tensor
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.key import Key
@@ -16,7 +17,6 @@ from composable.data.indexed import check_index_key, indices_of
 from composable.data.sampler import GlobalBatchSampler
 from composable.distributed.processes import Processes
 from composable.functional import infobatch
-from composable.functional._checks import check_range, check_tensor
 
 __all__ = ["InfoBatch", "InfoBatchSampler"]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.core.key import Key
 from composable.data.fetching import (
     Parts,

@@ -4,8 +4,8 @@ from math import isqrt
 
 from torch import Tensor
 
+from composable._support.hashing import hash_integers
 from composable.core.key import Key
-from composable.functional._hashing import hash_integers
 
 __all__ = ["permute"]
 

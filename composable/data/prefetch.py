@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from composable.core.batch import map_tensors, tensors_of, to_device
+from composable.batches.batch import map_tensors, tensors_of, to_device
 
 __all__ = ["Copies", "CopyStream", "OnHost", "Prefetcher", "on_device"]
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from composable._support.checks import check_count, check_flag, check_one_of
 from composable.core.key import Key
 from composable.data.permutation import permute
-from composable.functional._checks import check_count, check_flag, check_one_of
 
 __all__ = ["GlobalBatchSampler"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from composable.core.batch_spec import BatchSpec
+from composable.batches.spec import BatchSpec
 from composable.core.key import Key
 from composable.data.fetching import is_map_style
 from composable.data.grouping import split_into_shards

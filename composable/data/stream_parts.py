@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, IterDataPipe
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.data.fetching import copy_loader
 from composable.data.order import is_stream
 from composable.distributed.processes import Processes

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from composable.functional._checks import check_count
+from composable._support.checks import check_count
 
 __all__ = ["WorkerShard"]
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import attrs
 
+from composable.batches.precision import Precision
 from composable.core.algorithm import Algorithm
-from composable.core.precision import Precision
 from composable.distributed.processes import Processes
 from composable.distributed.strategies import Strategy
 

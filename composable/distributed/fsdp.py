@@ -10,9 +10,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from composable._support.checks import check_count, check_flag
 from composable.distributed.processes import Processes
 from composable.distributed.strategies import DDP, Strategy
-from composable.functional._checks import check_count, check_flag
 
 __all__ = ["FSDP2"]
 

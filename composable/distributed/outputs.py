@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from composable.core.batch import children_of, map_tensors, rebuild, tensors_of
+from composable.batches.batch import children_of, map_tensors, rebuild, tensors_of
 from composable.distributed.processes import ProcessError, Processes
 
 __all__ = ["gather_outputs"]

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import attrs
 
-from composable.core.precision import Precision
+from composable._support.checks import check_count, check_flag, check_one_of, check_range
+from composable.batches.precision import Precision
 from composable.distributed.processes import Processes
-from composable.functional._checks import check_count, check_flag, check_one_of, check_range
 
 __all__ = ["DDP", "LOCAL", "OneProcess", "Strategy", "strategy_of"]
 

@@ -21,10 +21,10 @@ import attrs
 import torch
 from torch import nn
 
-from composable.core._notes import add_note
-from composable.core._warnings import warn_user
+from composable._support.notes import add_note
+from composable._support.warn import warn_user
+from composable.batches.batch import tensors_of
 from composable.core.algorithm import Algorithm, Stage
-from composable.core.batch import tensors_of
 from composable.core.state import State
 from composable.plan.compatibility import occurrences
 

@@ -15,9 +15,9 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from composable.batches.spec import BatchSpec
 from composable.checkpoint.errors import MismatchError
 from composable.core.algorithm import Algorithm
-from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.state import State

@@ -58,7 +58,7 @@ class TreeSums(ShardSums):
         total = self.all_reduce(torch.cat([report, flags_like(report, self.present)]))
         for kind, flat in zip(self.kinds, self.gradients.value, strict=True):
             parameters = [self.parameters[i] for i in kind]
-            write_gradients(parameters, self.all_reduce(flat))
+            write_flat_gradients(parameters, self.all_reduce(flat))
         drop_absent(self.parameters, total[len(report) :], self.present)
         return total[: len(report)]
 
@@ -84,7 +84,7 @@ def flat_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor | None])
     return torch.cat([_real(_dense(one)).reshape(-1) for one in filled])
 
 
-def write_gradients(parameters: Sequence[Tensor], flat: Tensor) -> None:
+def write_flat_gradients(parameters: Sequence[Tensor], flat: Tensor) -> None:
     """Set the gradients to parts of a flat tensor."""
     likes = [_real(parameter.detach()) for parameter in parameters]
     parts = flat.split_with_sizes([like.numel() for like in likes])

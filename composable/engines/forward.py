@@ -7,12 +7,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core._notes import add_note
-from composable.core.batch import map_tensors
-from composable.core.loss import ModelLoss, OutputLoss
-from composable.core.precision import Precision
+from composable._support.checks import LOW_PRECISION
+from composable._support.notes import add_note
+from composable.batches.batch import map_tensors
+from composable.batches.precision import Precision
 from composable.core.state import State
-from composable.functional._checks import LOW_PRECISION
+from composable.losses.loss import ModelLoss, OutputLoss
 
 __all__ = ["ForwardPass", "explain_float16"]
 

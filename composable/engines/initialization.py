@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable._support.dtensors import local_part, sharded_like
 from composable.core.key import Key
-from composable.functional._lent import local_part, sharded_like
 from composable.utils.reproducibility import seed_all
 
 __all__ = ["Initialization", "has_meta_tensors", "is_unset", "replace_parameters"]

@@ -6,8 +6,8 @@ from typing import Any
 import attrs
 from torch import Tensor, nn
 
-from composable.core.loss import ModelLoss
 from composable.core.state import State
+from composable.losses.loss import ModelLoss
 
 __all__ = [
     "Buffers",

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from composable.core.batch_spec import BatchSpec
+from composable.batches.spec import BatchSpec
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State

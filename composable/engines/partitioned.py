@@ -7,7 +7,8 @@ import attrs
 import torch.distributed as dist
 from torch import Tensor
 
-from composable.core.batch_spec import BatchSpec
+from composable._support.surgery import copy_on_write
+from composable.batches.spec import BatchSpec
 from composable.core.key import Key
 from composable.core.state import State
 from composable.data.sharding import batches_in_turn, divided_batches
@@ -15,7 +16,6 @@ from composable.distributed.processes import Processes
 from composable.engines.engine import Setup
 from composable.engines.modules import bind_loss
 from composable.engines.parallel import Parallel
-from composable.functional._surgery import copy_on_write
 
 __all__ = ["Partitioned"]
 

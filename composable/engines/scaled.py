@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from composable.core.precision import Precision
+from composable._support.dtensors import local_part
+from composable.batches.precision import Precision
 from composable.core.state import State
 from composable.core.stateful import Count, Factor
-from composable.functional._lent import local_part
 from composable.optim.loss_scaling import unscale_, update_scale
 from composable.optim.stepping import count_skipped_step, zero_grad
 from composable.plan.dispatch import Dispatcher

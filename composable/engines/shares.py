@@ -21,15 +21,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core.batch import tensors_of
-from composable.core.loss_confirmation import LossOf
-from composable.core.loss_weights import LossWeights
-from composable.core.part_weights import Count, SplitLossError, TermWeights, Weight
+from composable._support.dtensors import local_part
+from composable._support.foreach import compute_dtype
+from composable.batches.batch import tensors_of
 from composable.core.state import State
 from composable.core.stateful import Factor, SavedFields, saved
 from composable.data.grouping import Examples, total_weight
-from composable.functional._foreach import compute_dtype
-from composable.functional._lent import local_part
+from composable.losses.confirmation import LossOf
+from composable.losses.part_weights import Count, SplitLossError, TermWeights, Weight
+from composable.losses.weights import LossWeights
 
 __all__ = ["LossShares", "StepShares", "rescale"]
 

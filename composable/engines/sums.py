@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.core.loss_mean import ExampleCounter
 from composable.core.state import State
 from composable.data.grouping import ShardedBatch, batches_of
 from composable.distributed.processes import Processes
@@ -14,6 +13,7 @@ from composable.engines.announcement import PACKED
 from composable.engines.engine import Engine, Sums
 from composable.engines.modules import buffers_of, trained_parameters
 from composable.engines.shares import StepShares
+from composable.losses.mean import ExampleCounter
 
 __all__ = ["ShardSums"]
 

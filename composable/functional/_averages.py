@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ._checks import check_same_names, check_tensors
-from ._foreach import foreach, per_dtype
+from composable._support.checks import check_same_names, check_tensors
+from composable._support.foreach import foreach, per_dtype
 
 __all__ = ["lerp_tensors"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._sampling import draw_uniform
+from composable._support.sampling import draw_uniform
 
 __all__ = ["broadcast", "clip_boxes", "clip_region", "draw_boxes", "inside", "place_boxes"]
 

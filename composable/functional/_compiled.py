@@ -18,10 +18,10 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from ._spatial import laid_out_like
-from ._warnings import warn_user
+from composable._support.spatial import laid_out_like
+from composable._support.warn import warn_user
 
-__all__ = ["SWITCH", "augment", "augment_and_mix", "serves"]
+__all__ = ["SWITCH", "compiled_augment", "compiled_augment_and_mix", "serves"]
 
 SWITCH = "COMPOSABLE_COMPILED"
 
@@ -54,7 +54,7 @@ def serves(images: Tensor, *draw: Tensor) -> bool:
     )
 
 
-def augment(
+def compiled_augment(
     images: UInt8[Tensor, "batch channels height width"],
     operations: Int[Tensor, "steps batch"],
     strengths: Float[Tensor, "steps batch"],
@@ -63,7 +63,7 @@ def augment(
     return _run("augment", images, operations, strengths)
 
 
-def augment_and_mix(
+def compiled_augment_and_mix(
     images: UInt8[Tensor, "batch channels height width"],
     operations: Int[Tensor, "steps chains batch"],
     strengths: Float[Tensor, "steps chains batch"],

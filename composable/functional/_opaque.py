@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ._spatial import laid_out_like
+from composable._support.spatial import laid_out_like
 
 __all__ = ["opaque"]
 

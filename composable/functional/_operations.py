@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from composable._support.checks import check_one_of
+from composable._support.foreach import compute_dtype
+from composable._support.pixels import to_pixels
+from composable._support.sampling import generator_device
+
 from . import images as single
-from ._checks import check_one_of
-from ._foreach import compute_dtype
-from ._sampling import generator_device
-from .images._values import finish
 
 __all__ = [
     "OPERATIONS",
@@ -137,7 +138,7 @@ def apply_operations(
             if len(group):
                 done.append(operation(current.index_select(0, group), strongs))
         current, place = torch.cat(done), order.argsort()
-    return finish(current.index_select(0, place.to(device, non_blocking=True)), images)
+    return to_pixels(current.index_select(0, place.to(device, non_blocking=True)), images)
 
 
 def apply_by_mask(
@@ -154,4 +155,4 @@ def apply_by_mask(
         for number, operation in enumerate(OPERATIONS.values()):
             after = torch.where(drawn == number, operation(current, strength), after)
         current = after
-    return finish(current, images)
+    return to_pixels(current, images)

@@ -7,9 +7,11 @@ from typing import Any, Generic, TypeVar
 import attrs
 from torch import nn
 
-from ._checks import kind_of
-from ._registry import Registry, check_class, full_name
-from ._surgery import report_nothing
+from composable._support.checks import kind_of
+from composable._support.surgery import report_nothing
+
+from ._registry import Registry, check_class, class_name
+from .layers.attention import ChangedAttention
 from .layers.attention_bias import NoPositions
 from .replace_modules import replace_modules
 
@@ -55,8 +57,14 @@ class PositionSurgery(Generic[Setting]):
             new = conversion(copy.copy(module), setting)
             if not isinstance(new, nn.Module):
                 raise TypeError(
-                    f"the conversion of {full_name(type(module))} must return a module, not "
+                    f"the conversion of {class_name(type(module))} must return a module, not "
                     f"{kind_of(new)}."
+                )
+            if isinstance(module, ChangedAttention) and not isinstance(new, ChangedAttention):
+                raise ValueError(
+                    f"the conversion of {class_name(type(module))} must keep the class of "
+                    f"{name or 'model'}, whose attention is changed already; call {self.method} "
+                    "first."
                 )
             setattr(new, self.attribute, setting)
             return new

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from ._registry import full_name
+from ._registry import class_name
 
 __all__ = ["keeps_forward_of", "reclass", "refuse_lazy"]
 
@@ -34,7 +34,7 @@ def reclass(module: nn.Module, kind: type[nn.Module], *, prefix: str = "") -> An
 def keeps_forward_of(plain: type[nn.Module] | str, module: nn.Module) -> bool:
     """Return whether a layer inherits its forward method from a class, or from one of a name."""
     return any(
-        base is plain or full_name(base) == plain
+        base is plain or class_name(base) == plain
         for base in type(module).__mro__
         if getattr(base, "forward", None) is type(module).forward
     )

@@ -4,7 +4,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-__all__ = ["Registry", "check_class", "full_name"]
+__all__ = ["Registry", "check_class", "class_name"]
 
 Entry = TypeVar("Entry")
 
@@ -31,7 +31,7 @@ class Registry(Generic[Entry]):
     def find(self, kind: type) -> Entry | None:
         """Return the entry of a class, or of the nearest base class that has one."""
         for base in kind.__mro__:
-            for key in (base, full_name(base)):
+            for key in (base, class_name(base)):
                 if key in self.entries:
                     return self.entries[key]
         return None
@@ -39,10 +39,10 @@ class Registry(Generic[Entry]):
     @property
     def names(self) -> str:
         """The full names of the classes that have an entry."""
-        return ", ".join(k if isinstance(k, str) else full_name(k) for k in self.entries)
+        return ", ".join(k if isinstance(k, str) else class_name(k) for k in self.entries)
 
 
-def full_name(kind: type) -> str:
+def class_name(kind: type) -> str:
     """Return the full name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"
 

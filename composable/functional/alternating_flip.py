@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from ._checks import check_count, check_tensor
-from ._hashing import hash_integers
+from composable._support.checks import check_count, check_tensor
+from composable._support.hashing import hash_integers
 
 __all__ = ["alternating_flip", "apply_alternating_flip", "draw_alternating_flip"]
 

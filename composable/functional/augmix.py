@@ -13,12 +13,13 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from composable._support.checks import check_count, check_draw, check_generator, check_range
+from composable._support.pixels import check_images, check_pixels, to_pixels, values_of
+from composable._support.sampling import draw_beta, draw_dirichlet, generator_device
+
 from . import _compiled
-from ._checks import check_count, check_draw, check_generator, check_range
 from ._opaque import opaque
 from ._operations import apply_by_mask, apply_operations, check_set, draw_operations
-from ._sampling import draw_beta, draw_dirichlet, generator_device
-from .images._values import check_images, check_pixels, finish, values_of
 
 __all__ = ["AugMixDraw", "apply_augmix", "augmix", "draw_augmix"]
 
@@ -210,7 +211,7 @@ def _augment_and_mix(
     images: Tensor, operations: Tensor, strengths: Tensor, weights: Tensor
 ) -> Tensor:
     if _compiled.serves(images, operations, strengths, weights):
-        return _compiled.augment_and_mix(images, operations, strengths, weights)
+        return _compiled.compiled_augment_and_mix(images, operations, strengths, weights)
     return _mix(apply_operations, images, operations, strengths, weights)
 
 
@@ -229,7 +230,7 @@ def _mix(
     mixed = values * (1 - shares.sum(0))[:, None, None, None]
     for chain, share in zip(chains, shares, strict=True):
         mixed = mixed.addcmul_(values_of(chain), share[:, None, None, None])
-    return finish(mixed + 0.5 if images.dtype == torch.uint8 else mixed, images)
+    return to_pixels(mixed + 0.5 if images.dtype == torch.uint8 else mixed, images)
 
 
 _apply = opaque(

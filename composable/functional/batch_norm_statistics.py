@@ -13,8 +13,8 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ._checks import check_count, check_module, kind_of
-from ._surgery import copy_on_write
+from composable._support.checks import check_count, check_module, kind_of
+from composable._support.surgery import copy_on_write
 
 __all__ = [
     "batch_norm_statistics",

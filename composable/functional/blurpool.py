@@ -8,10 +8,11 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from ._checks import check_any, check_count, check_flag, check_module
+from composable._support.checks import check_any, check_count, check_flag, check_module
+from composable._support.surgery import report_nothing
+from composable._support.warn import NoEffectWarning, warn_user
+
 from ._reclass import reclass, refuse_lazy
-from ._surgery import report_nothing
-from ._warnings import NoEffectWarning, warn_user
 from .layers.blur import (
     BlurConv1d,
     BlurConv2d,

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._checks import check_function, check_generator, check_tensors, kind_of
-from ._generators import preserving_generators
+from composable._support.checks import check_generator, check_is_callable, check_tensors, kind_of
+from composable._support.generators import preserving_generators
+
 from ._tree import map_named_tensors, named_tensors
 
 __all__ = ["WholeGradients", "cached_gradients"]
@@ -78,8 +79,8 @@ def cached_gradients(
         >>> torch.allclose(grads["weight"], encoder.weight.grad, atol=1e-6)
         True
     """
-    check_function("forward", forward)
-    check_function("loss_fn", loss_fn)
+    check_is_callable("forward", forward)
+    check_is_callable("loss_fn", loss_fn)
     if not isinstance(parts, (list, tuple)) or not parts:
         got = f"{parts!r}" if isinstance(parts, (list, tuple)) else kind_of(parts)
         raise TypeError(f"parts must be a list or a tuple of at least one part, not {got}.")

@@ -3,8 +3,13 @@
 import torch
 from torch import nn
 
-from ._checks import check_module
-from ._surgery import check_uncompiled, check_unwrapped, report_nothing, with_tensors
+from composable._support.checks import check_module
+from composable._support.surgery import (
+    check_uncompiled,
+    check_unwrapped,
+    report_nothing,
+    with_tensors,
+)
 
 __all__ = ["channels_last"]
 

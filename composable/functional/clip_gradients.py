@@ -13,8 +13,14 @@ from typing import Any, TypeVar, cast, overload
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_one_of, check_range, check_same_names, check_tensor, kind_of
-from ._foreach import foreach, foreach_, global_norm, per_dtype
+from composable._support.checks import (
+    check_one_of,
+    check_range,
+    check_same_names,
+    check_tensor,
+    kind_of,
+)
+from composable._support.foreach import foreach, foreach_, global_norm, per_dtype
 
 __all__ = ["clip_gradients"]
 

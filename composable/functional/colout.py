@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ._checks import (
+from composable._support.checks import (
     check_count,
     check_draw,
     check_flag,
@@ -21,8 +21,9 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._sampling import draw_uniform, generator_device
-from ._spatial import check_spatial, is_dense, take
+from composable._support.sampling import draw_uniform, generator_device
+from composable._support.spatial import check_spatial, is_dense, take
+
 from .resized import ResizedBatch
 
 __all__ = ["ColOutDraw", "apply_colout", "colout", "draw_colout"]

@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ._boxes import broadcast, clip_boxes, clip_region, draw_boxes, inside
-from ._checks import (
+from composable._support.checks import (
     check_count,
     check_draw,
     check_flag,
@@ -25,9 +24,11 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._foreach import compute_dtype
-from ._sampling import draw_beta, generator_device, numbers
-from ._spatial import check_spatial, is_dense, may_write_out, select_rows
+from composable._support.foreach import compute_dtype
+from composable._support.sampling import draw_beta, generator_device, numbers
+from composable._support.spatial import check_spatial, is_dense, may_write_out, select_rows
+
+from ._boxes import broadcast, clip_boxes, clip_region, draw_boxes, inside
 from .mixed import MixedBatch
 
 __all__ = ["CutMixDraw", "apply_cutmix", "cutmix", "draw_cutmix"]

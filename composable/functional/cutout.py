@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ._boxes import broadcast, clip_region, draw_boxes, inside
-from ._checks import (
+from composable._support.checks import (
     check_count,
     check_flag,
     check_generator,
@@ -21,8 +20,10 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._sampling import generator_device, numbers
-from ._spatial import check_spatial
+from composable._support.sampling import generator_device, numbers
+from composable._support.spatial import check_spatial
+
+from ._boxes import broadcast, clip_region, draw_boxes, inside
 
 __all__ = ["apply_cutout", "cutout", "draw_cutout"]
 

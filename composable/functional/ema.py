@@ -11,8 +11,9 @@ from math import inf
 from jaxtyping import Shaped
 from torch import Tensor
 
+from composable._support.checks import check_range
+
 from ._averages import lerp_tensors
-from ._checks import check_range
 
 __all__ = ["ema", "ema_smoothing"]
 

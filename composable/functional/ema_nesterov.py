@@ -10,8 +10,8 @@ from math import inf
 from jaxtyping import Float
 from torch import Tensor
 
-from ._checks import check_range, check_same_names, check_tensors
-from ._foreach import foreach_, per_dtype
+from composable._support.checks import check_range, check_same_names, check_tensors
+from composable._support.foreach import foreach_, per_dtype
 
 __all__ = ["ema_nesterov_step"]
 

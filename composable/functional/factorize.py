@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._checks import (
+from composable._support.checks import (
     check_any,
     check_count,
     check_flag,
@@ -22,8 +22,9 @@ from ._checks import (
     check_one_of,
     check_range,
 )
+from composable._support.surgery import report_nothing
+
 from ._reclass import refuse_lazy
-from ._surgery import report_nothing
 from .layers.factorized import (
     CONVS,
     LINEARS,

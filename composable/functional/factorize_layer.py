@@ -14,9 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ._checks import check_count, check_tensor, kind_of
-from ._foreach import compute_dtype
-from ._surgery import with_tensors
+from composable._support.checks import check_count, check_tensor, kind_of
+from composable._support.foreach import compute_dtype
+from composable._support.surgery import with_tensors
+
 from .factorize import check_values
 from .layers.factorized import (
     CONVS,

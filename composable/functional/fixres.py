@@ -11,9 +11,9 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ._checks import check_count, check_range
-from ._foreach import compute_dtype
-from ._spatial import check_spatial
+from composable._support.checks import check_count, check_range
+from composable._support.foreach import compute_dtype
+from composable._support.spatial import check_spatial
 
 __all__ = ["fixres", "fixres_scale"]
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ._checks import check_module, check_range
+from composable._support.checks import check_module, check_range
 
 __all__ = ["FrozenLayers", "frozen_layers"]
 

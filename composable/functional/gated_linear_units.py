@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_flag, check_generator, check_module, kind_of
+from composable._support.checks import check_flag, check_generator, check_module, kind_of
+from composable._support.sampling import generator_device
+from composable._support.surgery import report_nothing
+
 from ._reclass import reclass, refuse_lazy
-from ._registry import Registry, full_name
-from ._sampling import generator_device
-from ._surgery import report_nothing
+from ._registry import Registry, class_name
 from .replace_modules import replace_modules
 
 __all__ = ["gated_linear_units", "register_gated_linear_units"]
@@ -177,7 +178,7 @@ def register_gated_linear_units(
 
 def _is_gated(module: nn.Module) -> bool:
     names = {f"transformers.models.{n.lower()}.modeling_{n.lower()}.{n}MLP" for n in GATED}
-    return full_name(type(module)) in names
+    return class_name(type(module)) in names
 
 
 class _Gated(nn.Module):
@@ -209,7 +210,7 @@ class _GatedConv1D(_Gated):
 def _kind(path: str, linear: nn.Module) -> type[_Gated]:
     if isinstance(linear, nn.Linear):
         return _Gated
-    if CONV1D in map(full_name, type(linear).__mro__):
+    if CONV1D in map(class_name, type(linear).__mro__):
         return _GatedConv1D
     raise TypeError(
         f"{path} must be a torch.nn.Linear to be gated, not {kind_of(linear)}; call functions that "

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ._checks import check_count, check_module
+from composable._support.checks import check_count, check_module
+from composable._support.spatial import laid_out_like
+from composable._support.surgery import report_nothing
+
 from ._reclass import keeps_forward_of, reclass, refuse_lazy
-from ._spatial import laid_out_like
-from ._surgery import report_nothing
 from .replace_modules import replace_modules
 
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "ghost_batchnorm"]

@@ -12,11 +12,18 @@ from einops import rearrange
 from jaxtyping import Int64, Shaped
 from torch import Tensor, nn
 
-from ._checks import check_count, check_generator, check_module, check_order, check_range
+from composable._support.checks import (
+    check_count,
+    check_generator,
+    check_module,
+    check_order,
+    check_range,
+)
+from composable._support.sampling import generator_device
+from composable._support.spatial import laid_out_like
+from composable._support.surgery import report_nothing
+
 from ._reclass import keeps_forward_of, reclass
-from ._sampling import generator_device
-from ._spatial import laid_out_like
-from ._surgery import report_nothing
 from .replace_modules import replace_modules
 
 __all__ = ["GyroDropoutLayer", "gyro_dropout"]

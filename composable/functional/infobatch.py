@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from ._checks import check_count, check_generator, check_range, check_tensor
-from ._foreach import compute_dtype
-from ._sampling import generator_device
+from composable._support.checks import check_count, check_generator, check_range, check_tensor
+from composable._support.foreach import compute_dtype
+from composable._support.sampling import generator_device
 
 __all__ = ["Pruning", "apply_infobatch", "draw_infobatch", "infobatch"]
 

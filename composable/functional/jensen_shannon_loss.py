@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._checks import check_blendable
+from composable._support.checks import check_blendable
 
 __all__ = ["jensen_shannon_loss"]
 

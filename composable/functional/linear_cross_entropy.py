@@ -12,9 +12,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import linear
 
-from ._checks import check_count, check_integer, check_one_of, check_range, check_tensor
-from ._foreach import autocast_dtype, compute_dtype
-from ._targets import IGNORE_INDEX
+from composable._support.checks import (
+    check_count,
+    check_integer,
+    check_one_of,
+    check_range,
+    check_tensor,
+)
+from composable._support.foreach import autocast_dtype, compute_dtype
+from composable._support.targets import IGNORE_INDEX
 
 __all__ = ["linear_cross_entropy"]
 

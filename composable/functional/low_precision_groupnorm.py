@@ -10,7 +10,7 @@ from torch.nn.functional import group_norm
 
 from .layers.low_precision import LowPrecision, lower_norms
 
-__all__ = ["LowPrecisionGroupNorm", "low_precision_groupnorm"]
+__all__ = ["LowPrecisionGroupNormLayer", "low_precision_groupnorm"]
 
 
 def low_precision_groupnorm(model: nn.Module, *, precision: torch.dtype | None = None) -> nn.Module:
@@ -41,11 +41,11 @@ def low_precision_groupnorm(model: nn.Module, *, precision: torch.dtype | None =
         torch.bfloat16
     """
     return lower_norms(
-        model, "low_precision_groupnorm", {nn.GroupNorm: LowPrecisionGroupNorm}, precision
+        model, "low_precision_groupnorm", {nn.GroupNorm: LowPrecisionGroupNormLayer}, precision
     )
 
 
-class LowPrecisionGroupNorm(LowPrecision, nn.GroupNorm):
+class LowPrecisionGroupNormLayer(LowPrecision, nn.GroupNorm):
     """A `GroupNorm` in low precision, with its arguments and `precision`."""
 
     def _normalized(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.functional import layer_norm, rms_norm
 
 from .layers.low_precision import LowPrecision, lower_norms
 
-__all__ = ["LowPrecisionLayerNorm", "LowPrecisionRMSNorm", "low_precision_layernorm"]
+__all__ = ["LowPrecisionLayerNormLayer", "LowPrecisionRMSNormLayer", "low_precision_layernorm"]
 
 
 def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None = None) -> nn.Module:
@@ -58,14 +58,14 @@ def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None =
     return lower_norms(model, "low_precision_layernorm", KINDS, precision)
 
 
-class LowPrecisionLayerNorm(LowPrecision, nn.LayerNorm):
+class LowPrecisionLayerNormLayer(LowPrecision, nn.LayerNorm):
     """A `LayerNorm` in low precision, with its arguments and `precision`."""
 
     def _normalized(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         return layer_norm(inputs, self.normalized_shape, weight, bias, self.eps)
 
 
-class LowPrecisionRMSNorm(LowPrecision, nn.RMSNorm):
+class LowPrecisionRMSNormLayer(LowPrecision, nn.RMSNorm):
     """An `RMSNorm` in low precision, with its arguments and `precision`."""
 
     def _normalized(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -85,8 +85,8 @@ class _OfHuggingFace(LowPrecision):
 
 FAMILIES = ("Llama", "Mistral", "Mixtral", "Phi3", "Qwen2", "Qwen3")
 KINDS: dict[type | str, type[LowPrecision]] = {
-    nn.LayerNorm: LowPrecisionLayerNorm,
-    nn.RMSNorm: LowPrecisionRMSNorm,
+    nn.LayerNorm: LowPrecisionLayerNormLayer,
+    nn.RMSNorm: LowPrecisionRMSNormLayer,
     **{
         f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}RMSNorm": _OfHuggingFace
         for name in FAMILIES

@@ -6,8 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._checks import check_integer
-from ._targets import IGNORE_INDEX, check_class_dim, class_probabilities, count_classes
+from composable._support.checks import check_integer
+from composable._support.targets import (
+    IGNORE_INDEX,
+    check_class_dim,
+    class_probabilities,
+    count_classes,
+)
 
 __all__ = ["MixedBatch", "MixedTargets"]
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from ._checks import (
+from composable._support.checks import (
     check_blendable,
     check_count,
     check_draw,
@@ -22,9 +22,10 @@ from ._checks import (
     check_range,
     check_tensor,
 )
-from ._foreach import compute_dtype
-from ._sampling import draw_beta, generator_device
-from ._spatial import select_rows
+from composable._support.foreach import compute_dtype
+from composable._support.sampling import draw_beta, generator_device
+from composable._support.spatial import select_rows
+
 from .mixed import MixedBatch, broadcast_weight
 
 __all__ = ["MixUpDraw", "apply_mixup", "draw_mixup", "mixup"]

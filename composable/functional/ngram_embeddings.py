@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_count, check_module, check_range
+from composable._support.checks import check_count, check_module, check_range
+from composable._support.surgery import report_nothing
+
 from ._reclass import keeps_forward_of, reclass
-from ._surgery import report_nothing
 from .layers.ngrams import NGramEmbedding
 from .replace_modules import replace_modules
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._checks import check_module
-from ._surgery import check_unwrapped
+from composable._support.checks import check_module
+from composable._support.surgery import check_unwrapped
 
 __all__ = ["IdleModel", "no_op_model"]
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ._checks import check_count, check_place, check_range, check_tensor
+from composable._support.checks import check_count, check_place, check_range, check_tensor
 
 __all__ = ["orthogonalize"]
 

@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
-from ._checks import check_count, check_flag, check_integer, check_tensor
-from ._targets import IGNORE_INDEX
+from composable._support.checks import check_count, check_flag, check_integer, check_tensor
+from composable._support.targets import IGNORE_INDEX
 
 __all__ = ["cumulative_lengths", "document_mask", "pack_documents", "pack_lengths"]
 

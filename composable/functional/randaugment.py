@@ -12,11 +12,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from composable._support.checks import check_count, check_draw, check_generator, check_range
+from composable._support.pixels import check_images, check_pixels
+
 from . import _compiled
-from ._checks import check_count, check_draw, check_generator, check_range
 from ._opaque import opaque
 from ._operations import apply_by_mask, apply_operations, check_set, draw_operations
-from .images._values import check_images, check_pixels
 
 __all__ = ["RandAugmentDraw", "apply_randaugment", "draw_randaugment", "randaugment"]
 
@@ -179,7 +180,7 @@ def apply_randaugment(
 
 def _augment(images: Tensor, operations: Tensor, strengths: Tensor) -> Tensor:
     if _compiled.serves(images, operations, strengths):
-        return _compiled.augment(images, operations, strengths)
+        return _compiled.compiled_augment(images, operations, strengths)
     return apply_operations(images, operations, strengths)
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 from torch import nn
 
-from ._checks import check_flag, check_function, check_module, kind_of
-from ._pretrained import guard_saving
-from ._references import References
-from ._surgery import check_uncompiled, copy_on_write, log_replaced
-from ._warnings import NoEffectWarning, warn_user
+from composable._support.checks import check_flag, check_is_callable, check_module, kind_of
+from composable._support.pretrained import guard_saving
+from composable._support.references import References
+from composable._support.surgery import check_uncompiled, copy_on_write, log_replaced
+from composable._support.warn import NoEffectWarning, warn_user
 
 __all__ = ["Replacement", "replace_modules"]
 
@@ -79,7 +79,7 @@ def replace_modules(model: nn.Module, rule: Rule, *, training_only: bool = False
         True
     """
     check_module("model", model)
-    check_function("rule", rule)
+    check_is_callable("rule", rule)
     check_flag("training_only", training_only)
     root = copy_on_write(model)
     copies = dict(root.named_modules(remove_duplicate=False))

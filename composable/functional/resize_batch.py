@@ -14,7 +14,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from ._checks import (
+from composable._support.checks import (
     check_count,
     check_flag,
     check_generator,
@@ -23,8 +23,9 @@ from ._checks import (
     check_size,
     check_tensor,
 )
-from ._sampling import draw_uniform, numbers
-from ._spatial import check_spatial, take
+from composable._support.sampling import draw_uniform, numbers
+from composable._support.spatial import check_spatial, take
+
 from .resized import ResizedBatch
 
 __all__ = ["apply_crop", "draw_crop", "progressive_scale", "resize_batch", "scaled_size"]

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ._checks import check_module
+from composable._support.checks import check_module
+
 from ._positions import PositionSurgery
 from ._registry import Registry
 from .layers.rotation import CONVERSIONS, Rotation, rotation_of

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
-from ._checks import check_range, check_same_names, check_tensors
-from ._foreach import foreach, foreach_, global_norm, per_dtype
+from composable._support.checks import check_range, check_same_names, check_tensors
+from composable._support.foreach import foreach, foreach_, global_norm, per_dtype
 
 __all__ = ["sam_perturbation"]
 

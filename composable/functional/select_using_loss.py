@@ -9,8 +9,14 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from ._checks import check_count, check_generator, check_order, check_range, check_tensor
-from ._sampling import draw_exponential, generator_device
+from composable._support.checks import (
+    check_count,
+    check_generator,
+    check_order,
+    check_range,
+    check_tensor,
+)
+from composable._support.sampling import draw_exponential, generator_device
 
 __all__ = ["apply_selection", "draw_selection", "select_using_loss", "should_select"]
 

@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import check_count, check_flag, check_order, check_range, check_tensor, kind_of
+from composable._support.checks import (
+    check_count,
+    check_flag,
+    check_order,
+    check_range,
+    check_tensor,
+    kind_of,
+)
+
 from ._tree import map_named_tensors, named_tensors
 
 __all__ = ["sequence_length", "set_sequence_length", "warmed_up_length"]

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from ._checks import check_integer, check_range, check_tensor
-from ._foreach import compute_dtype
-from ._targets import (
+from composable._support.checks import check_integer, check_range, check_tensor
+from composable._support.foreach import compute_dtype
+from composable._support.targets import (
     IGNORE_INDEX,
     check_class_dim,
     class_probabilities,

@@ -11,10 +11,11 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from ._checks import check_count, check_generator, check_module, check_range
+from composable._support.checks import check_count, check_generator, check_module, check_range
+from composable._support.sampling import generator_device
+from composable._support.surgery import report_nothing
+
 from ._reclass import reclass, refuse_lazy
-from ._sampling import generator_device
-from ._surgery import report_nothing
 from .replace_modules import replace_modules
 
 __all__ = ["SqueezeExcitation", "squeeze_excite"]

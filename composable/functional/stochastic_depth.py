@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from ._checks import check_module, check_one_of, check_range
+from composable._support.checks import check_module, check_one_of, check_range
+from composable._support.surgery import check_unwrapped, copy_on_write, report_nothing
+
 from ._reclass import reclass
-from ._surgery import check_unwrapped, copy_on_write, report_nothing
 from .layers.residual import KNOWN, Dropping, ResidualBlock, StochasticBlock, start_dropping
 from .replace_modules import replace_modules
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from jaxtyping import Shaped
 from torch import Tensor
 
+from composable._support.checks import check_count
+
 from ._averages import lerp_tensors
-from ._checks import check_count
 
 __all__ = ["swa"]
 

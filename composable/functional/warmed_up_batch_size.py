@@ -4,7 +4,7 @@ Smith, Kindermans, Ying and Le, "Don't Decay the Learning Rate, Increase the Bat
 https://arxiv.org/abs/1711.00489
 """
 
-from ._checks import check_count, check_order
+from composable._support.checks import check_count, check_order
 
 __all__ = ["warmed_up_batch_size"]
 

@@ -3,7 +3,7 @@
 The records of modded-nanogpt, 2024, https://github.com/KellerJordan/modded-nanogpt
 """
 
-from ._checks import check_count, check_order, check_range
+from composable._support.checks import check_count, check_order, check_range
 
 __all__ = ["warmed_up_momentum"]
 

@@ -11,9 +11,10 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ._checks import check_blendable, check_count, check_module
+from composable._support.checks import check_blendable, check_count, check_module
+from composable._support.surgery import report_nothing
+
 from ._reclass import reclass, refuse_lazy
-from ._surgery import report_nothing
 from .replace_modules import replace_modules
 
 __all__ = ["StandardizedWeight", "standardize_weight", "weight_standardization"]

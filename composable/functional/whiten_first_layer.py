@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ._checks import check_module, check_range, check_size, check_tensor
-from ._foreach import compute_dtype
-from ._spatial import laid_out_like
-from ._surgery import check_uncompiled, report_nothing, with_tensors
+from composable._support.checks import check_module, check_range, check_size, check_tensor
+from composable._support.foreach import compute_dtype
+from composable._support.spatial import laid_out_like
+from composable._support.surgery import check_uncompiled, report_nothing, with_tensors
 
 __all__ = ["whiten_first_layer", "whitening_filters"]
 

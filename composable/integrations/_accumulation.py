@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composable.core.part_weights import Weight
+from composable.losses.part_weights import Weight
 
 __all__ = ["Accumulation"]
 

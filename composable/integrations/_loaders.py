@@ -11,7 +11,7 @@ from composable.data.fetching import is_map_style
 from composable.data.order import seeded_batches
 from composable.distributed.processes import Processes
 
-__all__ = ["batches_of"]
+__all__ = ["iterate_batches"]
 
 _PREPARED = {
     "DataLoaderShard": ("base_dataloader", "iteration"),  # of Accelerate
@@ -20,7 +20,7 @@ _PREPARED = {
 """Classes of loaders, with the names of the `DataLoader` inside and of the count of epochs."""
 
 
-def batches_of(
+def iterate_batches(
     loader: Any, key: Key, *, epoch: int, first_step: int = 0, skip: int = 0
 ) -> Iterator[Any]:
     """Iterate over an epoch as `seeded_batches` does, also inside a prepared loader.

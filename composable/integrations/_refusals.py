@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from composable._support.surgery import WRAPPERS
 from composable.core.event import Event
-from composable.functional._surgery import WRAPPERS
 from composable.optim.building import check_optimizers
 from composable.plan.plan import Plan
 

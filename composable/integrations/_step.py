@@ -10,9 +10,6 @@ from torch import Tensor, nn
 
 from composable.core.event import Event
 from composable.core.key import Key
-from composable.core.loss import check_scalar
-from composable.core.loss_weights import LossWeights
-from composable.core.part_weights import TermWeights, Weight
 from composable.core.state import State
 from composable.distributed.processes import Processes
 from composable.engines.forward import ForwardPass
@@ -24,6 +21,9 @@ from composable.integrations._refusals import (
     refuse_without_batch,
     refuse_without_loss,
 )
+from composable.losses.loss import check_scalar
+from composable.losses.part_weights import TermWeights, Weight
+from composable.losses.weights import LossWeights
 from composable.plan.plan import Plan
 from composable.trainer.parameters import drop_batch, frozen_parameters
 from composable.trainer.step import observed_loss

@@ -10,14 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable.core.batch_spec import BatchSpec
+from composable.batches.precision import Precision
+from composable.batches.spec import BatchSpec
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.logger import Logger
-from composable.core.loss import call_of
-from composable.core.loss_mean import declared_by
-from composable.core.loss_weights import LossWeights
-from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.integrations._refusals import (
@@ -29,6 +26,9 @@ from composable.integrations._refusals import (
 )
 from composable.integrations._saved_state import device_of
 from composable.integrations.loop_adapter import LoopAdapter
+from composable.losses.loss import call_of
+from composable.losses.mean import declared_by
+from composable.losses.weights import LossWeights
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from composable._support.paths import replacing, write_atomically
+from composable._support.pretrained import saving_for_resume
+from composable._support.strict_json import load
 from composable.checkpoint.weights import read_file
-from composable.core._json import load
-from composable.core._paths import replacing, write_atomically
 from composable.data.fetching import loader_length
-from composable.functional._pretrained import saving_for_resume
 from composable.integrations._hooks import watch_steps
 from composable.integrations._mixins import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
-from composable.resume.modules import tensors_of
+from composable.resume.modules import module_tensors
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -226,7 +226,7 @@ class LoopAdapterMixin:
         """Load the model, and then the training weights where they are others."""
         super()._load_from_checkpoint(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
         saved = _read_state(resume_from_checkpoint)
-        own = tensors_of(self.adapter.model)
+        own = module_tensors(self.adapter.model)
         with torch.no_grad():
             for name, value in ((saved or {}).get(TRAINING_WEIGHTS) or {}).items():
                 own[name].copy_(value)
@@ -271,7 +271,7 @@ class LoopAdapterMixin:
 
 def packed(adapter: LoopAdapter) -> dict[str, Any]:
     """Return the state of an adapter, with the weights that are trained if others are saved."""
-    names = {id(one): name for name, one in tensors_of(adapter.model).items()}
+    names = {id(one): name for name, one in module_tensors(adapter.model).items()}
     values = adapter.weights.values(adapter.state)
     trained = {names[id(one)]: value.detach().clone() for one, _, value in values}
     return {**adapter.state_dict(), TRAINING_WEIGHTS: trained}

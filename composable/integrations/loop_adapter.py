@@ -8,12 +8,12 @@ import attrs
 from torch import nn
 from torch.optim import Optimizer
 
+from composable.batches.precision import Precision
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
-from composable.core.precision import Precision
 from composable.data.fetching import loader_length
 from composable.integrations._hooks import watch_steps
-from composable.integrations._loaders import batches_of
+from composable.integrations._loaders import iterate_batches
 from composable.integrations._processes import check_agreement
 from composable.integrations._refusals import check_optimizer, refuse_unfired
 from composable.integrations._saved_state import pack_state, place, unpack_state
@@ -77,7 +77,7 @@ class LoopAdapter(StepEvents):
         now = self.state.timestamp
         try:
             with watch_steps(self, *self.state.optimizers):
-                for batch in batches_of(
+                for batch in iterate_batches(
                     loader,
                     self.state.key,
                     epoch=now.epoch,

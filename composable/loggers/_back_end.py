@@ -13,14 +13,14 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.checkpoint._safetensors import write_tensors
-from composable.core._paths import open_to_write
-from composable.core._warnings import warn_user
+from composable._support.checks import check_count
+from composable._support.paths import open_to_write
+from composable._support.warn import warn_user
+from composable.checkpoint.safetensors import write_tensors
 from composable.core.destination import LoggerDestination
 from composable.core.logger import UnsupportedLogError, to_numbers
 from composable.core.time import Timestamp
 from composable.distributed import Processes
-from composable.functional._checks import check_count
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
 from composable.loggers._opening import in_background
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackEndLogger",
+    "LogTime",
     "LoggerFailureWarning",
-    "Moment",
     "flatten",
     "is_installed",
     "save_model",
@@ -47,7 +47,7 @@ class LoggerFailureWarning(UserWarning):
 
 
 @attrs.frozen
-class Moment:
+class LogTime:
     """When something was logged: the time of the run, and that of the clock in seconds."""
 
     timestamp: Timestamp
@@ -90,7 +90,7 @@ class BackEndLogger(LoggerDestination):
                 f'installed: pip install "composable[{self.extra}]".'
             )
         self.flush_interval = flush_interval
-        self._pending: list[tuple[Moment, Mapping[str, Any]]] = []
+        self._pending: list[tuple[LogTime, Mapping[str, Any]]] = []
         self._is_open = self._is_off = self._has_warned = self._is_disabled = False
         self._num_failures = 0
         self._saved_run: Any = None  # of the checkpoint, until it is opened
@@ -98,7 +98,7 @@ class BackEndLogger(LoggerDestination):
         self._saved_steps: dict[str, int] = {}
         self._written: dict[str, int] = {}
         self._present: Mapping[str, int] = {}
-        self._unwritten: deque[tuple[Moment, Mapping[str, Any]]] = deque(maxlen=_MOST_UNWRITTEN)
+        self._unwritten: deque[tuple[LogTime, Mapping[str, Any]]] = deque(maxlen=_MOST_UNWRITTEN)
         self._lost: list[Any] = []  # what the checkpoint has of these
         self.opens_late = False
         """Whether to open the back end in a thread, from the first metrics on, and not at the start
@@ -130,24 +130,24 @@ class BackEndLogger(LoggerDestination):
     def _flush(self) -> None:
         """Write what the package buffers."""
 
-    def _write_metrics(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
+    def _write_metrics(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
         """Write records of numbers, strings and None, oldest first."""
 
     def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
         """Write plain values by name."""
 
-    def _write_images(self, name: str, pictures: Sequence[bytes], moment: Moment) -> None:
+    def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
         """Write pictures in the format PNG."""
         raise UnsupportedLogError
 
-    def _write_histogram(self, name: str, histogram: Histogram, moment: Moment) -> None:
+    def _write_histogram(self, name: str, histogram: Histogram, moment: LogTime) -> None:
         raise UnsupportedLogError
 
-    def _write_text(self, name: str, text: str, moment: Moment) -> None:
+    def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         raise UnsupportedLogError
 
     def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: Moment
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
     ) -> None:
         raise UnsupportedLogError
 
@@ -161,7 +161,7 @@ class BackEndLogger(LoggerDestination):
         if self._writes:
             if self._deferred is not None and self._opening is None:
                 self._opening = in_background(self._open_run)
-            self._pending.append((Moment(timestamp), metrics))
+            self._pending.append((LogTime(timestamp), metrics))
             if len(self._pending) >= self.flush_interval:
                 self.flush()
 
@@ -210,12 +210,12 @@ class BackEndLogger(LoggerDestination):
         self,
         values: Mapping[str, Any],
         timestamp: Timestamp,
-        write: Callable[[str, Any, Moment], None],
+        write: Callable[[str, Any, LogTime], None],
         convert: Callable[[Any], Any] = lambda value: value,
     ) -> None:
         """Write values by name, those that the back end does not have yet."""
         self.flush()  # earlier metrics first: some back ends take steps in order only
-        moment = Moment(timestamp)
+        moment = LogTime(timestamp)
 
         def write_new() -> None:
             for name, value in converted.items():
@@ -254,7 +254,7 @@ class BackEndLogger(LoggerDestination):
             records, self._pending = self._pending, []
             self._attempt(lambda: self._write_records(records))
 
-    def _write_records(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
+    def _write_records(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
         numbers = to_numbers(metrics for _, metrics in records)
         new = [
             (moment, {n: v for n, v in values.items() if self._is_new(n, moment.step)})
@@ -424,13 +424,13 @@ class BackEndLogger(LoggerDestination):
         self._saved_steps = {str(n): int(step) for n, step in state["steps"].items()}
 
 
-def _as_saved(record: tuple[Moment, Mapping[str, Any]]) -> dict[str, Any]:
+def _as_saved(record: tuple[LogTime, Mapping[str, Any]]) -> dict[str, Any]:
     moment, values = record
     return {"time": moment.timestamp, "clock": moment.clock, "values": dict(values)}
 
 
-def _moment_of(saved: Mapping[str, Any]) -> Moment:
-    return Moment(saved["time"], saved["clock"])
+def _moment_of(saved: Mapping[str, Any]) -> LogTime:
+    return LogTime(saved["time"], saved["clock"])
 
 
 def is_installed(package: str) -> bool:

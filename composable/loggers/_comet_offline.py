@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from composable.core import _json
-from composable.core._paths import open_regular, replacing
+from composable._support import strict_json
+from composable._support.paths import open_regular, replacing
 
 __all__ = ["Messages", "archive", "archived_steps", "is_left_over"]
 
@@ -56,7 +56,7 @@ def archived_steps(path: Path) -> dict[str, int]:
 
 def _add_steps(steps: dict[str, int], lines: Iterable[bytes]) -> None:
     for line in lines:
-        message = _json.load(line, _MESSAGES, nan=True)
+        message = strict_json.load(line, _MESSAGES, nan=True)
         metric = message.get("payload", {}).get("metric") or {}
         if metric.get("step") is not None:
             name = metric["metricName"]

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ["check_patterns", "matches"]
+__all__ = ["matches_any", "metric_patterns"]
 
 
-def check_patterns(metrics: Any) -> tuple[str, ...]:
+def metric_patterns(metrics: Any) -> tuple[str, ...]:
     """Return patterns as a tuple.
 
     Raises:
@@ -22,6 +22,6 @@ def check_patterns(metrics: Any) -> tuple[str, ...]:
     return tuple(metrics)
 
 
-def matches(name: str, patterns: Iterable[str]) -> bool:
+def matches_any(name: str, patterns: Iterable[str]) -> bool:
     """Return whether a name matches one of the patterns."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)

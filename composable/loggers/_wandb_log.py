@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composable.core import _json
+from composable._support import strict_json
 
 __all__ = ["OfflineLog", "read_history"]
 
@@ -69,7 +69,7 @@ def _row(raw: bytes) -> tuple[int, dict[str, Any]] | None:
         inner = values
         for parent in parents:
             inner = inner.setdefault(parent, {})
-        inner[name] = _json.load(item.value_json, "a row", nan=True)
+        inner[name] = strict_json.load(item.value_json, "a row", nan=True)
     step = values.pop("_step", record.history.step.num)
     return step, {n: v for n, v in values.items() if not n.startswith("_")}
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composable.functional._checks import as_path, check_one_of
+from composable._support.checks import as_path, check_one_of
 from composable.loggers import _comet_offline as offline
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_mapping, check_text, check_texts
-from composable.loggers._back_end import BackEndLogger, Moment
+from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._histograms import Histogram
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class CometLogger(BackEndLogger):
 
     # --- writing ---
 
-    def _write_metrics(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
+    def _write_metrics(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
         for moment, values in records:
             epoch = moment.timestamp.epoch
             for name, value in values.items():
@@ -213,25 +213,25 @@ class CometLogger(BackEndLogger):
         self._folder = None if folder is None else Path(folder)
         self._experiment.log_parameters(dict(values))
 
-    def _write_images(self, name: str, pictures: Sequence[bytes], moment: Moment) -> None:
+    def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
         for i, picture in enumerate(pictures):
             one = name if len(pictures) == 1 else f"{name}/{i}"
             self._experiment.log_image(io.BytesIO(picture), name=one, step=moment.step)
 
-    def _write_histogram(self, name: str, histogram: Histogram, moment: Moment) -> None:
+    def _write_histogram(self, name: str, histogram: Histogram, moment: LogTime) -> None:
         counted = {"edges": list(histogram.edges), "counts": list(histogram.counts)}
         self._log_json(name, counted, moment, "histogram")
 
-    def _write_text(self, name: str, text: str, moment: Moment) -> None:
+    def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         self._experiment.log_text(text, step=moment.step, metadata={"name": name})
 
     def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: Moment
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
     ) -> None:
         table = {"columns": list(columns), "rows": [list(row) for row in rows]}
         self._log_json(name, table, moment, "table")
 
-    def _log_json(self, name: str, value: Mapping[str, Any], moment: Moment, kind: str) -> None:
+    def _log_json(self, name: str, value: Mapping[str, Any], moment: LogTime, kind: str) -> None:
         self._experiment.log_asset_data(
             json.dumps(value), name=f"{kind}/{name}.json", step=moment.step
         )

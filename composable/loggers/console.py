@@ -4,11 +4,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-from composable.core._table import format_table
+from composable._support.table import format_table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import to_numbers
 from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed
-from composable.loggers._patterns import check_patterns, matches
+from composable.loggers._patterns import matches_any, metric_patterns
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -50,14 +50,14 @@ class ConsoleLogger(LoggerDestination):
                 f"log_interval={str(self._interval)!r} must be in epochs, batches or fractions of "
                 "the run, such as '1ep', '10ba' or '0.1dur'."
             )
-        self._stream, self._metrics = stream, check_patterns(metrics)
+        self._stream, self._metrics = stream, metric_patterns(metrics)
         self._latest: dict[str, Any] = {}
         self._before: State | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Keep the latest value of each metric."""
         for name, value in metrics.items():
-            if matches(name, self._metrics):
+            if matches_any(name, self._metrics):
                 self._latest[name] = value
 
     def log_text(self, texts: Mapping[str, str], timestamp: Timestamp) -> None:

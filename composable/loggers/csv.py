@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from composable.core._paths import check_no_link, is_stream, open_to_write, write_atomically
-from composable.functional._checks import as_path, check_flag
-from composable.loggers._back_end import BackEndLogger, Moment
+from composable._support.checks import as_path, check_flag
+from composable._support.paths import check_no_link, is_stream_file, open_to_write, write_atomically
+from composable.loggers._back_end import BackEndLogger, LogTime
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -68,7 +68,7 @@ class CSVLogger(BackEndLogger):
         if self._writes:
             check_no_link(self.path)
         replaces = self._began or self.overwrite or self._saved_run is not None
-        replaces = replaces or is_stream(self.path)
+        replaces = replaces or is_stream_file(self.path)
         if self._writes and not replaces and self.path.exists() and not self._is_begun():
             raise FileExistsError(
                 f"path={str(self.path)!r} exists; pass another path, or overwrite=True."
@@ -90,7 +90,7 @@ class CSVLogger(BackEndLogger):
         self._rewrite(rows)
 
     def _read(self) -> list[dict[str, str]]:
-        if is_stream(self.path):
+        if is_stream_file(self.path):
             return []
         with self.path.open(newline="", encoding="utf-8") as file:
             return list(csv.DictReader(file))
@@ -101,7 +101,7 @@ class CSVLogger(BackEndLogger):
         writer = csv.DictWriter(text, self._columns, lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-        if is_stream(self.path):
+        if is_stream_file(self.path):
             if len(self._columns) > len(_TIMES):
                 self._append(text.getvalue())
         else:
@@ -126,10 +126,10 @@ class CSVLogger(BackEndLogger):
         return {"columns": list(self._columns), "rows": self._num_rows}
 
     def _flush(self) -> None:
-        if self._file is not None and not is_stream(self.path):
+        if self._file is not None and not is_stream_file(self.path):
             os.fsync(self._file.fileno())
 
-    def _write_metrics(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
+    def _write_metrics(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
         rows = [{**_times(moment), **values} for moment, values in records]
         new = {name: None for row in rows for name in row if name not in self._columns}
         if new:
@@ -141,7 +141,7 @@ class CSVLogger(BackEndLogger):
         self._num_rows += len(rows)
 
 
-def _times(moment: Moment) -> dict[str, Any]:
+def _times(moment: LogTime) -> dict[str, Any]:
     now = moment.timestamp
     times = (now.epoch, now.batch, now.sample, round(now.total_wct, 6))
     return dict(zip(_TIMES, times, strict=True))

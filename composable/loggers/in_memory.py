@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from composable.core._html import panel, sparkline, table
+from composable._support.html import panel, sparkline, table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import to_numbers
 from composable.core.time import Timestamp

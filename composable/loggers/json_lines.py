@@ -14,23 +14,23 @@ from urllib.parse import quote
 
 from torch import Tensor
 
-from composable.core._hashing import hash_prefix
-from composable.core._paths import (
+from composable._support.checks import as_path, check_count, check_flag
+from composable._support.file_hashing import hash_prefix
+from composable._support.paths import (
     check_no_link,
-    is_stream,
+    is_stream_file,
     next_name,
     open_to_write,
     truncate,
     write_atomically,
 )
-from composable.core._printable import shorten
+from composable._support.printable import shorten
 from composable.core.callback import check_keys
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Logger, to_numbers
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed import Processes
-from composable.functional._checks import as_path, check_count, check_flag
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
 
@@ -115,7 +115,7 @@ class JSONLinesLogger(LoggerDestination):
     @property
     def _is_stream(self) -> bool:
         """Whether there is nothing to truncate, as in a pipe."""
-        return is_stream(self.path)
+        return is_stream_file(self.path)
 
     def _open(self) -> IO[bytes]:
         if not self._begun:

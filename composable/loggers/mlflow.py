@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from composable.core import _json
-from composable.core._paths import write_atomically
-from composable.functional._checks import check_flag
+from composable._support import strict_json
+from composable._support.checks import check_flag
+from composable._support.paths import write_atomically
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_mapping, check_text
-from composable.loggers._back_end import BackEndLogger, Moment
+from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._histograms import Histogram
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class MLFlowLogger(BackEndLogger):
         self._client.set_terminated(self.run_id, status=self._status)
         self._status = "FINISHED"
 
-    def _write_metrics(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
+    def _write_metrics(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
         from mlflow.entities import Metric
 
         metrics, texts = [], {}
@@ -177,20 +177,20 @@ class MLFlowLogger(BackEndLogger):
         if changed:
             self._client.log_batch(self.run_id, tags=changed)
 
-    def _write_images(self, name: str, pictures: Sequence[bytes], moment: Moment) -> None:
+    def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
         for i, picture in enumerate(pictures):
             self._write_file("images", f"{_file(name)}-step{moment.step}-{i}.png", picture)
 
-    def _write_histogram(self, name: str, histogram: Histogram, moment: Moment) -> None:
+    def _write_histogram(self, name: str, histogram: Histogram, moment: LogTime) -> None:
         counted = {"edges": list(histogram.edges), "counts": list(histogram.counts)}
         content = json.dumps(counted).encode()
         self._write_file("histograms", f"{_file(name)}-step{moment.step}.json", content)
 
-    def _write_text(self, name: str, text: str, moment: Moment) -> None:
+    def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         self._write_file("texts", f"{_file(name)}-step{moment.step}.txt", text.encode())
 
     def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: Moment
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
     ) -> None:
         content = json.dumps({"columns": list(columns), "data": [list(row) for row in rows]})
         self._write_file("tables", f"{_file(name)}-step{moment.step}.json", content.encode())
@@ -233,7 +233,7 @@ def _tags_of_environment() -> dict[str, str]:
     if given is None:
         return {}
     try:
-        tags = _json.load(given, "MLFLOW_TAGS")
+        tags = strict_json.load(given, "MLFLOW_TAGS")
     except ValueError:
         tags = None
     if not isinstance(tags, dict):

@@ -8,12 +8,12 @@ from datetime import timedelta
 from itertools import accumulate
 from typing import IO, TYPE_CHECKING, Any
 
+from composable._support.checks import check_one_of, check_range
 from composable.core.destination import LoggerDestination
 from composable.core.logger import to_numbers
 from composable.core.time import Time, Timestamp, TimeUnit, progress
 from composable.distributed import Processes
-from composable.functional._checks import check_one_of, check_range
-from composable.loggers._patterns import check_patterns, matches
+from composable.loggers._patterns import matches_any, metric_patterns
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -79,7 +79,7 @@ class ProgressBarLogger(LoggerDestination):
             check_one_of("style", style, ("bar", "lines"))
         if refresh_seconds is not None:
             check_range("refresh_seconds", refresh_seconds, 0)
-        self._bars, self._metrics = frozenset(bars), check_patterns(metrics)
+        self._bars, self._metrics = frozenset(bars), metric_patterns(metrics)
         self._style, self._stream, self._refresh_seconds = style, stream, refresh_seconds
         self._latest: dict[str, Any] = {}
         self._bar: Any = None
@@ -95,7 +95,7 @@ class ProgressBarLogger(LoggerDestination):
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Keep the latest values of the metrics to show."""
         for name, value in metrics.items():
-            if matches(name, self._metrics):
+            if matches_any(name, self._metrics):
                 self._latest[name.removeprefix("metrics/")] = value
 
     # --- training ---

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composable.core._paths import truncate
-from composable.functional._checks import as_path
-from composable.loggers._back_end import BackEndLogger, Moment
+from composable._support.checks import as_path
+from composable._support.paths import truncate
+from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import png_size
 
@@ -96,7 +96,7 @@ class TensorBoardLogger(BackEndLogger):
     def _release(self) -> None:
         self._writer.close()
 
-    def _write_metrics(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
+    def _write_metrics(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
         for moment, values in records:
             for name, value in values.items():
                 if isinstance(value, str):
@@ -114,7 +114,7 @@ class TensorBoardLogger(BackEndLogger):
         for summary in session:
             self._writer.file_writer.add_summary(summary)
 
-    def _write_images(self, name: str, pictures: Sequence[bytes], moment: Moment) -> None:
+    def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for i, picture in enumerate(pictures):
@@ -126,7 +126,7 @@ class TensorBoardLogger(BackEndLogger):
             summary = Summary(value=[Summary.Value(tag=tag, image=image)])
             self._writer.file_writer.add_summary(summary, moment.step, moment.clock)
 
-    def _write_histogram(self, name: str, histogram: Histogram, moment: Moment) -> None:
+    def _write_histogram(self, name: str, histogram: Histogram, moment: LogTime) -> None:
         if histogram.counts:
             self._writer.add_histogram_raw(
                 name,
@@ -141,11 +141,11 @@ class TensorBoardLogger(BackEndLogger):
                 moment.clock,
             )
 
-    def _write_text(self, name: str, text: str, moment: Moment) -> None:
+    def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         self._writer.add_text(name, text, moment.step, moment.clock)
 
     def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: Moment
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
     ) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
         text = "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)

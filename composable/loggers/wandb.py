@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from composable._support.checks import as_path, check_one_of
 from composable.core.callback import AttachedRun
-from composable.functional._checks import as_path, check_one_of
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_text
-from composable.loggers._back_end import BackEndLogger, Moment, save_model
+from composable.loggers._back_end import BackEndLogger, LogTime, save_model
 from composable.loggers._histograms import Histogram
 from composable.loggers._wandb_log import OfflineLog
 
@@ -197,10 +197,10 @@ class WandBLogger(BackEndLogger):
 
     # --- writing ---
 
-    def _log(self, values: Mapping[str, Any], moment: Moment) -> None:
+    def _log(self, values: Mapping[str, Any], moment: LogTime) -> None:
         self._wandb_run.log(dict(values), step=moment.step)
 
-    def _write_metrics(self, records: Sequence[tuple[Moment, Mapping[str, Any]]]) -> None:
+    def _write_metrics(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
         for moment, values in records:
             self._log({n: v for n, v in values.items() if v is not None}, moment)
 
@@ -209,27 +209,27 @@ class WandBLogger(BackEndLogger):
         self._folder = None if folder is None else Path(folder)
         self._wandb_run.config.update(dict(values), allow_val_change=True)
 
-    def _write_images(self, name: str, pictures: Sequence[bytes], moment: Moment) -> None:
+    def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
         import wandb
         from PIL import Image
 
         found = [wandb.Image(Image.open(io.BytesIO(picture))) for picture in pictures]
         self._log({name: found}, moment)
 
-    def _write_histogram(self, name: str, histogram: Histogram, moment: Moment) -> None:
+    def _write_histogram(self, name: str, histogram: Histogram, moment: LogTime) -> None:
         import wandb
 
         if histogram.counts:
             pair = (list(histogram.counts), list(histogram.edges))
             self._log({name: wandb.Histogram(np_histogram=pair)}, moment)
 
-    def _write_text(self, name: str, text: str, moment: Moment) -> None:
+    def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         import wandb
 
         self._log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)}, moment)
 
     def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: Moment
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
     ) -> None:
         import wandb
 

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from composable.core.batch_spec import BatchSpec
-from composable.core.model_call import call_with_input
-from composable.functional._checks import check_module
+from composable._support.checks import check_module
+from composable.batches.model_call import call_with_input
+from composable.batches.spec import BatchSpec
 from composable.metrics import accuracy
 
 __all__ = ["Classifier"]

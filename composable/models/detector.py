@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable.functional._checks import check_module, check_range, kind_of
+from composable._support.checks import check_module, check_range, kind_of
 
 __all__ = ["Detector"]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable.core.loss import OutputLoss
-from composable.core.model_call import batch_spec_of, keyword_call_of
-from composable.functional._checks import check_module
+from composable._support.checks import check_module
+from composable.batches.model_call import batch_spec_of, keyword_call_of
+from composable.losses.loss import OutputLoss
 
 __all__ = ["HuggingFaceModel"]
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.optim.decay import WEIGHTS, decay_groups
 from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.multi import base_optimizers

@@ -7,7 +7,7 @@ import attrs
 from torch import nn
 from torch.optim import Optimizer
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.multi import MultiOptimizer
 from composable.optim.roles import (

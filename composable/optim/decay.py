@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from composable.functional._checks import check_module
+from composable._support.checks import check_module
 from composable.optim.roles import NORMS_AND_BIASES, ROLES, TABLES, collect, roles_of
 
 __all__ = ["decay_groups"]

@@ -4,7 +4,7 @@ from math import inf
 
 import attrs
 
-from composable.functional._checks import check_count, check_order, check_range
+from composable._support.checks import check_count, check_order, check_range
 from composable.functional.ema_nesterov import move_ahead
 from composable.optim.wrapping import (
     AnyOptimizer,

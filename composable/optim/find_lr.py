@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composable.core._paths import write_atomically
-from composable.functional._checks import as_path, check_count, check_order, check_range
+from composable._support.checks import as_path, check_count, check_order, check_range
+from composable._support.paths import write_atomically
 from composable.optim.learning_rates import write_option
 from composable.plan.plotting import save_figure
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from composable.functional._checks import check_module, check_range
-from composable.optim.roles import matches
+from composable._support.checks import check_module, check_range
+from composable.optim.roles import matches_pattern
 
 __all__ = ["layerwise_groups"]
 
@@ -129,9 +129,9 @@ def _given(layers: Any, named: dict[str, nn.Parameter]) -> list[list[str]]:
         if not isinstance(patterns, (list, tuple)) or not all(isinstance(p, str) for p in patterns):
             raise TypeError(f"layers[{i}]={given!r} must be a name or a list of names.")
         for pattern in patterns:
-            if not any(matches(name, pattern) for name in named):
+            if not any(matches_pattern(name, pattern) for name in named):
                 raise ValueError(f"layers[{i}] has {pattern!r}, which matches no parameter.")
-        found.append([name for name in rest if any(matches(name, p) for p in patterns)])
+        found.append([name for name in rest if any(matches_pattern(name, p) for p in patterns)])
         rest = {name: p for name, p in rest.items() if name not in found[-1]}
     if rest:
         raise ValueError(

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import TypedDict
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.core.stateful import Number
 from composable.core.time import HasTime, TimeUnit, progress
 from composable.optim.per_group import PerGroup

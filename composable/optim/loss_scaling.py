@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from composable.functional._checks import (
+from composable._support.checks import (
     check_count,
     check_flag,
     check_range,

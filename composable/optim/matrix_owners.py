@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from composable.functional._lent import local_part, sharded_like, whole
+from composable._support.dtensors import local_part, sharded_like, whole
 
 __all__ = ["Batch", "compute_by_owners"]
 

@@ -2,8 +2,8 @@
 
 import attrs
 
+from composable._support.checks import check_count, check_range
 from composable.functional import warmed_up_momentum
-from composable.functional._checks import check_count, check_range
 from composable.optim.wrapping import AnyOptimizer, Group, StepWrapper, check_wrappable, wrap
 
 __all__ = ["with_momentum_warmup"]

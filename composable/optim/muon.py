@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-from composable.functional._checks import check_count, check_flag, check_place, check_range
-from composable.functional._lent import local_part
+from composable._support.checks import check_count, check_flag, check_place, check_range
+from composable._support.dtensors import local_part
 from composable.functional.orthogonalize import COEFFICIENTS, check_coefficients, iterate
 from composable.optim.matrix_owners import Batch, compute_by_owners
 from composable.optim.model_parameters import ModelGroups, ModelParameters

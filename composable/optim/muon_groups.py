@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from composable.core._warnings import warn_user
-from composable.optim.roles import MATRICES, OTHERS, ROLES, TABLES, choose, collect, roles_of
+from composable._support.warn import warn_user
+from composable.optim.roles import MATRICES, OTHERS, ROLES, TABLES, choose_roles, collect, roles_of
 
 __all__ = ["muon_groups"]
 
@@ -57,7 +57,7 @@ def muon_groups(
         [('matrices', 1), ('others', 4)]
     """
     chosen = {MATRICES: matrices, OTHERS: others}
-    roles = choose(roles_of(model, *more), chosen, stacked, argument="{}")
+    roles = choose_roles(roles_of(model, *more), chosen, stacked, argument="{}")
     if not any(role.name == MATRICES for role in roles):
         warn_user(
             f"{type(model).__name__} has no hidden matrix, so Muon updates all parameters by "

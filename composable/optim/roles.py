@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 from torch import nn
 
+from composable._support.checks import check_count, check_module
 from composable.functional import NGramEmbedding
-from composable.functional._checks import check_count, check_module
 
-__all__ = ["ROLES", "Role", "collect", "matches", "role_groups", "roles_of"]
+__all__ = ["ROLES", "Role", "collect", "matches_pattern", "role_groups", "roles_of"]
 
 MATRICES, EMBEDDINGS, HEAD = "matrices", "embeddings", "head"
 NORMS_AND_BIASES, TABLES, OTHERS = "norms_and_biases", "tables", "others"
@@ -47,7 +47,7 @@ class Role:
 
     def matches(self, pattern: str) -> bool:
         """Return whether one of its names matches a pattern."""
-        return any(matches(name, pattern) for name in self.names)
+        return any(matches_pattern(name, pattern) for name in self.names)
 
 
 def role_groups(
@@ -93,7 +93,7 @@ def role_groups(
     """
     if roles is not None and not isinstance(roles, Mapping):
         raise TypeError(f"roles={roles!r} must be a mapping of roles to lists of names.")
-    chosen = choose(roles_of(model, *more), roles or {}, stacked, argument="roles[{!r}]")
+    chosen = choose_roles(roles_of(model, *more), roles or {}, stacked, argument="roles[{!r}]")
     return [
         {"params": params, "name": name, **({"stacked": count} if count > 1 else {})}
         for name, count, params in collect(chosen)
@@ -138,7 +138,7 @@ def collect(
             yield name, count, params
 
 
-def matches(name: str, pattern: str) -> bool:
+def matches_pattern(name: str, pattern: str) -> bool:
     """Return whether a pattern is the name of a parameter, of a module around it, or matches it."""
     return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
 
@@ -224,7 +224,7 @@ def _stacked(places: Sequence[_Place]) -> int:
 # --- choices of the user ---
 
 
-def choose(
+def choose_roles(
     roles: Sequence[Role],
     chosen: Mapping[str, Sequence[str]],
     stacked: Mapping[str, int] | None,

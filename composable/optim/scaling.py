@@ -6,8 +6,8 @@ from typing import Any
 
 import attrs
 
+from composable._support.checks import check_flag, check_range
 from composable.core.time import HasTime, Time, Timestamp, TimeUnit
-from composable.functional._checks import check_flag, check_range
 from composable.optim.per_group import PerGroup
 from composable.optim.per_option import PerOption
 from composable.optim.schedule import Schedule

@@ -11,8 +11,8 @@ from typing import Any
 
 import attrs
 
+from composable._support.checks import check_range
 from composable.core.time import HasTime
-from composable.functional._checks import check_range
 
 __all__ = ["ScalingRule", "scaling_rule"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable.functional._checks import check_count, check_range
+from composable._support.checks import check_count, check_range
 
 __all__ = ["AdamWScheduleFree", "SGDScheduleFree", "ScheduleFree"]
 

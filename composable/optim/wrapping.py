@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from composable.functional._lent import local_part
+from composable._support.dtensors import local_part
 
 __all__ = ["StepWrapper", "check_wrappable", "local_values", "wrap"]
 

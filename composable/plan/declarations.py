@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 from torch import Tensor
@@ -13,7 +13,18 @@ from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
 
-__all__ = ["as_algorithm", "as_callback", "as_destination", "as_list", "as_observer"]
+__all__ = [
+    "OneOrSeveral",
+    "as_algorithm",
+    "as_callback",
+    "as_destination",
+    "as_list",
+    "as_observer",
+]
+
+One = TypeVar("One")
+OneOrSeveral: TypeAlias = One | Iterable[One] | None
+"""An argument that `as_list` converts."""
 
 _FIELDS = {field.name for field in attrs.fields(State)}
 _STATE_FIELDS = f"fields of State: {', '.join(sorted(_FIELDS))}"

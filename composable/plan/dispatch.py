@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 from typing_extensions import TypedDict
 
-from composable.core._notes import add_origin_note
+from composable._support.notes import add_origin_note
 from composable.core.algorithm import Algorithm, check_returned
 from composable.core.callback import Callback, FunctionCallback, hooks_of
 from composable.core.control import Control

@@ -15,13 +15,13 @@ import attrs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.batches.batch import tensors_of
 from composable.core.algorithm import Algorithm, leaves
-from composable.core.batch import tensors_of
 from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["EffectError", "ObserverError", "WriteGuard", "changes", "fingerprint"]
+__all__ = ["EffectError", "ObserverError", "WriteGuard", "fingerprint", "fingerprint_changes"]
 
 _CHECKED = (
     "model",
@@ -61,7 +61,7 @@ class CheckedAlgorithm:
         """Run the algorithm, and check its changes."""
         before = fingerprint(state)
         new = self.algorithm(event, state)
-        for change in changes(before, fingerprint(state)):
+        for change in fingerprint_changes(before, fingerprint(state)):
             raise EffectError(
                 f"{self.name} changed {change} at {event.name}: compute a new value, and return "
                 "state.evolve(...) with it."
@@ -100,7 +100,7 @@ class ReadOnlyHook:
         """Call the method, and check that the state is unchanged."""
         before = fingerprint(state)
         requested = self.hook(state, logger)
-        for change in changes(before, fingerprint(state)):
+        for change in fingerprint_changes(before, fingerprint(state)):
             raise ObserverError(
                 f"{self.name} changed {change} at {self.event.name}, but callbacks must not change "
                 "the state: compute on a clone(), or write an Algorithm, which returns a new state."
@@ -121,11 +121,11 @@ def fingerprint(state: State) -> dict[str, Fingerprint]:
 
     Example:
         >>> from composable import State
-        >>> from composable.plan.effects import changes, fingerprint
+        >>> from composable.plan.effects import fingerprint_changes, fingerprint
         >>> state = State(torch.nn.Linear(2, 1), loss=torch.tensor(1.0))
         >>> before = fingerprint(state)
         >>> _ = state.loss.mul_(2)
-        >>> list(changes(before, fingerprint(state)))
+        >>> list(fingerprint_changes(before, fingerprint(state)))
         ['state.loss in place']
     """
     found = {}
@@ -214,7 +214,9 @@ _GUARDED: Mapping[Event, tuple[str, Callable[[State], Sequence[Tensor]]]] = Mapp
 )
 
 
-def changes(before: Mapping[str, Fingerprint], after: Mapping[str, Fingerprint]) -> Iterator[str]:
+def fingerprint_changes(
+    before: Mapping[str, Fingerprint], after: Mapping[str, Fingerprint]
+) -> Iterator[str]:
     """Describe the differences between two fingerprints."""
     for path, old in before.items():
         new = after.get(path)

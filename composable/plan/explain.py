@@ -7,19 +7,19 @@ from typing import Any
 
 import attrs
 
-from composable.core._html import details, panel, table
-from composable.core._table import format_table
+from composable._support.html import details, panel, table
+from composable._support.table import format_table
 from composable.core.algorithm import Algorithm, Remark, nested
 from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.plan.compatibility import Caveat
 from composable.plan.ordering import explain_position
 
-__all__ = ["Step", "algorithm_steps", "as_data", "callback_step", "format_plan", "plan_html"]
+__all__ = ["PlanStep", "algorithm_steps", "as_data", "callback_step", "format_plan", "plan_html"]
 
 
 @attrs.frozen
-class Step:
+class PlanStep:
     """One step of a plan: what runs at an event, on which fields, and why in this position."""
 
     event: Event
@@ -30,7 +30,7 @@ class Step:
     why: str
 
 
-def algorithm_steps(event: Event, plan: Sequence[Algorithm]) -> list[Step]:
+def algorithm_steps(event: Event, plan: Sequence[Algorithm]) -> list[PlanStep]:
     """Describe the algorithms that run at an event.
 
     Args:
@@ -39,7 +39,7 @@ def algorithm_steps(event: Event, plan: Sequence[Algorithm]) -> list[Step]:
     """
     here = nested(plan, event)
     return [
-        Step(
+        PlanStep(
             event,
             algorithm.name,
             algorithm.stage.name.lower(),
@@ -51,13 +51,13 @@ def algorithm_steps(event: Event, plan: Sequence[Algorithm]) -> list[Step]:
     ]
 
 
-def callback_step(event: Event, callback: Callback, why: str) -> Step:
+def callback_step(event: Event, callback: Callback, why: str) -> PlanStep:
     """Describe a callback that runs at an event."""
-    return Step(event, callback.name, "watches", (), (), why)
+    return PlanStep(event, callback.name, "watches", (), (), why)
 
 
 def format_plan(
-    steps: Sequence[Step],
+    steps: Sequence[PlanStep],
     caveats: Iterable[Caveat | Remark],
     omitted: str = "",
     *,
@@ -80,7 +80,7 @@ def format_plan(
 
 
 def plan_html(
-    algorithms: Sequence[Algorithm], steps: Sequence[Step], caveats: Iterable[Caveat | Remark]
+    algorithms: Sequence[Algorithm], steps: Sequence[PlanStep], caveats: Iterable[Caveat | Remark]
 ) -> str:
     """Format a plan for notebooks: its algorithms, its caveats, and its steps on a click."""
     if not steps:
@@ -103,7 +103,7 @@ _EMPTY = "The plan is empty: the loop runs alone."
 _COLUMNS = ("event", "who", "stage", "reads", "writes", "why here")
 
 
-def _rows(steps: Iterable[Step]) -> list[tuple[str, ...]]:
+def _rows(steps: Iterable[PlanStep]) -> list[tuple[str, ...]]:
     return [
         (
             step.event.value,
@@ -121,7 +121,7 @@ def as_data(
     algorithms: Iterable[Algorithm],
     callbacks: Iterable[Callback],
     caveats: Iterable[Caveat],
-    steps: Iterable[Step],
+    steps: Iterable[PlanStep],
 ) -> dict[str, Any]:
     """Convert a plan to plain data: see `Plan.to_dict`."""
     return {

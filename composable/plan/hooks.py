@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any
 
 from composable._other_trainers import HOOKS
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event

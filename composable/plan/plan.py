@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.core.algorithm import Algorithm, Remark, leaves, nested
 from composable.core.callback import Callback, callback_id, hooks_of
 from composable.core.control import Control
@@ -15,6 +15,7 @@ from composable.core.state import State
 from composable.core.time import HasTime, TimeLike
 from composable.plan.compatibility import Caveat, caveats, check_compatibility, check_names
 from composable.plan.declarations import (
+    OneOrSeveral,
     as_algorithm,
     as_callback,
     as_destination,
@@ -24,7 +25,7 @@ from composable.plan.hooks import check_hooks
 from composable.plan.ordering import topological_sort
 
 if TYPE_CHECKING:
-    from composable.plan.explain import Step
+    from composable.plan.explain import PlanStep
     from composable.plan.timeline import Timeline
 
 __all__ = ["IdleAlgorithmWarning", "Plan"]
@@ -76,9 +77,9 @@ class Plan:
     @classmethod
     def compile(
         cls,
-        algorithms: Iterable[Algorithm | Callable[[Event, State], State]] = (),
-        callbacks: Iterable[Callback | type[Callback] | Callable[..., Control | None]] = (),
-        loggers: Iterable[LoggerDestination | type[LoggerDestination]] = (),
+        algorithms: OneOrSeveral[Algorithm | Callable[[Event, State], State]] = (),
+        callbacks: OneOrSeveral[Callback | type[Callback] | Callable[..., Control | None]] = (),
+        loggers: OneOrSeveral[LoggerDestination | type[LoggerDestination]] = (),
         *,
         builtin_callbacks: Iterable[Callback] = (),
     ) -> "Plan":
@@ -168,7 +169,7 @@ class Plan:
 
     # --- descriptions ---
 
-    def steps(self) -> "list[Step]":
+    def steps(self) -> "list[PlanStep]":
         """Return the steps of the plan, in the order of the events."""
         from composable.plan.explain import algorithm_steps, callback_step  # on use
 

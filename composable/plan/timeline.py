@@ -9,11 +9,11 @@ from typing import Any
 
 import attrs
 
-from composable.core._paths import write_atomically
-from composable.core._table import format_table
+from composable._support.checks import as_path, check_count
+from composable._support.paths import write_atomically
+from composable._support.table import format_table
 from composable.core.algorithm import Algorithm
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
-from composable.functional._checks import as_path, check_count
 from composable.plan.plotting import draw, new_axes, new_figure, save_figure
 from composable.plan.spans import Row, Span, find_rows
 

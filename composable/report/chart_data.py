@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from colorsys import hls_to_rgb, rgb_to_hls
 from typing import Any
 
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.curves import Curve, Grid
-from composable.report.html import clean
+from composable.report.html import visible
 from composable.report.images import in_order
 from composable.report.recorded_run import RecordedRun
 
@@ -30,7 +30,7 @@ def color_of(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
-def run_color(comparison: Comparison, run: int) -> str:
+def run_color(comparison: RunComparison, run: int) -> str:
     """Return the color of a run: a shade of the color of its group."""
     group = next(i for i, runs in enumerate(comparison.groups) if run in runs)
     runs = comparison.groups[group]
@@ -62,7 +62,7 @@ def shown_metrics(runs: Sequence[RecordedRun]) -> list[str]:
     return sorted((n for n in names if not n.startswith("time_split/")), key=position)
 
 
-def chart_data(comparison: Comparison) -> dict[str, Any]:
+def chart_data(comparison: RunComparison) -> dict[str, Any]:
     """Return what the page draws, as plain values."""
     runs, metrics = comparison.runs, shown_metrics(comparison.runs)
     num_curves = sum(name in run.curves for run in runs for name in metrics)
@@ -71,7 +71,7 @@ def chart_data(comparison: Comparison) -> dict[str, Any]:
     return {
         "runs": [
             {
-                "name": clean(name),
+                "name": visible(name),
                 "group": group_of[index],
                 "color": run_color(comparison, index),
                 "epochLength": run.epoch_length,
@@ -81,7 +81,7 @@ def chart_data(comparison: Comparison) -> dict[str, Any]:
             for index, (run, name) in enumerate(zip(runs, comparison.names, strict=True))
         ],
         "groups": [
-            {"name": clean(comparison.group_name(group)), "color": color_of(index)}
+            {"name": visible(comparison.group_name(group)), "color": color_of(index)}
             for index, group in enumerate(comparison.groups)
         ],
         "charts": [_chart(name, runs, most) for name in metrics],
@@ -92,7 +92,7 @@ def _chart(name: str, runs: Sequence[RecordedRun], most: int) -> dict[str, Any]:
     curves = {i: run.curves[name] for i, run in enumerate(runs) if name in run.curves}
     grid = Grid.over(curves.values(), most)
     return {
-        "name": clean(name),
+        "name": visible(name),
         "dense": any(len(curve) > 100 for curve in curves.values()),
         "curves": [{"run": index, **_curve(curve, grid)} for index, curve in curves.items()],
     }

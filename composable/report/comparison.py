@@ -6,11 +6,11 @@ from typing import Any
 
 import attrs
 
-from composable.report.lines import as_text
+from composable.report.lines import short_text
 from composable.report.recorded_run import RecordedRun
 from composable.runs.diff import configuration
 
-__all__ = ["Comparison", "first_difference"]
+__all__ = ["RunComparison", "first_different_batch"]
 
 # Facts about the machine and the start, in which runs of one configuration may differ.
 _SYSTEM = (
@@ -21,7 +21,7 @@ _TRAINING = ("max_duration", "requested_duration")
 
 
 @attrs.frozen(eq=False)
-class Comparison:
+class RunComparison:
     """Several runs side by side."""
 
     runs: tuple[RecordedRun, ...]
@@ -35,7 +35,7 @@ class Comparison:
     """The indices of runs whose settings are equal except for the seed."""
 
     @classmethod
-    def of(cls, runs: Sequence[RecordedRun]) -> "Comparison":
+    def of(cls, runs: Sequence[RecordedRun]) -> "RunComparison":
         """Compare runs."""
         rows = [_flat(run.configuration) for run in runs]
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -58,7 +58,7 @@ class Comparison:
 
 
 def _flat(record: Mapping[str, Any]) -> dict[str, str]:
-    return {name: as_text(value) for name, value in configuration(record, _TRAINING).items()}
+    return {name: short_text(value) for name, value in configuration(record, _TRAINING).items()}
 
 
 def _groups(settings: Mapping[str, tuple[str, ...]], num_runs: int) -> tuple[tuple[int, ...], ...]:
@@ -80,7 +80,7 @@ def _names(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
     return tuple(os.path.relpath(folder, common) for folder in folders)
 
 
-def first_difference(first: RecordedRun, second: RecordedRun) -> tuple[int | None, int]:
+def first_different_batch(first: RecordedRun, second: RecordedRun) -> tuple[int | None, int]:
     """Find the first batch in which the losses or learning rates of two runs differ.
 
     Returns:

@@ -6,10 +6,10 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from composable.report.chart_data import color_of, shown_metrics
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.curves import Grid
 from composable.report.extras import needs
-from composable.report.html import clean
+from composable.report.html import visible
 from composable.report.recorded_run import RecordedRun
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def plot_runs(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None =
         shared_xaxes=True,
         vertical_spacing=min(0.06, 0.2 / len(names)),
     )
-    comparison = Comparison.of(runs)
+    comparison = RunComparison.of(runs)
     for row, name in enumerate(names, start=1):
         curves = {i: run.curves[name] for i, run in enumerate(runs) if name in run.curves}
         grid = Grid.over(curves.values(), _MOST_POINTS)
@@ -136,4 +136,4 @@ def _trace(points: Sequence[tuple[int, float]], name: str, index: int, row: int)
 
 def _plain(text: str) -> str:
     """Escape a name: plotly interprets some HTML."""
-    return escape(clean(text), quote=False)
+    return escape(visible(text), quote=False)

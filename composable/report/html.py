@@ -3,19 +3,19 @@
 from html import escape
 from typing import Any
 
-__all__ = ["HTML", "clean", "element", "join", "table"]
+__all__ = ["HTML", "element", "join", "scrolling_table", "visible"]
 
 
 class HTML(str):
     """Text that is HTML already."""
 
 
-def clean(text: str) -> str:
+def visible(text: str) -> str:
     r"""Replace characters that cannot be seen, such as controls and changes of direction.
 
     Example:
-        >>> from composable.report.html import clean
-        >>> clean("a\x1b[2Jb") == "a\ufffd[2Jb"
+        >>> from composable.report.html import visible
+        >>> visible("a\x1b[2Jb") == "a\ufffd[2Jb"
         True
     """
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
@@ -49,7 +49,7 @@ def join(*parts: Any) -> HTML:
     return HTML("".join(part if isinstance(part, HTML) else _text(part) for part in parts))
 
 
-def table(header: list[Any], rows: list[HTML], **attributes: Any) -> HTML:
+def scrolling_table(header: list[Any], rows: list[HTML], **attributes: Any) -> HTML:
     """Build a table that scrolls sideways on a narrow screen."""
     head = element("thead", element("tr", *(element("th", cell) for cell in header)))
     body = element("tbody", *rows)
@@ -61,4 +61,4 @@ def _name(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    return escape(clean(str(value)))
+    return escape(visible(str(value)))

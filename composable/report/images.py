@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import attrs
 
-from composable.core._paths import open_regular
+from composable._support.paths import open_regular
 
 __all__ = ["Image", "find_images", "in_order"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composable.core import _json
-from composable.core._paths import open_regular
+from composable._support import strict_json
+from composable._support.paths import open_regular
 
-__all__ = ["as_batch", "as_number", "as_text", "read_lines"]
+__all__ = ["as_batch", "as_number", "read_lines", "short_text"]
 
 _LONGEST = 1 << 24
 _MOST_BATCHES = 2**53
@@ -51,8 +51,8 @@ def read_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
 
 def _load(raw: bytes) -> dict[str, Any] | None:
     try:
-        line = _json.load(raw, "a line")
-    except _json.InvalidJSONError:
+        line = strict_json.load(raw, "a line")
+    except strict_json.InvalidJSONError:
         return None
     return line if isinstance(line, dict) else None
 
@@ -82,7 +82,7 @@ def as_batch(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < _MOST_BATCHES else None
 
 
-def as_text(value: Any) -> str:
+def short_text(value: Any) -> str:
     """Return a short text for a value that may be anything."""
     text = value if isinstance(value, str) else json.dumps(value, default=repr)
     return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"

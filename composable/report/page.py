@@ -10,11 +10,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from composable._support.checks import as_path
+from composable._support.paths import write_atomically
 from composable._version import __version__
-from composable.core._paths import write_atomically
-from composable.functional._checks import as_path
 from composable.report.chart_data import chart_data
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.extras import needs
 from composable.report.html import HTML, element
 from composable.report.recorded_run import RecordedRun, find_runs
@@ -94,7 +94,7 @@ def _read(runs: Any) -> list[RecordedRun]:
 def render(runs: Sequence[RecordedRun], title: str | None = None) -> str:
     """Return the page as text."""
     plotly = _compressed_plotly()  # first, since it may be missing
-    comparison = Comparison.of(runs)
+    comparison = RunComparison.of(runs)
     names = ", ".join(comparison.names)
     heading = title or (f"Run {names}" if len(runs) == 1 else f"{len(runs)} runs")
     head = element(

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from composable._support.checks import as_path
+from composable._support.html import panel, sparkline, table
+from composable._support.secrets import redact, redact_command
 from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
-from composable.core._html import panel, sparkline, table
-from composable.core._secrets import redact, redact_command
-from composable.functional._checks import as_path
 from composable.report.curves import Curve
 from composable.report.extras import needs
 from composable.report.images import Image, find_images, in_order
-from composable.report.lines import as_batch, as_number, as_text, read_lines
+from composable.report.lines import as_batch, as_number, read_lines, short_text
 from composable.runs import records
 from composable.runs.events import EVENTS
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from plotly.graph_objects import Figure
 
-__all__ = ["Clock", "RecordedRun", "ShownWarning", "find_runs"]
+__all__ = ["BatchClock", "RecordedRun", "ShownWarning", "find_runs"]
 
 _FIELDS = frozenset({"epoch", "batch", "sample", "seconds"})
 _RUNNING = 120.0  # seconds since the last write
 
 
 @attrs.frozen(eq=False)
-class Clock:
+class BatchClock:
     """The samples and seconds of training at some batches, to convert between them."""
 
     samples: Curve = attrs.field(factory=Curve)
@@ -109,7 +109,7 @@ class RecordedRun:
     """The configurations, one for each start of the run, the oldest first."""
     curves: dict[str, Curve] = attrs.field(init=False, factory=dict)
     """The metrics by their logged names: `loss/train`, `lr`, `metrics/eval/accuracy`."""
-    clock: Clock = attrs.field(init=False, factory=Clock)
+    clock: BatchClock = attrs.field(init=False, factory=BatchClock)
     warnings: list[ShownWarning] = attrs.field(init=False, factory=list)
     checkpoints: list[dict[str, Any]] = attrs.field(init=False, factory=list)
     """Each checkpoint: `name`, `batch`, `epoch`, `bytes`, `complete`, `created`, `best`."""
@@ -268,7 +268,7 @@ class RecordedRun:
             recent = time.time() - self._last_write() < _RUNNING
             self.status = "running" if recent else "not ended"
         elif last.get("error") is not None:
-            self.error = as_text(last["error"])
+            self.error = short_text(last["error"])
             stopped = re.match(r"KeyboardInterrupt|Preempted", self.error)
             self.status = "interrupted" if stopped else "failed"
         elif last:
@@ -276,7 +276,7 @@ class RecordedRun:
 
     def _add_warning(self, line: dict[str, Any]) -> None:
         category, message, where = (
-            as_text(line.get(name, "")) for name in ("category", "message", "where")
+            short_text(line.get(name, "")) for name in ("category", "message", "where")
         )
         for one in self.warnings:
             if (one.category, one.message, one.where) == (category, message, where):

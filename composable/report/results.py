@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import attrs
 
-from composable.callbacks._results import known_mode
+from composable.core.result_names import known_mode
 from composable.report.chart_data import shown_metrics
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.recorded_run import RecordedRun
 
 __all__ = ["GroupResult", "best_value", "group_results", "mode_of_metric", "result_names"]
@@ -51,7 +51,7 @@ class GroupResult:
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
 
-def group_results(comparison: Comparison, name: str) -> list[GroupResult]:
+def group_results(comparison: RunComparison, name: str) -> list[GroupResult]:
     """Return the results of the groups that have any, the best one first if the name tells."""
     found = []
     for index, group in enumerate(comparison.groups):

@@ -6,12 +6,12 @@ from typing import Any
 
 import attrs
 
+from composable._support.warn import warn_user
 from composable.checkpoint.errors import MissingCheckpointError
-from composable.core._warnings import warn_user
 from composable.core.results import LOGGED
 from composable.core.state import State
 from composable.resume.manager import CheckpointManager
-from composable.resume.select import is_checkpoint
+from composable.resume.select import looks_like_checkpoint
 
 __all__ = [
     "Best",
@@ -53,7 +53,11 @@ def find_best(managers: Sequence[CheckpointManager], loaded: Path | None) -> Bes
             continue
         name, value = manager.best
         path = manager.settings.folder / name
-        if loaded is not None and not is_checkpoint(path) and is_checkpoint(loaded.parent / name):
+        if (
+            loaded is not None
+            and not looks_like_checkpoint(path)
+            and looks_like_checkpoint(loaded.parent / name)
+        ):
             path = loaded.parent / name
         return Best(f"{LOGGED}{metric}", mode, value, path)
     return None
@@ -108,7 +112,7 @@ def check_best(best: Best | None) -> None:
     Raises:
         MissingCheckpointError: It does not.
     """
-    if best is not None and not is_checkpoint(best.checkpoint):
+    if best is not None and not looks_like_checkpoint(best.checkpoint):
         raise MissingCheckpointError(
             f"load_best_at_end=True needs the best checkpoint of the run so far, and there is no "
             f"{best.checkpoint}; copy it there from the folder of the run, or pass "

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from composable._support.printable import printable, shorten
+from composable._support.warn import warn_user
 from composable.checkpoint.filters import covers
-from composable.core._printable import printable, shorten
-from composable.core._warnings import warn_user
 
 __all__ = [
     "ChangedRunWarning",

@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from composable._support import strict_json
+from composable._support.paths import open_to_write
+from composable._support.printable import printable
 from composable.checkpoint.errors import CheckpointError
-from composable.core import _json
-from composable.core._paths import open_to_write
-from composable.core._printable import printable
 
 fcntl: Any
 try:
@@ -72,7 +72,7 @@ class RunLock:
             raise
         self._seen = {"pid": os.getpid(), "host": socket.gethostname(), "time": time.time()}
         self._file.truncate(0)
-        self._file.write(_json.dump(self._seen))
+        self._file.write(strict_json.dump(self._seen))
         self._file.flush()
         _held.add(self.folder)
 
@@ -119,8 +119,8 @@ class RunLock:
 def _read(file: IO[bytes]) -> dict[str, Any]:
     file.seek(0)
     try:
-        owner = _json.load(file.read(_MOST), LOCK)
-    except _json.InvalidJSONError:
+        owner = strict_json.load(file.read(_MOST), LOCK)
+    except strict_json.InvalidJSONError:
         return {}
     return owner if isinstance(owner, dict) else {}
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Protocol
 
 from typing_extensions import TypedDict
 
+from composable._support.warn import warn_user
 from composable.checkpoint.errors import (
     BrokenCheckpointWarning,
     CheckpointError,
@@ -15,7 +16,6 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.filters import expanded, replaced
 from composable.checkpoint.manifest import is_plain_name
-from composable.core._warnings import warn_user
 from composable.core.results import is_better
 from composable.core.state import State
 from composable.core.stateful import Kind
@@ -107,7 +107,7 @@ class CheckpointManager:
     def make_folder(self) -> None:
         """Create the folder, once: if it vanishes later, its disk may have been unmounted."""
         if self.dry_run is None and Processes.current().is_main:
-            from composable.checkpoint._atomic import make_folder  # on use: it is slow to import
+            from composable.checkpoint.atomic import make_folder  # on use: it is slow to import
 
             self._settle(lambda: make_folder(self.settings.folder))
 

@@ -12,10 +12,10 @@ from composable.checkpoint.errors import MismatchError
 __all__ = [
     "ModuleState",
     "capture_module",
-    "check_module",
-    "check_values",
+    "check_saved_module",
+    "check_saved_tensors",
+    "module_tensors",
     "restore_module",
-    "tensors_of",
 ]
 
 
@@ -28,7 +28,7 @@ class ModuleState(TypedDict):
     in_evaluation: list[str]
 
 
-def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+def module_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of a module, by name."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
@@ -40,7 +40,7 @@ def capture_module(module: nn.Module, evaluated: Mapping[str, Tensor]) -> Module
         module: The module.
         evaluated: The values with which some of its tensors are evaluated, by name.
     """
-    own = tensors_of(module)
+    own = module_tensors(module)
     new = {id(own[name]): tensor for name, tensor in evaluated.items()}  # a tensor may have names
     weights = {n: new.get(id(one), one) for n, one in module.state_dict(keep_vars=True).items()}
     named = {n: b for n, b in module.named_buffers() if n not in weights}  # not persistent
@@ -63,7 +63,7 @@ def restore_module(
         trained: The values that are trained, where the module is evaluated with others.
     """
     module.load_state_dict(saved["weights"])
-    tensors = tensors_of(module)
+    tensors = module_tensors(module)
     with torch.no_grad():
         for name, value in {**saved["buffers"], **trained}.items():
             tensors[name].copy_(value)
@@ -76,7 +76,7 @@ def restore_module(
     return {id(theirs[name]): own[name] for name in theirs if isinstance(own[name], Tensor)}
 
 
-def check_module(
+def check_saved_module(
     module: nn.Module, saved: Mapping[str, Any], path: str, what: str = "model"
 ) -> None:
     """Check that the saved names, shapes and dtypes are those of the model or the loss."""
@@ -103,11 +103,11 @@ def check_module(
             )
 
 
-def check_values(
+def check_saved_tensors(
     module: nn.Module, saved: Mapping[str, Any], where: str, *, every: bool = False
 ) -> None:
     """Check that saved tensors are values of tensors of a module, or of all of them."""
-    own = tensors_of(module)
+    own = module_tensors(module)
     for name, value in saved.items():
         if name not in own or not isinstance(value, Tensor) or value.shape != own[name].shape:
             wanted = f"a tensor of shape {list(own[name].shape)}" if name in own else "absent"

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import TypedDict
 
+from composable._support.dtensors import whole_like
+from composable._support.printable import shorten
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
-from composable.core._printable import shorten
 from composable.core.stateful import Kind, is_count
 from composable.core.structure import short
-from composable.functional._lent import whole_like
 from composable.resume.values import alike, expect
 
 __all__ = [
     "OptimizerState",
     "capture_optimizer",
-    "check_optimizer",
+    "check_saved_optimizer",
     "parameter_names",
     "restore_optimizer",
 ]
@@ -95,7 +95,7 @@ def _names_of(optimizer: Optimizer, names: Names) -> list[list[str]]:
     ]
 
 
-def check_optimizer(
+def check_saved_optimizer(
     optimizer: Optimizer, saved: Mapping[str, Any], names: Names, where: str
 ) -> None:
     """Check that a saved state is one of this optimizer, without changing anything.

@@ -177,7 +177,7 @@ class Saved:
 
     def write(self, path: Path, *, overwrite: bool) -> Path:
         """Write a checkpoint: all processes together if tensors are sharded, otherwise rank 0."""
-        from composable.checkpoint._writer import write  # on use: it is slow to import
+        from composable.checkpoint.writer import write  # on use: it is slow to import
 
         processes = Processes.current()
         sharded = any(hasattr(tensor, "device_mesh") for tensor in self.tensors.values())

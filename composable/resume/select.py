@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from composable._support.warn import warn_user
 from composable.checkpoint.errors import (
     BrokenCheckpointWarning,
     CheckpointError,
@@ -14,7 +15,6 @@ from composable.checkpoint.errors import (
     MissingCheckpointError,
     VersionError,
 )
-from composable.core._warnings import warn_user
 from composable.resume.verify import Reader, ResumePoint
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = [
     "check_folder_is_ours",
     "find_resume_point",
-    "is_checkpoint",
     "latest_valid",
     "latest_weights",
+    "looks_like_checkpoint",
     "read_point",
 ]
 
@@ -55,7 +55,7 @@ def find_resume_point(
     if given is None:
         return None
     path = Path(given)
-    if reader.processes.on_main(lambda: is_checkpoint(path)):
+    if reader.processes.on_main(lambda: looks_like_checkpoint(path)):
         return reader.point(path, ignored)
     latest = latest_valid(path, reader)
     if latest is not None:
@@ -86,7 +86,7 @@ def check_folder_is_ours(folder: Path, run: str | None) -> None:
         )
 
 
-def is_checkpoint(path: Path) -> bool:
+def looks_like_checkpoint(path: Path) -> bool:
     """Return whether a path is that of a checkpoint, complete or not."""
     from composable.checkpoint.manifest import MANIFEST  # on use: it is slow to import
 
@@ -131,7 +131,7 @@ def _complete(folder: Path, run: str | None, max_batch: int | None) -> list[str]
 def latest_weights(load_path: str | Path) -> Path:
     """Return a checkpoint or weights file, or the latest checkpoint of a folder."""
     path = Path(load_path)
-    found = [] if is_checkpoint(path) else _find(path)
+    found = [] if looks_like_checkpoint(path) else _find(path)
     return found[0].path if found else path
 
 

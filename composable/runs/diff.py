@@ -6,19 +6,20 @@ from typing import Any
 
 import attrs
 
+from composable._moved import renamed
+from composable._support.printable import printable
 from composable.checkpoint import files
 from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
-from composable.core._printable import printable
 from composable.runs import records as run_records
 from composable.runs.records import Steps, format_hex
 
 __all__ = [
-    "Comparison",
     "Difference",
+    "RunDifference",
     "changes",
-    "compare",
     "configuration",
+    "diff_runs",
     "first_difference",
     "first_weight",
 ]
@@ -39,7 +40,7 @@ class Difference:
 
 
 @attrs.frozen
-class Comparison:
+class RunDifference:
     """The first differences between two runs."""
 
     runs: tuple[Path, Path]
@@ -76,7 +77,7 @@ class Comparison:
         return "\n".join(map(printable, lines))
 
 
-def compare(first: str | Path, second: str | Path) -> Comparison:
+def diff_runs(first: str | Path, second: str | Path) -> RunDifference:
     """Find the first step, metric and tensor that differ between two recorded runs.
 
     Args:
@@ -92,7 +93,7 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
         >>> from functools import partial
         >>> import torch
         >>> from composable import Trainer
-        >>> from composable.runs.diff import compare
+        >>> from composable.runs.diff import diff_runs
         >>> data = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]
         >>> folders = [tempfile.mkdtemp() for _ in range(2)]
         >>> for seed, folder in enumerate(folders):
@@ -107,7 +108,7 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
         ...         progress_bar=False,
         ...     )
         ...     state = trainer.fit()
-        >>> compare(*folders).step.batch
+        >>> diff_runs(*folders).step.batch
         0
     """
     runs = Path(first), Path(second)
@@ -116,7 +117,7 @@ def compare(first: str | Path, second: str | Path) -> Comparison:
     step = _first_step(*steps)
     skipped: list[str] = []
     tensor = _first_digest(*steps) or _first_tensor(*runs, skipped)
-    return Comparison(runs, tuple(changes(*records)), step, tensor, tuple(skipped))
+    return RunDifference(runs, tuple(changes(*records)), step, tensor, tuple(skipped))
 
 
 # --- steps ---
@@ -233,3 +234,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from composable._support.paths import open_regular
+from composable._support.secrets import redact_command
 from composable._version import __version__
-from composable.core._paths import open_regular
-from composable.core._secrets import redact_command
 
 __all__ = ["describe_environment", "describe_script", "hash_file"]
 

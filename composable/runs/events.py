@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from composable.core._paths import open_to_write
-from composable.core._secrets import redact
+from composable._support.paths import open_to_write
+from composable._support.secrets import redact
 from composable.core.time import Timestamp
 from composable.runs.shown_warnings import ShownWarnings
 

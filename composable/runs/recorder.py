@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from composable.checkpoint._atomic import make_folder
+from composable._support.checks import as_path, check_flag
+from composable._support.file_hashing import hash_prefix
+from composable._support.paths import check_no_link, open_to_write, truncate
+from composable._support.warn import warn_user
+from composable.checkpoint.atomic import make_folder
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
-from composable.core._hashing import hash_prefix
-from composable.core._paths import check_no_link, open_to_write, truncate
-from composable.core._warnings import warn_user
 from composable.core.callback import Callback, check_keys
 from composable.core.logger import to_numbers
 from composable.core.state import State
-from composable.functional._checks import as_path, check_flag
 from composable.optim.learning_rates import LearningRates
 from composable.resume.manager import UnsavedCheckpointWarning
 from composable.runs import records
@@ -231,9 +231,9 @@ class RunRecorder(Callback):
             truncate(path, self._bytes)
         else:  # the file of another run, or a new folder
             if path.exists() and path.stat().st_size:
-                records.rotate(path)
+                records.rotate_file(path)
             if (self.folder / EVENTS).exists():
-                records.rotate(self.folder / EVENTS)
+                records.rotate_file(self.folder / EVENTS)
             open_to_write(path, "ab").close()
             self._bytes, self._hash = 0, sha256()
             self._digest = self._hash.hexdigest()

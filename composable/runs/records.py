@@ -15,11 +15,11 @@ from typing import Any
 
 import attrs
 
-from composable.checkpoint._reader import readable
+from composable._support import strict_json
+from composable._support.paths import check_no_link, next_name, open_regular, write_atomically
+from composable._support.strict_json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, MissingCheckpointError
-from composable.core import _json
-from composable.core._json import JSON
-from composable.core._paths import check_no_link, next_name, open_regular, write_atomically
+from composable.checkpoint.reader import readable
 
 __all__ = [
     "RUN",
@@ -31,7 +31,7 @@ __all__ = [
     "format_hex",
     "read_records",
     "read_steps",
-    "rotate",
+    "rotate_file",
     "write_line",
 ]
 
@@ -61,9 +61,9 @@ def add_record(folder: Path, record: Mapping[str, JSON]) -> None:
     except MissingCheckpointError:
         earlier = []
     except DamagedCheckpointError:
-        rotate(target)
+        rotate_file(target)
         earlier = []
-    raw = _json.dump({"format": _FORMAT, "records": [*earlier, dict(record)]}, indent=1)
+    raw = strict_json.dump({"format": _FORMAT, "records": [*earlier, dict(record)]}, indent=1)
     write_atomically(target, raw)
 
 
@@ -80,7 +80,7 @@ def read_records(folder: Path) -> list[dict[str, JSON]]:
         raw = file.read(_MAX_RUN + 1)
         if len(raw) > _MAX_RUN:
             raise DamagedCheckpointError(f"{path} has more than the maximum of {_MAX_RUN} bytes.")
-        body = _json.load(raw, str(path))
+        body = strict_json.load(raw, str(path))
     records = body.get("records") if isinstance(body, dict) else None
     if not isinstance(records, list) or not records or body.get("format") != _FORMAT:
         raise DamagedCheckpointError(f"{path} is not the record of a run.")
@@ -90,7 +90,7 @@ def read_records(folder: Path) -> list[dict[str, JSON]]:
     return records
 
 
-def rotate(path: Path) -> None:
+def rotate_file(path: Path) -> None:
     """Rename a file to the next free numbered name: steps.jsonl becomes steps.1.jsonl."""
     os.rename(path, next_name(path))
 
@@ -181,7 +181,7 @@ def format_hex(value: Any) -> str:
 def write_line(batch: int, epoch: int, values: Mapping[str, Any]) -> bytes:
     """Encode a line of `steps.jsonl`."""
     exact = {name: as_exact(value) for name, value in values.items()}
-    return _json.dump({"batch": batch, "epoch": epoch, **exact}) + b"\n"
+    return strict_json.dump({"batch": batch, "epoch": epoch, **exact}) + b"\n"
 
 
 def read_steps(folder: Path) -> Steps:
@@ -208,7 +208,7 @@ def read_steps(folder: Path) -> Steps:
 
 
 def _add_line(steps: Steps, raw: bytes, where: str) -> None:
-    line = _json.load(raw, where)
+    line = strict_json.load(raw, where)
     if not isinstance(line, dict) or not _is_batch(line.get("batch")):
         raise DamagedCheckpointError(f"{where}: the batch number is missing.")
     batch = line.pop("batch")

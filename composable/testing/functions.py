@@ -9,13 +9,13 @@ from typing import Any
 import attrs
 import torch
 
-from composable.core._table import format_table
+from composable._support.table import format_table
 from composable.testing.no_sync import HostSyncError
 from composable.testing.problems import CLASSES, feature_maps, image_batch
 from composable.testing.properties import (
     PROPERTIES,
     Arguments,
-    NotApplicable,
+    NotApplicableError,
     PropertyFailed,
     Subject,
 )
@@ -149,7 +149,7 @@ def check_function(
 def _answer(check: Callable[[Subject], None], subject: Subject) -> Answer:
     try:
         check(subject)
-    except NotApplicable as error:
+    except NotApplicableError as error:
         return Answer("not applicable", str(error))
     except Exception as error:
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), "")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.batches.batch import map_tensors, tensors_of
 from composable.core.algorithm import Algorithm, leaves
-from composable.core.batch import map_tensors, tensors_of
 from composable.core.callback import Callback
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
@@ -24,7 +24,7 @@ from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.plan.combinators import always, never, when
 from composable.plan.compatibility import AmbiguousOrderWarning
-from composable.plan.effects import EffectError, changes, fingerprint
+from composable.plan.effects import EffectError, fingerprint, fingerprint_changes
 from composable.plan.plan import Plan
 from composable.testing.modules import description
 from composable.testing.properties import same_state
@@ -245,7 +245,7 @@ def _surgery(case: Case) -> Verdict:
         seen, computed = fingerprint(before), _outputs(case, state)
         new = algorithm(event, state)
         now = description(model)
-        for change in changes(seen, fingerprint(before)):
+        for change in fingerprint_changes(seen, fingerprint(before)):
             what = f"it changed {change.replace('state.model', 'the model')}"
             found.append(Violation(what, event))
         for name in {**looks, **now}:

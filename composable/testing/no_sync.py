@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composable.functional._sampling import numbers
+from composable._support.sampling import numbers
 
 __all__ = ["HostSyncError", "NoSync"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from composable.core.batch import map_tensors, tensors_of
+from composable.batches.batch import map_tensors, tensors_of
 from composable.testing.modules import description
 from composable.testing.no_sync import NoSync
 from composable.utils.reproducibility import (
@@ -24,7 +24,7 @@ from composable.utils.reproducibility import (
     seed_torch,
 )
 
-__all__ = ["PROPERTIES", "NotApplicable", "PropertyFailed", "Subject", "no_sync_on"]
+__all__ = ["PROPERTIES", "NotApplicableError", "PropertyFailed", "Subject", "no_sync_on"]
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Positional arguments, or arguments by name."""
@@ -40,7 +40,7 @@ class PropertyFailed(AssertionError):
     """A function does not have a property."""
 
 
-class NotApplicable(Exception):
+class NotApplicableError(Exception):
     """A property does not apply to a function."""
 
 
@@ -144,7 +144,7 @@ def _generator_decides(subject: Subject) -> None:
             f"with {given}, its result depends on the seed of the global generators"
         )
     if not subject.draws:
-        raise NotApplicable("it takes no generator, and draws nothing")
+        raise NotApplicableError("it takes no generator, and draws nothing")
 
 
 def _global_generators(subject: Subject) -> None:
@@ -162,7 +162,7 @@ def _keeps(dtype: torch.dtype) -> Callable[[Subject], None]:
         given = subject.arguments()
         floats = [t for t in _every_tensor(given) if t.is_floating_point()]
         if not floats:
-            raise NotApplicable("no argument is a floating-point tensor")
+            raise NotApplicableError("no argument is a floating-point tensor")
         arguments = _converted(given, lambda t: t.to(dtype), lambda m: m.to(dtype))
         inputs = map_tensors(
             lambda t: t.to(dtype) if t.is_floating_point() else t, subject.sample()
@@ -170,7 +170,7 @@ def _keeps(dtype: torch.dtype) -> Callable[[Subject], None]:
         results = subject.numbers(subject.call(arguments), inputs)
         found = [t for t in results if t.is_floating_point()]
         if not found:
-            raise NotApplicable("no result is a floating-point tensor")
+            raise NotApplicableError("no result is a floating-point tensor")
         shapes = {t.shape for t in floats}
         # A weight or a count that is returned with the result may have a higher precision.
         for tensor in [t for t in found if t.shape in shapes] or found:
@@ -185,7 +185,7 @@ def _channels_last(subject: Subject) -> None:
     """Check that the channels-last memory format is preserved."""
     images = [t for t in _every_tensor(subject.arguments()) if _has_layout(t)]
     if not images and not _modules(subject.arguments()):
-        raise NotApplicable("no argument is a batch of images")
+        raise NotApplicableError("no argument is a batch of images")
     arguments = _converted(subject.arguments(), _last, _module_last)
     result = subject.call(arguments)
     if isinstance(result, nn.Module):
@@ -194,7 +194,7 @@ def _channels_last(subject: Subject) -> None:
         results = list(tensors_of(result))
     maps = [t for t in results if _has_layout(t)]
     if not maps:
-        raise NotApplicable("no result is a batch of images")
+        raise NotApplicableError("no result is a batch of images")
     if not all(map(_lies_last, maps)):
         raise PropertyFailed("it returns channels-first images for channels-last images")
 
@@ -237,7 +237,7 @@ def _vmap(subject: Subject) -> None:
     _without_generator(inner, "torch.func.vmap does not support generators")
     leaves = [t.detach() for t in tensors_of(inner.arguments())]
     if not leaves:
-        raise NotApplicable("no argument is a tensor")
+        raise NotApplicableError("no argument is a tensor")
     updated = _updated_buffers(inner)
     stacks = [torch.stack([_rolled(t, by) for by in range(3)]) for t in leaves]
     buffers = {name: torch.stack([buffer] * 3) for name, buffer in updated.items()}
@@ -290,7 +290,7 @@ def _gradients(subject: Subject) -> None:
     leaves = list(tensors_of(arguments))
     places = [i for i, t in enumerate(leaves) if t.is_floating_point() and t.numel()]
     if not places:
-        raise NotApplicable("no argument is a floating-point tensor")
+        raise NotApplicableError("no argument is a floating-point tensor")
 
     def of_floats(*floats: Tensor) -> tuple[Tensor, ...]:
         given = list(leaves)
@@ -304,7 +304,7 @@ def _gradients(subject: Subject) -> None:
     floats = [leaves[i].clone().requires_grad_() for i in places]
     results = of_floats(*floats)
     if not results:
-        raise NotApplicable("no result is a floating-point tensor")
+        raise NotApplicableError("no result is a floating-point tensor")
     if not any(t.requires_grad for t in results):
         raise PropertyFailed("no result has a gradient with respect to its arguments")
 
@@ -343,7 +343,7 @@ def no_sync_on(device: torch.device, subject: Subject) -> None:
 def _batch_of(size: int, words: str) -> Callable[[Subject], None]:
     def takes(subject: Subject) -> None:
         if not subject.sized:
-            raise NotApplicable("its arguments do not depend on the batch size")
+            raise NotApplicableError("its arguments do not depend on the batch size")
         results = subject.numbers(subject.call(subject.arguments(size)), subject.sample(size))
         if not all(bool(t.isfinite().all()) for t in results):
             raise PropertyFailed("its result is not finite")
@@ -419,7 +419,7 @@ def _generator(function: Callable[..., Any]) -> inspect.Parameter | None:
 def _without_generator(subject: Subject, reason: str) -> None:
     taken = _generator(subject.function)
     if taken is not None and taken.default is inspect.Parameter.empty:
-        raise NotApplicable(f"it requires a generator, and {reason}")
+        raise NotApplicableError(f"it requires a generator, and {reason}")
 
 
 # --- arguments ---

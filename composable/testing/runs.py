@@ -10,8 +10,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from composable.batches.batch import tensors_of
 from composable.core.algorithm import Algorithm, Stage
-from composable.core.batch import tensors_of
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event

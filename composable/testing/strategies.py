@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from composable._support.checks import check_count, check_flag, check_size
 from composable.algorithms import (
     EMA,
     BlurPool,
@@ -22,10 +23,9 @@ from composable.algorithms import (
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.key import Key
-from composable.core.loss import TargetLoss
 from composable.core.state import State
 from composable.core.time import Time, Timestamp, TimeUnit
-from composable.functional._checks import check_count, check_flag, check_size
+from composable.losses.loss import TargetLoss
 from composable.testing.problems import CLASSES, SHAPE, built, image_batch
 from composable.utils.reproducibility import preserve_rng
 

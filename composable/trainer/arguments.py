@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
+from composable.batches.model_call import is_transformers_model
+from composable.batches.precision import Precision
+from composable.batches.spec import BatchSpec
 from composable.core.algorithm import Algorithm, Stage, leaves
-from composable.core.batch_spec import BatchSpec
 from composable.core.event import Event
 from composable.core.intervals import check_interval
-from composable.core.loss import Loss, ModelLoss, OutputLoss, TargetLoss
-from composable.core.model_call import is_transformers_model
-from composable.core.precision import Precision
 from composable.core.state import State
 from composable.core.time import Time, TimeUnit, check_time
 from composable.distributed.starting import local_device
+from composable.losses.loss import Loss, ModelLoss, OutputLoss, TargetLoss
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list
@@ -67,7 +67,7 @@ def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> Loss | Non
     return OutputLoss(type(model).__name__) if is_transformers_model(model) else None
 
 
-def check_device(device: Any) -> torch.device:
+def find_device(device: Any) -> torch.device:
     """Return the device; by default "cuda" if available."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -207,7 +207,7 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
             Evaluator(
                 one.label,
                 one.dataloader,
-                metrics=check_metrics(metrics if one.metrics is None else one.metrics),
+                metrics=metrics_by_name(metrics if one.metrics is None else one.metrics),
                 eval_interval=check_interval("eval_interval", interval),
             )
         )
@@ -219,7 +219,7 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
     return tuple(complete)
 
 
-def check_metrics(metrics: Any) -> dict[str, Any]:
+def metrics_by_name(metrics: Any) -> dict[str, Any]:
     """Return metrics by name."""
     if metrics is None:
         return {}
@@ -249,7 +249,7 @@ def metrics_of(model: nn.Module, loss: Loss | None) -> dict[str, Any]:
     define = getattr(model, "metrics", None)
     if not isinstance(loss, ModelLoss) or not callable(define) or isinstance(define, nn.Module):
         return {}
-    return check_metrics(define(train=False))
+    return metrics_by_name(define(train=False))
 
 
 def check_log_interval(interval: Any) -> Time:

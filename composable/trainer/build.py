@@ -9,9 +9,6 @@ from torch import nn
 
 from composable.core.event import Event
 from composable.core.key import Key
-from composable.core.loss import call_of, loss_module
-from composable.core.loss_mean import declared_by
-from composable.core.loss_weights import LossWeights
 from composable.core.state import State
 from composable.data.prefetch import Copies, CopyStream, OnHost
 from composable.distributed.shards import Shards
@@ -20,13 +17,16 @@ from composable.engines.build import engine_type
 from composable.engines.engine import Engine, Setup
 from composable.engines.initialization import has_meta_tensors
 from composable.engines.shares import LossShares
+from composable.losses.loss import call_of, loss_module
+from composable.losses.mean import declared_by
+from composable.losses.weights import LossWeights
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
 from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
-from composable.trainer.evaluation import Evaluation
+from composable.trainer.evaluation import EvaluationLoop
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.options import TrainerOptions
@@ -85,7 +85,7 @@ def moved(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
-def load_weights(options: TrainerOptions, state: State) -> None:
+def load_given_weights(options: TrainerOptions, state: State) -> None:
     """Load the weights of `load_path`; of a model that is sharded, the part of this process."""
     from composable.checkpoint.weights import load_path_weights  # on use: it is slow to import
     from composable.resume.select import latest_weights
@@ -168,7 +168,7 @@ def build_run(
             engine=engine,
         ),
         rates=rates,
-        evaluation=Evaluation(dispatcher, engine, options.evaluators, weights),
+        evaluation=EvaluationLoop(dispatcher, engine, options.evaluators, weights),
         guard=NonFiniteGuard(
             options.nonfinite_loss, options.nonfinite_loss != "raise" or state.device.type == "cpu"
         ),
@@ -214,7 +214,7 @@ def _prepare(
 ) -> State:
     """Load the weights of `load_path`, and prepare the engine; fire `AFTER_LOAD`."""
     loads = options.load_path is not None and not resumes
-    load = partial(load_weights, options) if loads else None
+    load = partial(load_given_weights, options) if loads else None
     late = load is not None and loads_late(engine, state, dispatcher.plan)
     if load is not None and not late:
         load(state)

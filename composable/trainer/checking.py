@@ -13,17 +13,17 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core.batch import tensors_of
-from composable.core.loss import check_loss
+from composable.batches.batch import tensors_of
 from composable.core.state import State
 from composable.core.time import TimeUnit
 from composable.data.fetching import copy_loader
 from composable.data.grouping import batches_of
 from composable.data.order import get_generator_states, set_generator_states
+from composable.losses.loss import check_loss
 from composable.optim.multi import base_optimizers
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.session import CallbackStates
-from composable.trainer.trial import Trial
+from composable.trainer.trial import TrialRun
 
 if TYPE_CHECKING:
     from composable.trainer.checkpoints import Checkpoints
@@ -90,7 +90,7 @@ class CheckReport:
 
 
 def check_run(
-    trial: Trial, checkpoints: "Checkpoints", batches: Iterable[Any] | None
+    trial: TrialRun, checkpoints: "Checkpoints", batches: Iterable[Any] | None
 ) -> CheckReport:
     """Run one batch of everything, within a trial, which undoes the steps.
 
@@ -136,7 +136,7 @@ def _part(part: str | Callable[[], str], seconds: dict[str, float], name: str) -
     seconds[name] = time.perf_counter() - began
 
 
-def _stage(trial: Trial, batch: Any) -> str:
+def _stage(trial: TrialRun, batch: Any) -> str:
     """Return what fails of a step, by repeating its parts; the error of the step is raised."""
     run = trial.run
     first, forward = batches_of(batch)[0], run.engine.forward
@@ -187,12 +187,12 @@ def _save_and_resume(checkpoints: "Checkpoints", seconds: dict[str, float]) -> i
 def _restore(checkpoints: "Checkpoints", path: Path) -> None:
     """Restore a checkpoint of the run as it is."""
     from composable.resume.select import read_point  # on use
-    from composable.trainer.restoring import values_of
+    from composable.trainer.restoring import checkpoint_values
 
     run, callbacks = checkpoints.run, CallbackStates(checkpoints.session)
     point = read_point(path, checkpoints.options.reader, run=checkpoints.records.run_id)
     callbacks.follow(path, point.description)
-    with run.engine.restoring(values_of(run, point), str(path)) as own:
+    with run.engine.restoring(checkpoint_values(run, point), str(path)) as own:
         parts = checkpoints.parts(run.state, callbacks)
         parts.check(own, str(path))
         parts.restore(own, str(path), but=_KEPT)

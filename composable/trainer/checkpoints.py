@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
@@ -145,7 +145,7 @@ class Checkpoints:
 
     def write(self, path: Path, *, weights_only: bool, overwrite: bool) -> Path:
         """Write a checkpoint between two calls."""
-        from composable.checkpoint._atomic import make_folder  # on use
+        from composable.checkpoint.atomic import make_folder  # on use
         from composable.resume.parts import Saved
 
         self.session.check_override()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from composable.core._secrets import redact
+from composable._support.secrets import redact
 from composable.core.state import State
 from composable.core.time import Time
 from composable.data.fetching import loader_length

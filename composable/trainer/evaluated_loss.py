@@ -9,15 +9,15 @@ from typing import Any
 
 from torch import Tensor
 
-from composable.core.batch import map_tensors, tensors_of
-from composable.core.joined import join_parts
-from composable.core.loss import ModelLoss, TargetLoss
-from composable.core.loss_confirmation import LossOf
-from composable.core.loss_watch import LossWatch
-from composable.core.loss_weights import LossWeights
-from composable.core.part_weights import SplitLossError, Weight
+from composable.batches.batch import map_tensors, tensors_of
+from composable.batches.joined import join_parts
 from composable.core.state import State
 from composable.data.fetching import loader_length
+from composable.losses.confirmation import LossOf
+from composable.losses.loss import ModelLoss, TargetLoss
+from composable.losses.part_weights import SplitLossError, Weight
+from composable.losses.watch import LossWatch
+from composable.losses.weights import LossWeights
 from composable.metrics import Averages
 
 __all__ = ["EvaluatedLoss"]

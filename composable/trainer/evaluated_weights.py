@@ -18,17 +18,17 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from typing_extensions import TypedDict
 
-from composable.core._warnings import warn_user
+from composable._support.dtensors import LentModel, local_part
+from composable._support.warn import warn_user
 from composable.core.algorithm import leaves
 from composable.core.event import Event
 from composable.core.state import State
 from composable.engines.modules import bind_loss
 from composable.functional import with_tensors
-from composable.functional._lent import LentModel, local_part
 from composable.optim.multi import base_optimizers
 from composable.optim.schedule_free import ScheduleFree
 from composable.plan.plan import Plan
-from composable.resume.modules import tensors_of
+from composable.resume.modules import module_tensors
 from composable.trainer.parameters import temporary_weights
 
 __all__ = [
@@ -37,8 +37,8 @@ __all__ = [
     "Weights",
     "at_averaged_weights",
     "averaging_names",
-    "loss_module",
-    "same_bits",
+    "equal_bits",
+    "loss_module_of",
 ]
 
 
@@ -112,7 +112,7 @@ class EvaluatedWeights:
         if self.best is not None:
             return self.best
         averages = averaged_weights(state.model, state.optimizers)
-        loss = averaged_weights(loss_module(state), state.optimizers)
+        loss = averaged_weights(loss_module_of(state), state.optimizers)
         model = with_tensors(state.model, averages) if averages else state.model
         for algorithm in self.plan().transforms(Event.EVAL_START):
             if "model" not in algorithm.writes:
@@ -123,7 +123,7 @@ class EvaluatedWeights:
     def _in(self, model: nn.Module, state: State, loss_fn: Mapping[str, Tensor] = _NONE) -> Weights:
         """Return the tensors of an evaluated model that differ from those of the state's."""
         if model is not state.model and not isinstance(model, LentModel):
-            differing = tensors_of(model).keys() ^ tensors_of(state.model).keys()
+            differing = module_tensors(model).keys() ^ module_tensors(state.model).keys()
             if differing:
                 return self._report(sorted(differing))
         return Weights(dict(_replaced(state.model, model)), loss_fn)
@@ -147,7 +147,7 @@ class EvaluatedWeights:
             states = (pair for one in self._switched for pair in one.state.items())
             trained = [(p, values["y"]) for p, values in states if "y" in values]
             return [(tensor, tensor, value) for tensor, value in [*self._held, *trained]]
-        own = tensors_of(state.model)
+        own = module_tensors(state.model)
         return [(own[name], value, own[name]) for name, value in self.of(state).model.items()]
 
     def model(self, state: State) -> nn.Module:
@@ -170,9 +170,9 @@ class EvaluatedWeights:
                 optimizer.eval()
                 self._switched.append(optimizer)
         weights = self.of(state) if evaluated is None else self._in(evaluated, state)
-        pairs = (state.model, weights.model), (loss_module(state), weights.loss_fn)
+        pairs = (state.model, weights.model), (loss_module_of(state), weights.loss_fn)
         for module, values in pairs:
-            own = tensors_of(module)
+            own = module_tensors(module)
             for name, value in values.items():
                 if own[name] is not value:
                     self._exchange(own[name], value)
@@ -269,7 +269,7 @@ def at_averaged_weights(state: State) -> Iterator[State]:
         yield state
         return
     tensors = averaged_weights(state.model, state.optimizers)
-    loss = loss_module(state)
+    loss = loss_module_of(state)
     with temporary_weights(dict(loss.named_parameters()), averaged_weights(loss, state.optimizers)):
         yield bind_loss(state.evolve(model=with_tensors(state.model, tensors)))
 
@@ -290,7 +290,7 @@ def averaging_names(plan: Plan) -> set[str]:
     return {leaf.name for leaf in parts if Event.EVAL_START in leaf.events}
 
 
-def loss_module(state: State) -> nn.Module:
+def loss_module_of(state: State) -> nn.Module:
     """Return the module that computes the loss, or one without tensors."""
     return nn.Module() if state.loss_module is None else state.loss_module
 
@@ -303,18 +303,18 @@ def _replaced(model: nn.Module, evaluated: nn.Module) -> Iterator[tuple[str, Ten
     """Yield the tensors of the evaluated model that differ from those of the trained one."""
     if evaluated is model:
         return
-    own = tensors_of(model)
-    new = evaluated.tensors if isinstance(evaluated, LentModel) else tensors_of(evaluated)
+    own = module_tensors(model)
+    new = evaluated.tensors if isinstance(evaluated, LentModel) else module_tensors(evaluated)
     for name, tensor in own.items():
         other = new.get(name)
         if other is None or other is tensor or other.shape != tensor.shape:
             continue
         # A copy of a model has buffers of its own.
-        if isinstance(tensor, nn.Parameter) or not same_bits(other, tensor):
+        if isinstance(tensor, nn.Parameter) or not equal_bits(other, tensor):
             yield name, other.detach().to(tensor.dtype)
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
+def equal_bits(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors of one shape on one device have the same bits."""
     if one.dtype != other.dtype or one.device != other.device:
         return False
@@ -368,7 +368,7 @@ def _digest(state: State) -> int:
 
     Counters of writes would miss those through `parameter.data`.
     """
-    tensors = [t for module in state.modules.values() for t in tensors_of(module).values()]
+    tensors = [t for module in state.modules.values() for t in module_tensors(module).values()]
     found = [_position_sums(local_part(tensor.detach())) for tensor in tensors]
     if not found:
         return 0

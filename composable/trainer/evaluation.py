@@ -7,14 +7,12 @@ from typing import Any
 import attrs
 import torch
 
-from composable.core._warnings import warn_user
-from composable.core.batch import map_tensors
+from composable._support.warn import warn_user
+from composable.batches.batch import map_tensors
+from composable.batches.model_call import metric_outputs
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.logger import to_numbers
-from composable.core.loss import ModelLoss, OutputLoss
-from composable.core.loss_weights import LossWeights
-from composable.core.model_call import metric_outputs
 from composable.core.state import State
 from composable.core.stateful import Count, SavedFields, saved
 from composable.data.prefetch import on_device
@@ -22,6 +20,8 @@ from composable.distributed.outputs import gather_outputs
 from composable.engines.engine import Engine
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import bind_loss
+from composable.losses.loss import ModelLoss, OutputLoss
+from composable.losses.weights import LossWeights
 from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
@@ -30,11 +30,11 @@ from composable.trainer.evaluated_weights import at_averaged_weights
 from composable.trainer.guards import warn_if_nonfinite
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["Evaluation"]
+__all__ = ["EvaluationLoop"]
 
 
 @attrs.define(eq=False)
-class Evaluation(SavedFields):
+class EvaluationLoop(SavedFields):
     """Evaluates models and predicts with them.
 
     The weights are the averages of schedule-free optimizers, and what algorithms make of them at

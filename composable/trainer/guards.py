@@ -9,12 +9,12 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composable.core._notes import add_note
-from composable.core._warnings import warn_user
+from composable._support.dtensors import whole
+from composable._support.notes import add_note
+from composable._support.warn import warn_user
 from composable.core.state import State
 from composable.core.stateful import Count, SavedFields, saved
 from composable.engines.modules import Buffers
-from composable.functional._lent import whole
 from composable.optim.stepping import count_skipped_step, zero_grad
 from composable.plan.dispatch import Dispatcher
 

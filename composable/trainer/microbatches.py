@@ -7,8 +7,8 @@ import attrs
 import torch
 from typing_extensions import TypedDict
 
-from composable.core.batch import microbatch_sizes
-from composable.core.batch_spec import BatchSpec
+from composable.batches.batch import microbatch_sizes
+from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.core.stateful import Size
 from composable.data.grouping import BatchPart, batches_of, parts_of, shards_in

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from composable.data.grouping import batches_of
-from composable.trainer.trial import Trial
+from composable.trainer.trial import TrialRun
 
 __all__ = ["module_table"]
 
 
 @torch.no_grad()
-def module_table(trial: Trial, batches: Iterable[Any] | None, depth: int) -> str:
+def module_table(trial: TrialRun, batches: Iterable[Any] | None, depth: int) -> str:
     """Return the table of torchinfo for a model, called as for the next batch of a run.
 
     Args:

@@ -1,32 +1,35 @@
-"""The arguments of the `Trainer`: documented, typed and validated once."""
+"""The arguments of the `Trainer`: its groups as one, checked against one another."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial, wraps
-from pathlib import Path
+import re
+from collections.abc import Callable
+from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec
 
 import attrs
-import torch
-from torch import nn
 
 from composable._other_trainers import ARGUMENTS, advice_on_argument
-from composable.core.batch_spec import BatchSpec
+from composable.batches.model_call import batch_spec_of
+from composable.batches.spec import BatchSpec
 from composable.core.callback import Callback
-from composable.core.intervals import IntervalLike
-from composable.core.loss import Loss
-from composable.core.model_call import batch_spec_of
-from composable.core.precision import Precision
-from composable.core.state import State
-from composable.core.time import Time, TimeLike
 from composable.distributed.processes import Processes
-from composable.distributed.starting import join_processes
-from composable.distributed.strategies import DDP, OneProcess, Strategy, strategy_of
-from composable.functional._checks import as_path, check_count, check_flag, check_one_of
+from composable.distributed.strategies import DDP, OneProcess
+from composable.losses.loss import Loss
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
+from composable.trainer.option_groups import (
+    DataOptions,
+    EvaluationOptions,
+    HardwareOptions,
+    LoadingOptions,
+    LoggingOptions,
+    ModelOptions,
+    OptimizationOptions,
+    ReproducibilityOptions,
+    SavingOptions,
+)
 
 # A module that is imported on use is not needed by each run, or not before it is built.
 if TYPE_CHECKING:
@@ -43,241 +46,26 @@ _NEED_A_FOLDER = (
     "save_in_background",
     "save_weights_only",
 )
-_POLICIES = ("raise", "skip", "rollback", "ignore")
-
-
-def _valid(check_value: Callable[[str, Any], Any]) -> Any:
-    """Make an attrs validator of a check of a name and a value."""
-    return lambda _, attribute, value: check_value(attribute.name, value)
-
-
-def _flag(default: bool = False) -> Any:
-    return attrs.field(default=default, validator=_valid(check_flag))
-
-
-def _duration(given: TimeLike | None) -> Time | None:
-    return None if given is None else check.check_duration(given)
-
-
-def _parallel(given: Any) -> Strategy:
-    join_processes(getattr(given, "timeout", None))
-    from composable.engines.build import check_engine  # on use
-
-    return check_engine(strategy_of(given))
-
-
-def _compile(given: Any) -> bool | dict[str, Any]:
-    if given is False:
-        return False
-    from composable.engines.compiled import check_compile  # on use
-
-    return check_compile(given)
-
-
-def _precision(given: str | Precision) -> Precision:
-    return Precision.of(given)
-
-
-def _save_folder(given: str | Path | None) -> Path | None:
-    return None if given is None else as_path("save_folder", given)
-
-
-def _load_path(given: str | Path | None) -> Path | None:
-    return None if given is None else as_path("load_path", given)
-
-
-def _load_patterns(given: Sequence[str]) -> Sequence[str]:
-    from composable.checkpoint.filters import check_patterns  # on use
-
-    return check_patterns("load_ignore_keys", given)
-
-
-def _loader(name: str, loader: Any) -> None:
-    if loader is not None:
-        check.check_loader(name, loader)
-
-
-def _loggers(given: Any) -> Any:
-    if not isinstance(given, str):
-        return given
-    if given != "auto":
-        raise ValueError(f"loggers={given!r} must be 'auto', a logger or a list of loggers.")
-    from composable.loggers._auto import installed_loggers  # on use: few runs need all of them
-
-    return installed_loggers()
-
-
-def _size(name: str, size: Any) -> None:
-    if not isinstance(size, str):
-        check.check_positive(name, size)
-    elif size != "auto":
-        raise TypeError(f"{name}={size!r} must be a positive integer or 'auto'.")
 
 
 @attrs.frozen(eq=False, kw_only=True)
-class TrainerOptions:
-    """The arguments of the `Trainer`.
-
-    Args:
-        model: A module. With `loss_fn`, it is called with the input of each batch; without, it has
-            a method `loss(outputs, batch)` and is called with the whole batch. A model of
-            Transformers needs neither: it computes the loss itself, from the labels of a batch.
-        train_dataloader: An iterable of batches.
-        eval_dataloader: An iterable of batches, an `Evaluator`, or several evaluators.
-        loss_fn: `loss_fn(outputs, targets)`, a tensor without dimensions. A module is moved to the
-            device, trained, switched to evaluation mode and saved like the model.
-        optimizers: One or several `torch.optim.Optimizer`, or functions of the parameters that
-            return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery with
-            the parameters of the model and of `loss_fn`.
-        decay_norms_and_biases: Whether the weight decay of the optimizers applies to all
-            parameters. If not, functions of the parameters get two groups, and normalization
-            layers and biases are in the one without: see `composable.optim.decay_groups`.
-        schedulers: One or several schedules of `composable.optim`, which set the learning rate of
-            every batch, or torch schedulers, which step after every epoch, or functions of an
-            `optimizer` that return one.
-        step_schedulers_every_batch: Step torch schedulers after every batch instead.
-        max_duration: The length of training: "10ep", "1000ba", or an integer of epochs.
-        algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.
-        callbacks: Callbacks, classes of callbacks, which are called without arguments, or
-            functions `(event, state, logger) -> Control | None`.
-        loggers: Where metrics are logged: one or several loggers, or "auto" for one of each back
-            end that is installed: TensorBoard, Weights & Biases, Comet and MLflow.
-        metrics: Metrics of evaluations besides the loss, by name: see `composable.metrics`.
-            Default: those of the model's method `metrics(train)`, if it computes its own loss.
-        eval_interval: When to evaluate: "1ep", "100ba", a function `(state, event) -> bool`, or
-            None for never. Training ends with an evaluation, unless it is None.
-        log_interval: How often the loss and the learning rates are logged.
-        progress_bar: Show a progress bar.
-        device: "cpu", "cuda" or "cuda:1"; by default "cuda" if available. The model is moved.
-        precision: "fp32"; "tf32"; "amp_bf16" or "amp_fp16" for autocast, or "amp" for that of the
-            device; "bf16" or "fp16" for weights in 16 bits; or a `composable.Precision`.
-        parallel: How several processes share the run: "ddp", or a strategy: `DDP` or `FSDP2` of
-            `composable.distributed`. Default: "ddp" in a process that `composable launch` or
-            torchrun has started with others.
-        deepspeed_config: The configuration of DeepSpeed, whose engine then computes the gradients
-            and the steps: short for `parallel=DeepSpeed(config=...)` of `composable.distributed`.
-        seed: The seed of all randomness; drawn by the operating system if None.
-        deterministic_mode: Use deterministic algorithms only: see `configure_deterministic_mode`.
-        compile: Compile the model after surgery: True, or options of `torch.compile`: "mode",
-            "fullgraph", "dynamic", "backend", "options".
-        grad_accum: The number of microbatches into which each batch is split.
-        accumulate_batches: The number of batches of the loader that make one step. They are the
-            microbatches of a batch, or with `grad_accum` or `microbatch_size` each is split.
-        microbatch_size: The number of examples in a microbatch; an alternative to `grad_accum`.
-            "auto" starts with whole batches, and halves them when the GPU runs out of memory.
-        loss_mean_over: What the loss is a mean over, so that the parts of a batch add up to it:
-            "examples", "tokens" (targets other than -100), "next_tokens" (likewise, without the
-            first token of each example, for a model that shifts its labels), or a function of the
-            batch, or of the outputs and the batch, that counts. Default: the `loss_weight` of the
-            loss or the model, or what the loss functions of PyTorch that the loss calls divide by;
-            a loss for which that is unknown can't be split, which is a `SplitLossError`.
-        count_tokens: A function of the batch that counts its tokens for `timestamp.token`.
-        input_key: The input of a batch: an index, a name, a path (`["views", 0]`), a function, or
-            a pair of functions (get, set). A tuple of these, `("question", "image")`, gives the
-            model several arguments. Default: 0, and for a model of Transformers its main input.
-        target_key: The target of a batch, likewise. Default: 1, and for a model of Transformers
-            "labels", or the positions of answers.
-        batch_layout: What the examples of a batch are: "tensors" (rows of its tensors), "lists"
-            (items of its input and target, which are lists), or "examples" (the items of the batch,
-            which is a list). Default: determined by the batch.
-        iteration_length: The number of epochs in an iteration; the whole run if None.
-        saver: A function of the state that saves it when a callback requests `Control.SAVE`; an
-            alternative to `save_folder`.
-        save_folder: The folder of checkpoints; see `composable.callbacks.CheckpointSaver` for the
-            arguments that follow.
-        save_interval: When to save: "1ep", "100ba", a function `(state, event) -> bool`, or None
-            for on request only. The end of training is saved too.
-        save_filename: The name of a checkpoint.
-        save_num_checkpoints_to_keep: The number of the latest checkpoints to keep; all if None.
-        save_overwrite: Replace checkpoints of another run.
-        save_weights_only: Save the model alone.
-        save_ignore_keys: Entries that are not saved, as patterns of paths.
-        save_in_background: Write while training continues.
-        save_error: What to do if a checkpoint cannot be written: "raise", or "warn" and continue.
-        save_best: The evaluation result that determines the best checkpoint, by the name under
-            which it is logged: "metrics/eval/accuracy", or short "eval/accuracy" or "accuracy".
-        save_best_mode: Whether the "max" or the "min" of it is best. Default: determined by
-            `higher_is_better` of the metric, or by its name, such as "loss", "error", "accuracy" or
-            "f1".
-        load_best_at_end: When training ends, load the weights of the best checkpoint, which
-            `save_best` determines, and the averages of algorithms. A later `fit` continues from
-            these.
-        load_path: A checkpoint to resume from, or a folder of several, whose latest is used.
-        load_weights_only: Load the weights alone, and start a new run.
-        load_ignore_keys: Entries that are not loaded, as patterns of paths: "optimizers",
-            "memory/EMA".
-        autoresume: Resume from the latest complete checkpoint in `save_folder`, if there is one.
-        nonfinite_loss: What to do about a loss that is NaN or infinite: "raise"; "skip" the batch;
-            "rollback" to the last checkpoint and then skip the batch; or "ignore".
-        record_command: Whether records, checkpoints and loggers get the command line of the script.
-            The values of arguments whose names are those of keys, tokens, passwords and secrets are
-            redacted in any case.
-        check_effects: For tests: compare everything in the state before and after each algorithm
-            and callback, and raise if one changed it, or wrote a field that it does not declare.
+class TrainerOptions(
+    LoadingOptions,
+    SavingOptions,
+    ReproducibilityOptions,
+    HardwareOptions,
+    LoggingOptions,
+    EvaluationOptions,
+    OptimizationOptions,
+    DataOptions,
+    ModelOptions,
+):
+    """The arguments of the `Trainer`, in groups.
 
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: An argument is out of range, or contradicts another.
     """
-
-    model: nn.Module = attrs.field(validator=_valid(check.check_model), kw_only=False)
-    train_dataloader: Iterable[Any] | None = attrs.field(default=None, validator=_valid(_loader))
-    eval_dataloader: Any = None
-    loss_fn: Callable[[Any, Any], torch.Tensor] | None = None
-    optimizers: Any = None
-    decay_norms_and_biases: bool = _flag(default=True)
-    schedulers: Any = None
-    step_schedulers_every_batch: bool = _flag()
-    max_duration: Time | None = attrs.field(default=None, converter=_duration)
-    algorithms: Any = ()
-    callbacks: Any = ()
-    loggers: Any = attrs.field(default=(), converter=_loggers)
-    metrics: Mapping[str, Any] = attrs.field(default=None, converter=check.check_metrics)
-    eval_interval: IntervalLike = "1ep"
-    log_interval: Time = attrs.field(default=Time.parse("1ba"), converter=check.check_log_interval)
-    progress_bar: bool = _flag(default=True)
-    device: torch.device = attrs.field(default=None, converter=check.check_device)
-    precision: Any = attrs.field(default="fp32", converter=_precision)
-    parallel: Strategy = attrs.field(default=None, converter=_parallel)
-    deepspeed_config: Mapping[str, Any] | None = None
-    seed: int | None = None
-    deterministic_mode: bool = _flag()
-    compile: bool | Mapping[str, Any] = attrs.field(default=False, converter=_compile)
-    grad_accum: int | None = attrs.field(default=None, validator=_valid(check.check_positive))
-    accumulate_batches: int = attrs.field(default=1, validator=_valid(partial(check_count, low=1)))
-    microbatch_size: int | str | None = attrs.field(default=None, validator=_valid(_size))
-    loss_mean_over: Any = None
-    count_tokens: Callable[[Any], int] | None = attrs.field(
-        default=None, converter=check.check_token_counter
-    )
-    input_key: Any = None
-    target_key: Any = None
-    batch_layout: str | None = None
-    iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
-    saver: Callable[[State], Any] | None = attrs.field(
-        default=None, validator=_valid(partial(check.check_callable, call="of the state"))
-    )
-    save_folder: Path | None = attrs.field(default=None, converter=_save_folder)
-    save_interval: IntervalLike = "1ep"
-    save_filename: str = "ep{epoch}-ba{batch}"
-    save_num_checkpoints_to_keep: int | None = None
-    save_overwrite: bool = _flag()
-    save_weights_only: bool = _flag()
-    save_ignore_keys: Sequence[str] = ()
-    save_in_background: bool = _flag()
-    save_error: str = "raise"
-    save_best: str | None = None
-    save_best_mode: str | None = None
-    load_best_at_end: bool = _flag()
-    load_path: Path | None = attrs.field(default=None, converter=_load_path)
-    load_weights_only: bool = _flag()
-    load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
-    autoresume: bool = _flag()
-    nonfinite_loss: str = attrs.field(
-        default="raise", validator=_valid(partial(check_one_of, allowed=_POLICIES))
-    )
-    record_command: bool = _flag(default=True)
-    check_effects: bool = _flag()
 
     def __attrs_post_init__(self) -> None:
         self._use_deepspeed()
@@ -298,7 +86,7 @@ class TrainerOptions:
             check.check_countable("eval_interval", evaluator.eval_interval, self.count_tokens)
         self._check_saving()
         if self.save_best is not None:
-            from composable.callbacks._results import (  # on use
+            from composable.core.result_names import (  # on use
                 check_result,
                 declared_modes,
                 full_name,
@@ -509,6 +297,29 @@ class TrainerOptions:
         """Do nothing; a replay follows the run that was built."""
 
 
+GROUPS = TrainerOptions.__bases__[::-1]
+"""The groups of the arguments, in the order in which they are documented."""
+
+
+def _document_arguments() -> None:
+    """Write the arguments of all groups into the docstring of `TrainerOptions`."""
+    head, _, errors = inspect.cleandoc(TrainerOptions.__doc__ or "").partition("Raises:")
+    arguments = (inspect.getdoc(group) or "" for group in GROUPS)
+    listed = (text.partition("Args:\n")[2].rstrip() for text in arguments)
+    TrainerOptions.__doc__ = head + "Args:\n" + "\n".join(listed) + "\n\nRaises:" + errors
+
+
+_document_arguments()
+
+
+def _name_group(error: TypeError) -> None:
+    """Add the group of the argument that an error begins with."""
+    name = re.split(r"[^\w]", str(error), maxsplit=1)[0]
+    for group in GROUPS:
+        if name in attrs.fields_dict(group) and type(error) is TypeError:
+            error.args = (f"{error} ({group.__name__})",)
+
+
 # --- the signature of the Trainer ---
 
 P = ParamSpec("P")
@@ -537,7 +348,11 @@ def takes_arguments_of(
             except TypeError as error:
                 hint = "; pass all but the model by name, such as train_dataloader=..."
                 raise TypeError(f"{owner}: {error}{hint if args[1:] else '.'}") from None
-            method(self, *args, **kwargs)
+            try:
+                method(self, *args, **kwargs)
+            except TypeError as error:
+                _name_group(error)
+                raise
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         parameters = signature.parameters.values()

@@ -6,12 +6,12 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core.batch import describe, tensors_of
-from composable.core.loss import OutputLoss
-from composable.core.loss_confirmation import select, without_effects
-from composable.core.part_weights import SplitLossError
+from composable.batches.batch import describe_batch, tensors_of
 from composable.core.state import State
 from composable.engines.engine import Engine
+from composable.losses.confirmation import select, without_effects
+from composable.losses.loss import OutputLoss
+from composable.losses.part_weights import SplitLossError
 from composable.trainer.whole_batch import NAME_OUTPUTS
 
 __all__ = ["OutputChecks"]
@@ -63,8 +63,8 @@ class OutputChecks:
             )
         if not any(True for _ in tensors_of(state.outputs)):
             raise TypeError(
-                f"{type(state.model).__name__} returned {describe(state.outputs)}, which has no "
-                "tensor in a tuple, a list, a mapping or a dataclass; return these, or "
+                f"{type(state.model).__name__} returned {describe_batch(state.outputs)}, which has "
+                "no tensor in a tuple, a list, a mapping or a dataclass; return these, or "
                 f"{NAME_OUTPUTS}"
             )
         self._check_sizes(state)

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from composable.functional._references import References
+from composable._support.references import References
 
 __all__ = ["GivenModel", "check_unowned", "sharing_models"]
 

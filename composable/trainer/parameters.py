@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composable._support.dtensors import local_part
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.state import State
 from composable.engines.modules import bind_loss
-from composable.functional._lent import local_part
 from composable.optim.building import update_param_groups
 from composable.optim.multi import base_optimizers
 from composable.optim.schedule_free import ScheduleFree

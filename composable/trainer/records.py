@@ -103,7 +103,7 @@ class Records:
         if self.lock is None:
             yield
             return
-        from composable.checkpoint._atomic import make_folder  # on use
+        from composable.checkpoint.atomic import make_folder  # on use
 
         with suppress(OSError, UnwritableCheckpointError):  # the savers raise or warn, as requested
             make_folder(self.lock.folder)

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from composable._support.notes import add_note
 from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.filters import expanded, replaced
-from composable.core._notes import add_note
 from composable.core.event import Event
 from composable.core.state import State
 from composable.optim.multi import base_optimizers
@@ -18,7 +18,7 @@ from composable.resume.best import (
 )
 from composable.resume.changes import saved_hyperparameters, warn_of_changes
 from composable.resume.formats import is_old, upgraded
-from composable.resume.modules import check_module, tensors_of
+from composable.resume.modules import check_saved_module, module_tensors
 from composable.resume.select import latest_valid, read_point
 from composable.resume.verify import ResumePoint
 from composable.trainer.checkpoints import Checkpoints
@@ -28,7 +28,7 @@ from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.records import Records
 from composable.trainer.run import Run
 
-__all__ = ["RestoredCheckpoints", "values_of"]
+__all__ = ["RestoredCheckpoints", "checkpoint_values"]
 
 
 class RestoredCheckpoints(Checkpoints):
@@ -60,7 +60,7 @@ class RestoredCheckpoints(Checkpoints):
         records.describe_request()
         if point.num_fits:  # algorithms may have replaced the model at the start of training
             run.state = surgery(algorithms, Event.FIT_START, run.state)
-        tree, ignored = values_of(run, point), options.load_ignore_keys
+        tree, ignored = checkpoint_values(run, point), options.load_ignore_keys
         if ignored:
             tree = replaced(tree, self.capture(False), expanded(ignored))
         self._restore(tree, point)
@@ -94,7 +94,7 @@ class RestoredCheckpoints(Checkpoints):
             add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
             raise error
         whole = run.state.max_duration
-        self._restore(values_of(run, point), point, but=("guard", "progress"))
+        self._restore(checkpoint_values(run, point), point, but=("guard", "progress"))
         if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
             run.state = run.state.evolve(max_duration=whole)
         rolled_back = {"nonfinite/rolled_back": run.guard.num_rollbacks}
@@ -131,7 +131,7 @@ class RestoredCheckpoints(Checkpoints):
             self.mark_saved(run.state)
 
 
-def values_of(run: Run, point: ResumePoint) -> dict[str, Any]:
+def checkpoint_values(run: Run, point: ResumePoint) -> dict[str, Any]:
     """Return the state of a checkpoint with its values, in the current format."""
     return upgraded(point.load(run.state).tree, averaging_names(run.dispatcher.plan))
 
@@ -163,8 +163,8 @@ def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path:
         )
     found = {}
     for key, module in modules.items():
-        check_module(module, saved[key], path, key)
-        own, values = tensors_of(module), {**saved[key]["weights"], **saved[key]["buffers"]}
+        check_saved_module(module, saved[key], path, key)
+        own, values = module_tensors(module), {**saved[key]["weights"], **saved[key]["buffers"]}
         found[key] = {name: values[name] for name in own}
     averages = {n: v for n, v in saved.get("averages", {}).items() if n in names}
     for average in averages.values() if old else ():

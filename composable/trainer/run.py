@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 from torch import nn
 
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import FLOPS, State
@@ -26,7 +26,7 @@ from composable.metrics import Evaluator
 from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.evaluated_weights import EvaluatedWeights
-from composable.trainer.evaluation import Evaluation
+from composable.trainer.evaluation import EvaluationLoop
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.step import Step, build_step
@@ -60,7 +60,7 @@ class FlopsCounter(Protocol):
         """Return the floating-point operations of a batch."""
 
 
-class Recorder(Protocol):
+class RecorderLike(Protocol):
     """Records a run, such as a `RunRecorder`."""
 
     folder: Path
@@ -108,7 +108,7 @@ class Run:
     state: State
     rates: LearningRates = attrs.field(metadata={_PART: "rates"})
     data: TrainingData = attrs.field(metadata={_PART: "data"})
-    evaluation: Evaluation = attrs.field(metadata={_PART: "evaluation"})
+    evaluation: EvaluationLoop = attrs.field(metadata={_PART: "evaluation"})
     guard: NonFiniteGuard = attrs.field(metadata={_PART: "guard"})
     loss_scaler: LossScaler = attrs.field(metadata={_PART: "loss_scaler"})
     loss_shares: LossShares = attrs.field(metadata={_PART: "loss_shares"})
@@ -138,7 +138,7 @@ class Run:
     step: Step = attrs.field(init=False)
     batch_end: Step | None = attrs.field(init=False)
     batch_checkpoint: Step | None = attrs.field(init=False)
-    recorders: list[Recorder] = attrs.field(factory=list)
+    recorders: list[RecorderLike] = attrs.field(factory=list)
     flops_counter: FlopsCounter | None = None
 
     def __attrs_post_init__(self) -> None:

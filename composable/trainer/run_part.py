@@ -11,31 +11,31 @@ import attrs
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
+from composable._support.dtensors import is_sharded
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.stateful import Kind, is_number
 from composable.core.time import Time, Timestamp
-from composable.functional._lent import is_sharded
 from composable.plan.compatibility import occurrences
 from composable.resume.modules import (
     ModuleState,
     capture_module,
-    check_module,
-    check_values,
+    check_saved_module,
+    check_saved_tensors,
+    module_tensors,
     restore_module,
-    tensors_of,
 )
 from composable.resume.optimizers import (
     OptimizerState,
     capture_optimizer,
-    check_optimizer,
+    check_saved_optimizer,
     parameter_names,
     restore_optimizer,
 )
-from composable.resume.values import check_as_many, with_tensors
+from composable.resume.values import check_as_many, replace_tensors
 from composable.trainer.arguments import check_countable, check_duration, check_iterations
-from composable.trainer.evaluated_weights import Weights, loss_module, same_bits
+from composable.trainer.evaluated_weights import Weights, equal_bits, loss_module_of
 from composable.trainer.run import Run
 
 __all__ = ["RunPart"]
@@ -89,7 +89,7 @@ class RunPart:
 
     def state_dict(self) -> RunEntries:
         """Return the model, the optimizers, and the fields of the state."""
-        state, loss = self.state, loss_module(self.state)
+        state, loss = self.state, loss_module_of(self.state)
         evaluated, names = self.run.weights.of(state), parameter_names(state.model, loss)
         return {
             **self._weights(evaluated),
@@ -131,17 +131,17 @@ class RunPart:
             MismatchError: It is that of another run.
             DamagedCheckpointError: A value is not what a run saves.
         """
-        run, state, loss = self.run, self.state, loss_module(self.state)
+        run, state, loss = self.run, self.state, loss_module_of(self.state)
         path = where.removesuffix(": state")
         for key, module in (("model", state.model), ("loss_fn", loss)):
-            check_module(module, saved[key], path, key)
-            check_values(module, saved["raw"][key], f"{where}/raw/{key}")
+            check_saved_module(module, saved[key], path, key)
+            check_saved_tensors(module, saved["raw"][key], f"{where}/raw/{key}")
         for name, average in saved["averages"].items():
-            check_values(state.model, average, f"{where}/averages/{name}", every=True)
+            check_saved_tensors(state.model, average, f"{where}/averages/{name}", every=True)
         best = saved["weights"]["best"]
         if best is not None:
-            check_values(state.model, best["model"], f"{where}/weights/best/model")
-            check_values(loss, best["loss_fn"], f"{where}/weights/best/loss_fn")
+            check_saved_tensors(state.model, best["model"], f"{where}/weights/best/model")
+            check_saved_tensors(loss, best["loss_fn"], f"{where}/weights/best/loss_fn")
         self._check_optimizers(saved["optimizers"], f"{where}/optimizers")
         for name in ("timestamp", "previous_timestamp"):
             _check_timestamp(saved[name], f"{where}/{name}")
@@ -156,7 +156,7 @@ class RunPart:
         check_as_many("optimizers", own, saved, where)
         names = parameter_names(self.state.model, self.state.loss_module)
         for i, (optimizer, values) in enumerate(zip(own, saved, strict=True)):
-            check_optimizer(optimizer, values, names, f"{where}/{i}")
+            check_saved_optimizer(optimizer, values, names, f"{where}/{i}")
 
     def _check_duration(self, saved: Mapping[str, Any], name: str) -> None:
         """Check the duration that the run will have."""
@@ -185,7 +185,7 @@ class RunPart:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        run, state, loss = self.run, self.state, loss_module(self.state)
+        run, state, loss = self.run, self.state, loss_module_of(self.state)
         live = restore_module(state.model, saved["model"], saved["raw"]["model"])
         live |= restore_module(loss, saved["loss_fn"], saved["raw"]["loss_fn"])
         names = parameter_names(state.model, loss)
@@ -197,7 +197,7 @@ class RunPart:
             key=saved["key"],
             max_duration=self._duration(saved),
             loss=saved["loss"],
-            memory=with_tensors(saved["memory"], live),
+            memory=replace_tensors(saved["memory"], live),
             averages=saved["averages"],
             metrics=saved["metrics"],
         )
@@ -205,12 +205,12 @@ class RunPart:
 
 def _trained(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the values that are trained, for the tensors that are evaluated with others."""
-    own = tensors_of(model)
+    own = module_tensors(model)
     return {
         name: own[name].detach()
         for name, value in evaluated.items()
         # The processes of a sharded model must agree on the names.
-        if is_sharded(model) or not same_bits(own[name].detach(), value.to(own[name].device))
+        if is_sharded(model) or not equal_bits(own[name].detach(), value.to(own[name].device))
     }
 
 

@@ -9,11 +9,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from composable.callbacks._results import declare_modes
+from composable._support.warn import warn_user
 from composable.checkpoint.errors import MismatchError
-from composable.core._warnings import warn_user
 from composable.core.callback import Callback, closing
 from composable.core.logger import Logger
+from composable.core.result_names import declare_modes
 from composable.plan.dispatch import Dispatcher
 from composable.plan.global_callbacks import global_callbacks
 from composable.plan.plan import Plan

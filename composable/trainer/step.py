@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from composable.core.event import Event
-from composable.core.loss import check_loss
 from composable.core.state import State
 from composable.data.grouping import each_batch
 from composable.engines.engine import Engine, Sums
@@ -26,6 +25,7 @@ from composable.engines.forward import ForwardPass
 from composable.engines.modules import Buffers, write_gradients
 from composable.engines.scaled import skip_overflow, unscale_gradients
 from composable.engines.shares import times, without_nothing
+from composable.losses.loss import check_loss
 from composable.optim.learning_rates import LearningRates
 from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher
@@ -110,9 +110,9 @@ def build_step(
         rates,
         guard,
         begin,
-        chain(gradients, at(AFTER_TRAIN_BATCH)),
+        compose(gradients, at(AFTER_TRAIN_BATCH)),
         at(BEFORE_OPTIMIZER_STEP),
-        chain(
+        compose(
             engine.step,
             at(AFTER_OPTIMIZER_STEP),
             at(BEFORE_ZERO_GRAD),
@@ -123,10 +123,10 @@ def build_step(
     )
     if scaler.enabled:
         step = skip_overflow(step, dispatcher, scaler)
-    return chain(at(BATCH_START), skip_batches(step, dispatcher, guard))
+    return compose(at(BATCH_START), skip_batches(step, dispatcher, guard))
 
 
-def chain(*functions: Step | None) -> Step:
+def compose(*functions: Step | None) -> Step:
     """Compose functions of the state, in this order; None stands for nothing to do."""
     todo = tuple(one for one in functions if one is not None)
     if len(todo) == 1:

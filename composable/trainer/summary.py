@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from composable.core._printable import printable
+from composable._support.printable import printable
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed import Processes

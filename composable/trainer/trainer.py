@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composable._other_trainers import ARGUMENTS, METHODS, explain_attribute, explain_call
+from composable._support.checks import as_path, check_count, check_flag
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
@@ -14,7 +15,6 @@ from composable.core.results import Results
 from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
-from composable.functional._checks import as_path, check_count, check_flag
 from composable.plan.declarations import as_observer
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from composable.plan.timeline import Timeline
     from composable.resume.best import Best
     from composable.trainer.checking import CheckReport
-    from composable.trainer.trial import Trial
+    from composable.trainer.trial import TrialRun
 
 __all__ = ["Trainer"]
 
@@ -182,7 +182,7 @@ class Trainer:
             return self._run.step(state)
 
     @contextmanager
-    def trial(self) -> Iterator["Trial"]:
+    def trial(self) -> Iterator["TrialRun"]:
         """Take steps of the run in a block, and leave the run as it was, to the bit.
 
         The steps start from the training weights and have the algorithms, but no callbacks and
@@ -510,8 +510,8 @@ class Trainer:
         )
 
     def _repr_html_(self) -> str:
-        from composable.core._facts import state_facts  # in notebooks
-        from composable.core._html import details, panel, table
+        from composable._support.html import details, panel, table
+        from composable.core.facts import state_facts  # in notebooks
 
         state, plan = self.state, self.plan
         rows = [

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import TypedDict
 
+from composable._support.warn import warn_user
 from composable.checkpoint.errors import MismatchError
-from composable.core._warnings import warn_user
 from composable.core.state import State
 from composable.core.stateful import Count, Size
 from composable.data.digest import digest_of

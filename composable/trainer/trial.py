@@ -21,14 +21,14 @@ from composable.trainer.parameters import start_training
 from composable.trainer.run import Run
 from composable.trainer.training_data import TrainingData
 
-__all__ = ["Trial", "trial"]
+__all__ = ["TrialRun", "trial"]
 
 _PARTS = ("loss_scaler", "loss_shares", "microbatches")
 """The parts of a run that a step changes."""
 
 
 @attrs.frozen(eq=False)
-class Trial:
+class TrialRun:
     """A run whose next steps are undone at the end of a block.
 
     Args:
@@ -98,7 +98,7 @@ class Trial:
 
 
 @contextmanager
-def trial(run: Run) -> Iterator[Trial]:
+def trial(run: Run) -> Iterator[TrialRun]:
     """Yield a trial; at the end of the block the run is as before, to the bit.
 
     The steps are those of the training weights, without callbacks and loggers, and of any loss.
@@ -115,7 +115,7 @@ def trial(run: Run) -> Iterator[Trial]:
     run.compose()
     try:
         start_training(run.state)
-        yield Trial(run)
+        yield TrialRun(run)
     finally:
         run.guard = guard
         for one in undo:

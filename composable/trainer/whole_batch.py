@@ -6,15 +6,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.core.batch import map_tensors, tensors_of
-from composable.core.batch_spec import BatchSpec
-from composable.core.joined import join_parts
-from composable.core.loss import TargetLoss
-from composable.core.part_weights import SplitLossError
+from composable.batches.batch import map_tensors, tensors_of
+from composable.batches.joined import join_parts
+from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.data.grouping import is_group
 from composable.distributed.outputs import gather_outputs
 from composable.distributed.processes import Processes
+from composable.losses.loss import TargetLoss
+from composable.losses.part_weights import SplitLossError
 
 __all__ = ["NAME_OUTPUTS", "Part", "join_parts_of_batch"]
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from composable.core.event import Event
-from composable.core.loss import check_loss
 from composable.core.state import State
 from composable.engines.engine import Engine, Sums
 from composable.engines.modules import Buffers
+from composable.losses.loss import check_loss
 from composable.optim.stepping import zero_grad
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.microbatches import Microbatch, Microbatches, each_part, fit_memory

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from composable._support.checks import check_count
 from composable.core.key import Key, fold_in
-from composable.functional._checks import check_count
 
 __all__ = [
     "accelerator",

@@ -41,7 +41,7 @@ def layers() -> list[list[str]]:
     listed = re.search(r"layers = \[(.*?)\]", contract, re.DOTALL)
     assert listed is not None
     rows = re.findall(r'"([^"]+)"', listed.group(1))
-    return [row.split(" | ") for row in rows if not row.startswith("_")]
+    return [row.split(" | ") for row in rows if row == "_support" or not row.startswith("_")]
 
 
 def box(ax, x, y, width, height, color, text, **font) -> None:

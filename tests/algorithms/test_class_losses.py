@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from composable import Event, State
 from composable.algorithms import CutMix, LabelSmoothing, MixUp
-from composable.core.batch_spec import BatchSpec
-from composable.core.loss import TargetLoss
+from composable.batches.spec import BatchSpec
+from composable.losses.loss import TargetLoss
 from tests.support.models import CLASSES, seeded, weights
 from tests.support.observers import Watch
 from tests.support.runs import make_trainer

@@ -8,8 +8,8 @@ from torch.testing import assert_close
 
 from composable import Event, IdleAlgorithmWarning
 from composable.algorithms import SelectiveBackprop
-from composable.core.batch_spec import BatchSpec
-from composable.core.loss import TargetLoss
+from composable.batches.spec import BatchSpec
+from composable.losses.loss import TargetLoss
 from tests.support.data import batches
 from tests.support.models import CLASSES, same, seeded, weights
 from tests.support.observers import Watch

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from composable import State, Timestamp
+from composable._support.paths import replacing
 from composable.callbacks import MemoryMonitor, MemorySnapshot, OOMObserver, _allocations
 from composable.callbacks import memory_monitor as monitors
 from composable.callbacks import oom_observer as observers
-from composable.core._paths import replacing
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
 from tests.support.data import Stream, batches

@@ -8,7 +8,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from composable.checkpoint._together import compare, describe, parts_of, writers_of
+from composable.checkpoint._together import (
+    compare_descriptions,
+    describe_tensors,
+    tensor_parts,
+    writers_of,
+)
 from composable.checkpoint.shards import as_shard
 from composable.distributed import Processes
 
@@ -56,11 +61,11 @@ def written(size, build):
     for rank in range(size):
         with rank_of(size, rank):
             tensors = build(rank)
-            own = json.loads(json.dumps(describe("it", tensors)))
+            own = json.loads(json.dumps(describe_tensors("it", tensors)))
             first = own if first is None else first
-            compare(own, first, rank)
+            compare_descriptions(own, first, rank)
             shards = {name: as_shard(name, tensor) for name, tensor in tensors.items()}
-            parts = parts_of(tensors, shards, first, rank, writers_of([{}] * size, first))
+            parts = tensor_parts(tensors, shards, first, rank, writers_of([{}] * size, first))
         for name, part in parts.items():
             regions.setdefault(name, []).append(part.region)
     return regions

@@ -7,9 +7,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
 from composable.checkpoint import UnsavableError
-from composable.checkpoint._together import compare, describe, divide
-from composable.checkpoint._writer import as_request
+from composable.checkpoint._together import compare_descriptions, describe_tensors, divide
 from composable.checkpoint.shards import Region, as_shard, cover, writes
+from composable.checkpoint.writer import as_request
 from tests.checkpoint.simulated import Counted, divided, rank_of, written
 
 MESHES = {"FSDP": ((256,), [Shard(0)]), "HSDP": ((2, 128), [Replicate(), Shard(0)])}
@@ -85,10 +85,10 @@ def test_another_division_than_that_of_rank_0_is_refused():
     for rank, placement in enumerate([Shard(0), Shard(1)]):
         with rank_of(2, rank):
             own = {"w": divided((4, 4), init_device_mesh("cpu", (2,)), [placement])}
-            descriptions.append(describe("it", own))
+            descriptions.append(describe_tensors("it", own))
 
     with pytest.raises(UnsavableError, match="'w' is divided in another way on rank 1 than on"):
-        compare(descriptions[1], descriptions[0], 1)
+        compare_descriptions(descriptions[1], descriptions[0], 1)
 
 
 def test_a_tensor_that_is_not_summed_yet_is_refused():

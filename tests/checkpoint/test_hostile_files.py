@@ -20,7 +20,7 @@ from composable.checkpoint import (
     pack,
     write,
 )
-from composable.checkpoint.inspect import describe, describe_all, render, render_all
+from composable.checkpoint.inspect import describe, describe_all, format_description, render_all
 from composable.cli import main
 from composable.runs.environment import hash_file
 from composable.runs.records import read_steps
@@ -48,8 +48,8 @@ def test_inspect_prints_years_and_integers_beyond_the_usual(tmp_path, capsys):
     path = write(tmp_path / "c", *pack({"run": values}))
     seal(path, created=2.0**39)
 
-    assert "seconds after 1970" in render(describe(path))
-    assert "an integer of" in render(describe(path))
+    assert "seconds after 1970" in format_description(describe(path))
+    assert "an integer of" in format_description(describe(path))
     assert "seconds after 1970" in render_all(describe_all(tmp_path))
     assert main(["checkpoint", "inspect", "--json", str(path)]) == 0
     assert "an integer of" in capsys.readouterr().out

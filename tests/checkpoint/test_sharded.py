@@ -34,7 +34,7 @@ from composable.checkpoint import (
     write,
 )
 from composable.checkpoint.files import delete, read_outline
-from composable.checkpoint.inspect import describe, describe_all, is_checkpoint, render
+from composable.checkpoint.inspect import describe, describe_all, format_description, is_checkpoint
 from composable.cli import main
 from composable.distributed import ProcessError, Processes
 from tests.checkpoint.faulty_os import FaultyOS
@@ -499,7 +499,7 @@ def test_all_commands_read_it(saved, capsys):
     description = describe(saved)
     assert description["manifest"]["files"] == 3
     assert [tensor["shape"] for tensor in description["tensors"]] == [[4], [6, 4]]
-    assert "bytes in 3 files" in render(description)
+    assert "bytes in 3 files" in format_description(description)
     assert is_checkpoint(saved)
     assert describe_all(saved.parent)["checkpoints"][0]["name"] == "it"
     assert main(["checkpoint", "verify", str(saved)]) == 0

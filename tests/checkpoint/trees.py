@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from composable import Key, Time, Timestamp
-from composable.checkpoint._safetensors import DTYPES
+from composable.checkpoint.safetensors import DTYPES
 
 DTYPE_LIST = [*DTYPES.values(), torch.complex128]
 

@@ -9,7 +9,7 @@ import attrs
 import pytest
 import torch
 
-from composable.core.batch import (
+from composable.batches.batch import (
     count_examples,
     map_tensors,
     microbatch_sizes,
@@ -17,7 +17,7 @@ from composable.core.batch import (
     split_batch,
     tensors_of,
 )
-from composable.core.batch_spec import BatchSpec
+from composable.batches.spec import BatchSpec
 
 Pair = namedtuple("Pair", ["x", "y"])
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from composable.core.batch import map_tensors, tensors_of, to_device
-from composable.core.batch_spec import BatchSpec
+from composable.batches.batch import map_tensors, tensors_of, to_device
+from composable.batches.spec import BatchSpec
 
 COUNT = 3
 

@@ -5,8 +5,8 @@ from collections import Counter, OrderedDict, UserDict, defaultdict
 import pytest
 import torch
 
-from composable.core.batch import map_tensors, split_batch
-from composable.core.batch_spec import BatchSpec
+from composable.batches.batch import map_tensors, split_batch
+from composable.batches.spec import BatchSpec
 
 SPEC = BatchSpec("image", "label")
 KINDS = [dict, Counter, OrderedDict, UserDict, lambda items: defaultdict(int, items)]

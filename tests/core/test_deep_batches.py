@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composable.core.batch import count_examples, map_tensors, select_examples, split_batch
+from composable.batches.batch import count_examples, map_tensors, select_examples, split_batch
 
 CALLS = {
     "map_tensors": lambda batch: map_tensors(torch.neg, batch),

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from composable.core.divisors import divisor_of
-from composable.core.loss_watch import LossWatch
+from composable.batches.divisors import divisor_of
 from composable.functional import linear_cross_entropy
+from composable.losses.watch import LossWatch
 
 ROWS, CLASSES = 6, 4
 

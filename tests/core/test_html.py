@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from composable import Plan, State, Timestamp
+from composable._support.html import sparkline
 from composable.algorithms import EMA, MixUp
-from composable.core._html import sparkline
 from composable.loggers import InMemoryLogger
 from tests.support.data import batches
 from tests.support.models import linear

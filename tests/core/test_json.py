@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import composable
-from composable.core import _json
-from composable.core._json import MAX_DEPTH, InvalidJSONError, load, read
-from composable.core._printable import shorten
+from composable._support import strict_json
+from composable._support.printable import shorten
+from composable._support.strict_json import MAX_DEPTH, InvalidJSONError, load, load_file
 
 plain = st.recursive(
     st.none()
@@ -73,9 +73,9 @@ def test_the_size_of_a_file_is_limited(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("[1, 2]")
 
-    assert read(path, 6) == [1, 2]
+    assert load_file(path, 6) == [1, 2]
     with pytest.raises(InvalidJSONError, match="more than the maximum of 5 bytes"):
-        read(path, 5)
+        load_file(path, 5)
 
 
 LARGE = {
@@ -105,6 +105,6 @@ def test_nothing_else_decodes_json():
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("json.loads", "json.load")
     }
 
-    assert _json.__file__ == str(root / "core/_json.py")
+    assert strict_json.__file__ == str(root / "_support/strict_json.py")
     # Messages between the processes of a run come from no file.
-    assert found == {"core/_json.py", "distributed/processes.py"}
+    assert found == {"_support/strict_json.py", "distributed/processes.py"}

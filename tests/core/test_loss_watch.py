@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from composable.core.loss_watch import LossWatch, with_divisor
+from composable.losses.watch import LossWatch, with_divisor
 
 OUTPUTS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
 TARGETS = torch.tensor([0, 1, 2, 3, -100, 1])

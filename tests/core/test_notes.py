@@ -2,7 +2,7 @@
 
 import pytest
 
-from composable.core._notes import append_note
+from composable._support.notes import append_note
 
 
 class Numbered(Exception):

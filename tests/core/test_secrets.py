@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from composable._support.secrets import REDACTED, is_secret, redact, redact_command
 from composable.callbacks import CheckpointSaver
-from composable.core._secrets import REDACTED, is_secret, redact, redact_command
 from composable.core.callback import Callback
 from composable.loggers import InMemoryLogger
 from composable.replay import ReplayError, replay_script

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from composable import FrozenStateError, State, Time, Timestamp
-from composable.core.batch_spec import BatchSpec
-from composable.core.model_call import call_with_batch
+from composable.batches.model_call import call_with_batch
+from composable.batches.spec import BatchSpec
 from tests.support.models import linear
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from composable.core._table import format_table
+from composable._support.table import format_table
 
 
 @pytest.mark.parametrize(

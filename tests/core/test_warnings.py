@@ -104,7 +104,7 @@ def test_a_warning_of_a_fit_points_at_its_call(kind):
 
 MANAGER = """
 from contextlib import contextmanager
-from composable.core._warnings import warn_user
+from composable._support.warn import warn_user
 
 @contextmanager
 def manager():

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from composable.distributed import starting
-from composable.distributed._failure import first_failure, status_of
+from composable.launch.failure import first_failure, status_of
 
 NOW = 1_000_000
 

@@ -169,7 +169,7 @@ def test_ranks_on_the_console_and_in_files(console, shown, tmp_path):
 
 
 def test_threads_are_the_usable_cores_divided_by_the_processes(monkeypatch):
-    from composable.distributed import launch as module
+    from composable.launch import launch as module
 
     def threads(nproc, given=None):
         for name in ("OMP_NUM_THREADS", "PYTHONFAULTHANDLER", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):

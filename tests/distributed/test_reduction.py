@@ -15,10 +15,8 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 from composable import State
-from composable.core.batch_spec import BatchSpec
+from composable.batches.spec import BatchSpec
 from composable.core.key import Key
-from composable.core.loss_mean import Declared, ExampleCounter
-from composable.core.loss_weights import LossWeights
 from composable.data.grouping import Examples, shards_of, split_into_shards
 from composable.distributed import DDP, Shards
 from composable.distributed.reduction import TreeSum, all_reduce_exactly
@@ -28,6 +26,8 @@ from composable.engines.exact import Exact, kinds_of
 from composable.engines.reducer import _Messages
 from composable.engines.shares import LossShares, times
 from composable.engines.sums import ShardSums
+from composable.losses.mean import Declared, ExampleCounter
+from composable.losses.weights import LossWeights
 from composable.trainer.microbatches import Microbatches, each_part, fit_memory, reduce
 from tests.support.processes import run
 from tests.support.threads import run_ranks

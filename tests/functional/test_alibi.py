@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.support.models import Attention, BiasedAttention, Places, language_model
+from tests.support.models import Attention, Places, language_model
 
 
 def slopes_of_the_paper(heads):
@@ -44,7 +44,7 @@ def test_registered_classes_are_converted():
 
     new = F.alibi(model, max_sequence_length=50)
 
-    assert type(new.attention) is BiasedAttention
+    assert new.attention.biased
     assert type(model.attention) is Attention
     assert type(model.places) is Places
     assert new.attention.weight is model.attention.weight

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
+from composable._support.sampling import numbers
 from composable.functional._boxes import inside, place_boxes
-from composable.functional._sampling import numbers
 
 
 def all_places(side, length, uniform_sampling):

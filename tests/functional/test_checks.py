@@ -9,6 +9,13 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
+from composable._support.checks import (
+    check_count,
+    check_flag,
+    check_one_of,
+    check_order,
+    check_range,
+)
 from composable.functional import (
     clip_gradients,
     ema,
@@ -16,13 +23,6 @@ from composable.functional import (
     mixup,
     select_using_loss,
     smooth_labels,
-)
-from composable.functional._checks import (
-    check_count,
-    check_flag,
-    check_one_of,
-    check_order,
-    check_range,
 )
 
 X, Y = torch.eye(4), torch.arange(4)

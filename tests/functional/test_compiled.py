@@ -71,7 +71,7 @@ def test_compiled_operation_matches_tensor_operation(name, data, x):
     drawn = [[data.draw(strengths(name)) for _ in x]]
     operations = torch.full((1, len(x)), NAMES.index(name))
 
-    ours = _compiled.augment(x, operations, torch.tensor(drawn, dtype=torch.float64))
+    ours = _compiled.compiled_augment(x, operations, torch.tensor(drawn, dtype=torch.float64))
 
     expected = apply_operations(x, operations, torch.tensor(drawn, dtype=torch.float64))
     assert torch.equal(ours, expected)
@@ -143,7 +143,7 @@ def test_compiled_chains_match_tensor_operations(x, seed, severity, depth, augme
     idle = torch.rand(operations.shape, generator=seeded(seed)) < 0.2
     operations = operations.masked_fill(idle, -1)
 
-    ours = _compiled.augment(x, operations, strengths)
+    ours = _compiled.compiled_augment(x, operations, strengths)
 
     assert torch.equal(ours, apply_operations(x, operations, strengths))
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composable.functional._sampling import draw_beta, draw_dirichlet
+from composable._support.sampling import draw_beta, draw_dirichlet
 
 ALPHAS = [5e-324, 1e-310, 1e-300, 1e-3, 1.0, 1e300]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composable.functional._generators import preserving_generators
+from composable._support.generators import preserving_generators
 
 
 def states(generators):

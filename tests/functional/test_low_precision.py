@@ -7,7 +7,7 @@ from torch.nn.functional import group_norm, layer_norm
 from torch.testing import assert_close
 
 from composable.functional import (
-    LowPrecisionLayerNorm,
+    LowPrecisionLayerNormLayer,
     low_precision_groupnorm,
     low_precision_layernorm,
 )
@@ -93,7 +93,7 @@ def test_works_without_affine_parameters(operate, build, option):
 def test_other_normalizations_are_not_replaced():
     new = low_precision_layernorm(nn.Sequential(nn.LayerNorm(6), nn.GroupNorm(2, 6)))
 
-    assert [type(layer) for layer in new] == [LowPrecisionLayerNorm, nn.GroupNorm]
+    assert [type(layer) for layer in new] == [LowPrecisionLayerNormLayer, nn.GroupNorm]
 
 
 @BOTH

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from composable._support.surgery import copy_on_write
 from composable.algorithms import EMA
 from composable.functional import replace_modules, with_tensors
-from composable.functional._surgery import copy_on_write
 from tests.support.data import batches
 from tests.support.runs import make_trainer
 

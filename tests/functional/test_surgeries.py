@@ -15,7 +15,7 @@ from torch.nn.functional import conv2d
 from torch.testing import assert_close
 
 import composable.functional as F
-from composable.core.batch import tensors_of
+from composable.batches.batch import tensors_of
 from tests.support import hugging_face
 from tests.support.models import Attention
 from tests.support.tensors import seeded
@@ -153,6 +153,20 @@ SURGERIES = {
         texts,
         "position embeddings and attention of the classes .*Attention.*",
     ),
+    **{
+        name: Surgery(
+            change,
+            lambda: nn.Sequential(Attention(4), nn.ReLU(), Attention(4)),
+            texts,
+            "self-attention.* of the classes .*Attention.*",
+            added=rf".\.attention_changes\.{name}\..*",
+        )
+        for name, change in {
+            "qk_norm": F.qk_norm,
+            "attention_output_gate": partial(F.attention_output_gate, channels=2),
+            "exclusive_self_attention": partial(F.exclusive_self_attention, learned=True),
+        }.items()
+    },
     "ngram_embeddings": Surgery(
         partial(F.ngram_embeddings, rows=8),
         lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)),
@@ -435,11 +449,15 @@ BY_HAND = [
     (ghost_batchnorm, nn.BatchNorm2d(4), F.GhostBatchNorm2d(4, ghost_batch_size=2)),
     (blurpool, nn.Conv2d(4, 4, 3, stride=2), F.BlurConv2d(4, 4, 3, stride=2)),
     (blurpool, nn.MaxPool2d(2), F.BlurMaxPool2d(2)),
-    (partial(F.low_precision_layernorm, **LOW), nn.LayerNorm(5), F.LowPrecisionLayerNorm(5, **LOW)),
+    (
+        partial(F.low_precision_layernorm, **LOW),
+        nn.LayerNorm(5),
+        F.LowPrecisionLayerNormLayer(5, **LOW),
+    ),
     (
         partial(F.low_precision_groupnorm, **LOW),
         nn.GroupNorm(2, 4),
-        F.LowPrecisionGroupNorm(2, 4, **LOW),
+        F.LowPrecisionGroupNormLayer(2, 4, **LOW),
     ),
 ]
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
+from composable._support.surgery import copy_on_write
 from composable.functional import NoEffectWarning, replace_modules, with_tensors
-from composable.functional._surgery import copy_on_write
 
 
 class Doubled(nn.Module):

@@ -26,8 +26,8 @@ from composable.loggers import (
     TensorBoardLogger,
     WandBLogger,
 )
-from composable.loggers._auto import installed_loggers
 from composable.loggers._opening import in_background
+from composable.loggers.installed import installed_loggers
 from composable.testing import NoSync
 from tests.loggers.readers import (
     BACK_ENDS,

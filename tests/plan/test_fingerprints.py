@@ -11,7 +11,7 @@ from torch import nn
 from composable import Callback, Event, ObserverError, Plan, State
 from composable.core.logger import Logger
 from composable.plan.dispatch import Dispatcher
-from composable.plan.effects import changes, fingerprint
+from composable.plan.effects import fingerprint, fingerprint_changes
 
 
 @attrs.frozen
@@ -110,7 +110,7 @@ def test_a_change_is_found_and_named(words):
     before = fingerprint(state)
 
     CHANGES[words](state)
-    found = list(changes(before, fingerprint(state)))
+    found = list(fingerprint_changes(before, fingerprint(state)))
 
     named = words.removesuffix(".requires_grad") + " in place" * words.endswith("requires_grad")
     assert named in found
@@ -143,7 +143,7 @@ def test_reading_is_no_change(make, look):
 
     look(state)
 
-    assert list(changes(before, fingerprint(state))) == []
+    assert list(fingerprint_changes(before, fingerprint(state))) == []
 
 
 def test_every_field_of_the_state_that_can_be_written_to_is_looked_at():

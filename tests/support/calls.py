@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import composable
 from composable import functional as F
+from composable.batches.spec import BatchSpec
 from composable.checkpoint.errors import CheckpointError
-from composable.core.batch_spec import BatchSpec
 from tests.report.folders import write_run
 from tests.support import models
 from tests.support.cases import all_cases
@@ -28,22 +28,11 @@ from tests.support.observers import Asks
 from tests.support.runs import make_trainer, sgd
 
 PACKAGES = (
-    *("composable", "composable.callbacks", "composable.checkpoint", "composable.core.batch"),
-    *(
-        "composable.core.loss_mean",
-        "composable.core.time",
-        "composable.data",
-        "composable.functional",
-    ),
+    *("composable", "composable.callbacks", "composable.checkpoint", "composable.batches.batch"),
+    *("composable.losses.mean", "composable.core.time", "composable.data", "composable.functional"),
     *("composable.algorithms", "composable.integrations", "composable.loggers"),
-    *(
-        "composable.metrics",
-        "composable.models",
-        "composable.optim",
-        "composable.plan",
-        "composable.report",
-        "composable.runs",
-    ),
+    *("composable.metrics", "composable.models", "composable.optim", "composable.plan"),
+    *("composable.report", "composable.runs"),
     *("composable.testing", "composable.utils.reproducibility"),
 )
 VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -348,7 +337,8 @@ FILES = (OSError, CheckpointError)
 
 data, checkpoint, loggers = composable.data, composable.checkpoint, composable.loggers
 report = composable.report
-optim, core, rng = composable.optim, composable.core, composable.utils.reproducibility
+optim, rng = composable.optim, composable.utils.reproducibility
+batch, time = composable.batches.batch, composable.core.time
 testing, callbacks, metrics = composable.testing, composable.callbacks, composable.metrics
 OTHERS: list[Any] = [
     (composable.Trainer, trainer_arguments, *FILES, ImportError),  # DeepSpeed is not in all extras
@@ -521,13 +511,19 @@ OTHERS: list[Any] = [
     (rng.seed_fetch, given(seed=3, step=1)),
     (rng.seed_step, given(seed=3, step=1)),
     (BatchSpec, given()),
-    (core.batch.count_examples, given(inputs=torch.zeros(4, 3))),
-    (core.batch.map_tensors, given(function=torch.neg, tree=[torch.ones(2)])),
-    (core.batch.select_examples, given(batch=BATCH, indices=torch.tensor([0, 2]), count=4)),
-    (core.batch.split_batch, given(batch=BATCH, sizes=[2, 2])),
-    (core.loss_mean.count_loss_tokens, given(targets=torch.tensor([1, -100]))),
-    (core.time.crossed, given(before=CLOCK, after=CLOCK, interval=composable.Time("1ep"))),
-    (core.time.elapsed, given(clock=CLOCK)),
+    (batch.count_examples, given(inputs=torch.zeros(4, 3))),
+    (batch.map_tensors, given(function=torch.neg, tree=[torch.ones(2)])),
+    (
+        composable.batches.batch.select_examples,
+        given(batch=BATCH, indices=torch.tensor([0, 2]), count=4),
+    ),
+    (batch.split_batch, given(batch=BATCH, sizes=[2, 2])),
+    (composable.losses.mean.count_loss_tokens, given(targets=torch.tensor([1, -100]))),
+    (
+        composable.core.time.crossed,
+        given(before=CLOCK, after=CLOCK, interval=composable.Time("1ep")),
+    ),
+    (time.elapsed, given(clock=CLOCK)),
     (F.GyroDropoutLayer, given(p=0.5, sigma=4, tau=2, stay=2)),
     (F.SqueezeExcitation, given(channels=4)),
     (F.ResidualBlock, given(kind=nn.Linear)),
@@ -582,7 +578,7 @@ NOT_CALLED = {
     **dict.fromkeys(
         ("BlurConv1d", "BlurConv2d", "BlurConv3d", "BlurMaxPool1d", "BlurMaxPool2d",
          "BlurMaxPool3d", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d",
-         "LowPrecisionGroupNorm", "LowPrecisionLayerNorm", "LowPrecisionRMSNorm",
+         "LowPrecisionGroupNormLayer", "LowPrecisionLayerNormLayer", "LowPrecisionRMSNormLayer",
          "StandardizedWeight"),
         LAYER,
     ),

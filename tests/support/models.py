@@ -11,6 +11,7 @@ from composable.functional import (
     Rotation,
     alibi_bias,
     register_alibi,
+    register_attention,
     register_gated_linear_units,
     register_rotary,
 )
@@ -71,12 +72,19 @@ class Attention(nn.Linear):
     """Causal attention of two heads."""
 
     rotation: Rotation | None = None
+    biased = False
+    heads = 2
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 3 * width)
 
     def bias_of(self, x: Tensor) -> Tensor | None:
-        return None
+        if not self.biased:
+            return None
+        length = x.shape[1]
+        to_come = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        bias = alibi_bias(2, length, device=x.device, dtype=x.dtype)
+        return bias.masked_fill(to_come, -torch.inf)
 
     def forward(self, x: Tensor) -> Tensor:
         heads = super().forward(x).unflatten(-1, (3, 2, self.in_features // 2))
@@ -88,14 +96,7 @@ class Attention(nn.Linear):
         return attended.transpose(1, 2).flatten(2)
 
 
-class BiasedAttention(Attention):
-    """The same with linear biases."""
-
-    def bias_of(self, x: Tensor) -> Tensor | None:
-        length = x.shape[1]
-        to_come = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
-        bias = alibi_bias(2, length, device=x.device, dtype=x.dtype)
-        return bias.masked_fill(to_come, -torch.inf)
+register_attention(Attention, heads="heads")
 
 
 @register_alibi(Places)
@@ -105,7 +106,7 @@ def leave_out(places: Places, max_sequence_length: int) -> nn.Module:
 
 @register_alibi(Attention)
 def add_biases(attention: Attention, max_sequence_length: int) -> nn.Module:
-    attention.__class__ = BiasedAttention
+    attention.biased = True
     return attention
 
 

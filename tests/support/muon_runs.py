@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 
+from composable._support.dtensors import sharded_like
 from composable.distributed.starting import join_processes
-from composable.functional._lent import sharded_like
 from composable.optim import Muon, muon, muon_groups
 
 STEPS = 3

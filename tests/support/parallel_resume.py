@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from composable import Callback
-from composable.checkpoint import _reader
+from composable.checkpoint import reader
 from tests.support import parallel_runs as runs
 from tests.support.models import CLASSES, SIDE
 
@@ -73,7 +73,7 @@ def fit(**options: Any) -> dict[str, Any]:
 
 def _count_bytes(counts: Counter[str]) -> None:
     """Count the bytes that are read of files of tensors, with their hashes and without."""
-    read = _reader.Input.__call__
+    read = reader.Input.__call__
 
     def counting(file: Any, buffer: Any) -> int:
         count = read(file, buffer)
@@ -81,4 +81,4 @@ def _count_bytes(counts: Counter[str]) -> None:
             counts["hashed" if file.hash is not None else "loaded"] += count
         return count
 
-    _reader.Input.__call__ = counting  # type: ignore[method-assign]  # in this process alone
+    reader.Input.__call__ = counting  # type: ignore[method-assign]  # in this process alone

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from composable import Callback, Trainer
 from composable.algorithms import LabelSmoothing
+from composable.batches.batch import map_tensors
 from composable.callbacks import (
     CheckpointSaver,
     ExportForInference,
@@ -27,7 +28,6 @@ from composable.callbacks import (
     Profiler,
 )
 from composable.checkpoint import files
-from composable.core.batch import map_tensors
 from composable.core.control import Control
 from composable.distributed import DDP, Processes
 from composable.distributed.signals import Preempted

@@ -12,7 +12,7 @@ import composable.functional as F
 from composable.testing import PropertyViolation, check_function
 from composable.testing.functions import Answer, FunctionReport
 from composable.testing.problems import feature_maps, image_batch
-from composable.testing.properties import PROPERTIES, NotApplicable, Subject, no_sync_on
+from composable.testing.properties import PROPERTIES, NotApplicableError, Subject, no_sync_on
 
 
 def randn(*shape):
@@ -120,7 +120,7 @@ def test_finds_a_property_that_a_function_lacks(name, function, why):
     with pytest.raises(Exception) as caught:  # noqa: PT011 -- torch has a class for each reason
         PROPERTIES[name](subject_of(function))
 
-    assert not isinstance(caught.value, NotApplicable)
+    assert not isinstance(caught.value, NotApplicableError)
     assert why in str(caught.value)
 
 
@@ -134,10 +134,10 @@ def test_a_property_may_not_apply():
 
     indices = subject_of(lambda labels: len(labels), lambda size: (torch.arange(size),))
     for name in ("generator", "float16", "channels_last", "gradients"):
-        with pytest.raises(NotApplicable):
+        with pytest.raises(NotApplicableError):
             PROPERTIES[name](indices)
     for name in ("compile", "vmap"):
-        with pytest.raises(NotApplicable, match="it requires a generator"):
+        with pytest.raises(NotApplicableError, match="it requires a generator"):
             PROPERTIES[name](subject_of(noise))
     for name in ("generator", "global_generators", "gradients"):
         assert PROPERTIES[name](subject_of(noise)) is None

@@ -17,7 +17,7 @@ from composable.algorithms import EMA, MixUp
 from composable.callbacks import EarlyStopper
 from composable.loggers import ConsoleLogger, InMemoryLogger
 from composable.optim import constant, cosine, linear, step
-from composable.trainer.arguments import check_device
+from composable.trainer.arguments import find_device
 from composable.trainer.options import TrainerOptions
 from tests.support.data import Stream, batches
 from tests.support.models import CLASSES
@@ -241,7 +241,7 @@ def test_accelerator_of_the_machine_is_accepted(device, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: found)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
 
-    assert check_device(device) == found
+    assert find_device(device) == found
 
 
 def test_device_that_no_pytorch_has_is_rejected():

@@ -29,9 +29,9 @@ from composable.algorithms import (
     SelectiveBackprop,
     SeqLengthWarmup,
 )
-from composable.core.loss_mean import LossMeanWarning
-from composable.core.loss_weights import SplitLossError
 from composable.distributed import DDP
+from composable.losses.mean import LossMeanWarning
+from composable.losses.weights import SplitLossError
 from composable.metrics import accuracy, perplexity, token_accuracy
 from composable.models import HuggingFaceModel
 from tests.support.hub_models import (

@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from composable import Algorithm, Event, SplitLossError
-from composable.core.loss import TargetLoss
-from composable.core.loss_mean import LossMeanWarning, count_loss_tokens
 from composable.core.state import State
 from composable.distributed import DDP
 from composable.functional import MixedTargets
+from composable.losses.loss import TargetLoss
+from composable.losses.mean import LossMeanWarning, count_loss_tokens
 from tests.support.data import batches
 from tests.support.hugging_face import build
 from tests.support.models import linear, same, seeded, weights

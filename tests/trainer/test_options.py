@@ -2,12 +2,14 @@
 
 import inspect
 import pydoc
+import re
+from typing import Any
 
 import attrs
 import pytest
 
 from composable import Trainer
-from composable.trainer.options import TrainerOptions
+from composable.trainer.options import GROUPS, TrainerOptions
 from composable.trainer.session import overridden_runs
 from tests.support.models import linear
 from tests.support.runs import make_trainer
@@ -33,6 +35,36 @@ def test_help_describes_every_option():
     for field in FIELDS:
         assert f"    {field.name}: " in text, field.name
     assert "nonfinite_loss: What to do about a loss" in pydoc.render_doc(Trainer)
+
+
+@pytest.mark.parametrize("parameter", inspect.signature(Trainer).parameters.values(), ids=str)
+def test_every_option_has_a_type(parameter):
+    assert parameter.annotation not in (Any, inspect.Parameter.empty)
+
+
+def test_each_option_is_in_one_group_that_documents_it():
+    fields = [name for group in GROUPS for name in attrs.fields_dict(group)]
+
+    assert fields == [field.name for field in FIELDS]
+    for group in GROUPS:
+        listed = re.findall(r"^    (\w+): ", inspect.getdoc(group), re.MULTILINE)
+        assert listed == list(attrs.fields_dict(group))
+
+
+@pytest.mark.parametrize(
+    ("options", "group"),
+    [
+        ({"save_overwrite": "yes"}, "SavingOptions"),
+        ({"seed": "7"}, "ReproducibilityOptions"),
+        ({"grad_accum": 2.0}, "DataOptions"),
+        ({"optimizers": "sgd"}, "OptimizationOptions"),
+        ({"input_key": 1.5}, "ModelOptions"),
+    ],
+)
+def test_a_value_of_the_wrong_type_names_its_argument_and_the_group(options, group):
+    (name,) = options
+    with pytest.raises(TypeError, match=rf"(?s)^{name}.* \({group}\)$"):
+        make_trainer(**options)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from numba import float32, int32, njit, uint8
 from numba.extending import intrinsic
 
-from .._warnings import warn_user
-from ._values import GRAIN
+from composable._support.pixels import GRAIN
+from composable._support.warn import warn_user
+
 from .geometry import EDGE
 
 __all__ = ["Chains", "Workspace", "augment", "augment_and_mix"]

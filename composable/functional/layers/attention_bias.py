@@ -8,7 +8,8 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from .._checks import check_count, check_place
+from composable._support.checks import check_count, check_place
+
 from .._reclass import reclass
 
 __all__ = ["alibi_bias", "alibi_slopes"]

@@ -7,7 +7,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .._checks import check_blendable, check_count, check_one_of
+from composable._support.checks import check_blendable, check_count, check_one_of
 
 __all__ = [
     "BlurConv1d",

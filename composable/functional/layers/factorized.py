@@ -10,8 +10,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-from .._foreach import compute_dtype
-from .._sampling import generator_device
+from composable._support.foreach import compute_dtype
+from composable._support.sampling import generator_device
 
 __all__ = ["FactorizedLayer"]
 

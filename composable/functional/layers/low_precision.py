@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._checks import LOW_PRECISION, check_module, check_precision
-from .._foreach import autocast_dtype
+from composable._support.checks import LOW_PRECISION, check_module, check_precision
+from composable._support.foreach import autocast_dtype
+from composable._support.surgery import report_nothing
+from composable._support.warn import NoEffectWarning, warn_user
+
 from .._reclass import keeps_forward_of, reclass
-from .._surgery import report_nothing
-from .._warnings import NoEffectWarning, warn_user
 from ..replace_modules import replace_modules
 
 __all__: list[str] = []  # the public layers are in the modules of the two norms

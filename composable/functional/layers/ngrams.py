@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from .._checks import check_count, check_tensor
+from composable._support.checks import check_count, check_tensor
 
 __all__ = ["NGramEmbedding", "embed_ngrams", "hash_ngrams"]
 

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._checks import kind_of
-from .._registry import full_name
-from .._sampling import numbers
+from composable._support.checks import kind_of
+from composable._support.sampling import numbers
+
+from .._registry import class_name
 
 __all__ = ["ResidualBlock"]
 
@@ -64,11 +65,11 @@ class ResidualBlock:
     @property
     def name(self) -> str:
         """The full name of the class."""
-        return self.kind if isinstance(self.kind, str) else full_name(self.kind)
+        return self.kind if isinstance(self.kind, str) else class_name(self.kind)
 
     def covers(self, kind: type[nn.Module]) -> bool:
         """Return whether a class is this class or a subclass."""
-        return self.name in map(full_name, kind.__mro__)
+        return self.name in map(class_name, kind.__mro__)
 
 
 @dataclass(frozen=True)

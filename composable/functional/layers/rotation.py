@@ -9,7 +9,14 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from .._checks import check_count, check_flag, check_place, check_range, check_tensor
+from composable._support.checks import (
+    check_count,
+    check_flag,
+    check_place,
+    check_range,
+    check_tensor,
+)
+
 from .._reclass import reclass
 from .attention_bias import NoPositions, WithoutPositions, named
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.html import HTML
 from composable.report.sections.answer import answer
 from composable.report.sections.checkpoints import checkpoints
@@ -11,12 +11,12 @@ from composable.report.sections.faults import problems, warnings
 from composable.report.sections.images import images
 from composable.report.sections.overview import overview
 from composable.report.sections.plan import plan
-from composable.report.sections.settings import configuration, differences
+from composable.report.sections.settings import configuration_section, differences
 from composable.report.sections.time_split import time_split
 
 __all__ = ["SECTIONS"]
 
-SECTIONS: Mapping[str, Callable[[Comparison], HTML | None]] = {
+SECTIONS: Mapping[str, Callable[[RunComparison], HTML | None]] = {
     "Answer": answer,
     "Overview": overview,
     "Problems": problems,
@@ -27,6 +27,6 @@ SECTIONS: Mapping[str, Callable[[Comparison], HTML | None]] = {
     "Images": images,
     "Checkpoints": checkpoints,
     "Warnings": warnings,
-    "Configuration": configuration,
+    "Configuration": configuration_section,
 }
 """The sections in the order of the page; one that has nothing to show returns None."""

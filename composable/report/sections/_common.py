@@ -5,34 +5,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from composable.report.chart_data import color_of, run_color
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.html import HTML, element, join
 from composable.report.recorded_run import RecordedRun
 
 __all__ = [
     "EMPTY",
     "as_dicts",
-    "as_list",
     "fold",
     "format_duration",
     "format_number",
     "group_label",
     "label_of",
     "labelled",
+    "list_or_empty",
     "note_of",
-    "numbers",
     "plan_of",
+    "run_numbers",
 ]
 
 EMPTY = "—"
 
 
-def label_of(comparison: Comparison, run: int) -> HTML:
+def label_of(comparison: RunComparison, run: int) -> HTML:
     """Return the name of a run, with a dot of its color."""
     return join(_dot(run_color(comparison, run)), comparison.names[run])
 
 
-def group_label(comparison: Comparison, group: int) -> HTML:
+def group_label(comparison: RunComparison, group: int) -> HTML:
     """Return the name of a group of runs, with a dot of its color."""
     return join(_dot(color_of(group)), comparison.group_name(comparison.groups[group]))
 
@@ -41,7 +41,7 @@ def _dot(color: str) -> HTML:
     return element("i", class_="dot", style=f"background:{color}")
 
 
-def labelled(comparison: Comparison) -> list[tuple[int, RecordedRun, HTML]]:
+def labelled(comparison: RunComparison) -> list[tuple[int, RecordedRun, HTML]]:
     """Return the index, the run and the label of each run."""
     return [(i, run, label_of(comparison, i)) for i, run in enumerate(comparison.runs)]
 
@@ -56,7 +56,7 @@ def fold(summary: str, body: HTML) -> HTML:
     return element("details", element("summary", summary), body)
 
 
-def numbers(runs: Sequence[int]) -> str:
+def run_numbers(runs: Sequence[int]) -> str:
     """List the runs to which an element belongs."""
     return " ".join(map(str, runs))
 
@@ -104,11 +104,11 @@ def plan_of(run: RecordedRun) -> dict[str, Any]:
     return plan if isinstance(plan, dict) else {}
 
 
-def as_list(values: Any) -> list[Any]:
+def list_or_empty(values: Any) -> list[Any]:
     """Return a list; an empty one for anything else."""
     return values if isinstance(values, list) else []
 
 
 def as_dicts(values: Any) -> list[dict[str, Any]]:
     """Return the dictionaries in a list; an empty one for anything else."""
-    return [one for one in as_list(values) if isinstance(one, dict)]
+    return [one for one in list_or_empty(values) if isinstance(one, dict)]

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.html import HTML, element
 from composable.report.recorded_run import RecordedRun
 from composable.report.results import GroupResult, group_results, mode_of_metric, result_names
@@ -20,7 +20,7 @@ _MOST_RESULTS = 5
 _UNKNOWN = "No result of an evaluation tells which run is best: pass an eval_dataloader."
 
 
-def answer(comparison: Comparison) -> HTML | None:
+def answer(comparison: RunComparison) -> HTML | None:
     """Answer in a few sentences: the best group, its lead, and whether it converged."""
     named = [name for name in result_names(comparison.runs) if mode_of_metric(name)]
     named = [name for name in named if group_results(comparison, name)]
@@ -29,7 +29,7 @@ def answer(comparison: Comparison) -> HTML | None:
     return element("p", " ".join(sentences), class_="answer")
 
 
-def _answer(comparison: Comparison, named: Sequence[str]) -> Iterator[str]:
+def _answer(comparison: RunComparison, named: Sequence[str]) -> Iterator[str]:
     name, results = named[0], group_results(comparison, named[0])
     best = results[0]
     group, shown = comparison.groups[best.group], name.removeprefix("metrics/")
@@ -60,7 +60,7 @@ def _value(result: GroupResult) -> str:
     return f"{mean} ± {format_number(result.spread, 2)} ({len(result.values)} runs)"
 
 
-def _lead(comparison: Comparison, best: GroupResult, second: GroupResult) -> str:
+def _lead(comparison: RunComparison, best: GroupResult, second: GroupResult) -> str:
     """Describe the distance to the second group, and whether seeds may explain it."""
     name = comparison.group_name(comparison.groups[second.group])
     distance = f"{format_number(abs(best.mean - second.mean), 2)} ahead of {name}"
@@ -88,7 +88,7 @@ def late_gain(runs: Sequence[RecordedRun], name: str) -> float | None:
     return late / gained if gained > 0 else None
 
 
-def _look_at(comparison: Comparison) -> Iterator[str]:
+def _look_at(comparison: RunComparison) -> Iterator[str]:
     failed = [run for run in comparison.runs if run.status in ("failed", "not ended")]
     if failed:
         yield f"{len(failed)} of {len(comparison.runs)} runs did not end: see Problems."

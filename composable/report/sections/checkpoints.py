@@ -3,9 +3,9 @@
 from datetime import datetime, timezone
 from typing import Any
 
-from composable.report.comparison import Comparison
-from composable.report.html import HTML, element, join, table
-from composable.report.lines import as_batch, as_text
+from composable.report.comparison import RunComparison
+from composable.report.html import HTML, element, join, scrolling_table
+from composable.report.lines import as_batch, short_text
 from composable.report.sections._common import EMPTY, format_number, labelled, note_of
 
 __all__ = ["checkpoints"]
@@ -13,14 +13,14 @@ __all__ = ["checkpoints"]
 _MOST_CHECKPOINTS = 100
 
 
-def checkpoints(comparison: Comparison) -> HTML | None:
+def checkpoints(comparison: RunComparison) -> HTML | None:
     """List the checkpoints of each run."""
     rows, left_out = [], 0
     for index, run, label in labelled(comparison):
         left_out += max(len(run.checkpoints) - _MOST_CHECKPOINTS, 0)
         for one in run.checkpoints[-_MOST_CHECKPOINTS:]:
             best, size = one["best"], one["bytes"]
-            shown = f"best {best['metric']}: {as_text(best['value'])}" if best else ""
+            shown = f"best {best['metric']}: {short_text(best['value'])}" if best else ""
             rows.append(
                 element(
                     "tr",
@@ -35,7 +35,7 @@ def checkpoints(comparison: Comparison) -> HTML | None:
             )
     if not rows:
         return None
-    body = table(["run", "checkpoint", "batch", "size", "written (UTC)", ""], rows)
+    body = scrolling_table(["run", "checkpoint", "batch", "size", "written (UTC)", ""], rows)
     return join(body, note_of(f"… and {left_out} more")) if left_out else body
 
 

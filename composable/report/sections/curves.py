@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from composable.report.chart_data import section_of, shown_metrics
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.html import HTML, element, join
-from composable.report.sections._common import as_dicts, note_of, numbers, plan_of
+from composable.report.sections._common import as_dicts, note_of, plan_of, run_numbers
 
 __all__ = ["curves"]
 
 
-def curves(comparison: Comparison) -> HTML | None:
+def curves(comparison: RunComparison) -> HTML | None:
     """Make a place for the chart of each metric."""
     by_section: dict[str, list[HTML]] = {}
     for index, name in enumerate(shown_metrics(comparison.runs)):
@@ -22,7 +22,7 @@ def curves(comparison: Comparison) -> HTML | None:
             note_of(_mixed(comparison, having) if name == "loss/train" else ""),
             class_="chart",
             data_chart=index,
-            data_runs=numbers(having),
+            data_runs=run_numbers(having),
         )
         by_section.setdefault(section_of(name), []).append(chart)
     grids = []
@@ -32,7 +32,7 @@ def curves(comparison: Comparison) -> HTML | None:
     return join(*grids) if grids else None
 
 
-def _mixed(comparison: Comparison, runs: Sequence[int]) -> str:
+def _mixed(comparison: RunComparison, runs: Sequence[int]) -> str:
     """Name the groups whose training loss is not that of the targets of the data."""
     names = []
     for group in comparison.groups:

@@ -1,15 +1,15 @@
 """Problems of the files, and warnings of the runs."""
 
 from composable.report.chart_data import shown_metrics
-from composable.report.comparison import Comparison
-from composable.report.html import HTML, element, table
-from composable.report.lines import as_text
-from composable.report.sections._common import as_list, format_number, labelled, plan_of
+from composable.report.comparison import RunComparison
+from composable.report.html import HTML, element, scrolling_table
+from composable.report.lines import short_text
+from composable.report.sections._common import format_number, labelled, list_or_empty, plan_of
 
 __all__ = ["problems", "warnings"]
 
 
-def problems(comparison: Comparison) -> HTML | None:
+def problems(comparison: RunComparison) -> HTML | None:
     """List what could not be read, and metrics that are not finite."""
     items = []
     for index, run, label in labelled(comparison):
@@ -22,7 +22,7 @@ def problems(comparison: Comparison) -> HTML | None:
     return element("ul", *items, class_="problems") if items else None
 
 
-def warnings(comparison: Comparison) -> HTML | None:
+def warnings(comparison: RunComparison) -> HTML | None:
     """List the warnings of each run, and the caveats of its plan."""
     rows = []
     for index, run, label in labelled(comparison):
@@ -30,8 +30,8 @@ def warnings(comparison: Comparison) -> HTML | None:
             (one.category, one.message, f"batch {one.batch}, {one.where}", one.count)
             for one in run.warnings
         ]
-        for one in as_list(plan_of(run).get("caveats")):
-            shown.append(("caveat of the plan", as_text(one), "", 1))
+        for one in list_or_empty(plan_of(run).get("caveats")):
+            shown.append(("caveat of the plan", short_text(one), "", 1))
         for category, message, where, count in shown:
             times = f" ({count} times)" if count > 1 else ""
             rows.append(
@@ -43,4 +43,4 @@ def warnings(comparison: Comparison) -> HTML | None:
                     data_run=index,
                 )
             )
-    return table(["run", "category", "message"], rows) if rows else None
+    return scrolling_table(["run", "category", "message"], rows) if rows else None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.html import HTML, element, join
 from composable.report.images import Image
 from composable.report.sections._common import labelled, note_of
@@ -14,7 +14,7 @@ _MOST_NAMES = 12
 _MOST_BYTES = 1_000_000  # of all images
 
 
-def images(comparison: Comparison) -> HTML | None:
+def images(comparison: RunComparison) -> HTML | None:
     """Show images over the course of each run, as many as fit."""
     blocks, room = [], _MOST_BYTES // max(sum(bool(r.images) for r in comparison.runs), 1)
     for index, run, label in labelled(comparison):

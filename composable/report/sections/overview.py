@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.curves import Curve
-from composable.report.html import HTML, element, join, table
+from composable.report.html import HTML, element, join, scrolling_table
 from composable.report.recorded_run import RecordedRun
 from composable.report.results import (
     best_value,
@@ -21,7 +21,7 @@ from composable.report.sections._common import (
     group_label,
     labelled,
     note_of,
-    numbers,
+    run_numbers,
 )
 
 __all__ = ["overview"]
@@ -33,7 +33,7 @@ _NOTE = (
 )
 
 
-def overview(comparison: Comparison) -> HTML:
+def overview(comparison: RunComparison) -> HTML:
     """List the groups and the runs: status, duration, throughput, the last loss, the results."""
     names = result_names(comparison.runs)[:_MOST_RESULTS]
     runs = _runs_table(comparison, names)
@@ -46,14 +46,14 @@ def overview(comparison: Comparison) -> HTML:
 def _table(header: Sequence[str], rows: Sequence[tuple[Sequence[HTML], dict[str, Any]]]) -> HTML:
     """Build a table that can be sorted, and whose rows are cards on a phone."""
     body = [element("tr", *cells, **attributes) for cells, attributes in rows]
-    return table(list(header), body, class_="sortable cards")
+    return scrolling_table(list(header), body, class_="sortable cards")
 
 
 def _cell(column: str, text: Any, value: float | None = None, kind: str = "number") -> HTML:
     return element("td", text, class_=kind, data_column=column, data_value=value)
 
 
-def _groups_table(comparison: Comparison, names: Sequence[str]) -> HTML:
+def _groups_table(comparison: RunComparison, names: Sequence[str]) -> HTML:
     columns: dict[str, Callable[[RecordedRun], float | None]] = {
         "batches": lambda run: run.num_batches,
         "training": lambda run: run.num_seconds,
@@ -78,11 +78,11 @@ def _groups_table(comparison: Comparison, names: Sequence[str]) -> HTML:
             spread = statistics.stdev(values) if name in names and len(values) > 1 else None
             text = format_(mean) + (f" ± {format_number(spread, 2)}" if spread is not None else "")
             cells.append(_cell(column, text, mean, kind))
-        rows.append((cells, {"data_runs": numbers(group)}))
+        rows.append((cells, {"data_runs": run_numbers(group)}))
     return _table(["runs", "", *(name.removeprefix("metrics/") for name in columns)], rows)
 
 
-def _winner(comparison: Comparison, name: str) -> int | None:
+def _winner(comparison: RunComparison, name: str) -> int | None:
     found = group_results(comparison, name)
     return found[0].group if len(found) > 1 and mode_of_metric(name) else None
 
@@ -97,7 +97,7 @@ def _statuses(runs: Sequence[RecordedRun]) -> HTML:
     return join(*(_sign(kind, f"{n} {kind} ") for kind, n in counted))
 
 
-def _runs_table(comparison: Comparison, names: Sequence[str]) -> HTML:
+def _runs_table(comparison: RunComparison, names: Sequence[str]) -> HTML:
     best = {name: _extreme(comparison.runs, name) for name in names}
     rows = []
     for index, run, label in labelled(comparison):

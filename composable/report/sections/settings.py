@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from composable.report.comparison import Comparison, first_difference
-from composable.report.html import HTML, element, join, table
+from composable.report.comparison import RunComparison, first_different_batch
+from composable.report.html import HTML, element, join, scrolling_table
 from composable.report.sections._common import (
     EMPTY,
     fold,
@@ -14,13 +14,13 @@ from composable.report.sections._common import (
 )
 from composable.report.short_calls import short_calls
 
-__all__ = ["configuration", "differences"]
+__all__ = ["configuration_section", "differences"]
 
 _MOST_SETTINGS = 300
 _WITHOUT_EFFECT = ("arguments",)  # folders, as a rule
 
 
-def differences(comparison: Comparison) -> HTML | None:
+def differences(comparison: RunComparison) -> HTML | None:
     """Show the settings and facts that differ, and from which batch on the runs do."""
     if len(comparison.runs) == 1:
         return None
@@ -32,7 +32,7 @@ def differences(comparison: Comparison) -> HTML | None:
     return join(body, _partings(comparison))
 
 
-def _differences_table(comparison: Comparison, values: Mapping[str, Sequence[str]]) -> HTML:
+def _differences_table(comparison: RunComparison, values: Mapping[str, Sequence[str]]) -> HTML:
     """Build a table with a column for each group, whose runs differ in the seed alone."""
     labels = [element("span", group_label(comparison, i)) for i in range(len(comparison.groups))]
     columns = [comparison.group_name(group) for group in comparison.groups]
@@ -46,14 +46,14 @@ def _differences_table(comparison: Comparison, values: Mapping[str, Sequence[str
             for column, text in zip(columns, short_calls(by_group), strict=True)
         ]
         rows.append(element("tr", element("td", name, class_="name"), *cells))
-    return join(table(["setting", *labels], rows, class_="cards"), _left_out(values))
+    return join(scrolling_table(["setting", *labels], rows, class_="cards"), _left_out(values))
 
 
-def _partings(comparison: Comparison) -> HTML:
+def _partings(comparison: RunComparison) -> HTML:
     """Tell from which batch on each run differs from the first one."""
     outcomes: dict[str, list[int]] = {}
     for index in range(1, len(comparison.runs)):
-        batch, compared = first_difference(comparison.runs[0], comparison.runs[index])
+        batch, compared = first_different_batch(comparison.runs[0], comparison.runs[index])
         if not compared:
             text = "no batch in common"
         elif batch is None:
@@ -71,7 +71,7 @@ def _partings(comparison: Comparison) -> HTML:
     return element("div", heading, element("ul", *lines), class_="partings")
 
 
-def _settings_table(comparison: Comparison, values: Mapping[str, Sequence[str]]) -> HTML:
+def _settings_table(comparison: RunComparison, values: Mapping[str, Sequence[str]]) -> HTML:
     header = [
         "setting",
         *(element("span", label_of(comparison, i)) for i in range(len(comparison.runs))),
@@ -82,7 +82,7 @@ def _settings_table(comparison: Comparison, values: Mapping[str, Sequence[str]])
         cells = [element("td", one or EMPTY) for one in row]
         kind = "differs" if differs else None
         rows.append(element("tr", element("td", name, class_="name"), *cells, class_=kind))
-    return join(table(header, rows), _left_out(values))
+    return join(scrolling_table(header, rows), _left_out(values))
 
 
 def _left_out(values: Mapping[str, Sequence[str]]) -> HTML:
@@ -90,7 +90,7 @@ def _left_out(values: Mapping[str, Sequence[str]]) -> HTML:
     return note_of(f"… and {left_out} more" if left_out > 0 else "")
 
 
-def configuration(comparison: Comparison) -> HTML | None:
+def configuration_section(comparison: RunComparison) -> HTML | None:
     """Show all hyperparameters and facts about the system."""
     modules = {n: v for n, v in comparison.settings.items() if n.split("/")[0] == "modules"}
     settings = {n: v for n, v in comparison.settings.items() if n not in modules}

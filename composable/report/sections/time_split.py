@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from composable.report.comparison import Comparison
+from composable.report.comparison import RunComparison
 from composable.report.html import HTML, element, join
 from composable.report.sections._common import (
     format_duration,
@@ -25,7 +25,7 @@ _PARTS = {  # the parts of TimeSplit, with their colors
 }
 
 
-def time_split(comparison: Comparison) -> HTML | None:
+def time_split(comparison: RunComparison) -> HTML | None:
     """Show the share of each part of training, as bars."""
     rows = []
     for index, run, label in labelled(comparison):

@@ -1,0 +1,1 @@
+"""What several packages need and users do not: checks, paths, text, surgery of models."""

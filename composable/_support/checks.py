@@ -1,0 +1,302 @@
+"""Checks of arguments. An error gives the argument, its value, what is allowed and what to do."""
+
+import os
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from math import inf
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "as_path",
+    "check_any",
+    "check_blendable",
+    "check_count",
+    "check_device",
+    "check_draw",
+    "check_flag",
+    "check_generator",
+    "check_is_callable",
+    "check_module",
+    "check_one_batch",
+    "check_one_of",
+    "check_order",
+    "check_partners",
+    "check_place",
+    "check_precision",
+    "check_range",
+    "check_same_names",
+    "check_size",
+    "check_tensor",
+    "check_tensors",
+    "kind_of",
+]
+
+LOW_PRECISION = (torch.float16, torch.bfloat16)
+_LARGEST = 2**63 - 1
+
+
+def check_tensor(name: str, value: Any, *, advice: str = "") -> None:
+    """Raise a TypeError unless the value is a dense tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(_say(f"{name} must be a tensor, not {kind_of(value)}", advice))
+    if value.layout is not torch.strided:
+        raise TypeError(
+            f"{name} must be a dense tensor, not one of layout {value.layout}; convert it first, "
+            f"such as {name}.to_dense()."
+        )
+
+
+def check_tensors(name: str, value: Any) -> None:
+    """Raise a TypeError unless the value is a mapping of names to tensors."""
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"{name} must be a mapping of names to tensors, not {kind_of(value)}; pass "
+            "dict(model.named_parameters()) or the like."
+        )
+    for key, tensor in value.items():
+        if not isinstance(tensor, Tensor):  # the name is only formatted for an error
+            check_tensor(f"{name}[{key!r}]", tensor)
+
+
+def check_place(device: Any, dtype: Any) -> None:
+    """Raise an error unless the arguments are a device (or None) and a floating-point dtype."""
+    check_device(device)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype={dtype!r} must be a floating-point torch.dtype.")
+
+
+def check_device(device: Any) -> None:
+    """Raise an error unless the value is a device, its name, or None."""
+    if device is not None and not isinstance(device, (torch.device, str)):
+        raise TypeError(f"device={device!r} must be a torch.device, its name, or None.")
+    if isinstance(device, str):
+        try:
+            torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(
+                f'device={device!r} must be the name of a device, such as "cpu" or "cuda:0".'
+            ) from error
+
+
+def check_precision(name: str, value: Any) -> None:
+    """Raise an error unless the value is a 16-bit floating-point dtype or None."""
+    known = isinstance(value, torch.dtype)
+    if value is not None and not (known and value in LOW_PRECISION):
+        kind = ValueError if known else TypeError
+        raise kind(
+            f"{name}={value!r} must be torch.float16, torch.bfloat16, or None for the dtype of "
+            "autocast."
+        )
+
+
+def check_module(name: str, value: Any) -> None:
+    """Raise a TypeError unless the value is a module."""
+    if not isinstance(value, nn.Module):
+        raise TypeError(f"{name} must be a torch.nn.Module, not {kind_of(value)}.")
+
+
+def check_generator(generator: Any) -> None:
+    """Raise a TypeError unless the argument is a generator or None."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator or None, not {kind_of(generator)}; for a seed, "
+            "pass torch.Generator().manual_seed(seed)."
+        )
+
+
+def check_is_callable(name: str, value: Any) -> None:
+    """Raise a TypeError unless the value can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, not {kind_of(value)}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise a TypeError unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be True or False.")
+
+
+def check_range(
+    name: str,
+    value: Any,
+    low: float,
+    high: float = inf,
+    *,
+    ends: str = "[]",
+    advice: str = "",
+) -> None:
+    """Raise an error unless the value is a number in an interval.
+
+    Args:
+        name: The argument.
+        value: Its value.
+        low: The lower end of the interval.
+        high: The upper end of the interval.
+        ends: The brackets of the interval: a round one excludes its end.
+        advice: What to do instead, in lower case and without a full stop.
+    """
+    if not _is_number(value):
+        allowed = _number(_interval(value, low, high, ends))
+        raise TypeError(_say(f"{name}={value!r} must be {allowed}", advice))
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise ValueError(_say(f"{name}={value!r} must be smaller than 2**63", advice))
+    above = value >= low if ends[0] == "[" else value > low
+    below = value <= high if ends[1] == "]" else value < high
+    if not (above and below):  # NaN compares to nothing, so it is refused
+        allowed = _interval(value, low, high, ends)
+        raise ValueError(_say(f"{name}={value!r} must be {allowed}", advice))
+
+
+def check_count(name: str, value: Any, low: int = 0, *, advice: str = "") -> None:
+    """Raise an error unless the value is an integer of at least `low`."""
+    # Not by hasattr(value, "__index__"): torch.compile can't evaluate it for a dynamic size.
+    if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
+        raise TypeError(_say(f"{name}={value!r} must be an integer, at least {low}", advice))
+    if value < low:
+        raise ValueError(_say(f"{name}={value!r} must be at least {low}", advice))
+    if not isinstance(value, torch.SymInt) and int(value) > _LARGEST:
+        raise ValueError(_say(f"{name}={value!r} must be smaller than 2**63", advice))
+
+
+def check_integer(name: str, value: Any) -> None:
+    """Raise a TypeError unless the value is an integer."""
+    if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
+        raise TypeError(f"{name}={value!r} must be an integer.")
+    if not isinstance(value, torch.SymInt) and abs(int(value)) > _LARGEST:
+        raise ValueError(f"{name}={value!r} must be an integer of 64 bits.")
+
+
+def check_order(first: str, low: Any, second: str, high: Any) -> None:
+    """Raise a ValueError unless one number is at most the other, both checked by themselves."""
+    if low > high:
+        raise ValueError(f"{first}={low!r} must be at most {second}={high!r}.")
+
+
+def check_size(name: str, value: Any) -> None:
+    """Raise an error unless the value is a sequence of one or more sizes."""
+    if not isinstance(value, (tuple, list)) or not value:
+        raise TypeError(
+            f"{name}={value!r} must be the sizes of the spatial dimensions; pass "
+            "inputs.shape[2:] or the like."
+        )
+    for i, length in enumerate(value):
+        check_count(f"{name}[{i}]", length)
+
+
+def check_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """Raise a ValueError unless the value is one of the allowed options."""
+    options = list(allowed)
+    if not isinstance(value, str) or value not in options:
+        raise ValueError(f"{name}={value!r} must be one of {options}.")
+
+
+def check_any(first: str, one: bool, second: str, other: bool) -> None:
+    """Raise a ValueError if both of two flags are False."""
+    if not (one or other):
+        raise ValueError(
+            f"{first}=False and {second}=False leave nothing to replace; set one of them to True."
+        )
+
+
+def check_draw(value: Any, kind: type, function: str) -> None:
+    """Raise a TypeError unless the value is the draw of a method."""
+    if not isinstance(value, kind):
+        raise TypeError(
+            f"draw must be {_article(kind)}, not {kind_of(value)}; {function} returns one."
+        )
+
+
+def check_blendable(name: str, tensor: Any, *, advice: str = "") -> None:
+    """Raise a TypeError unless the value is a floating-point or complex tensor."""
+    check_tensor(name, tensor, advice=advice)
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise TypeError(
+            f"{name} must have a floating-point dtype, not {tensor.dtype}; convert it first, such "
+            f"as {name}.float() / 255 for uint8 images."
+        )
+
+
+def check_one_batch(inputs: Tensor, targets: Tensor) -> None:
+    """Raise a ValueError unless inputs and targets have the same batch size."""
+    if not inputs.ndim or not targets.ndim or len(inputs) != len(targets):
+        raise ValueError(
+            "inputs and targets must have the same size in dimension 0, the batch, not the shapes "
+            f"{tuple(inputs.shape)} and {tuple(targets.shape)}."
+        )
+
+
+def check_partners(permutation: Any, inputs: Tensor) -> None:
+    """Raise an error unless a permutation has one entry for each example of the inputs."""
+    check_tensor("draw.permutation", permutation)
+    if permutation.shape != inputs.shape[:1]:
+        raise ValueError(
+            f"draw has {len(permutation)} partners, but inputs has {len(inputs)} examples; draw "
+            "with batch_size=len(inputs)."
+        )
+
+
+def check_same_names(first: str, names: Iterable[str], second: str, others: Iterable[str]) -> None:
+    """Raise a ValueError unless two mappings have the same names."""
+    left, right = set(names), set(others)
+    if left != right:
+        raise ValueError(
+            f"{first} and {second} must have the same names, but only {first} has "
+            f"{_some(left - right)} and only {second} has {_some(right - left)}."
+        )
+
+
+def as_path(name: str, value: Any) -> Path:
+    """Return a path; raise an error unless the value names a file or folder."""
+    path = value.__fspath__() if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise TypeError(f"{name}={value!r} must be a str or an os.PathLike of one.")
+    if not path or "\0" in path:
+        raise ValueError(f"{name}={value!r} must name a file or folder.")
+    return Path(path)
+
+
+def kind_of(value: Any) -> str:
+    """Describe the type of a value, for an error message."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None:
+        return "None"
+    return _article(type(value))
+
+
+def _article(kind: type) -> str:
+    return f"{'an' if kind.__name__[0].lower() in 'aeiou' else 'a'} {kind.__name__}"
+
+
+def _say(claim: str, advice: str) -> str:
+    return f"{claim}; {advice}." if advice else f"{claim}."
+
+
+def _interval(value: Any, low: float, high: float, ends: str) -> str:
+    if high != inf:
+        return f"in {ends[0]}{low}, {high}{ends[1]}"
+    if low == -inf:
+        return "finite"
+    bound = f"at least {low}" if ends[0] == "[" else f"greater than {low}"
+    return f"{bound} and finite" if _is_number(value) and value == inf else bound
+
+
+def _number(interval: str) -> str:
+    if interval == "finite":
+        return "a finite number"
+    return f"a number {interval}" if interval.startswith("in ") else f"a number, {interval}"
+
+
+def _is_number(value: Any) -> bool:
+    # PyTorch computes with integers and floating-point numbers, not with fractions.
+    return isinstance(value, Real) and not isinstance(value, (bool, Fraction))
+
+
+def _some(names: set[str]) -> str:
+    shown = ", ".join(sorted(map(str, names))[:5]) or "none"
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown

@@ -1,0 +1,269 @@
+"""Write a folder atomically: write a temporary folder, sync it to disk, then rename it.
+
+All system calls are in this file, in the order in which they are made. If the machine stops after
+any of them, a reader finds a complete checkpoint, either at the target or under the temporary name
+of the replaced one.
+"""
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from composable._support.paths import create_descriptor
+from composable.checkpoint.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    UnwritableCheckpointError,
+)
+from composable.checkpoint.manifest import FILES, FileRecord, is_part
+from composable.checkpoint.safetensors import Write
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+__all__ = [
+    "clean",
+    "commit",
+    "find_replaced",
+    "is_still",
+    "make_folder",
+    "new_folder",
+    "remove_files",
+    "staging",
+    "writable",
+    "write_file",
+]
+
+
+class _Output:
+    """A file that is hashed while it is written."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.size, self.hash = descriptor, 0, sha256()
+
+    def __call__(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        self.hash.update(view)
+        self.size += len(view)
+        while len(view):
+            view = view[os.write(self.descriptor, view) :]
+
+
+def write_file(path: Path, content: Callable[[Write], object]) -> FileRecord:
+    descriptor = create_descriptor(path)
+    try:
+        output = _Output(descriptor)
+        content(output)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return FileRecord(output.size, output.hash.hexdigest())
+
+
+@contextmanager
+def writable(target: Path) -> Iterator[None]:
+    """Convert errors of the operating system."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise UnwritableCheckpointError(
+            f"{target} cannot be written: {error.strerror or error}{_advice(error)} An earlier "
+            "checkpoint at this path is unchanged."
+        ) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder for checkpoints, and its parents.
+
+    Raises:
+        UnwritableCheckpointError: The folder cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnwritableCheckpointError(
+            f"{folder} cannot be created: {error.strerror or error}. Use a writable folder."
+        ) from error
+
+
+@contextmanager
+def staging(target: Path, overwrite: bool) -> Iterator[Path]:
+    """Create a temporary folder next to the target, locked while its writer is alive.
+
+    Raises:
+        CheckpointExistsError: The target may not be overwritten.
+    """
+    _restore(target)
+    _check_place(target, overwrite)
+    lock = None
+    try:
+        while True:
+            partial = _beside(target, "partial")
+            os.mkdir(partial)
+            lock = _lock(partial)
+            if lock is None or is_still(partial, lock):
+                break
+            os.close(lock)  # another process deleted the folder before it was locked
+            lock = None
+        yield partial
+    except BaseException:
+        remove_files(partial)
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def commit(partial: Path, target: Path) -> None:
+    """Rename a temporary folder to the target, which is deleted once the new one is on disk."""
+    _sync_folder(partial)
+    aside = _beside(target, "replaced")
+    try:
+        if os.path.lexists(target):
+            os.rename(target, aside)
+        os.rename(partial, target)
+    except BaseException:
+        with suppress(OSError):
+            if not os.path.lexists(target):
+                os.rename(aside, target)
+        raise
+    _sync_folder(target.parent)  # before anything is deleted
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Write a folder of any files under a temporary name, and rename it if no error is raised."""
+    partial = _beside(target, "partial")
+    os.mkdir(partial)
+    try:
+        yield partial
+        _sync_folder(partial)
+        os.rename(partial, target)
+        _sync_folder(target.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _restore(target: Path) -> None:
+    """Rename a replaced checkpoint back after an interrupted overwrite."""
+    if not os.path.lexists(target):
+        for aside in _leftovers(target, "replaced"):
+            os.rename(aside, target)
+            return
+
+
+def clean(target: Path) -> None:
+    """Delete temporary folders of earlier writers of the target, unless they are still running."""
+    with suppress(OSError):
+        for aside in _leftovers(target, "replaced"):
+            remove_files(aside)
+        for partial in _leftovers(target, "partial"):
+            lock = _lock(partial)
+            if lock is not None:
+                remove_files(partial)
+                os.close(lock)
+
+
+def _check_place(target: Path, overwrite: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not overwrite and not target.is_symlink():
+        raise CheckpointExistsError(f"{target} exists: use another folder, or overwrite=True.")
+    if target.is_symlink():
+        raise CheckpointExistsError(
+            f"{target} is a link to {os.readlink(target)}, and no checkpoint is written through a "
+            "link: remove the link, or use another path."
+        )
+    if not target.is_dir():
+        raise CheckpointExistsError(
+            f"{target} is not a directory and will not be overwritten: move it."
+        )
+    if others := sorted(name for name in os.listdir(target) if not is_part(name)):
+        raise CheckpointExistsError(
+            f"{target} contains {others[0]!r}, which is not part of a checkpoint, and will not be "
+            "overwritten: move it, or use another folder."
+        )
+
+
+def remove_files(folder: Path) -> None:
+    """Delete the files of a checkpoint, and their folder if it is then empty, ignoring errors."""
+    names = list(FILES)
+    with suppress(OSError):
+        names = sorted(filter(is_part, os.listdir(folder)))
+    for name in names:
+        with suppress(OSError):
+            os.unlink(folder / name)
+    with suppress(OSError):
+        os.rmdir(folder)
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder; return None if it is locked already or locks are not supported."""
+    if fcntl is None:
+        return None
+    descriptor = None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if descriptor is not None:
+            os.close(descriptor)
+        return None
+    return descriptor
+
+
+def is_still(folder: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(folder), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # folders cannot be synced
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _beside(target: Path, kind: str) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(8)}.{kind}")
+
+
+def find_replaced(target: Path) -> list[Path]:
+    """List complete checkpoints that an interrupted overwrite of the target renamed."""
+    try:
+        return _leftovers(target, "replaced")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _leftovers(target: Path, kind: str) -> list[Path]:
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.{kind}")
+    return [target.with_name(n) for n in sorted(os.listdir(target.parent)) if pattern.fullmatch(n)]
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ". Free some disk space, or keep fewer checkpoints."
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return ". Use a writable folder."
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return ". The parent folder must exist."
+    return "."

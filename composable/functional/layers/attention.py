@@ -1,0 +1,179 @@
+"""The call of attention within a block: what methods change before, around and after it."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+__all__: list[str] = []
+
+
+class AttentionCall(NamedTuple):
+    """The arguments of `scaled_dot_product_attention`, and the inputs of the block.
+
+    Args:
+        query: Queries of all heads.
+        key: Keys, with those of a cache. Grouped heads share them.
+        value: Values, with those of a cache.
+        mask: Which keys a query attends to, or what is added to its scores.
+        is_causal: Whether a query attends to this and earlier keys. Then there is no mask.
+        options: The other arguments, by name.
+        hidden: The inputs of the block.
+    """
+
+    query: Float[Tensor, "*batch heads queries size"]
+    key: Float[Tensor, "*batch groups keys size"]
+    value: Float[Tensor, "*batch groups keys size"]
+    mask: Tensor | None
+    is_causal: bool
+    options: Mapping[str, Any]
+    hidden: Float[Tensor, "*batch queries width"]
+
+    def seen(self) -> Bool[Tensor, "... queries keys"] | None:
+        """Return which keys each query attends to by the mask; None without a mask."""
+        if self.mask is None or self.mask.dtype == torch.bool:
+            return self.mask
+        return self.mask > torch.finfo(self.mask.dtype).min / 2
+
+    def own_values(self) -> Float[Tensor, "*batch groups queries size"]:
+        """Return the value of the token of each query, without those of a cache."""
+        count, seen = self.query.shape[-2], self.seen()
+        if self.value.shape[-2] == count:
+            return self.value
+        if seen is None:
+            return self.value[..., -count:, :]
+        # A cache of a fixed size has free places at its end: a token is the last one that it sees.
+        places = torch.arange(seen.shape[-1], device=seen.device)
+        last = (places * seen.any(-3, keepdim=True)).amax(-1).unsqueeze(-1)
+        return self.value.take_along_dim(last, -2)
+
+
+Attend: TypeAlias = Callable[[AttentionCall], Tensor]
+
+
+def attend(call: AttentionCall) -> Float[Tensor, "*batch heads queries size"]:
+    """Compute the attention."""
+    return scaled_dot_product_attention(
+        call.query,
+        call.key,
+        call.value,
+        attn_mask=call.mask,
+        is_causal=call.is_causal,
+        **call.options,
+    )
+
+
+class AttentionChange(nn.Module):
+    """What a method does with a call of attention, and the parameters that it adds.
+
+    Args:
+        setting: The hyperparameters.
+    """
+
+    method: ClassVar[str]
+
+    def __init__(self, **setting: Any) -> None:
+        super().__init__()
+        self.setting = setting
+
+    def prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Change the arguments of the block that are passed by name."""
+        return inputs
+
+    def forward(self, attend: Attend, call: AttentionCall) -> Tensor:
+        """Compute the attention by `attend`, with a changed call or a changed result."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """Return the hyperparameters."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.setting.items())
+
+
+ORDER = (
+    "partial_key_offset",
+    "qk_norm",
+    "exclusive_self_attention",
+    "attention_output_gate",
+)
+"""The methods, from the inside out: whichever is added first, one inside gets a changed call."""
+
+
+class ChangedAttention(nn.Module):
+    """A block with changes of its call of attention; a base before the class of the block."""
+
+    attention_changes: nn.ModuleDict
+    attention_heads: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the block."""
+        changes: Any = [self.attention_changes[m] for m in ORDER if m in self.attention_changes]
+        for change in changes:
+            kwargs = change.prepare(kwargs)
+        hidden = args[0] if args else next(iter(kwargs.values()))
+        interception = _Interception(changes, self.attention_heads, hidden)
+        with interception:  # torch.compile can't trace "as"
+            outputs = super().forward(*args, **kwargs)
+        if interception.calls != 1:
+            raise ValueError(
+                f"{type(self).__name__} must call scaled_dot_product_attention once in its forward "
+                f"method, not {interception.calls} times, for {changes[0].method} to act; for a "
+                "model of Hugging Face, call model.set_attn_implementation('sdpa')."
+            )
+        return outputs
+
+
+class _Interception(TorchFunctionMode):
+    """Applies changes to the call of attention in a block: within a `with`, as all modes."""
+
+    def __init__(self, changes: list[AttentionChange], heads: int, hidden: Tensor) -> None:
+        super().__init__()
+        self.changes, self.heads, self.hidden, self.calls = changes, heads, hidden, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is scaled_dot_product_attention:
+            self.calls += 1
+            return self.changed(*args, **kwargs)
+        if func is Tensor.unflatten:  # torch.compile can't trace the method within a mode
+            return torch.unflatten(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def changed(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        shape = query.shape
+        if shape[-3] != self.heads:
+            query, attn_mask = self.unpacked(query, attn_mask)
+            enable_gqa = True
+        options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+        call = AttentionCall(query, key, value, attn_mask, is_causal, options, self.hidden)
+        compute = attend
+        for change in self.changes:
+            compute = partial(change, compute)
+        return compute(call).reshape(*shape[:-1], value.shape[-1])
+
+    def unpacked(self, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Undo a packing: for one token, Hugging Face passes grouped heads as queries of a head."""
+        if query.shape[-3] * query.shape[-2] != self.heads:
+            raise ValueError(
+                f"heads={self.heads}, which is registered for the block, must be the number of its "
+                f"heads, {query.shape[-3]}; pass the right attribute to register_attention."
+            )
+        if mask is not None and mask.shape[-3] != 1:
+            mask = mask.reshape(*mask.shape[:-3], self.heads, 1, -1)
+        return query.reshape(*query.shape[:-3], self.heads, 1, -1), mask

@@ -1,0 +1,182 @@
+"""The registry of blocks with self-attention, and the surgery that changes their attention."""
+
+import copy
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import attrs
+from torch import nn
+
+from composable._support.checks import check_flag, check_module
+from composable._support.surgery import report_nothing
+
+from ._reclass import reclass
+from ._registry import Registry, check_class, class_name
+from .layers.attention import AttentionChange, ChangedAttention
+from .layers.attention_bias import named
+from .replace_modules import replace_modules
+
+__all__ = ["register_attention"]
+
+
+@attrs.frozen
+class Block:
+    """The attribute with the number of heads of a class of blocks, and whether it is causal.
+
+    An attribute `is_causal` of a block, as those of Hugging Face have it, takes precedence.
+    """
+
+    heads: str = "config.num_attention_heads"
+    causal: bool = True
+
+
+_DECODER, _ENCODER = Block(), Block(causal=False)
+REGISTRY: Registry[Block] = Registry(
+    {
+        **named("gpt2", {"GPT2Attention": _DECODER}),
+        **named("gpt_neox", {"GPTNeoXAttention": _DECODER}),
+        **named("llama", {"LlamaAttention": _DECODER}),
+        **named("mistral", {"MistralAttention": _DECODER}),
+        **named("qwen2", {"Qwen2Attention": _DECODER}),
+        **named("qwen3", {"Qwen3Attention": _DECODER}),
+        **named("bert", {"BertSelfAttention": _ENCODER}),
+        **named("roberta", {"RobertaSelfAttention": _ENCODER}),
+        **named("xlm_roberta", {"XLMRobertaSelfAttention": _ENCODER}),
+        **named("distilbert", {"DistilBertSelfAttention": _ENCODER}),
+    }
+)
+ADVICE = """Name your own, which calls torch's scaled_dot_product_attention:
+    composable.functional.register_attention(MyAttention, heads="num_heads")"""
+
+
+def register_attention(
+    kind: type[nn.Module] | str, *, heads: str = "num_heads", causal: bool = True
+) -> None:
+    """Register a class of self-attention, for the methods that change it.
+
+    A block must call `torch.nn.functional.scaled_dot_product_attention` once in its forward method,
+    on queries, keys and values `[batch, heads, length, size]`. The first argument of the forward
+    method must be its inputs, `[batch, length, width]`. The code of the block is not changed: the
+    call is intercepted.
+
+    Args:
+        kind: The class, or its full name, so that it need not be imported. The entry applies to
+            subclasses too. A second entry for a class replaces the first.
+        heads: Name of the attribute of a block that has the number of its heads, which may be that
+            of a part, such as "config.n_head".
+        causal: Whether a token attends to this and earlier tokens alone. An attribute `is_causal`
+            of a block takes precedence.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+
+    Example:
+        >>> class Attention(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.num_heads, self.parts = 2, nn.Linear(8, 24)
+        ...
+        ...     def forward(self, x):
+        ...         q, k, v = self.parts(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        ...         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        ...         return y.transpose(1, 2).flatten(2)
+        >>> register_attention(Attention, heads="num_heads")
+    """
+    check_class("kind", kind)
+    if not isinstance(heads, str) or not heads:
+        raise TypeError(f'heads={heads!r} must be the name of an attribute, such as "num_heads".')
+    check_flag("causal", causal)
+    REGISTRY.add(kind, Block(heads, causal))
+
+
+def is_causal(block: nn.Module) -> bool:
+    """Return whether a token of a known block attends to this and earlier tokens alone."""
+    known = REGISTRY.find(type(block))
+    return bool(getattr(block, "is_causal", known is not None and known.causal))
+
+
+def change_attention(
+    model: nn.Module,
+    build: Callable[[int], AttentionChange],
+    *,
+    applies: Callable[[nn.Module], bool] = lambda block: True,
+    kind: str = "self-attention",
+    every: int = 1,
+) -> nn.Module:
+    """Add a change to the attention of all known blocks, or of every few.
+
+    Args:
+        model: Any module.
+        build: A function of the number of heads that returns the change of a block.
+        applies: Whether a known block is one of those.
+        kind: What these blocks are, in words.
+        every: Which blocks get the change, of those to which it applies: every so many, from the
+            first on.
+
+    Returns:
+        The new model; `model` itself if there is nothing to change.
+
+    Raises:
+        ValueError: A block has the same change with other hyperparameters, or has no attribute with
+            the number of heads; or as `replace_modules`.
+
+    Warns:
+        NoEffectWarning: The model has no such block.
+    """
+    check_module("model", model)
+    blocks = [name for name, one in model.named_modules() if _is_known(one) and applies(one)]
+    chosen, change = set(blocks[::every]), build(1)
+    if not blocks:
+        report_nothing(change.method, f"{kind} of the classes {REGISTRY.names}", ADVICE)
+
+    def rule(name: str, module: nn.Module) -> nn.Module:
+        if name not in chosen:
+            return module
+        changes = getattr(module, "attention_changes", {})
+        if change.method in changes:
+            _check_same(name, changes[change.method], change)
+            return module
+        return _with_change(name, module, build)
+
+    return replace_modules(model, rule).model
+
+
+def _is_known(module: nn.Module) -> bool:
+    known = REGISTRY.find(type(module)) is not None
+    return known and not getattr(module, "is_cross_attention", False)
+
+
+def _with_change(name: str, module: Any, build: Callable[[int], AttentionChange]) -> nn.Module:
+    if isinstance(module, ChangedAttention):
+        new: Any = copy.copy(module)
+    else:
+        new = reclass(module, ChangedAttention, prefix="Changed")
+        new.attention_heads = _count_heads(name, module)
+        new.attention_changes = nn.ModuleDict().train(module.training)
+    change = build(new.attention_heads).train(module.training)
+    weight = next((p for p in module.parameters() if p.is_floating_point()), None)
+    if weight is not None:
+        change.to(weight.device, weight.dtype)
+    new.attention_changes[change.method] = change
+    return new  # type: ignore[no-any-return]
+
+
+def _count_heads(name: str, module: Any) -> int:
+    block: Any = REGISTRY.find(type(module))
+    heads = reduce(lambda value, key: getattr(value, key, None), block.heads.split("."), module)
+    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1:
+        raise ValueError(
+            f"{name or 'model'} must have the number of its heads in the attribute {block.heads}, "
+            f"not {heads!r}; name another for {class_name(type(module))} in register_attention."
+        )
+    return heads
+
+
+def _check_same(name: str, earlier: AttentionChange, change: AttentionChange) -> None:
+    if earlier.setting != change.setting:
+        raise ValueError(
+            f"{change.method}({change.extra_repr()}) must be "
+            f"{change.method}({earlier.extra_repr()}), by which {name or 'model'} is changed "
+            "already; change the original model instead."
+        )

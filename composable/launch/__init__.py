@@ -1,0 +1,1 @@
+"""Start and supervise the processes of a run."""

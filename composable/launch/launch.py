@@ -1,0 +1,151 @@
+"""Start a script in several processes, by the elastic agent of torch.
+
+The agent starts the processes, watches them, and ends them all when one fails. This module chooses
+its settings and the environment of the processes, and reports the first failure.
+"""
+
+import dataclasses
+import logging
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from composable.launch import rank
+from composable.launch.failure import describe_failures, first_failure, status_of
+from composable.launch.options import PORT, Launch, LaunchError, ProcessLayout
+from composable.launch.rank_logs import RankLogs
+
+__all__ = ["launch"]
+
+
+def launch(options: Launch) -> int:
+    """Start the processes, and wait until all have ended.
+
+    The environment and the signal handlers of the calling process change: call it in a process of
+    its own, as `composable launch` does.
+
+    Args:
+        options: What to start, and how.
+
+    Returns:
+        The exit status: that of the process that failed first, 128 + the number of the signal that
+        ended it or this process, and 0 if all succeeded.
+
+    Raises:
+        LaunchError: An option is invalid, or a resource is missing.
+    """
+    layout = ProcessLayout.of(options)
+    try:
+        logs = RankLogs(options, layout.machine)
+    except OSError as error:
+        raise LaunchError(f"log_dir={options.log_dir!r} cannot be written: {error}.") from error
+    _set_environment(layout.nproc)
+    _handle_hangup()
+    if not options.verbose:
+        logging.disable(logging.ERROR)  # the agent's messages: this process has no others
+    entrypoint, *arguments = _command(options)
+    try:
+        elastic_launch(_config(options, layout, logs), entrypoint)(*arguments)
+    except ChildFailedError as failed:
+        rank, failure = first_failure(failed.failures)
+        print(
+            describe_failures(rank, failed.failures, logs.stderr_of, logs.folder), file=sys.stderr
+        )
+        return status_of(failure)
+    except SignalException as received:
+        return 128 + int(received.sigval)
+    except torch.distributed.DistError as error:
+        raise LaunchError(
+            f"master_addr={options.master_addr!r}: the {layout.machines} machines did not connect "
+            f"within timeout={options.timeout} s; check the address, the port and the firewall, "
+            f"and that each machine was started, with a node_rank of its own ({error})."
+        ) from error
+    if options.log_dir is None:
+        shutil.rmtree(logs.folder)
+    return 0
+
+
+def _config(options: Launch, layout: ProcessLayout, logs: RankLogs) -> LaunchConfig:
+    """Return the settings of the agent."""
+    settings: dict[str, Any] = {
+        "run_id": "launch",
+        "logs_specs": logs,
+        "max_restarts": options.max_restarts,
+        "log_line_prefix_template": "[rank ${rank}] ",
+    }
+    if layout.machines == 1:  # this rendezvous can be repeated at a restart
+        settings["rdzv_backend"] = "c10d"
+        settings["rdzv_endpoint"] = f"127.0.0.1:{options.master_port or 0}"
+        settings["local_addr"] = "127.0.0.1"  # the name of the host may have no address
+    else:  # this one has the ranks in the order of the machines
+        settings["rdzv_backend"] = "static"
+        settings["rdzv_endpoint"] = f"{options.master_addr}:{options.master_port or PORT}"
+        settings["rdzv_configs"] = {"rank": layout.machine, "timeout": options.timeout}
+    newer = {"shutdown_timeout": options.grace, "signals_to_handle": ",".join(_signals())}
+    known = {field.name for field in dataclasses.fields(LaunchConfig)}
+    settings |= {name: value for name, value in newer.items() if name in known}
+    return LaunchConfig(layout.machines, layout.machines, layout.nproc, **settings)
+
+
+def _command(options: Launch) -> list[str]:
+    """Return the command of a process; the agent substitutes $ in its arguments."""
+    arguments = [one.replace("$", "$$") for one in options.arguments]
+    if options.kind == "command":
+        return [options.target, *arguments]
+    target = options.target.replace("$", "$$")
+    return [sys.executable, "-u", rank.__file__, options.kind, target, *arguments]
+
+
+def _set_environment(nproc: int) -> None:
+    """Set the variables of the environment that the processes inherit, if they are not set."""
+    defaults = {
+        "OMP_NUM_THREADS": str(max(1, _usable_cores() // nproc)),
+        "PYTHONFAULTHANDLER": "1",  # a segmentation fault leaves a traceback
+        # Otherwise restarted processes may read the addresses of those before them:
+        # https://github.com/pytorch/pytorch/issues/135712
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _usable_cores() -> int:
+    """Return the number of cores that this process may use, within the quota of its container."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):  # no control groups of version 2, or the quota is "max"
+        return cores
+
+
+def _signals() -> list[str]:
+    """Return the names of the signals that the agent sends on to the processes.
+
+    A signal that this process ignores stays ignored, as SIGINT in a job in the background.
+    """
+    passed_on = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+    return [one.name for one in passed_on if signal.getsignal(one) is not signal.SIG_IGN]
+
+
+def _handle_hangup() -> None:
+    """Treat the end of the terminal as SIGTERM, unless it is ignored, as under nohup.
+
+    The agent would send SIGHUP on, which ends a process without a checkpoint.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SignalException("the terminal was closed", signal.SIGTERM)
+
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, stop)

@@ -1,0 +1,241 @@
+"""The options of `composable launch`, and their checks."""
+
+import os
+import shutil
+import socket
+import string
+from pathlib import Path
+
+import attrs
+import torch
+
+__all__ = ["Launch", "LaunchError", "ProcessLayout"]
+
+PORT = 29500  # torch's, for several machines without --master_port
+PLACEHOLDERS = ("rank", "local_rank", "world_size", "local_world_size", "node_rank")
+
+
+class LaunchError(ValueError):
+    """The processes cannot be started: an option is invalid, or a resource is missing."""
+
+
+@attrs.frozen
+class Launch:
+    """The options of a launch.
+
+    Args:
+        target: The path of a script, the name of a module, or a command, by `kind`.
+        arguments: The arguments of the target.
+        kind: "script", "module" or "command".
+        nproc: Number of processes on this machine; by default one for each GPU, or one.
+        world_size: Number of processes on all machines, a multiple of `nproc`.
+        node_rank: The number of this machine, from 0.
+        base_rank: The rank of the first process of this machine, instead of `node_rank`.
+        master_addr: The address of machine 0.
+        master_port: A free port of machine 0.
+        stdout: Template of the files with the standard output of the ranks that are not on the
+            console. The placeholders are {rank}, {local_rank}, {world_size}, {local_world_size}
+            and {node_rank}.
+        stderr: Template of the files with the standard error.
+        log_dir: Folder of the files without a template; by default a temporary folder.
+        console: Which local ranks write to the console: "first", "all" or "none".
+        max_restarts: How often all processes are started again after one has failed.
+        grace: Seconds between a signal and SIGKILL.
+        timeout: Seconds to wait for the other machines.
+        verbose: Whether the messages of torch's agent are shown.
+    """
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    kind: str = "script"
+    nproc: int | None = None
+    world_size: int | None = None
+    node_rank: int | None = None
+    base_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    log_dir: str | None = None
+    console: str = "first"
+    max_restarts: int = 0
+    grace: int = 30
+    timeout: int = 600
+    verbose: bool = False
+
+
+@attrs.frozen
+class ProcessLayout:
+    """The processes and machines of a launch.
+
+    Args:
+        nproc: Number of processes on each machine.
+        machines: Number of machines.
+        machine: The number of this machine.
+    """
+
+    nproc: int
+    machines: int
+    machine: int
+
+    @classmethod
+    def of(cls, options: Launch) -> "ProcessLayout":
+        """Check the options, and return the layout that they describe.
+
+        Raises:
+            LaunchError: An option is invalid, or a resource is missing.
+
+        Example:
+            >>> from composable.launch.options import Launch, ProcessLayout
+            >>> second = Launch("train", kind="module", nproc=1, world_size=2, base_rank=1)
+            >>> ProcessLayout.of(attrs.evolve(second, master_addr="node0"))
+            ProcessLayout(nproc=1, machines=2, machine=1)
+            >>> ProcessLayout.of(attrs.evolve(second, nproc=0))
+            Traceback (most recent call last):
+                ...
+            composable.launch.options.LaunchError: nproc=0 must be at least 1.
+        """
+        _check_not_nested()
+        _check_target(options)
+        nproc = _processes(options.nproc)
+        machines = _machines(options.world_size, nproc)
+        machine = _machine(options, nproc, machines)
+        _check_restarts(options.max_restarts, machines)
+        for name, least in (("grace", 1), ("timeout", 1)):
+            _check_at_least(name, getattr(options, name), least)
+        for name in ("stdout", "stderr"):
+            _check_template(name, getattr(options, name), machines * nproc)
+        _check_address(options, machines, machine)
+        return cls(nproc, machines, machine)
+
+
+def _check_not_nested() -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise LaunchError(
+            "composable launch runs in a process that another launcher has started "
+            "(TORCHELASTIC_RUN_ID is set); use one launcher only."
+        )
+
+
+def _check_target(options: Launch) -> None:
+    if options.kind == "script" and not Path(options.target).exists():
+        raise LaunchError(
+            f"script={options.target!r} does not exist in {Path.cwd()}; pass the path of a Python "
+            "script, -m with the name of a module, or -c with a command."
+        )
+    if options.kind == "command" and shutil.which(options.target) is None:
+        raise LaunchError(f"command={options.target!r} is not an executable file on PATH.")
+
+
+def _check_at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise LaunchError(f"{name}={value} must be at least {least}.")
+
+
+def _processes(nproc: int | None) -> int:
+    """Return the number of processes on a machine."""
+    gpus = torch.cuda.device_count()
+    if nproc is None:
+        return gpus or 1
+    _check_at_least("nproc", nproc, 1)
+    if gpus and nproc > gpus:
+        raise LaunchError(
+            f"nproc={nproc} exceeds the {gpus} GPUs that are visible on this machine; pass at most "
+            f"-n {gpus}, or set CUDA_VISIBLE_DEVICES= (empty) to train on the CPU."
+        )
+    return nproc
+
+
+def _machines(world_size: int | None, nproc: int) -> int:
+    """Return the number of machines."""
+    if world_size is None:
+        return 1
+    if world_size < 1 or world_size % nproc:
+        raise LaunchError(
+            f"world_size={world_size} must be a multiple of nproc={nproc}: it counts the processes "
+            "of all machines, and each machine runs nproc of them."
+        )
+    return world_size // nproc
+
+
+def _machine(options: Launch, nproc: int, machines: int) -> int:
+    """Return the number of this machine, from its own number or from its first rank."""
+    machine, base = options.node_rank, options.base_rank
+    if base is not None:
+        if base % nproc or machine not in (None, base // nproc):
+            raise LaunchError(
+                f"base_rank={base} must be node_rank times nproc={nproc}"
+                + ("" if machine is None else f", and node_rank={machine} is given")
+                + "; pass one of the two."
+            )
+        machine = base // nproc
+    if machine is None:
+        if machines > 1:
+            raise LaunchError(
+                f"node_rank=None must be the number of this machine, from 0 to {machines - 1}, "
+                f"since world_size={options.world_size} and nproc={nproc} need {machines} machines."
+            )
+        return 0
+    if not 0 <= machine < machines:
+        raise LaunchError(
+            f"node_rank={machine} must be from 0 to {machines - 1}: world_size="
+            f"{options.world_size} and nproc={nproc} need {machines} machine"
+            f"{'s' if machines > 1 else ''}."
+        )
+    return machine
+
+
+def _check_restarts(max_restarts: int, machines: int) -> None:
+    _check_at_least("max_restarts", max_restarts, 0)
+    if max_restarts and machines > 1:
+        raise LaunchError(
+            f"max_restarts={max_restarts} requires one machine; with several, have the scheduler "
+            "restart the job, such as by `sbatch --requeue`, and pass autoresume=True to the "
+            "Trainer."
+        )
+
+
+def _check_template(name: str, template: str | None, world_size: int) -> None:
+    """Check the placeholders of a log file, and that each rank has a file of its own."""
+    if template is None:
+        return
+    try:
+        used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+    except ValueError as error:
+        raise LaunchError(f"{name}={template!r} is an invalid template: {error}.") from None
+    allowed = ", ".join(f"{{{each}}}" for each in PLACEHOLDERS)
+    if not used <= set(PLACEHOLDERS):
+        raise LaunchError(f"{name}={template!r} must contain no placeholders except {allowed}.")
+    if world_size > 1 and not used & {"rank", "local_rank"}:
+        raise LaunchError(
+            f"{name}={template!r} must contain {{rank}} or {{local_rank}}, so that each rank has a "
+            "file of its own."
+        )
+
+
+def _check_address(options: Launch, machines: int, machine: int) -> None:
+    """Check the address of machine 0, and that its port is free if this is machine 0."""
+    if machines > 1 and not options.master_addr:
+        raise LaunchError(
+            f"master_addr={options.master_addr!r} must be the address of machine 0, since there "
+            f"are {machines} machines."
+        )
+    port = options.master_port
+    if port is not None and not 0 < port < 2**16:
+        raise LaunchError(f"master_port={port} must be from 1 to 65535.")
+    if port is None and machines > 1:
+        port = PORT
+    if port is not None and machine == 0:
+        _check_free(port)
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise LaunchError(
+                f"master_port={port} cannot be used on this machine ({error.strerror}); pass a "
+                "free port, or on one machine none."
+            ) from None

@@ -1,0 +1,337 @@
+"""Confirm that a loss can be split: the loss of a whole follows from those of its two halves.
+
+The calls of a loss function don't show that their arguments are of one example each: a contrastive
+loss calls a cross entropy, too. So a loss is compared once with the losses of two halves of the
+same outputs.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from composable._support.foreach import compute_dtype
+from composable._support.generators import preserving_generators
+from composable.batches.batch import map_tensors, select_examples, tensors_of
+from composable.batches.layouts import is_list
+from composable.batches.source import Source
+from composable.core.state import State
+from composable.losses.loss import ModelLoss, TargetLoss, check_scalar, function_of
+from composable.losses.part_weights import SplitLossError, refused
+from composable.losses.terms import Terms
+from composable.losses.watch import LossWatch, eagerly
+
+__all__ = ["Confirmed", "LossOf", "Seen", "compare_parts", "select", "terms_of", "without_effects"]
+
+LossOf: TypeAlias = Callable[[State, Any], Any]
+Seen: TypeAlias = tuple[Tensor, Terms | None]
+
+UNKNOWN = (
+    "is split, and it is unknown what it is a mean over: it is not the result of a loss function "
+    "of PyTorch, a mean or a sum over all elements, or a sum of such results times constants, or "
+    "it is computed after a value was read from a tensor, on which it may depend: by .item(), "
+    "max(1, count), an if or an assert. Check targets where the batches are made, and divide by a "
+    "count as a tensor"
+)
+
+
+class Confirmed:
+    """The forms of losses that were confirmed, for each loss function in each mode.
+
+    Functions are told apart by identity: another one may make the same calls with arguments that
+    depend on the whole batch.
+    """
+
+    def __init__(self) -> None:
+        self._forms: dict[tuple[int, bool], tuple[Any, set[tuple[Any, ...]]]] = {}
+
+    def confirm(self, state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> None:
+        """Confirm a loss, unless one with this form was.
+
+        Raises:
+            SplitLossError: It can't be split.
+        """
+        forms = self._of(state)
+        if terms.form not in forms and _can_be_split(state, outputs, loss_of, terms):
+            forms.add(terms.form)
+
+    def knows(self, state: State) -> bool:
+        """Return whether a form of the loss function of a state was confirmed."""
+        return bool(self._of(state))
+
+    def _of(self, state: State) -> set[tuple[Any, ...]]:
+        """Return the forms of the loss function of a state."""
+        own = isinstance(state.loss_fn, ModelLoss)
+        function = type(state.model) if own else function_of(_innermost(state.loss_fn))
+        key = id(function), state.model.training
+        if key not in self._forms:
+            self._forms[key] = self._held(function, key), set()
+        return self._forms[key][1]
+
+    def _held(self, function: Any, key: tuple[int, bool]) -> Any:
+        """Hold a function, weakly if possible, so that no other one gets its number."""
+        try:
+            return weakref.ref(function, lambda _: self._forms.pop(key, None))
+        except TypeError:
+            return function
+
+
+def _innermost(loss_fn: Any) -> Any:
+    """Return the loss function on which that of an algorithm is based."""
+    while not isinstance(loss_fn, TargetLoss) and hasattr(loss_fn, "loss_fn"):
+        loss_fn = loss_fn.loss_fn
+    return loss_fn
+
+
+def terms_of(state: State, outputs: Any, loss_of: LossOf) -> Seen:
+    """Compute a loss, without a graph, and its terms."""
+    with torch.no_grad(), eagerly(), LossWatch(state.batch) as watch:
+        loss = loss_of(state, outputs)
+    return check_scalar(loss), watch.terms_of(loss)
+
+
+def _can_be_split(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
+    """Confirm that a loss can be split; a loss of an algorithm by the loss that it is based on."""
+    if getattr(state.loss_fn, "can_be_split", False):
+        return True
+    base = getattr(state.loss_fn, "base_loss", None)
+    if base is None:
+        return _confirm(state, outputs, loss_of, terms)
+    state = state.evolve_unchecked(loss_fn=base)
+    found = terms_of(state, outputs, loss_of)[1]
+    if found is None:
+        raise refused(state, UNKNOWN)
+    return _confirm(state, outputs, loss_of, found)
+
+
+def _confirm(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
+    """Confirm that a loss function is the weighted mean of its values for two halves of a batch.
+
+    Return False if this can't be seen, since there is no weight in the batch. The outputs are
+    changed a little, by numbers that differ between examples, since outputs that are all alike show
+    nothing, such as those of a last layer of zeros. In a reduced precision, the loss is computed
+    without rounding first, if it can be.
+    """
+    failure: Exception | None = None
+    undecided = False
+    exactly = _compute_loss, partial(_mixed, exact=True)
+    for compute, change in (exactly, (loss_of, _mixed), (loss_of, None)):
+        try:
+            with without_effects(state), torch.no_grad(), _refusing_effects(state):
+                if _is_split(state, outputs, compute, terms, change):
+                    return True
+            undecided = True
+        except _OtherFormError as error:  # such as class weights of the dtype of the outputs
+            failure = error
+        except SplitLossError:
+            raise
+        except Exception as error:  # a loss may raise anything for outputs that are not its own
+            failure = error
+    if failure is None or undecided:
+        return False
+    if isinstance(failure, SplitLossError):
+        raise failure
+    kind = type(failure).__name__
+    raise refused(
+        state,
+        f"fails for half of a batch ({kind}: {failure}), so it is unknown what it is a mean over",
+    ) from failure
+
+
+def _compute_loss(state: State, outputs: Any) -> Any:
+    return state.loss_fn(outputs, state.batch)  # type: ignore[misc]
+
+
+def _is_split(
+    state: State, outputs: Any, loss_of: LossOf, terms: Terms, change: Callable[..., Tensor] | None
+) -> bool:
+    """Compare the loss of outputs with that of two halves, or of the same outputs twice."""
+    batch, count = state.batch, state.batch_spec.count(state.batch)
+
+    def halves_agree(outputs: Any, batch: Any, count: int) -> bool:
+        if change is not None:
+            outputs = map_tensors(partial(change, rows=count), outputs)
+        both = range(count // 2), range(count // 2, count)
+        whole, *parts = (seen([*rows], outputs, batch, count) for rows in (range(count), *both))
+        return compare_parts(state, whole, parts, terms, exact=loss_of is _compute_loss)
+
+    def seen(indices: list[int], outputs: Any, batch: Any, count: int) -> Seen:
+        part = state.evolve_unchecked(batch=select(state, batch, indices))
+        return terms_of(part, _select_rows(state, outputs, indices, count), loss_of)
+
+    if count > 1 and halves_agree(outputs, batch, count):
+        return True
+    twice = [*range(count), *range(count)]
+    outputs, batch = _select_rows(state, outputs, twice, count), select(state, batch, twice)
+    return halves_agree(outputs, batch, 2 * count)
+
+
+def select(state: State, batch: Any, indices: list[int]) -> Any:
+    """Select examples of a batch."""
+    return state.batch_spec.select(batch, torch.tensor(indices, device=state.device))
+
+
+def _select_rows(state: State, outputs: Any, indices: list[int], count: int) -> Any:
+    """Select the outputs for some of the examples: rows of tensors, or items of a list."""
+    listed = is_list(outputs) and len(outputs) == count
+    if listed and state.batch_spec.layout_of(state.batch) != "tensors":
+        return type(outputs)(outputs[i] for i in indices)
+    devices = [tensor.device for tensor in tensors_of(outputs)]
+    rows = torch.tensor(indices, device=devices[0] if devices else None)
+    return select_examples(outputs, rows, count)
+
+
+def _mixed(tensor: Tensor, rows: int, *, exact: bool = False) -> Tensor:
+    """Mix outputs with numbers between 0 and 1, so that probabilities stay probabilities."""
+    if not tensor.is_floating_point() or not tensor.ndim or tensor.shape[0] != rows:
+        return tensor
+    dtype = compute_dtype(tensor.dtype) if exact else tensor.dtype
+    numbers = torch.arange(tensor.numel(), dtype=torch.float64) * 0.6180339887 % 1
+    return tensor.to(dtype) * 0.75 + 0.25 * numbers.view(tensor.shape).to(tensor.device, dtype)
+
+
+# --- the comparison ---
+
+
+class _OtherFormError(SplitLossError):
+    """A part of a batch has a loss that is computed in another way."""
+
+
+def compare_parts(
+    state: State, whole: Seen, parts: list[Seen], like: Terms, *, exact: bool = False
+) -> bool:
+    """Compare the loss of a whole with that of its parts; False if not all of them have weight.
+
+    Args:
+        state: The state with the loss.
+        whole: The loss of the whole.
+        parts: Those of its parts.
+        like: Terms of the same form.
+        exact: Whether the losses were computed without autocast.
+
+    Raises:
+        SplitLossError: They differ.
+    """
+    loss, seen = whole[0], [terms for _, terms in (whole, *parts)]
+    terms = [one for one in seen if one is not None and one.form == like.form]
+    if len(terms) < len(seen):
+        raise refused(
+            state,
+            "is computed in another way for a part of a batch: an option or a factor differs, or "
+            "is a new tensor at each call, such as class weights, which have to be created once",
+            _OtherFormError,
+        )
+    if not like.single and any(_counted(one) != _counted(terms[0]) for one in terms):
+        raise refused(
+            state,
+            "takes its targets from a batch by an index or a number that depends on the size of "
+            "the batch, such as len(outputs), so that their number in other parts is unknown",
+        )
+    if not math.isfinite(loss):
+        return False
+    single = all(one.single for one in terms)
+    of_whole, *of_parts = (
+        _numbers(one, value, single) for one, (value, _) in zip(terms, (whole, *parts), strict=True)
+    )
+    products = _products(state, of_whole, of_parts)
+    if products is None:
+        return False
+    if not single:
+        products.append(like.constant)
+    expected, size = sum(products), sum(map(abs, products))
+    if abs(float(loss) - expected) > _tolerance(state, loss, exact) * max(size, abs(float(loss))):
+        values = " and ".join(f"{float(value):.6g}" for value, _ in parts)
+        kind = "sum" if like.is_sum else "weighted mean"
+        raise refused(
+            state,
+            f"is {float(loss):.6g} for a batch and {values} for its parts, of which it is not the "
+            f"{kind}: it compares the examples of a batch, or divides by something of its own",
+        )
+    return True
+
+
+def _counted(terms: Terms) -> list[Source | None]:
+    """Return where the targets come from that are counted in other parts of a batch."""
+    divisors = [one.divisor for one in terms.terms]
+    return [None if one.of_batch is None else one.source for one in divisors]
+
+
+Numbers: TypeAlias = list[tuple[float, float | None]]
+
+
+def _numbers(terms: Terms, loss: Tensor, single: bool) -> Numbers:
+    """Return the value and the divisor of each term, or of all in one."""
+    divisors = [one.divisor.value for one in terms.terms]
+    weights = [None if one is None else float(one) for one in divisors]
+    if single:
+        return [(float(loss), weights[0])]
+    values = [float(one.value.detach()) for one in terms.terms]
+    return [*zip(values, weights, strict=True)]
+
+
+def _products(state: State, whole: Numbers, parts: list[Numbers]) -> list[float] | None:
+    """Return what the terms of the parts contribute to the whole; None if one has no weight."""
+    products: list[float] = []
+    for (_, total), *of_parts in zip(whole, *parts, strict=True):
+        weights = [weight for _, weight in of_parts if weight is not None]
+        if total is None:
+            products += [value for value, _ in of_parts]
+            continue
+        if not all(weight > 0 for weight in weights):
+            return None
+        if not math.isclose(sum(weights), total, rel_tol=1e-5):
+            shown = " and ".join(f"{weight:.6g}" for weight in weights)
+            raise refused(
+                state,
+                f"is a mean over {total:.6g} terms for a batch and over {shown} for its parts, so "
+                "that it does not follow from theirs",
+            )
+        products += [value * weight / total for value, weight in of_parts]
+    return products
+
+
+def _tolerance(state: State, loss: Tensor, exact: bool) -> float:
+    if loss.element_size() == 2 or not (exact or state.precision.name == "fp32"):
+        return 1e-2
+    return 1e-6 if loss.dtype is torch.float64 else 1e-4
+
+
+# --- what surrounds a loss ---
+
+
+@contextmanager
+def without_effects(state: State) -> Iterator[None]:
+    """Restore buffers and random states at the end."""
+    buffers = [buffer for one in state.modules.values() for buffer in one.buffers()]
+    held = [(buffer, buffer.clone(), buffer._version) for buffer in buffers]
+    try:
+        with preserving_generators([state.device]):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value, version in held:
+                if buffer._version != version:  # a graph may hold those that are as they were
+                    buffer.copy_(value)
+
+
+@contextmanager
+def _refusing_effects(state: State) -> Iterator[None]:
+    """Refuse a loss that writes to its buffers, or draws random numbers: one for each part."""
+    buffers = [] if state.loss_module is None else list(state.loss_module.buffers())
+    versions, random = [one._version for one in buffers], _random_state(state.device)
+    try:
+        yield
+    finally:  # in place of the error that follows from it
+        written = versions != [one._version for one in buffers]
+        if written or not torch.equal(random, _random_state(state.device)):
+            what = "changes its buffers" if written else "draws random numbers"
+            raise refused(state, f"{what}, which it would do for each part of a batch")
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

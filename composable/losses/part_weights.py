@@ -1,0 +1,184 @@
+"""The weight of a part of a batch: what its loss is divided by.
+
+A loss with a single divisor has one weight. In a sum of terms with different divisors, each term
+has its own.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import attrs
+from torch import Tensor
+
+from composable.batches.spec import BatchSpec
+from composable.core.state import State
+from composable.losses.loss import ModelLoss, OutputLoss, function_of
+from composable.losses.terms import Term, Terms
+
+__all__ = ["Count", "SplitLossError", "TermWeights", "Weight", "name_of", "refused", "weigh"]
+
+Count: TypeAlias = Callable[[Any], Any]
+
+
+class SplitLossError(ValueError):
+    """A loss of a batch that can't be computed from the losses of its parts."""
+
+
+_CURES = (
+    "To compute it of the outputs for the whole batch, in one more forward pass, add WholeLoss() "
+    "to algorithms, or call composable.functional.cached_gradients in a loop of your own. Or pass "
+    "loss_mean_over= what the loss is a mean over: 'tokens', 'next_tokens', a function of "
+    "the batch or of the outputs and the batch, or 'examples', which may be an approximation, that "
+    "of a plain loop with DistributedDataParallel; or define loss_weight(outputs, batch) on the "
+    "loss or the model; or don't split: train without grad_accum, microbatch_size, "
+    "accumulate_batches and several shards, and evaluate in one batch."
+)
+
+
+def refused(
+    state: State, reason: str, kind: type[SplitLossError] = SplitLossError
+) -> SplitLossError:
+    """Return the error for a loss that can't be split."""
+    return kind(f"{name_of(state)} {reason}. {_CURES}")
+
+
+def name_of(state: State) -> str:
+    """Name the loss in a message."""
+    if isinstance(state.loss_fn, (ModelLoss, OutputLoss)):
+        return f"the loss of {type(state.model).__name__}"
+    function = function_of(state.loss_fn)
+    return f"loss_fn={getattr(function, '__name__', type(function).__name__)}"
+
+
+@attrs.frozen(eq=False)
+class Weight:
+    """The weight of a part with a single divisor."""
+
+    value: Any
+    """A number, or a tensor without dimensions; None for a loss that is a sum."""
+    form: tuple[Any, ...] = ()
+    """What the losses of all parts of a whole have in common."""
+    may_be_zero: bool = True
+    """Whether it may be 0, and the gradient of the loss then NaN."""
+    of_batch: Count | None = None
+    """Computes the weight of another part from its batch, if that determines it."""
+    origin: Any = None
+    """How the batch determines it: equal for all parts of a whole."""
+    sum_may_remain: bool = False
+    """Whether the loss times its factor may be other than 0 where the weight is 0."""
+    constant: float = 0.0
+    """A constant in the loss."""
+    factor: Any = attrs.field()
+    """What the loss times it is a sum: the weight, or 1 where that is 0, and nothing divided."""
+
+    @factor.default
+    def _factor_of_value(self) -> Any:
+        return self.value
+
+    def of_weight(self, loss: Tensor) -> Tensor:
+        """Return the loss without its constant where the weight is 0."""
+        return loss - self.constant * (self.value == 0) if self.constant else loss
+
+
+@attrs.frozen(eq=False)
+class TermWeights:
+    """The weights of a part whose loss is a sum of terms with different divisors."""
+
+    terms: Terms
+    weights: tuple[Weight, ...]
+    """The weight of each term."""
+    name: str
+    """The name of the loss, for messages."""
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What the losses of all parts of a whole have in common."""
+        return self.terms.form
+
+    @property
+    def origins(self) -> tuple[Any, ...]:
+        """How the batch determines the weights."""
+        return tuple(one.origin for one in self.weights)
+
+    @property
+    def values(self) -> list[tuple[Tensor, Weight]]:
+        """The value and the weight of each term, with the constant in the first mean."""
+        values = [term.value for term in self.terms.terms]
+        mean = next(i for i, one in enumerate(self.weights) if one.value is not None)
+        values[mean] = values[mean] + self.terms.constant * (self.weights[mean].value != 0)
+        return list(zip(values, self.weights, strict=True))
+
+    def as_one(self) -> Weight | None:
+        """Return a single weight if the divisors are numbers: in one ratio, for all parts."""
+        values = [one.value for one in self.weights]
+        if not all(isinstance(value, int) for value in values):
+            return None
+        ratios = tuple(Fraction(value, values[0] or 1) for value in values)
+        return Weight(values[0], (*self.form, ratios), may_be_zero=False)
+
+    def in_one(self, where: str) -> Weight:
+        """Return a single weight for a place in which the totals of the weights are unknown.
+
+        Args:
+            where: The place, for the message.
+
+        Raises:
+            SplitLossError: The divisors are not numbers.
+        """
+        weight = self.as_one()
+        if weight is None:
+            raise self.unknown(where)
+        return weight
+
+    def unknown(self, where: str) -> SplitLossError:
+        """Return the error for a place in which the totals of the weights are unknown."""
+        return SplitLossError(
+            f"{self.name} is a sum of terms with different divisors, and their totals are unknown "
+            f"{where}. {_CURES}"
+        )
+
+
+def weigh(terms: Terms, state: State) -> Weight | TermWeights:
+    """Return the weight of a part from the terms of its loss.
+
+    Raises:
+        SplitLossError: A term was changed in place, or a constant is added to sums.
+    """
+    divisors, form = [term.divisor for term in terms.terms], terms.form
+    first = divisors[0]
+    if terms.is_sum:
+        return Weight(None, form, may_be_zero=False)
+    if terms.single and first.value is not None:
+        source = first.source
+        follows = source is not None and source.by_rows and source.is_of_any_size
+        return Weight(
+            first.value,
+            form,
+            False,
+            first.of_batch if follows else None,
+            source,
+            any(one.sum_may_remain for one in divisors),
+            terms.constant,
+            first.factor,
+        )
+    if all(one.value is None for one in divisors):
+        raise refused(state, "is a sum and a constant, which is not one for each of its parts")
+    if not all(term.is_intact for term in terms.terms):
+        raise refused(state, "has terms that are changed in place after they were added")
+    weights = tuple(_of_term(term, state) for term in terms.terms)
+    return TermWeights(terms, weights, name_of(state))
+
+
+def _of_term(term: Term, state: State) -> Weight:
+    divisor = term.divisor
+    value, of_batch, origin = divisor.value, divisor.of_batch, divisor.source
+    if of_batch is None and isinstance(value, int):
+        return _by_examples(term, value, state.batch_spec, state.batch)
+    return Weight(value, term.form, False, of_batch, origin, factor=divisor.factor)
+
+
+def _by_examples(term: Term, value: int, spec: BatchSpec, batch: Any) -> Weight:
+    """Return a weight that is a multiple of the number of examples, the same in all parts."""
+    ratio = Fraction(value, max(spec.count(batch), 1))
+    return Weight(value, term.form, False, lambda other: float(ratio * spec.count(other)), ratio)

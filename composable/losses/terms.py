@@ -1,0 +1,136 @@
+"""A loss as a sum of terms, each a constant times the result of a loss function."""
+
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+from composable.batches.divisors import Divisor, Same
+from composable.batches.source import Source
+
+__all__ = ["Factor", "Term", "Terms"]
+
+
+@attrs.frozen(eq=False)
+class Factor:
+    """A tensor without dimensions that multiplies a result."""
+
+    tensor: Tensor
+    from_one: bool = False
+    """Whether the factor is 1 minus the tensor."""
+    source: Source | None = None
+    """Where the tensor comes from, if it is a part of the batch."""
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What the factors of all parts of a batch have in common."""
+        return self.from_one, Same(self.tensor) if self.source is None else self.source
+
+    @property
+    def value(self) -> Tensor:
+        """The factor."""
+        return 1 - self.tensor if self.from_one else self.tensor
+
+
+@attrs.frozen(eq=False)
+class Term:
+    """A constant times the result of a loss function."""
+
+    result: Tensor
+    divisor: Divisor
+    factor: float = 1.0
+    tensors: tuple[Factor, ...] = ()
+    version: int = attrs.field()
+
+    @version.default
+    def _version_of_result(self) -> int:
+        return self.result._version
+
+    def times(self, factor: float) -> "Term":
+        """Return this term times a constant."""
+        return attrs.evolve(self, factor=self.factor * factor)
+
+    def times_tensor(self, factor: Factor) -> "Term":
+        """Return this term times a tensor."""
+        return attrs.evolve(self, tensors=(*self.tensors, factor))
+
+    def before_change(self) -> "Term":
+        """Return this term with a copy of its result, which is about to be changed in place."""
+        copied = self.result.clone()
+        return attrs.evolve(self, result=copied, version=copied._version)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What the terms of the losses of all parts of a batch have in common."""
+        tensors = tuple([one.form for one in self.tensors])
+        return (*self.divisor.options, repr(self.factor), tensors)  # NaN equals nothing
+
+    @property
+    def is_intact(self) -> bool:
+        """Whether the result is as the loss function has returned it."""
+        return self.result._version == self.version
+
+    @property
+    def value(self) -> Tensor:
+        """The term, computed again."""
+        value = self.result * self.factor
+        for factor in self.tensors:
+            value = value * factor.value
+        return value
+
+
+@attrs.frozen(eq=False)
+class Terms:
+    """A loss as a sum of terms and a constant."""
+
+    terms: tuple[Term, ...] = ()
+    constant: float = 0.0
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the loss of a batch is the sum of those of its parts."""
+        return not self.constant and all(term.divisor.value is None for term in self.terms)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What the losses of all parts of a batch have in common."""
+        return (repr(self.constant), *[term.form for term in self.terms])
+
+    @property
+    def single(self) -> bool:
+        """Whether all terms have the same divisor, without reading a value from the device."""
+        first = self.terms[0].divisor
+        return all(_same(first, term.divisor) for term in self.terms[1:])
+
+    def before_change(self, tensor: Tensor) -> "Terms":
+        """Return these terms for a tensor that is about to be changed in place."""
+        terms = tuple(t.before_change() if t.result is tensor else t for t in self.terms)
+        return attrs.evolve(self, terms=terms)
+
+
+def _same(one: Divisor, other: Divisor) -> bool:
+    """Return whether two divisors are the same for every part of a batch."""
+    if one.value is other.value:
+        return True
+    if isinstance(one.value, Tensor) and isinstance(other.value, Tensor):
+        return one.options == other.options and _same_targets(one, other)
+    return isinstance(one.value, int) and bool(one.value == other.value)
+
+
+def _same_targets(one: Divisor, other: Divisor) -> bool:
+    if one.source is not None and one.source == other.source:
+        return True
+    return is_view_of_all(one.targets, other.targets)
+
+
+def is_view_of_all(one: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two tensors have the same elements in memory, in the same order."""
+    if one is None or other is None:
+        return False
+    return one is other or (
+        one.dtype == other.dtype
+        and one.numel() == other.numel()
+        and one.data_ptr() == other.data_ptr()
+        and one.is_contiguous()
+        and other.is_contiguous()
+    )

@@ -1,0 +1,433 @@
+"""The loss functions that a loss calls, and their divisors: by a mode that sees the calls.
+
+A loss is followed from the calls of loss functions, by the identity of results: through constant
+factors, casts, changes of the shape and sums. So it is a sum of terms, each a constant times the
+result of a call. What depends on a result in any other way is not followed, nor is a sum over
+parameters, which is not one over the examples of a part. Nor is what a loss computes after it has
+read a value from a tensor: numbers are then no constants, and the examples of a part may decide
+what it computes.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
+
+from composable.batches.divisors import Divisor, divisor_of, is_loss_function, nonzero, sum_of
+from composable.batches.source import FOLLOWED, Sources
+from composable.losses.terms import Factor, Term, Terms
+
+__all__ = ["LossWatch", "eagerly", "ratio", "with_divisor"]
+
+
+class LossWatch(TorchFunctionMode):
+    """Sees the loss functions that are called while it is active.
+
+    It keeps the results of the calls, which are tensors without dimensions, their targets, and what
+    is computed from the tensors of the batch alone, not the outputs of the model. Where a divisor
+    may be 0, nothing is divided if it is: the result is the sum, and the gradient is not NaN.
+
+    Args:
+        batch: The batch of the loss.
+
+    Example:
+        >>> from torch.nn.functional import cross_entropy
+        >>> from composable.losses.watch import LossWatch
+        >>> outputs, targets = torch.zeros(3, 2), torch.tensor([0, 1, -100])
+        >>> with LossWatch() as watch:
+        ...     loss = 0.5 * cross_entropy(outputs, targets).float()
+        >>> [(term.factor, term.divisor.value) for term in watch.terms_of(loss).terms]
+        [(0.5, tensor(2))]
+    """
+
+    def __init__(self, batch: Any = None) -> None:
+        super().__init__()
+        self._has_read = self._forward = False
+        self._known: dict[int, tuple[Tensor, int, Terms]] = {}
+        self._origins: dict[int, tuple[Tensor, Any]] = {}
+        self._of_parameters: dict[int, Tensor] = {}
+        self._sources = Sources(batch)
+        if _has_compiler():
+            _hide_from_compiler()
+
+    @contextmanager
+    def around_forward(self) -> Iterator[None]:
+        """Return a context for a forward pass.
+
+        Of the values that it reads before its first loss function, those of sums and means matter.
+        """
+        self._forward = True
+        try:
+            with self:
+                yield
+        finally:
+            self._forward = False
+
+    def terms_of(self, loss: Any) -> Terms | None:
+        """Return the terms of a result, or None if it is not the sum of any."""
+        terms = self._of(loss)
+        return terms if terms is not None and terms.terms else None
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of PyTorch, and record what its result is."""
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if self._has_read:
+            return func(*args, **kwargs)
+        follow = _FOLLOWED.get(name)
+        if func is ratio:
+            result = args[0] / nonzero(args[1])
+        elif not self._forward and self._is_of_parameters(args):
+            result = func(*args, **kwargs)
+            self._of_parameters[id(result)] = result
+        elif follow is not None:
+            result = self._call_followed(follow, func, name, args, kwargs)
+        elif is_loss_function(func):
+            self._forward = False
+            result = self._call_loss(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
+        if name in FOLLOWED:
+            self._sources.follow(func, name, args, kwargs, result)
+        if name in _TELLING and _tells(name, result, in_forward=self._forward):
+            self._has_read = self._may_decide(args)
+        return result
+
+    def _is_of_parameters(self, value: Any) -> bool:
+        """Return whether a value is computed from parameters alone, the same for all parts."""
+        if isinstance(value, (tuple, list)):
+            tensors = [one for one in value if isinstance(one, (Tensor, tuple, list))]
+            return bool(tensors) and all(map(self._is_of_parameters, tensors))
+        return isinstance(value, nn.Parameter) or self._of_parameters.get(id(value)) is value
+
+    def _may_decide(self, args: tuple[Any, ...]) -> bool:
+        """Return whether what is read may decide what the loss computes next."""
+        if self._forward:
+            return bool(args) and self._of(args[0]) is not None
+        return not _is_called_by_torch()
+
+    def _call_loss(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a loss function."""
+        divisor = divisor_of(func, args, kwargs)
+        if divisor is None:
+            return func(*args, **kwargs)
+        if divisor.may_be_zero:
+            total = sum_of(func, args, kwargs)
+            result = (total / divisor.factor).to(total.dtype)
+        else:
+            result = func(*args, **kwargs)
+        source = self._sources.of(divisor.targets)
+        self._record(result, Terms((Term(result, attrs.evolve(divisor, source=source)),)))
+        return result
+
+    def _call_followed(
+        self, follow: "Follow", func: Any, name: str, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Call a function of results of loss functions."""
+        before = [self._of(one) for one in args]
+        origins = tuple(self._origin_of(one) for one in args)
+        if args and before[0] is not None and name.endswith("_") and not name.startswith("_"):
+            before[0] = before[0].before_change(args[0])
+        if follow is _divided and len(args) == 2 and _is_mean(*before):
+            args = args[0], nonzero(args[1])
+        result = func(*args, **kwargs)
+        if not isinstance(result, Tensor) or result.numel() != 1:
+            return result
+        terms = follow(LossCall(result, origins, kwargs, before, self._sources))
+        if terms is not None:
+            self._record(result, terms)
+        elif follow is _unchanged and result.ndim == 0 and args and result is not args[0]:
+            self._origins[id(result)] = result, origins[0]
+        return result
+
+    def _origin_of(self, value: Any) -> Any:
+        """Return the tensor of which a constant factor is a cast."""
+        held = self._origins.get(id(value))
+        return value if held is None or held[0] is not value else held[1]
+
+    def _of(self, value: Any) -> Terms | None:
+        held = self._known.get(id(value))
+        if held is None or held[0] is not value or held[1] != value._version:
+            return None
+        return held[2]
+
+    def _record(self, result: Tensor, terms: Terms) -> None:
+        self._known[id(result)] = result, result._version, terms
+
+
+@cache
+def _hide_from_compiler() -> None:
+    """Let compiled functions, in a watch, call what it sees without compiling the watch itself."""
+    watch: Any = LossWatch
+    watch.__torch_function__ = torch.compiler.disable(watch.__torch_function__)  # type: ignore[no-untyped-call]
+
+
+def eagerly() -> AbstractContextManager[Any]:
+    """Return a context in which compiled functions run without their graphs."""
+    return torch.compiler.set_stance("force_eager") if _has_compiler() else nullcontext()
+
+
+def _has_compiler() -> bool:
+    """Return whether the compiler has been imported, which takes seconds."""
+    return "torch._dynamo" in sys.modules
+
+
+def with_divisor(loss: Tensor, mean: Tensor, count: int, total: Tensor | None) -> Tensor:
+    """Return a loss, and let a `LossWatch` know that it is a mean over another number of terms.
+
+    Args:
+        loss: The loss: mean * count / total.
+        mean: A mean over `count` terms.
+        count: Their number.
+        total: What the loss is divided by instead; None if it is a sum.
+    """
+    if has_torch_function((mean,)):
+        marked: Tensor = handle_torch_function(with_divisor, (mean,), loss, mean, count, total)
+        return marked
+    return loss
+
+
+def ratio(count: int, total: Tensor) -> Tensor:
+    """Return count / total, and 0 where the total is 0, or the count in a `LossWatch`."""
+    if has_torch_function((total,)):
+        result: Tensor = handle_torch_function(ratio, (total,), count, total)
+        return result
+    return torch.where(total > 0, count / total, 0.0)
+
+
+# --- what ends the following ---
+
+_READS = frozenset(
+    (
+        *("item", "tolist", "numpy", "__array__", "__contains__", "equal", "allclose"),
+        *("__bool__", "__int__", "__float__", "__complex__", "__index__", "is_nonzero"),
+        *("unique", "unique_consecutive"),
+    )
+)
+"""Functions whose results are values, or depend on them in their number."""
+_COMPARISONS = frozenset(("gt", "ge", "lt", "le"))
+"""Functions whose results are read in a forward pass, as by max(1, count)."""
+_SIZES = frozenset(("__len__", "size", "numel", "__get__"))
+"""Functions that read a shape, among others: a 0 shows that it follows from values."""
+_TELLING = _READS | _COMPARISONS | _SIZES
+
+
+def _tells(name: str, result: Any, *, in_forward: bool) -> bool:
+    """Return whether the result of a function tells a value."""
+    if name in _COMPARISONS:
+        return in_forward
+    if name not in _SIZES:
+        return True
+    if isinstance(result, tuple):
+        return 0 in result
+    return name != "__get__" and type(result) is int and result == 0
+
+
+def _is_called_by_torch() -> bool:
+    """Return whether a module of PyTorch reads a value, which decides nothing by it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals["__name__"].startswith(_IN_BETWEEN):
+        frame = frame.f_back
+    return bool(frame.f_globals["__name__"].startswith("torch.nn.modules."))
+
+
+_IN_BETWEEN = (__name__, "torch._dynamo", "torch._tensor", "torch.overrides")
+
+# --- what is followed ---
+
+
+class LossCall(NamedTuple):
+    """A call of a function of PyTorch."""
+
+    result: Tensor
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    before: list[Terms | None]
+    """The terms of the arguments."""
+    sources: Sources
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether it has two arguments, and no options."""
+        return not self.kwargs and len(self.args) == 2
+
+
+Follow = Callable[[LossCall], Terms | None]
+
+
+def _unchanged(call: LossCall) -> Terms | None:
+    return call.before[0] if call.before else None
+
+
+def _reduced(call: LossCall) -> Terms | None:
+    """Follow a sum over all elements, which has no divisor."""
+    return _reduction(call, None, "sum")
+
+
+def _averaged(call: LossCall) -> Terms | None:
+    """Follow a mean over all elements, whose number is the divisor."""
+    return _reduction(call, call.args[0].numel() if call.args else None, "mean")
+
+
+def _reduction(call: LossCall, value: int | None, name: str) -> Terms | None:
+    reduced = call.args[0] if call.args else None
+    if not isinstance(reduced, Tensor):
+        return None
+    if call.before[0] is not None:
+        return call.before[0]
+    if reduced.ndim == 0 or call.result.ndim:
+        return None
+    # A sum of these may be a divisor.
+    counted = None if reduced.requires_grad else reduced
+    source = call.sources.of(reduced)
+    return Terms((Term(call.result, Divisor(value, (name,), counted, source=source)),))
+
+
+def _negated(call: LossCall) -> Terms | None:
+    return _scaled(call.before[0], -1.0, call.sources) if call.before else None
+
+
+def _multiplied(call: LossCall) -> Terms | None:
+    if not call.is_binary:
+        return None
+    (left, right), (first, second) = call.before, call.args
+    if left is not None and right is None:
+        return _scaled(left, second, call.sources)
+    return _scaled(right, first, call.sources) if right is not None and left is None else None
+
+
+def _divided(call: LossCall) -> Terms | None:
+    if not call.is_binary:
+        return None
+    above, below = call.before
+    if above is not None and below is not None and _is_mean(above, below):
+        return _mean_of_sums(call.result, above, below.terms[0])
+    number = _number(call.args[1])
+    return _scaled(above, 1 / number, call.sources) if number else None
+
+
+def _is_mean(above: Terms | None, below: Terms | None) -> bool:
+    """Return whether a quotient is that of two sums, the lower one a count."""
+    if above is None or below is None or not (above.is_sum and below.is_sum):
+        return False
+    if len(above.terms) != 1 or len(below.terms) != 1:
+        return False
+    count = below.terms[0]
+    return not count.tensors and count.factor == 1 and not count.result.requires_grad
+
+
+def _mean_of_sums(result: Tensor, above: Terms, count: Term) -> Terms:
+    """Follow a mean of two sums: the count is its divisor."""
+    counted, options = count.divisor, ("mean", *above.form)
+    of_targets = counted.targets, Tensor.sum, counted.source
+    divisor = Divisor(count.result, options, *of_targets, sum_may_remain=True)
+    return Terms((Term(result, divisor),))
+
+
+def _added(call: LossCall) -> Terms | None:
+    return _sum(call, 1.0, 1.0) if call.is_binary else None
+
+
+def _subtracted(call: LossCall) -> Terms | None:
+    return _sum(call, 1.0, -1.0) if call.is_binary else None
+
+
+def _subtracted_from(call: LossCall) -> Terms | None:
+    return _sum(call, -1.0, 1.0) if call.is_binary else None
+
+
+def _sum(call: LossCall, first: float, second: float) -> Terms | None:
+    terms: list[Term] = []
+    constant = 0.0
+    for arg, known, factor in zip(call.args, call.before, (first, second), strict=True):
+        if known is None:
+            number = _number(arg)
+            if number is None:
+                return None
+            known = Terms((), number)
+        terms += [term.times(factor) for term in known.terms]
+        constant += known.constant * factor
+    return Terms(tuple(terms), constant)
+
+
+def _interpolated(call: LossCall) -> Terms | None:
+    """Follow `start * (1 - weight) + end * weight`."""
+    if call.kwargs or len(call.args) != 3:
+        return None
+    (start, end, _), weight = call.before, call.args[2]
+    if start is None or end is None:
+        return None
+    kept = start.constant if start.constant == end.constant else 0.0
+    start, end = (attrs.evolve(one, constant=one.constant - kept) for one in (start, end))
+    start = _scaled(start, weight, call.sources, from_one=True)
+    end = _scaled(end, weight, call.sources)
+    if start is None or end is None:
+        return None
+    return Terms((*start.terms, *end.terms), start.constant + end.constant + kept)
+
+
+def _divided_again(call: LossCall) -> Terms | None:
+    terms, count, total = call.before[1], call.args[2], call.args[3]
+    if terms is None or terms.constant:
+        return None
+    values = [term.divisor.value for term in terms.terms]
+    if any(isinstance(value, Tensor) or value != count for value in values):
+        return None
+    divisor = Divisor(total, ("mean", *terms.form), sum_may_remain=total is not None)
+    return Terms((Term(call.result, divisor),))
+
+
+def _constant(call: LossCall) -> Terms | None:
+    """Follow a new tensor of zeros, to which losses are added."""
+    return None if call.result.requires_grad else Terms()
+
+
+def _scaled(
+    terms: Terms | None, factor: Any, sources: Sources, *, from_one: bool = False
+) -> Terms | None:
+    """Return terms times a factor, or 1 minus it."""
+    if terms is None:
+        return None
+    number = _number(factor)
+    if number is not None:
+        number = 1 - number if from_one else number
+        return Terms(tuple(one.times(number) for one in terms.terms), terms.constant * number)
+    if not isinstance(factor, Tensor) or factor.ndim or terms.constant:
+        return None
+    source = sources.of(factor)
+    if source is not None and (source.steps or source.reshaped):  # of some examples
+        source = None
+    by = Factor(factor, from_one, source)
+    return Terms(tuple(one.times_tensor(by) for one in terms.terms))
+
+
+def _number(value: Any) -> float | None:
+    """Return a number; None for a tensor, whose value may depend on the batch."""
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+_UNCHANGED = (
+    *("to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"),
+    *("squeeze", "reshape", "view", "flatten", "contiguous", "clone"),
+)
+_FOLLOWED: dict[str, Follow] = {
+    **dict.fromkeys(_UNCHANGED, _unchanged),
+    **dict.fromkeys(("mean",), _averaged),
+    **dict.fromkeys(("sum",), _reduced),
+    **dict.fromkeys(("neg", "negative", "neg_"), _negated),
+    **dict.fromkeys(("mul", "mul_", "multiply", "multiply_"), _multiplied),
+    **dict.fromkeys(("div", "div_", "divide", "true_divide"), _divided),
+    **dict.fromkeys(("add", "add_"), _added),
+    **dict.fromkeys(("sub", "sub_", "subtract"), _subtracted),
+    **dict.fromkeys(("rsub", "__rsub__"), _subtracted_from),
+    **dict.fromkeys(("lerp", "lerp_"), _interpolated),
+    "with_divisor": _divided_again,
+    **dict.fromkeys(("zeros", "new_zeros", "zeros_like"), _constant),
+}

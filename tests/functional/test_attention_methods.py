@@ -1,0 +1,165 @@
+"""The methods that change attention: their formulas, in plain blocks, and what they refuse."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.testing import assert_close
+
+import composable.functional as F
+from tests.support.models import Attention, language_model, seeded
+
+CHANGES = {
+    "qk_norm": lambda model: F.qk_norm(model, gain=3.0),
+    "attention_output_gate": lambda model: F.attention_output_gate(model, channels=3),
+    "exclusive_self_attention": F.exclusive_self_attention,
+    "learned exclusive_self_attention": lambda m: F.exclusive_self_attention(m, learned=True),
+}
+WIDTH, LENGTH = 8, 5
+
+
+def block():
+    return seeded(lambda: Attention(WIDTH)).double()
+
+
+def filled(model):
+    """Draw the parameters that a method has added."""
+    for name, parameter in model.named_parameters():
+        if "attention_changes" in name:
+            seeded(lambda parameter=parameter: nn.init.normal_(parameter))
+    return model
+
+
+def inputs():
+    return seeded(lambda: torch.randn(2, LENGTH, WIDTH)).double()
+
+
+def softmaxed(query, key, scale):
+    later = torch.ones(len(query), len(key), dtype=torch.bool).triu(1)
+    return (query @ key.mT * scale).masked_fill(later, -torch.inf).softmax(-1)
+
+
+def by_hand(attention, x, of_head):
+    """Concatenate what a function returns for each head of each row, from its q, k, v and x."""
+    parts = nn.functional.linear(x, attention.weight, attention.bias).unflatten(-1, (3, 2, -1))
+    rows = [
+        torch.cat([of_head(h, *parts[row, :, :, h].unbind(1), x[row]) for h in (0, 1)], -1)
+        for row in range(len(x))
+    ]
+    return torch.stack(rows)
+
+
+def test_scores_of_normalized_queries_and_keys_are_scaled_cosines():
+    new = filled(F.qk_norm(block()))
+    gains = new.attention_changes.qk_norm.gain
+
+    def of_head(h, query, key, value, x):
+        query, key = (part / part.norm(dim=-1, keepdim=True) for part in (query, key))
+        return softmaxed(query, key, gains[h] * 4**0.5) @ value  # features of size 4
+
+    assert_close(new(inputs()), by_hand(new, inputs(), of_head))
+
+
+def test_gain_is_fixed_or_a_parameter():
+    learned, fixed = (F.qk_norm(block(), gain=3.0, learned=flag) for flag in (True, False))
+
+    assert learned.attention_changes.qk_norm.gain.flatten().tolist() == [3, 3]
+    assert not any("qk_norm" in name for name in fixed.state_dict())
+    assert torch.equal(learned(inputs()), fixed(inputs()))
+
+
+def test_gate_is_twice_the_sigmoid_of_the_first_features():
+    new = filled(F.attention_output_gate(block(), channels=3))
+    weights = new.attention_changes.attention_output_gate.gate
+
+    def of_head(h, query, key, value, x):
+        gate = 2 * torch.sigmoid(x[:, :3] @ weights[h])
+        return gate[:, None] * (softmaxed(query, key, 0.5) @ value)
+
+    assert_close(new(inputs()), by_hand(new, inputs(), of_head))
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_component_along_the_own_value_is_removed(learned):
+    new = filled(F.exclusive_self_attention(block(), learned=learned))
+    strength = new.attention_changes.exclusive_self_attention.strength
+
+    def of_head(h, query, key, value, x):
+        output = softmaxed(query, key, 0.5) @ value
+        share = torch.tanh(strength[h]).squeeze() if learned else 1
+        return torch.stack(
+            [y - share * (y @ v) / (v @ v) * v for y, v in zip(output, value, strict=True)]
+        )
+
+    assert_close(new(inputs()), by_hand(new, inputs(), of_head))
+
+
+def test_methods_combine_in_any_order_and_after_alibi():
+    model, ids = language_model(one_by_one=True), torch.arange(5)[None]
+    forth, back = model, model
+    for change in CHANGES.values():
+        if change is not CHANGES["learned exclusive_self_attention"]:
+            forth = change(forth)
+    forth = F.alibi(forth, max_sequence_length=9)
+    back = F.alibi(back, max_sequence_length=9)
+    for change in reversed(CHANGES.values()):
+        if change is not CHANGES["learned exclusive_self_attention"]:
+            back = change(back)
+
+    assert torch.equal(forth(ids), back(ids))
+    assert forth.state_dict().keys() == back.state_dict().keys()
+
+
+# --- bad input ---
+
+
+class Forgetful(Attention):
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_block_that_calls_no_attention_raises(change):
+    with pytest.raises(ValueError, match=r"must call scaled_dot_product_attention once .* not 0"):
+        change(Forgetful(WIDTH))(torch.zeros(1, 2, WIDTH))
+
+
+def test_rejects_other_hyperparameters_and_too_many_channels():
+    new = F.qk_norm(block())
+    with pytest.raises(
+        ValueError, match=r"qk_norm\(gain=2, learned=True\) must be qk_norm\(gain=1"
+    ):
+        F.qk_norm(new, gain=2)
+    with pytest.raises(ValueError, match="channels=12 must be at most 8, the width"):
+        F.attention_output_gate(block())(inputs())
+
+
+class TwoHeads(Attention):
+    heads = 3
+
+    def forward(self, x):
+        x = x.unflatten(-1, (2, -1)).transpose(1, 2)
+        return scaled_dot_product_attention(x, x, x)
+
+
+def test_rejects_a_wrong_number_of_heads():
+    with pytest.raises(ValueError, match=r"heads=3, which is registered .* must be .* heads, 2"):
+        F.qk_norm(TwoHeads(WIDTH))(inputs())
+    wrong = block()
+    wrong.heads = "two"
+    with pytest.raises(ValueError, match="number of its heads in the attribute heads, not 'two'"):
+        F.qk_norm(wrong)
+
+
+def test_conversion_that_replaces_the_class_of_changed_attention_is_refused():
+    class Own(Attention):
+        pass
+
+    @F.register_alibi(Own)
+    def convert(attention, max_sequence_length):
+        attention.__class__ = Own
+        return attention
+
+    changed = F.qk_norm(Own(WIDTH))
+    with pytest.raises(ValueError, match=r"must keep the class .*; call alibi first"):
+        F.alibi(changed, max_sequence_length=9)

@@ -1,0 +1,157 @@
+"""Methods that change attention, in models of Hugging Face: caches, padding, grouped heads."""
+
+import pytest
+import torch
+from torch.nn.functional import pad
+from torch.testing import assert_close
+
+import composable.functional as F
+from tests.functional.test_attention_methods import CHANGES, filled
+from tests.support.hugging_face import WIDTH, WORDS, build, tokens
+
+transformers = pytest.importorskip("transformers")
+NEAR = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def llama(**options):
+    """Build a Llama of four heads, of which two share keys and values."""
+    config = transformers.LlamaConfig(
+        vocab_size=WORDS, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.5, pad_token_id=0,
+        eos_token_id=0, **options,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)
+        return transformers.LlamaForCausalLM(config).eval()
+
+
+def neox():
+    config = transformers.GPTNeoXConfig(
+        vocab_size=WORDS, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, initializer_range=0.5, rotary_pct=0.5,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.default_generator.manual_seed(0)
+        return transformers.GPTNeoXForCausalLM(config).eval()
+
+
+DECODERS = {
+    "gpt2": lambda: build("gpt2", max_position_embeddings=32),
+    "llama": llama,
+    "gpt_neox": neox,
+    "bert": lambda: build("bert as a decoder", max_position_embeddings=32),
+    "llama in bfloat16": lambda: llama().to(torch.bfloat16),
+}
+METHODS = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+
+
+def changed(model):
+    """Apply all methods that can be combined."""
+    for name, change in CHANGES.items():
+        if not name.startswith("learned"):
+            model = change(model)
+    return filled(model)
+
+
+FAMILIES = pytest.mark.parametrize("family", DECODERS)
+
+
+@METHODS
+@torch.no_grad()
+def test_every_method_acts_on_encoders_and_decoders(change):
+    for model in (build("bert"), DECODERS["gpt2"](), llama()):
+        assert not torch.allclose(filled(change(model))(tokens(8))[0], model(tokens(8))[0], **NEAR)
+
+
+@FAMILIES
+@torch.no_grad()
+def test_a_cache_changes_nothing(family):
+    new, ids = changed(DECODERS[family]()), tokens(8)
+    near = {"rtol": 0.1, "atol": 0.2} if "bfloat16" in family else NEAR
+
+    whole = new(ids).logits
+    first = new(ids[:, :5], use_cache=True)
+    one = new(ids[:, 5:6], past_key_values=first.past_key_values)
+    rest = new(ids[:, 6:], past_key_values=one.past_key_values)
+
+    assert_close(torch.cat([first.logits, one.logits, rest.logits], 1), whole, **near)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@torch.no_grad()
+def test_padding_and_a_static_cache_change_nothing(family):
+    model, ids = changed(DECODERS[family]()), tokens(6)
+    padded = pad(ids, (3, 0))
+    mask = (padded > 0).long()
+    positions = torch.arange(9).sub(3).clamp(0).expand(2, -1)
+    options = {"do_sample": False, "max_new_tokens": 5, "min_new_tokens": 5, "eos_token_id": None}
+
+    alone = model(ids).logits
+    logits = model(padded, attention_mask=mask, position_ids=positions).logits
+    generated = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+    assert_close(logits[:, 3:], alone, **NEAR)
+    assert torch.equal(model.generate(padded, attention_mask=mask, **options)[:, 3:], generated)
+    static = model.generate(padded, attention_mask=mask, cache_implementation="static", **options)
+    assert torch.equal(static[:, 3:], generated)
+
+
+@torch.no_grad()
+def test_grouped_heads_are_those_of_a_model_that_repeats_them():
+    grouped, single = llama(), llama()
+    repeated = llama(head_dim=4)
+    for ours, theirs in zip(repeated.model.layers, single.model.layers, strict=True):
+        attention = ours.self_attn
+        attention.num_key_value_groups = 1
+        for name in ("k_proj", "v_proj"):
+            weight = getattr(theirs.self_attn, name).weight.unflatten(0, (2, -1))
+            layer = torch.nn.Linear(16, 16, bias=False)
+            layer.weight.copy_(weight.repeat_interleave(2, 0).flatten(0, 1))
+            setattr(attention, name, layer)
+
+    assert_close(changed(repeated)(tokens(8)).logits, changed(grouped)(tokens(8)).logits)
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
+def test_checkpointing_changes_no_gradient():
+    plain, ids, grads = changed(build("gpt2")), tokens(6), []
+    for module in plain.train().modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for checkpointing in (False, True):
+        if checkpointing:
+            plain.gradient_checkpointing_enable({"use_reentrant": False})
+        plain.zero_grad()
+        plain(ids, labels=ids, use_cache=False).loss.backward()
+        grads.append({n: p.grad.clone() for n, p in plain.named_parameters() if p.grad is not None})
+
+    assert all(g.abs().sum() > 0 for n, g in grads[0].items() if "attention_changes" in n)
+    assert_close(grads[0], grads[1])
+
+
+def test_other_implementations_are_refused():
+    model = changed(build("gpt2", "eager"))
+    with pytest.raises(ValueError, match=r"set_attn_implementation\('sdpa'\)"):
+        model(tokens(6))
+    model.set_attn_implementation("sdpa")
+
+    assert model(tokens(6)).logits.shape == (2, 6, WORDS)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.compile
+def test_compiles_to_one_graph(family):
+    model, ids = changed(DECODERS[family]()), tokens(6)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+
+    assert_close(compiled(ids, use_cache=False).logits, model(ids).logits)
+
+
+def test_attention_that_normalizes_already_is_skipped():
+    config = transformers.Qwen3Config(
+        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1,
+    )  # fmt: skip
+    model = transformers.Qwen3ForCausalLM(config)
+    with pytest.warns(F.NoEffectWarning, match="qk_norm found nothing to replace"):
+        assert F.qk_norm(model) is model
