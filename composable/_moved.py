@@ -51,6 +51,7 @@ RENAMED = {
         "LowPrecisionLayerNorm": "LowPrecisionLayerNormLayer",
         "LowPrecisionRMSNorm": "LowPrecisionRMSNormLayer",
     },
+    "composable.report.recorded_run": {"Clock": "BatchClock"},
     "composable.runs.diff": {"Comparison": "RunDifference", "compare": "diff_runs"},
 }
 """The new names of what a module or a package exports, by their old names."""

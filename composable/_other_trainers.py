@@ -1,4 +1,4 @@
-"""What other trainers call things: Composer, Lightning, Hugging Face's Trainer and Keras.
+"""Names of other trainers: Composer, Lightning, Hugging Face's Trainer, Keras, timm's scripts.
 
 Errors about an unknown name look here for what to write in this library, or why there is nothing
 to write. In an advice, braces enclose the names of this library: an argument of the `Trainer` by
@@ -18,6 +18,7 @@ __all__ = [
     "CLASS_ARGUMENTS",
     "HOOKS",
     "METHODS",
+    "METRICS",
     "STATE",
     "advice_on",
     "advice_on_argument",
@@ -58,6 +59,7 @@ _WHOLE_METRICS = "metrics are computed batch by batch: pass {metrics}, functions
 _WEIGHTS = "the loss determines it: pass a {loss_fn} that weights its terms"
 _PROFILE = "pass {callbacks}=[{composable.callbacks.Profiler}(folder)]"
 _NOT_NEEDED = "it is not needed here"
+_IN_LOADER = "it concerns the loader that you pass as {train_dataloader} or {eval_dataloader}"
 _OTHER_DATA = "pass a DataLoader or a list of batches as {train_dataloader} or {eval_dataloader}"
 
 ARGUMENTS: Mapping[str, str] = _by_name(
@@ -251,6 +253,63 @@ ARGUMENTS: Mapping[str, str] = _by_name(
     ("benchmark", "set torch.backends.cudnn.benchmark"),
     ("detect_anomaly", "use torch.autograd.set_detect_anomaly, or see {nonfinite_loss}"),
     ("barebones", "without loggers, callbacks and {progress_bar} nothing of them is paid"),
+    # --- timm's scripts ---
+    (
+        "data_dir dataset train_split val_split class_map dataset_download img_size input_size"
+        " crop_pct mean std interpolation train_interpolation scale ratio hflip vflip color_jitter"
+        " no_aug aug_repeats pin_mem no_prefetcher workers use_multi_epochs_loader worker_seeding"
+        " epoch_repeats tta",
+        _IN_LOADER,
+    ),
+    (
+        "pretrained num_classes model_kwargs initial_checkpoint gp drop drop_connect drop_block"
+        " bn_momentum bn_eps sync_bn split_bn dist_bn torchscript fuser grad_checkpointing",
+        _ON_MODEL,
+    ),
+    (
+        "drop_path",
+        "pass {algorithms}=[{composable.algorithms.StochasticDepth}(...)], or give it to the model",
+    ),
+    ("channels_last", "pass {algorithms}=[{composable.algorithms.ChannelsLast}()]"),
+    ("opt opt_eps opt_betas opt_kwargs", _OPTIMIZER),
+    ("layer_decay", "pass groups to {optimizers}, from {composable.optim.layerwise_groups}"),
+    ("clip_grad", _CLIP),
+    ("clip_mode", "it is clipping_type of {composable.algorithms.GradientClipping}"),
+    (
+        "sched sched_kwargs min_lr warmup_lr warmup_epochs cooldown_epochs decay_epochs"
+        " decay_milestones decay_rate lr_cycle_mul lr_cycle_decay lr_cycle_limit lr_k_decay"
+        " lr_noise lr_noise_pct lr_noise_std patience_epochs",
+        "pass {schedulers}, such as {composable.optim.cosine}(warmup='5ep')",
+    ),
+    ("start_epoch", _RESUME),
+    ("no_resume_opt", "pass {load_weights_only}=True"),
+    ("mixup", "pass {algorithms}=[{composable.algorithms.MixUp}(alpha=0.2)]"),
+    ("cutmix cutmix_minmax", "pass {algorithms}=[{composable.algorithms.CutMix}(alpha=1.0)]"),
+    (
+        "mixup_prob mixup_switch_prob",
+        "pass {algorithms}=[{composable.choose}(...)] of MixUp, CutMix and {composable.identity}",
+    ),
+    ("mixup_off_epoch", "pass {algorithms}=[{composable.during}('0ep', '100ep', ...)]"),
+    ("mixup_mode", "pass {algorithms}=[{composable.algorithms.MixUp}(per_sample=True)]"),
+    ("smoothing", "pass {algorithms}=[{composable.algorithms.LabelSmoothing}(0.1)]"),
+    ("aa", "pass {algorithms}=[{composable.algorithms.RandAugment}()]"),
+    ("reprob remode recount resplit", "pass {algorithms}=[{composable.algorithms.CutOut}(...)]"),
+    ("aug_splits jsd_loss", "see {composable.functional.jensen_shannon_loss}, for AugMix"),
+    ("bce_loss bce_target_thresh", "pass {loss_fn}(outputs, targets)"),
+    (
+        "model_ema model_ema_decay model_ema_force_cpu",
+        "pass {algorithms}=[{composable.algorithms.EMA}(half_life='1ep')]",
+    ),
+    ("amp_dtype apex_amp native_amp", "pass {precision}='amp_bf16' or 'amp_fp16'"),
+    ("torchcompile", "pass {compile}=True, or a mapping of options of torch.compile"),
+    ("grad_accum_steps", "pass {accumulate_batches}"),
+    ("no_ddp_bb", _SHARD),
+    ("output experiment", "pass {save_folder}"),
+    ("checkpoint_hist", "pass {save_num_checkpoints_to_keep}"),
+    ("recovery_interval", _SAVE),
+    ("eval_metric", _BEST),
+    ("log_wandb", "pass {loggers}={composable.loggers.WandBLogger}()"),
+    ("save_images", "pass {callbacks}=[{composable.callbacks.ImageVisualizer}('1ep')]"),
 )
 """The arguments of other trainers, and of their methods that train."""
 
@@ -282,6 +341,24 @@ METHODS: Mapping[str, str] = _by_name(
     ("world_size global_rank local_rank num_devices", "see {composable.distributed.Processes}"),
     ("train_dataloader val_dataloaders", "keep the loaders that you passed to the Trainer"),
     ("close", "files are closed when {trainer.fit} ends"),
+    # --- of a LightningModule, and of Hugging Face's Trainer and Keras ---
+    ("configure_optimizers create_optimizer", "pass {optimizers}, functions of the parameters"),
+    ("create_scheduler create_optimizer_and_scheduler", "pass {optimizers} and {schedulers}"),
+    ("compute_loss", "pass {loss_fn}(outputs, targets), or define loss(outputs, batch) in {model}"),
+    ("predict_step predict_on_batch", "call {trainer.predict}(batches)"),
+    ("train_on_batch", "call {trainer.train_batch}(state)"),
+    ("test_on_batch", "call {trainer.eval}(batches)"),
+    ("save_hyperparameters hparams", "hyperparameters are logged by default"),
+    ("load_from_checkpoint", "use {composable.checkpoint.load_weights}"),
+    ("to_onnx to_torchscript export", "use {composable.callbacks.ExportForInference}"),
+    ("default_root_dir log_dir", "files are in the {save_folder} and the folders of {loggers}"),
+    ("ckpt_path", _RESUME),
+    ("estimated_stepping_batches num_training_batches", "see {state.epoch_length}"),
+    ("get_train_dataloader get_eval_dataloader get_test_dataloader", _OTHER_DATA),
+    ("is_local_process_zero", "see {state.is_main_process} of {trainer.state}"),
+    ("floating_point_ops store_flos", "see {state.flops} of {trainer.state}"),
+    ("get_learning_rates", "the loggers get them as lr; see {composable.callbacks.LRMonitor}"),
+    ("save_metrics", "pass {loggers}, such as {composable.loggers.JSONLinesLogger}"),
 )
 """The methods and attributes of other trainers."""
 
@@ -308,6 +385,19 @@ STATE: Mapping[str, str] = _by_name(
     ("device_train_microbatch_size", "pass {microbatch_size} to the Trainer"),
     ("fsdp_config fsdp_enabled tp_config device_mesh", "see {parallel} of the Trainer"),
     ("get_model_state_dict state_dict", "call {trainer.save_checkpoint}, or {state.to_json}()"),
+    ("total_flos", "the number of operations is {state.flops}"),
+    ("best_metric best_global_step best_model_checkpoint", "see {trainer.best}"),
+    ("is_local_process_zero", "see {state.is_main_process}"),
+    (
+        "logging_steps eval_steps save_steps",
+        "they are {log_interval}, {eval_interval} and {save_interval} of the Trainer",
+    ),
+    ("train_batch_size", "the loader sets the size of a batch"),
+    (
+        "is_hyper_param_search trial_name trial_params",
+        "trials are runs of {composable.compare}; a state does not name them",
+    ),
+    ("stateful_callbacks", "callbacks save by state_dict and load_state_dict"),
 )
 """The fields and methods of the states of other trainers."""
 
@@ -379,8 +469,84 @@ CLASSES: Mapping[str, str] = _by_name(
     ("randaugment_image", "use {composable.functional.randaugment}, for a batch"),
     ("set_batch_sequence_length", "use {composable.functional.set_sequence_length}"),
     ("should_selective_backprop", "use {composable.functional.should_select}"),
+    # --- Lightning ---
+    (
+        "BackboneFinetuning BaseFinetuning",
+        "set requires_grad, or use {composable.algorithms.LayerFreezing}",
+    ),
+    ("BasePredictionWriter", "{trainer.predict} returns the outputs"),
+    ("ModelPruning", _ON_MODEL),
+    ("SpikeDetection", "use {composable.callbacks.NaNMonitor}, or {nonfinite_loss} of the Trainer"),
+    ("LitLogger", "derive from {composable.LoggerDestination}"),
+    # --- Transformers ---
+    ("DefaultFlowCallback", "pass {log_interval}, {eval_interval} and {save_interval}"),
+    ("TensorBoardCallback", "use {composable.loggers.TensorBoardLogger}"),
+    ("MLflowCallback", "use {composable.loggers.MLFlowLogger}"),
+    ("CometCallback", "use {composable.loggers.CometLogger}"),
+    ("AzureMLCallback", "use {composable.loggers.AzureMLLogger}"),
+    (
+        "ClearMLCallback CodeCarbonCallback DVCLiveCallback DagsHubCallback FlyteCallback"
+        " KubeflowCallback NeptuneCallback SwanLabCallback TrackioCallback",
+        "derive from {composable.LoggerDestination}",
+    ),
+    ("get_constant_schedule", "use {composable.optim.constant}"),
+    ("get_constant_schedule_with_warmup", "use {composable.optim.constant}(warmup='100ba')"),
+    ("get_linear_schedule_with_warmup", "use {composable.optim.linear}(warmup='100ba')"),
+    ("get_cosine_schedule_with_warmup", "use {composable.optim.cosine}(warmup='100ba')"),
+    (
+        "get_cosine_with_hard_restarts_schedule_with_warmup",
+        "use {composable.optim.cosine_restarts}",
+    ),
+    ("get_polynomial_decay_schedule_with_warmup", "use {composable.optim.polynomial}"),
+    ("get_wsd_schedule", "use {composable.optim.warmup_stable_decay}"),
+    ("get_scheduler", "pass {schedulers}={composable.optim.cosine}(warmup='100ba')"),
+    # --- Keras ---
+    ("BackupAndRestore", "pass {autoresume}=True with a {save_folder}"),
+    ("ProgbarLogger", "use {composable.loggers.ProgressBarLogger}, or {progress_bar}"),
+    ("SwapEMAWeights", "use {composable.algorithms.EMA}, which evaluates the averages"),
+    ("RemoteMonitor", "derive from {composable.LoggerDestination}"),
+    # --- timm ---
+    ("FastCollateMixup", "use {composable.algorithms.MixUp} and {composable.algorithms.CutMix}"),
+    ("ModelEma ModelEmaV2 ModelEmaV3", "use {composable.algorithms.EMA}"),
+    ("LabelSmoothingCrossEntropy", "use {composable.algorithms.LabelSmoothing}"),
+    ("SoftTargetCrossEntropy", "pass {loss_fn}=torch.nn.functional.cross_entropy"),
+    ("JsdCrossEntropy AugMixDataset", "see {composable.functional.jensen_shannon_loss}"),
+    ("RandomErasing", "use {composable.algorithms.CutOut}"),
+    ("NativeScaler ApexScaler", "pass {precision}='amp_fp16' to the Trainer"),
+    ("CosineLRScheduler", "use {composable.optim.cosine}"),
+    ("StepLRScheduler", "use {composable.optim.step}"),
+    ("MultiStepLRScheduler", "use {composable.optim.multi_step}"),
+    ("PolyLRScheduler", "use {composable.optim.polynomial}"),
 )
 """The classes and functions of other trainers."""
+
+METRICS: Mapping[str, str] = _by_name(
+    ("eval_loss val_loss test_loss", "the loss of an evaluation is 'metrics/eval/loss'"),
+    (
+        "eval_accuracy val_accuracy val_acc test_acc top1 acc Accuracy MulticlassAccuracy",
+        "name it in {metrics}; accuracy is then 'metrics/eval/accuracy'",
+    ),
+    (
+        "LanguagePerplexity perplexity",
+        "pass {metrics}, with {composable.metrics.perplexity}",
+    ),
+    ("CrossEntropy MulticlassCrossEntropy LanguageCrossEntropy", "it is 'metrics/eval/loss'"),
+    (
+        "loss train_loss loss/train/total",
+        "the training loss is loss/train, and the evaluation loss is metrics/eval/loss",
+    ),
+    ("learning_rate lr-SGD lr-AdamW lr-SGD/group0", "learning rates are logged as lr"),
+    ("grad_norm", "{composable.callbacks.OptimizerMonitor} logs l2_norm/grad/global"),
+    ("train_runtime", "{composable.callbacks.SpeedMonitor} logs time/train"),
+    ("eval_runtime", "{composable.callbacks.SpeedMonitor} logs time/val"),
+    (
+        "train_samples_per_second train_steps_per_second",
+        "{composable.callbacks.SpeedMonitor} logs throughput/samples_per_sec and batches_per_sec",
+    ),
+    ("total_flos", "the number of operations is {state.flops}"),
+    ("epoch step", "every record has its {state.timestamp}"),
+)
+"""The metrics that other trainers log."""
 
 _OF_BATCH = "pass {input_key} and {target_key} to the Trainer, for all algorithms"
 _RULE = "pass mode='max' or mode='min'"

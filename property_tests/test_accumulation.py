@@ -46,6 +46,9 @@ def gradients_of(model, loader, **options):
 
 @given(splits(), st.integers(1, 12), st.integers(1, 8))
 def test_microbatches_give_the_gradients_of_the_plain_loss_of_the_batch(split, count, size):
+    """Law of accumulation: Microbatches give the gradients of a loss that is a mean over
+    examples.
+    """
     loader, model = batches(count, size, dtype=DOUBLE), mlp(dtype=DOUBLE)
     expected = []
     for inputs, targets in loader:
@@ -105,6 +108,10 @@ def gradients_with(problem, algorithms, seed, **split):
 @pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 @given(splits(), sets_that_see_the_batch(), seeds)
 def test_with_any_algorithms_microbatches_give_the_gradients_of_the_batch(split, drawn, seed):
+    """Law of accumulation: Microbatches give the gradients of a loss that is a mean over
+    examples or tokens, with any algorithms except those that declare a dependence on
+    microbatches; the declarations are tested too.
+    """
     problem, algorithms = drawn
 
     whole = gradients_with(problem, algorithms, seed)
@@ -123,6 +130,10 @@ EACH = [
 
 @pytest.mark.parametrize(("problem", "case"), EACH, ids=repr)
 def test_an_algorithm_sees_how_a_batch_is_split_only_if_it_says_so(problem, case):
+    """Law of accumulation: Microbatches give the gradients of a loss that is a mean over
+    examples or tokens, with any algorithms except those that declare a dependence on
+    microbatches; the declarations are tested too.
+    """
     whole = gradients_with(problem, case.example, 17)
     in_parts = gradients_with(problem, case.example, 17, grad_accum=3)
 
@@ -187,6 +198,12 @@ def count_labels(batch):
 @example(split={"microbatch_size": 1}, batch=one_with_tokens(0))
 @example(split={"microbatch_size": 1}, batch=one_with_tokens(1))
 def test_microbatches_with_unequal_counts_give_the_gradients_of_the_batch(options, split, batch):
+    """Law of accumulation: Microbatches give the gradients of a loss that is a mean over
+    tokens, with a different number in each example, or none (`loss_mean_over="tokens"`).
+
+    Law of accumulation: Microbatches give the gradients of a loss that is a mean over a
+    quantity that your function counts.
+    """
     model = Tagger()
 
     whole = gradients_of(model, [batch], **options)

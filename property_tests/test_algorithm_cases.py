@@ -53,6 +53,9 @@ SURGEONS = [one for one in ALGORITHMS if one.example.events == {Event.INIT} and 
 @fewest
 @given(data=st.data())
 def test_training_with_a_surgery_is_training_of_the_model_of_its_function(case, data):
+    """Law of methods: Training with a model surgery is training of the model that its function
+    returns.
+    """
     algorithm, problem = data.draw(case.instances), problem_of(case)
     state = problem.trainer().state
     model = case.meaning(algorithm, state)["model"]
@@ -78,6 +81,7 @@ NEUTRAL = [
 
 @pytest.mark.parametrize(("problem", "algorithm"), NEUTRAL)
 def test_an_algorithm_with_its_neutral_setting_changes_no_weight(problem, algorithm):
+    """Law of methods: A neutral setting of a method on batches changes no weight."""
     ours, plain = outcome(problem, algorithm), outcome(problem)
 
     if isinstance(algorithm, LabelSmoothing):  # the loss of class probabilities rounds

@@ -56,6 +56,9 @@ mixings = st.sampled_from(
 
 @given(image_batches(), mixings, seeds)
 def test_the_mixed_loss_is_the_loss_on_soft_targets(batch, mix, seed):
+    """Law of methods: The mixed loss equals the loss on soft targets, for losses that are linear in
+    the targets.
+    """
     mixed = mix(*batch, generator=seeded(seed))
     logits = torch.randn(len(batch[0]), CLASSES, generator=seeded(seed)).double()
     loss = partial(cross_entropy, reduction="none" if mixed.weight.ndim else "mean")
@@ -70,6 +73,9 @@ def test_the_mixed_loss_is_the_loss_on_soft_targets(batch, mix, seed):
 
 @given(image_batches(), mixings, seeds)
 def test_soft_targets_sum_to_one(batch, mix, seed):
+    """Law of methods: Label mass is preserved: the targets passed to the loss sum to one for each
+    example.
+    """
     soft = mix(*batch, generator=seeded(seed)).soft_targets(CLASSES)
 
     assert (soft >= 0).all()
@@ -78,6 +84,7 @@ def test_soft_targets_sum_to_one(batch, mix, seed):
 
 @given(image_batches(), st.booleans(), st.booleans(), seeds)
 def test_cutmix_weight_is_the_fraction_of_kept_pixels(batch, per_sample, uniform, seed):
+    """Law of methods: The CutMix weight is the fraction of pixels that an example keeps."""
     (inputs, labels), size = batch, batch[0].shape[2:]
     options = {"per_sample": per_sample, "uniform_sampling": uniform}
     draw = F.draw_cutmix(len(inputs), size, **options, generator=seeded(seed))
@@ -126,6 +133,9 @@ def test_holes_are_zero_in_all_channels_and_the_rest_is_unchanged(batch, options
 def test_colout_drops_the_same_rows_and_columns_of_images_and_maps(
     size, p_row, p_col, per_sample, seed
 ):
+    """Law of methods: Per-pixel targets stay aligned with inputs that are resized, cropped or
+    thinned.
+    """
     inputs = places(size, 2)
     options = {"p_row": p_row, "p_col": p_col}
     batch_size = 2 if per_sample else None
@@ -149,6 +159,9 @@ def test_colout_drops_the_same_rows_and_columns_of_images_and_maps(
 
 @given(sizes, st.floats(0.01, 1), st.integers(1, 5), seeds)
 def test_crop_takes_the_same_region_of_images_and_maps(size, scale, increment, seed):
+    """Law of methods: Per-pixel targets stay aligned with inputs that are resized, cropped or
+    thinned.
+    """
     inputs = places(size, 2)
 
     small = F.resize_batch(
@@ -170,6 +183,9 @@ def test_crop_takes_the_same_region_of_images_and_maps(size, scale, increment, s
 
 @given(sizes, st.floats(0.01, 1), st.integers(1, 5))
 def test_resized_map_matches_the_resized_image(size, scale, increment):
+    """Law of methods: Per-pixel targets stay aligned with inputs that are resized, cropped or
+    thinned.
+    """
     inputs = places(size, 2)
     options = {"scale_factor": scale, "size_increment": increment, "resize_targets": True}
 

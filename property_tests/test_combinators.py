@@ -96,6 +96,23 @@ TRIVIAL = {
 @few
 @given(single)
 def test_trivial_combinations_are_the_algorithm(drawn):
+    """Law of combinators: `identity` in a chain has no effect, and an empty chain equals
+    `identity`.
+
+    Law of combinators: `when(always, a)` equals `a`, and `when(never, a)` equals `identity`.
+
+    Law of combinators: `during` can be split at any point, and a window over the whole run has no
+    effect.
+
+    Law of combinators: `every` counts correctly, also if a run is split into several calls of
+    `fit`.
+
+    Law of combinators: `choose` runs exactly one part per batch, the same one at all events of the
+    batch; the choice does not depend on other components.
+
+    Law of combinators: The value of an annealed hyperparameter is that of its schedule at the
+    batch.
+    """
     problem, a = drawn
     expected = outcome(problem, a)
 
@@ -115,6 +132,12 @@ def test_trivial_combinations_are_the_algorithm(drawn):
     st.integers(1, BATCHES + 1),
 )
 def test_windows_and_turns_do_not_depend_on_how_the_run_is_fitted(drawn, window, stop):
+    """Law of combinators: Windows are half-open, in batches, epochs, samples and fractions, and do
+    not depend on how a run is split into calls of `fit`.
+
+    Law of combinators: `every` counts correctly, also if a run is split into several calls of
+    `fit`.
+    """
     problem, a = drawn
 
     def build():
@@ -136,6 +159,7 @@ def test_windows_and_turns_do_not_depend_on_how_the_run_is_fitted(drawn, window,
 
 @given(on_a_problem(partial(algorithm_sets, min_size=3)))
 def test_chain_is_associative(drawn):
+    """Law of combinators: `chain` is associative."""
     _, algorithms = drawn
     assume(len(algorithms) >= 3)
     a, b, *rest = algorithms
@@ -147,6 +171,9 @@ def test_chain_is_associative(drawn):
 @few
 @given(on_a_problem(partial(algorithm_sets, min_size=1)))
 def test_a_chain_in_the_order_of_the_plan_trains_as_the_list_does(drawn):
+    """Law of combinators: A chain in the order of the plan equals the list; a different order can
+    give a different result.
+    """
     problem, algorithms = drawn
     plan = Plan.compile(algorithms)
 
@@ -154,6 +181,9 @@ def test_a_chain_in_the_order_of_the_plan_trains_as_the_list_does(drawn):
 
 
 def test_a_chain_can_say_another_order_than_the_plan():
+    """Law of combinators: A chain in the order of the plan equals the list; a different order can
+    give a different result.
+    """
     one, other = chain(Jitter(), MixUp()), chain(MixUp(), Jitter())
 
     assert Plan.compile([one]) != Plan.compile([other])
@@ -167,6 +197,9 @@ def test_a_chain_can_say_another_order_than_the_plan():
 @few
 @given(single, st.lists(steps, min_size=3, max_size=3))
 def test_during_splits_at_any_point(drawn, points):
+    """Law of combinators: `during` can be split at any point, and a window over the whole run has
+    no effect.
+    """
     problem, a = drawn
     start, middle, end = (f"{point}ba" for point in sorted(points))
 
@@ -177,6 +210,9 @@ def test_during_splits_at_any_point(drawn, points):
 
 @given(st.sampled_from(["ba", "ep", "sp", "dur"]), steps, steps)
 def test_a_window_is_half_open_in_every_unit(unit, start, end):
+    """Law of combinators: Windows are half-open, in batches, epochs, samples and fractions, and do
+    not depend on how a run is split into calls of `fit`.
+    """
     whole = BATCHES if unit == "dur" else 1
     window = [Time(Fraction(n, whole), unit) for n in (start, end)]
 
@@ -200,6 +236,9 @@ def test_a_window_is_half_open_in_every_unit(unit, start, end):
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
 )
 def test_every_means_one_batch_or_all_batches_of_one_epoch_in_n(n, unit, parts):
+    """Law of combinators: `every` counts correctly, also if a run is split into several calls of
+    `fit`.
+    """
     algorithm = every(f"{n}{unit}", Marks())
     state = resumed(lambda: VISION.trainer(algorithms=algorithm), *(f"{k}ba" for k in parts))
 
@@ -215,6 +254,9 @@ def test_every_means_one_batch_or_all_batches_of_one_epoch_in_n(n, unit, parts):
 
 @given(st.integers(0, 2**32), st.lists(st.sampled_from([0, 1]), min_size=2, max_size=4).filter(any))
 def test_choose_runs_one_part_at_all_events_of_a_batch(seed, weights):
+    """Law of combinators: `choose` runs exactly one part per batch, the same one at all events of
+    the batch; the choice does not depend on other components.
+    """
     parts = [Marks(name=f"Marks{i}") for i in range(len(weights))]
     choice = choose(parts, weights=weights)
 
@@ -233,6 +275,10 @@ def test_choose_runs_one_part_at_all_events_of_a_batch(seed, weights):
 
 @given(algorithm_sets())
 def test_choice_does_not_depend_on_other_algorithms(others):
+    """Law of combinators: `choose` runs exactly one part per batch, the same one at all events of
+    the batch; the choice does not depend on other components.
+    """
+
     def chosen(*more):
         choice = choose([Marks(name="a"), Marks(name="b")], weights=[1, 2], name="choice")
         memory = outcome(VISION, [choice, *more], max_duration="3ep")["memory"]
@@ -246,6 +292,9 @@ def test_choice_does_not_depend_on_other_algorithms(others):
 
 @given(st.floats(0.0, 0.9), st.floats(0.0, 0.9))
 def test_an_annealed_hyperparameter_is_its_schedule_at_the_batch(start, end):
+    """Law of combinators: The value of an annealed hyperparameter is that of its schedule at the
+    batch.
+    """
     schedule = linear(start, end)
     seen = []
 
@@ -272,6 +321,7 @@ def test_an_annealed_hyperparameter_is_its_schedule_at_the_batch(start, end):
 
 @pytest.mark.parametrize("case", ALGORITHMS + EXTRAS, ids=repr)
 def test_under_every_combinator_an_algorithm_declares_its_own_events_and_writes(case):
+    """Law of combinators: A combination declares the events and fields of its parts."""
     a = case.example
 
     for combine in (*TRIVIAL.values(), lambda a: every("2ba", a), lambda a: choose([a, identity])):

@@ -33,6 +33,9 @@ def read(dataset, size, *, seed, epoch, skip=0, shuffle=True, **options):
 def test_resumed_epoch_has_the_remaining_batches(
     count, size, seed, epoch, shuffle, drop_last, data
 ):
+    """Law of data: Resuming an epoch at any batch yields exactly the remaining batches, with the
+    same augmentation noise; skipped examples are not loaded.
+    """
     options = {"seed": seed, "epoch": epoch, "shuffle": shuffle, "drop_last": drop_last}
     whole = read(Noisy(count), size, **options)
     skip = data.draw(st.integers(0, len(whole) + 1))
@@ -48,6 +51,7 @@ def test_resumed_epoch_has_the_remaining_batches(
 def test_workers_change_neither_order_nor_random_numbers(
     count, size, seed, epoch, workers, persistent, data
 ):
+    """Law of data: Workers, persistent or not, change neither the order nor the random numbers."""
     whole = read(Noisy(count), size, seed=seed, epoch=epoch)
     skip = data.draw(st.integers(0, len(whole)))
 
@@ -77,6 +81,10 @@ def read_stream(make, size, workers, *, seed, epoch, **options):
 def test_stream_resumes_from_the_state_of_its_dataset(
     count, size, seed, epoch, workers, sharded, data
 ):
+    """Law of data: A stream with a state yields exactly the remaining batches, with and without
+    workers.
+    """
+
     def make():
         return WorkerShard(Stateful(shares=[count]), size) if sharded else Stateful(count)
 
@@ -96,6 +104,10 @@ def test_stream_resumes_from_the_state_of_its_dataset(
 @fewer
 @given(counts, sizes, seeds, epochs, st.sampled_from([1, 2, 3]))
 def test_workers_of_a_sharded_stream_change_nothing(count, size, seed, epoch, workers):
+    """Law of data: The workers of a `WorkerShard` change neither the batches, nor their order, nor
+    their random numbers.
+    """
+
     def make():
         return WorkerShard(range(count), size, transform=noisy)
 
@@ -109,6 +121,10 @@ def test_workers_of_a_sharded_stream_change_nothing(count, size, seed, epoch, wo
 def test_noise_of_an_example_depends_only_on_seed_epoch_and_index(
     count, size, other_size, seed, seed_of_the_run, epoch
 ):
+    """Law of data: With `PerExample`, the random numbers of an example depend only on its seed, the
+    epoch and the index.
+    """
+
     def examples(size, run, shuffle):
         batches = read(PerExample(Noisy(count), seed), size, seed=run, epoch=epoch, shuffle=shuffle)
         return sorted(example for batch in batches for example in batch)
@@ -129,6 +145,9 @@ def test_noise_of_an_example_depends_only_on_seed_epoch_and_index(
 def test_the_global_batch_is_the_same_for_any_number_of_processes(
     count, per_process, world_size, seed, epoch, shuffle, last_batch, data
 ):
+    """Law of data: The global batch of a `GlobalBatchSampler` is the same for any number of
+    processes, starting from any batch.
+    """
     if last_batch == "keep" and 0 < count % (4 * per_process) < 4:
         last_batch = "pad"  # some process would have nothing to do
     options = {"batch_size": 4 * per_process, "shuffle": shuffle, "last_batch": last_batch}
@@ -151,6 +170,7 @@ def test_the_global_batch_is_the_same_for_any_number_of_processes(
 
 @given(st.integers(1, 40), sizes, seeds, epochs)
 def test_an_epoch_has_every_example_once(count, size, seed, epoch):
+    """Law of data: Each of its epochs contains every example once."""
     sampler = GlobalBatchSampler(count, batch_size=size, seed=seed)
     sampler.set_epoch(epoch)
 

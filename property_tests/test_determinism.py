@@ -30,6 +30,8 @@ LOADERS = st.sampled_from([batches, stream, shuffling_loader, noisy_loader])
 def test_the_same_seed_gives_the_same_weights_and_the_same_logged_losses(
     loader, algorithms, seed, split
 ):
+    """Law of determinism: The same seed gives the same weights and the same logged losses."""
+
     def run():
         memory = InMemoryLogger()
         trained_weights = trained(
@@ -53,6 +55,10 @@ def test_the_same_seed_gives_the_same_weights_and_the_same_logged_losses(
 @few
 @given(st.lists(seeds, min_size=2, max_size=2, unique=True))
 def test_another_seed_changes_order_dropout_and_draws(two_seeds):
+    """Law of determinism: Another seed gives another data order, dropout and other random
+    numbers.
+    """
+
     def run(seed):
         watch = Watch(Event.AFTER_FORWARD, read=lambda state: (state.inputs, state.outputs))
         model = mlp(dropout=0.5)
@@ -81,6 +87,9 @@ NOW = ("batch", "timestamp", "memory", "averages", "key")
 @few
 @given(st.data(), algorithm_sets(), seeds, st.integers(0, 5), st.integers(1, 3))
 def test_a_step_replayed_alone_gives_the_same_weights_and_loss(data, algorithms, seed, k, split):
+    """Law of determinism: A step replayed in isolation, from the weights, optimizer, batch, memory
+    and time before it, gives the same weights and loss.
+    """
     options = {
         "loader": noisy_loader(images=True),
         "algorithms": algorithms,
@@ -136,6 +145,10 @@ def test_a_step_replayed_alone_gives_the_same_weights_and_loss(data, algorithms,
 def test_fitting_in_parts_gives_the_weights_of_fitting_at_once(
     loader, algorithms, seed, parts, evaluates, iteration_length
 ):
+    """Law of determinism: Several calls of `fit`, also calls that end mid-epoch, give the same
+    weights as a single call.
+    """
+
     def run(parts):
         training = make_trainer(
             conv_net(),
@@ -166,6 +179,9 @@ def generators():
 def test_global_generators_of_the_caller_do_not_matter_and_are_restored(
     loader, algorithms, seed, seed_of_the_caller
 ):
+    """Law of determinism: The state of the caller's global generators has no effect, and is
+    restored at the end, also after an exception.
+    """
     options = {"algorithms": algorithms, "seed": seed, "eval_dataloader": loader(images=True)}
     expected = trained(conv_net(), loader(images=True), **options)
     torch.manual_seed(seed_of_the_caller)
@@ -195,6 +211,9 @@ def test_building_a_trainer_whose_callbacks_draw_restores_the_global_generators(
 
 @given(seeds, st.integers(0, 5))
 def test_global_generators_of_the_caller_are_restored_after_an_error(seed, at):
+    """Law of determinism: The state of the caller's global generators has no effect, and is
+    restored at the end, also after an exception.
+    """
     error = Raise(RuntimeError("no disk"), Event.AFTER_FORWARD, at)
     training = make_trainer(mlp(dropout=0.5), noisy_loader(), callbacks=error, seed=seed)
     before = generators()

@@ -31,6 +31,7 @@ def listed(problem):
 @example((VISION, everything(VISION)), 2)
 @example((LANGUAGE, everything(LANGUAGE)), 2)
 def test_every_algorithm_writes_what_it_declares_and_nothing_in_place(drawn, split):
+    """Law of effects: Every algorithm of the library obeys the law, alone and under combinators."""
     problem, algorithms = drawn
     run = problem.trainer(
         eval_dataloader=problem.batches(),
@@ -46,6 +47,7 @@ def test_every_algorithm_writes_what_it_declares_and_nothing_in_place(drawn, spl
 @pytest.mark.filterwarnings("ignore:.* replaced the model at EVAL_START and does not declare it")
 @given(st.data(), on_a_problem(algorithms))
 def test_an_algorithm_that_declares_less_than_it_writes_is_found(data, drawn):
+    """Law of effects: An algorithm that declares less than it writes is detected."""
     problem, chosen = drawn
     hidden = data.draw(st.sampled_from(sorted(chosen.writes)))
     less = {"writes": frozenset(chosen.writes) - {hidden}, "__module__": __name__}

@@ -233,6 +233,11 @@ def runs(draw, *, asked=None):
 @example(Run(asked=[(Event.EVAL_END, 0, Control.EVALUATE)], evaluators=("2ba", "1ep")))
 @example(Run(evaluators=("3ba", "2ep"), max_duration="1ep"))
 def test_events_of_a_run_match_the_grammar_and_end_with_an_evaluation_by_every_evaluator(run):
+    """Law of events: The event sequence of a run, and of several calls of `fit`, matches the
+    grammar.
+
+    Law of events: Training ends with an evaluation by every evaluator, followed by `FIT_END`.
+    """
     training, trace = run.train()
 
     assert re.fullmatch(BUILDING + run.fits, spelled(trace.events)), named(trace)
@@ -245,6 +250,9 @@ def test_events_of_a_run_match_the_grammar_and_end_with_an_evaluation_by_every_e
 @few
 @given(runs(), st.lists(st.sampled_from(["1ep", "2ba", "1ba", "5sp"]), min_size=1, max_size=3))
 def test_events_of_several_fits_match_the_grammar(run, more):
+    """Law of events: The event sequence of a run, and of several calls of `fit`, matches the
+    grammar.
+    """
     _, trace = run.train(*more)
 
     seam = run.evaluates + word("FIT_END", "FIT_START")
@@ -317,6 +325,12 @@ def due_after(run, interval):
 @example(Run(evaluators=("0.5dur",), knows_its_length=False))
 @example(Run(log_interval="1ep", knows_its_length=False))
 def test_run_ends_evaluates_and_logs_at_its_intervals(run):
+    """Law of events: Evaluators run at their intervals.
+
+    Law of events: The loss is logged every `log_interval`.
+
+    Law of events: A run has the length `max_duration`.
+    """
     run = attrs.evolve(run, logs=True)
 
     training, trace = run.train()
@@ -347,6 +361,7 @@ IN_A_BATCH = st.sampled_from(
 @few
 @given(IN_A_BATCH, st.integers(0, 5), requests)
 def test_request_in_a_batch_is_carried_out_after_that_batch_once(event, n, request):
+    """Law of events: A request made in a batch is carried out after that batch, once."""
     run = Run(evaluators=("9ep",), asked=[(event, n, request)], logs=True, log_interval="100ba")
 
     _, trace = run.train()

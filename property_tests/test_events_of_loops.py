@@ -54,6 +54,11 @@ def recorded(train, drawn, *, gradients):
 @given(runs())
 @settings(max_examples=8)
 def test_a_loop_fires_the_events_of_the_trainer_in_its_order(loop, drawn):
+    """Law of events: An external loop fires the events of the `Trainer`, in its order and at its
+    states: one written by hand, with Fabric or Accelerate, or a trainer of Lightning or Hugging
+    Face with the mixin. With several batches to a step, the `Trainer` prepares all of them first.
+    Lightning clears gradients in the next step.
+    """
     count = drawn["accumulate_batches"]
     options = {"gradients": loop != KEEPS}
 

@@ -40,6 +40,8 @@ class Assigns(Algorithm):
     st.booleans(),
 )
 def test_no_algorithm_can_assign_to_a_field_or_delete_it(when, field, value, deletes):
+    """Law of immutability: No algorithm can assign to a field, or delete one, at any event."""
+
     def attempt(state):
         delattr(state, field) if deletes else setattr(state, field, value)
 
@@ -50,6 +52,7 @@ def test_no_algorithm_can_assign_to_a_field_or_delete_it(when, field, value, del
 
 @given(st.text(min_size=1), values)
 def test_unknown_names_cannot_be_assigned(name, value):
+    """Law of immutability: No algorithm can assign to a field, or delete one, at any event."""
     state = State(torch.nn.Linear(1, 1))
 
     with pytest.raises(FrozenStateError):
@@ -61,6 +64,9 @@ mappings = st.dictionaries(st.text(max_size=3), st.integers(), max_size=3)
 
 @given(mappings, st.text(max_size=3), st.sampled_from(["memory", "metrics", "replaced_modules"]))
 def test_no_item_of_a_mapping_can_be_changed(mapping, name, field):
+    """Law of immutability: No item of the memory, the metrics or the counts of replaced modules, or
+    of a mapping in them, can be assigned, deleted, or modified through an outside reference.
+    """
     outer, inner = dict(mapping), dict(mapping)
     started = State(torch.nn.Linear(1, 1), **{field: outer})
     evolved = State(torch.nn.Linear(1, 1)).evolve(**{field: outer})
@@ -85,6 +91,9 @@ CONVERTED = (
 
 @given(st.sampled_from([field for field in FIELDS if field not in CONVERTED]), values)
 def test_evolve_changes_one_field_of_another_state_and_nothing_of_this_one(field, value):
+    """Law of immutability: `evolve` and `remember` change one field or item of the new state, and
+    nothing in the original.
+    """
     state = State(torch.nn.Linear(1, 1))
     before = {name: getattr(state, name) for name in FIELDS}
 
@@ -97,6 +106,9 @@ def test_evolve_changes_one_field_of_another_state_and_nothing_of_this_one(field
 
 @given(mappings, st.text(max_size=3), values)
 def test_remember_changes_one_item_of_another_state(memory, name, value):
+    """Law of immutability: `evolve` and `remember` change one field or item of the new state, and
+    nothing in the original.
+    """
     state = State(torch.nn.Linear(1, 1)).evolve(memory=memory)
 
     remembering = state.remember(name, value)
@@ -107,6 +119,7 @@ def test_remember_changes_one_item_of_another_state(memory, name, value):
 
 @given(st.text().filter(lambda name: name not in FIELDS and name != "self"), values)
 def test_evolve_refuses_an_unknown_field(name, value):
+    """Law of immutability: `evolve` rejects unknown fields."""
     state = State(torch.nn.Linear(1, 1))
 
     with pytest.raises(TypeError, match="State has no field"):
@@ -115,6 +128,7 @@ def test_evolve_refuses_an_unknown_field(name, value):
 
 @given(st.sampled_from([Time(1, "ep"), Timestamp(), Key(0)]), st.data(), values)
 def test_times_timestamps_and_keys_are_frozen_too(frozen, data, value):
+    """Law of immutability: Times, timestamps and keys are also immutable."""
     field = data.draw(st.sampled_from([field.name for field in attrs.fields(type(frozen))]))
 
     with pytest.raises(attrs.exceptions.FrozenInstanceError):

@@ -83,6 +83,11 @@ ADDED = {
 def test_adding_what_does_nothing_or_draws_from_global_generators_changes_no_weight(
     added, loader, seed, algorithms, split, evaluates
 ):
+    """Law of independence: An algorithm that has no effect, and callbacks and algorithms that
+    draw from the global generators of PyTorch, Python and NumPy, change no weight, also if the
+    loader shuffles, the data set draws and the model has dropout.
+    """
+
     def run(more=(), **options):
         return trained(
             conv_net(),
@@ -123,6 +128,12 @@ def streams(problem, listed, seed):
 @few
 @given(one_and_others(), seeds)
 def test_adding_any_algorithms_leaves_the_draws_of_every_other_unchanged(drawn, seed):
+    """Law of independence: Algorithms, also under combinators, do not change the numbers that
+    other algorithms draw.
+
+    Law of combinators: Randomly nested combinations give the same weights in any order, are
+    repeatable, and do not change the random numbers of other algorithms.
+    """
     problem, one, others = drawn
 
     alone, together = streams(problem, one, seed), streams(problem, [one, *others], seed)
@@ -132,6 +143,9 @@ def test_adding_any_algorithms_leaves_the_draws_of_every_other_unchanged(drawn, 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=repr)
 def test_all_algorithms_together_draw_what_each_draws_alone(problem):
+    """Law of independence: Algorithms, also under combinators, do not change the numbers that
+    other algorithms draw.
+    """
     together = streams(problem, everything(problem), 17)
 
     for one in everything(problem):
@@ -141,6 +155,9 @@ def test_all_algorithms_together_draw_what_each_draws_alone(problem):
 @few
 @given(on_a_problem(combinations), seeds)
 def test_every_stream_is_named_after_its_algorithm_and_batch(drawn, seed):
+    """Law of independence: Every stream is identified by the seed, the component that draws
+    from it and the batch; no two streams are equal.
+    """
     problem, listed = drawn
 
     check_streams(streams(problem, listed, seed), seed)
@@ -154,6 +171,10 @@ def changes_layers(case):
 @few
 @given(seed=seeds, algorithms=algorithm_sets(but=changes_layers))
 def test_adding_algorithms_does_not_shift_the_order_of_the_data_or_the_dropout(seed, algorithms):
+    """Law of independence: Algorithms that do not change the examples change neither the data
+    order nor the dropout.
+    """
+
     def seen(*algorithms):
         order = Watch(Event.AFTER_DATALOADER, read=lambda state: state.targets)
         noise = Watch(Event.AFTER_TRAIN_BATCH, read=lambda state: state.model.noise)
@@ -178,6 +199,7 @@ def test_adding_algorithms_does_not_shift_the_order_of_the_data_or_the_dropout(s
 
 @given(seed=seeds, name=st.text("ab", min_size=1, max_size=3))
 def test_two_names_draw_different_numbers(seed, name):
+    """Law of independence: A second instance with another name draws numbers of its own."""
     algorithms = [Draws(name=name), Draws(name=name + "2")]
 
     memory = make_trainer(algorithms=algorithms, seed=seed).fit().memory

@@ -69,6 +69,7 @@ def meaning(case: AlgorithmCase) -> Meaning:
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(0, 3))
 @fewer
 def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batch):
+    """Law of methods: An algorithm gives exactly the result of its function."""
     name = data.draw(st.sampled_from([case.name, "Other"]))
     algorithm = attrs.evolve(data.draw(case.instances), name=name)
     state = start(case, seed)
@@ -132,6 +133,9 @@ def without_dropout(model):
 
 @pytest.mark.parametrize("case", ALGORITHMS, ids=repr)
 def test_every_surgery_has_a_neutral_setting_or_a_reason_why_not(case):
+    """Law of methods: Model surgery with its neutral setting (a drop rate of 0, one ghost batch)
+    does not change the model's outputs, or its case gives the reason why there is no such setting.
+    """
     assert bool(case.neutral) is (case in SURGEONS), "say in neutral= which, or why there is none"
 
 
@@ -141,6 +145,9 @@ def test_every_surgery_has_a_neutral_setting_or_a_reason_why_not(case):
 @given(seed=st.integers(0, 2**32 - 1))
 @fewest
 def test_a_surgery_with_its_neutral_setting_computes_what_the_model_did(case, training, seed):
+    """Law of methods: Model surgery with its neutral setting (a drop rate of 0, one ghost batch)
+    does not change the model's outputs, or its case gives the reason why there is no such setting.
+    """
     state = start(case, seed)
     # Which numbers a dropout draws for which pixel depends on the memory layout.
     state = state.evolve(model=without_dropout(state.model))
@@ -157,6 +164,9 @@ def test_a_surgery_with_its_neutral_setting_computes_what_the_model_did(case, tr
 )
 @fewer
 def test_blur_preserves_constant_images(value, seed, kind):
+    """Law of methods: A blur is the identity on constant images, and in a layer without a
+    stride.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layer = nn.MaxPool2d(2) if kind == "pool" else nn.Conv2d(2, 3, 3, stride=2)
@@ -169,6 +179,9 @@ def test_blur_preserves_constant_images(value, seed, kind):
 
 @given(st.integers(0, 2**32 - 1))
 def test_layer_without_a_stride_does_not_blur(seed):
+    """Law of methods: A blur is the identity on constant images, and in a layer without a
+    stride.
+    """
     x = torch.randn(2, 3, 5, 6, generator=torch.Generator().manual_seed(seed))
     conv = F.BlurConv2d(3, 4, 3, padding=1)
 
@@ -183,6 +196,9 @@ def test_layer_without_a_stride_does_not_blur(seed):
 @given(data=st.data())
 @fewest
 def test_state_dict_loads_into_a_new_model_with_the_same_surgery(case, data):
+    """Law of methods: The state dict of a modified model loads into a new model with the same
+    modification.
+    """
     algorithm = data.draw(case.instances)
     state, fresh = start(case, seed=1), start(case, seed=2)
     changed = algorithm(Event.INIT, state).model
@@ -206,6 +222,9 @@ def test_state_dict_loads_into_a_new_model_with_the_same_surgery(case, data):
 @given(data=st.data())
 @fewest
 def test_targets_of_the_loss_sum_to_one(case, data):
+    """Law of methods: Label mass is preserved: the targets passed to the loss sum to one for each
+    example.
+    """
     seen = []
 
     def watching(outputs, targets, **options):

@@ -30,6 +30,9 @@ def sets_in_two_orders(draw):
 @example((VISION, everything(VISION), everything(VISION)[::-1]))
 @example((LANGUAGE, everything(LANGUAGE), everything(LANGUAGE)[::-1]))
 def test_every_order_of_the_list_of_algorithms_gives_bit_identical_weights(drawn):
+    """Law of combinators: Randomly nested combinations give the same weights in any order, are
+    repeatable, and do not change the random numbers of other algorithms.
+    """
     problem, one, other = drawn
     loader = problem.shuffled()
 

@@ -30,6 +30,10 @@ def gradients_by_hand(model, batch):
 def test_microbatches_give_the_gradients_of_the_loss_that_a_model_computes(
     head, first, second, split
 ):
+    """Law of accumulation: Microbatches give the gradients of a loss that is a mean over the
+    terms of the loss that a model of Transformers computes, for each head, with padding,
+    without a setting.
+    """
     head = HEADS[head]
     model, loader = head.build(), [head.batch(first), head.batch(second, seed=1)]
 

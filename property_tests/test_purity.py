@@ -49,6 +49,7 @@ def test_selection_follows_the_examples_when_a_batch_is_shuffled(seed, batch, ke
     steps=st.integers(1, 5),
 )
 def test_average_of_a_constant_is_the_constant(constant, average, steps):
+    """Law of methods: The average of a constant is that constant."""
     new = constant
 
     for _ in range(steps):

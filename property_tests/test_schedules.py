@@ -161,6 +161,9 @@ def clocks(epochs, length):
 @few
 @given(scheduled_runs(), st.lists(st.floats(1e-3, 10), min_size=3, max_size=3), st.data())
 def test_learning_rate_of_batch_k_is_the_schedule_at_k_times_that_of_the_group(run, initial, data):
+    """Law of schedules: The learning rate of batch k is that of the group times the schedule
+    at k.
+    """
     epochs, length, schedule, formula = run
     model, factor = mlp(), data.draw(st.sampled_from([None, 0.3, 1.0]), label="another schedule")
     first, second, third = (
@@ -208,6 +211,7 @@ def in_own_loop(epochs, length, schedule, initial):
 
 @given(scheduled_runs())
 def test_warmup_rises_from_0_and_ends_at_the_start_of_the_schedule(run):
+    """Law of schedules: A warm-up rises from 0 and ends at the start of the schedule."""
     epochs, length, schedule, _ = run
     whole = [
         Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length)
@@ -227,6 +231,7 @@ def test_warmup_rises_from_0_and_ends_at_the_start_of_the_schedule(run):
 
 @given(scheduled_runs(), st.sampled_from([2, 3, 5]))
 def test_scaled_schedule_at_a_multiple_of_k_is_the_schedule_at_k(run, factor):
+    """Law of schedules: A schedule scaled by r has at r k the value of the schedule at k."""
     epochs, length, schedule, _ = run
     scaled = scale_schedule(schedule, factor)
 
@@ -240,6 +245,7 @@ def test_scaled_schedule_at_a_multiple_of_k_is_the_schedule_at_k(run, factor):
 @few
 @given(scheduled_runs(), scheduled_runs(), st.booleans())
 def test_group_follows_its_own_schedule_and_the_common_ones(run, other, common):
+    """Law of schedules: A group follows its own schedule and the common ones."""
     epochs, length, first, _ = run
     second = other[2]
     last = [Clock.at(batch=k, max_duration=f"{epochs}ep", epoch_length=length) for k in (0,)]

@@ -86,6 +86,7 @@ def net():
 @given(st.permutations(sorted(TOGETHER)))
 @few
 def test_surgeries_combine_in_any_order_and_change_no_argument(order):
+    """Law of methods: Model surgery is idempotent."""
     x, plain = drawn(0, 6, 4, 17, 17).float(), net()
     text, before = repr(plain), copy.deepcopy(plain.state_dict())
     model = plain

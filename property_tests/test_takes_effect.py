@@ -28,6 +28,10 @@ def verdict(case, problem, **options):
 
 @pytest.mark.parametrize(("case", "problem"), SWITCHES, ids=repr)
 def test_a_method_changes_outputs_within_three_steps_or_says_why_not(case, problem):
+    """Law of methods: A switch takes effect: within three steps, training with an algorithm gives
+    other outputs than training without it, also in a compiled model, or its case gives the reason
+    why not.
+    """
     found = verdict(case, problem)
 
     assert found is None or getattr(found, "reason", found) == case.no_effect
@@ -35,6 +39,10 @@ def test_a_method_changes_outputs_within_three_steps_or_says_why_not(case, probl
 
 @pytest.mark.parametrize(("case", "problem"), drawn(SWITCHES, 4), ids=repr)
 def test_a_method_takes_effect_in_a_compiled_model(case, problem):
+    """Law of methods: A switch takes effect: within three steps, training with an algorithm gives
+    other outputs than training without it, also in a compiled model, or its case gives the reason
+    why not.
+    """
     found = verdict(case, problem, compile=COMPILE)
 
     assert found is None or getattr(found, "reason", found) == case.no_effect

@@ -28,6 +28,9 @@ fractional = st.sampled_from([TimeUnit.DURATION, TimeUnit.SECOND])
 
 @given(times())
 def test_parse_inverts_str(time):
+    """Law of time: Parsing and printing are inverse to each other, in every unit, and decimals are
+    exact.
+    """
     assert Time.parse(str(time)) == time
     assert Time.parse(str(time)).unit is time.unit
     assert Time.parse(time) is time
@@ -35,6 +38,9 @@ def test_parse_inverts_str(time):
 
 @given(st.integers(0, 10**15), units)
 def test_str_inverts_parse(value, unit):
+    """Law of time: Parsing and printing are inverse to each other, in every unit, and decimals are
+    exact.
+    """
     text = f"{value}{unit.value}"
 
     assert str(Time.parse(text)) == text
@@ -42,6 +48,9 @@ def test_str_inverts_parse(value, unit):
 
 @given(st.decimals(0, 1000, places=3), fractional)
 def test_decimals_are_exact(value, unit):
+    """Law of time: Parsing and printing are inverse to each other, in every unit, and decimals are
+    exact.
+    """
     time = Time.parse(f"{value}{unit.value}")
 
     assert time.value == Fraction(value)
@@ -53,6 +62,9 @@ def test_decimals_are_exact(value, unit):
 
 @given(times_of_one_unit(3), whole_factors, whole_factors)
 def test_arithmetic_is_exact(of_one_unit, m, n):
+    """Law of time: Addition is associative and commutative, subtraction is its inverse, and scaling
+    distributes over it.
+    """
     a, b, c = of_one_unit
 
     assert (a + b) + c == a + (b + c)
@@ -69,6 +81,7 @@ def test_arithmetic_is_exact(of_one_unit, m, n):
 
 @given(fractional.flatmap(times), factors, factors.filter(bool), st.integers(1, 99))
 def test_fractions_are_exact(time, factor, divisor, n):
+    """Law of time: Fractions are exact."""
     assert (time * factor) * divisor == time * (factor * divisor)
     assert (time / divisor) * divisor == time
     assert time * n == sum([time] * (n - 1), time)
@@ -91,6 +104,7 @@ def test_the_quotient_of_two_times_is_a_fraction_of_the_run_that_scales_back(of_
 
 @given(times_of_one_unit(3))
 def test_the_order_is_total_and_that_of_the_values(of_one_unit):
+    """Law of time: The order is total within a unit."""
     a, b, c = of_one_unit
 
     assert (a < b) + (a == b) + (a > b) == 1
@@ -103,6 +117,7 @@ def test_the_order_is_total_and_that_of_the_values(of_one_unit):
 
 @given(times(), times())
 def test_times_of_two_units_are_unequal_and_can_be_neither_ordered_nor_added(a, b):
+    """Law of time: Times of different units are unequal, and can be neither ordered nor added."""
     assume(a.unit is not b.unit)
     operations = "lt", "le", "gt", "ge", "add", "sub", "truediv"
 
@@ -117,6 +132,7 @@ def test_times_of_two_units_are_unequal_and_can_be_neither_ordered_nor_added(a, 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=4), max_size=4))
 def test_a_timestamp_counts_batches_samples_tokens_and_epochs(epochs):
+    """Law of time: A timestamp counts completed work."""
     now = Timestamp()
     for epoch in epochs:
         for samples, tokens in epoch:
@@ -137,6 +153,7 @@ def test_a_timestamp_counts_batches_samples_tokens_and_epochs(epochs):
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 def test_the_timestamp_of_a_run_counts_what_the_loader_gave(count, size, epochs, iteration):
+    """Law of time: A timestamp counts completed work."""
     trace, loader = Trace(), batches(count, size)
     now = (
         make_trainer(
@@ -182,6 +199,9 @@ def intervals(draw):
 
 @given(runs(), intervals(), st.tuples(*[st.integers(0, 40)] * 3).map(sorted))
 def test_crossing_splits(run, interval, moments):
+    """Law of time: Crossing an interval is additive: the step from a to c crosses it exactly if the
+    step from a to b or from b to c does.
+    """
     _, whole, length = run
     a, b, c = (Clock.at(batch=n, max_duration=whole, epoch_length=length) for n in moments)
 
@@ -197,6 +217,9 @@ def in_batches(interval, run):
 
 @given(runs(), intervals())
 def test_interval_is_crossed_at_its_multiples(run, interval):
+    """Law of time: A time is reached, and an interval crossed, at the batch given by direct
+    calculation.
+    """
     total, whole, length = run
     clocks = [Clock.at(batch=n, max_duration=whole, epoch_length=length) for n in range(total + 1)]
     every = in_batches(interval, run)
@@ -209,6 +232,9 @@ def test_interval_is_crossed_at_its_multiples(run, interval):
 
 @given(runs(), intervals())
 def test_time_is_reached_at_its_batch_and_stays_reached(run, time):
+    """Law of time: A time is reached, and an interval crossed, at the batch given by direct
+    calculation.
+    """
     total, whole, length = run
 
     reached = [
@@ -221,6 +247,7 @@ def test_time_is_reached_at_its_batch_and_stays_reached(run, time):
 
 @given(runs(), st.integers(0, 40))
 def test_elapsed_is_the_finished_fraction_of_the_run(run, batch):
+    """Law of time: `elapsed` is the completed fraction of the run."""
     total, whole, length = run
     clock = Clock.at(batch=batch, max_duration=whole, epoch_length=length)
 

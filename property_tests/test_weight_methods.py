@@ -42,6 +42,10 @@ def gradient_of(model, batch):
 @few
 @given(rho=radii, count=st.integers(1, 12), size=st.integers(1, 8), split=splits, seed=seeds)
 def test_gradients_of_sam_match_the_paper(rho, count, size, split, seed):
+    """Law of weights: The gradients of SAM are those at the perturbed weights of the paper's
+    formula, computed by autograd, for any split of the batch; the weights are then restored bit for
+    bit.
+    """
     loader = batches(count, size, dtype=DOUBLE)
     model = mlp(dtype=DOUBLE, seed=seed % 1000)
     params = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -90,6 +94,9 @@ def beside_sam(case):
 def test_both_passes_of_sam_see_the_same_examples_and_the_same_dropout(
     seed, split, interval, others
 ):
+    """Law of weights: Both passes use the same examples and the same dropout, together with any
+    other algorithms.
+    """
     begun = Watch(Event.BEFORE_FORWARD, read=lambda state: state.timestamp.batch)
     made = make_trainer(
         Ears(),
@@ -123,6 +130,9 @@ def test_both_passes_of_sam_see_the_same_examples_and_the_same_dropout(
     unit=st.sampled_from(["ba", "dur"]),
 )
 def test_swa_is_the_mean_of_the_weights_at_its_updates(start, length, interval, by_epoch, unit):
+    """Law of weights: The SWA weights are the mean of the weights at its updates, which occur at
+    the batches given by direct calculation.
+    """
     end, per_epoch = min(start + length, 12), 3
     step = interval * per_epoch if by_epoch else interval
     due = [k for k in range(1, 13) if k % step == 0 and k >= start and k - 1 < end]
@@ -152,6 +162,7 @@ def test_swa_is_the_mean_of_the_weights_at_its_updates(start, length, interval, 
 @few
 @given(sizes=st.lists(st.integers(2, 6), min_size=1, max_size=5), seed=seeds)
 def test_recomputed_statistics_are_the_plain_mean_over_the_batches(sizes, seed):
+    """Law of weights: Recomputed batch norm statistics are the plain mean over the batches."""
     generator = torch.Generator().manual_seed(seed)
     norm = nn.BatchNorm1d(3, dtype=DOUBLE)
     parts = [torch.randn(size, 3, generator=generator, dtype=DOUBLE) for size in sizes]

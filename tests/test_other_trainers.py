@@ -18,43 +18,21 @@ from composable._other_trainers import (
     CLASS_ARGUMENTS,
     CLASSES,
     METHODS,
+    METRICS,
     STATE,
     advice_on,
     as_text,
 )
+from composable.callbacks import EarlyStopper
+from composable.core.results import Results
 from composable.trainer.options import TrainerOptions
+from tests.support.data import batches
 from tests.support.models import linear
+from tests.support.other_trainers import NAMES, names
 from tests.support.runs import make_trainer
+from tools.migration import ADVICE, as_markdown, is_ours
 
 OURS = set(inspect.signature(TrainerOptions).parameters)
-
-COMPOSER = """
-    model train_dataloader train_dataloader_label train_subset_num_batches spin_dataloaders
-    max_duration algorithms algorithm_passes optimizers schedulers scale_schedule_ratio
-    step_schedulers_every_batch eval_dataloader eval_interval eval_subset_num_batches callbacks
-    loggers run_name progress_bar log_to_console console_stream console_log_interval log_traces
-    auto_log_hparams load_path load_object_store load_weights_only load_strict_model_weights
-    load_progress_bar load_ignore_keys load_exclude_algorithms save_folder save_filename
-    save_latest_filename save_overwrite save_interval save_weights_only save_ignore_keys
-    save_num_checkpoints_to_keep save_metrics autoresume parallelism_config dist_timeout
-    ddp_sync_strategy fsdp_config device precision precision_config device_train_microbatch_size
-    accumulate_train_batch_on_tokens seed deterministic_mode profiler python_log_level
-    compile_config
-"""
-KERAS = """
-    optimizer loss loss_weights metrics weighted_metrics run_eagerly steps_per_execution
-    jit_compile auto_scale_loss x y batch_size epochs verbose callbacks validation_split
-    validation_data shuffle class_weight sample_weight initial_epoch steps_per_epoch
-    validation_steps validation_batch_size validation_freq
-"""
-FUNCTIONS_OF_COMPOSER = """
-    apply_alibi augmix_image apply_blurpool apply_channels_last colout_batch compute_ema
-    cutmix_batch cutout_batch apply_factorization apply_gated_linear_units apply_ghost_batchnorm
-    apply_gradient_clipping apply_low_precision_layernorm apply_low_precision_groupnorm
-    smooth_labels freeze_layers mixup_batch resize_batch randaugment_image
-    should_selective_backprop select_using_loss set_batch_sequence_length apply_squeeze_excite
-    apply_stochastic_depth apply_weight_standardization apply_gyro_dropout
-"""
 
 
 def of_transformers():
@@ -70,17 +48,46 @@ def of_lightning():
 
 
 @pytest.mark.parametrize(
-    "names", [COMPOSER.split, KERAS.split, of_transformers, of_lightning], ids=lambda f: f.__name__
+    ("library", "installed"), [("huggingface", of_transformers), ("lightning", of_lightning)]
 )
-def test_every_argument_is_ours_or_has_an_advice(names):
-    assert [name for name in names() if name not in OURS and name not in ARGUMENTS] == []
+def test_the_lists_have_every_argument_of_the_installed_library(library, installed):
+    assert set(installed()) - set(names(library, "arguments")) == set()
 
 
-def test_every_function_of_composer_is_ours_or_has_an_advice():
-    import composable.functional as F
+@pytest.mark.parametrize(
+    ("library", "kind"), [(library, kind) for library, kinds in NAMES.items() for kind in kinds]
+)
+def test_every_name_is_ours_or_has_an_advice(library, kind):
+    unknown = [name for name in names(library, kind) if name not in ADVICE[kind]]
+    assert [name for name in unknown if not is_ours(kind, name)] == []
 
-    names = FUNCTIONS_OF_COMPOSER.split()
-    assert [name for name in names if name not in F.__all__ and name not in CLASSES] == []
+
+def test_the_tables_mark_code():
+    assert as_markdown("see {state.flops}, {trainer.plan}.explain() or set_epoch") == (
+        "see `state.flops`, `trainer.plan.explain()` or `set_epoch`"
+    )
+    assert as_markdown("pass {schedulers}={composable.optim.cosine}(warmup='5ep', a=1); or x") == (
+        "pass `schedulers=composable.optim.cosine(warmup='5ep', a=1)`; or x"
+    )
+    assert as_markdown("pass mode='max' or metrics/eval/loss") == (
+        "pass `mode='max'` or `metrics/eval/loss`"
+    )
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_an_unknown_result_gets_an_advice(name):
+    message = as_text(METRICS[name])
+    with pytest.raises(KeyError, match=re.escape(message)):
+        Results({"eval": {"f1": 0.5}})[name]
+    if "/" not in name and name != "loss":
+        with pytest.raises(ValueError, match=re.escape(f"; {message}.")):
+            make_trainer(callbacks=EarlyStopper(name, mode="min"), eval_dataloader=batches(4)).fit()
+
+
+def test_an_unknown_result_without_an_advice_is_named_alone():
+    with pytest.raises(KeyError) as caught:
+        Results({"eval": {"f1": 0.5}})["nothing"]
+    assert caught.value.args == ("nothing",)
 
 
 def targets(advice):
@@ -109,7 +116,7 @@ def exists(target):
 
 
 EVERY = [
-    *(text for table in (ARGUMENTS, METHODS, STATE, CLASSES) for text in table.values()),
+    *(text for table in (ARGUMENTS, METHODS, METRICS, STATE, CLASSES) for text in table.values()),
     *(text for table in CLASS_ARGUMENTS.values() for text in table.values()),
 ]
 

@@ -1,4 +1,4 @@
-"""Measure the size and the structure of the package, against the budgets of `budgets.json`.
+"""Measure the package and the words of its documentation, against `budgets.json`.
 
     python -m tools.budgets            # every number, and its budget
     python -m tools.budgets --write    # make the numbers of today the budgets
@@ -9,6 +9,7 @@ A change that needs more raises a number in `budgets.json`, and gives the reason
 import argparse
 import ast
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -23,6 +24,37 @@ def lines(path: Path) -> int:
     """Count the lines of a file, or of all Python files in a folder."""
     files = path.rglob("*.py") if path.is_dir() else [path]
     return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+
+
+GENERATED = re.compile(r"<!-- ([\w ]+): written by .*?<!-- end of \1 -->", re.S)
+FENCE = re.compile(r" *(```+)")
+DECISIONS = "design.md"
+
+
+def words(text: str) -> int:
+    r"""Count the words of a page outside of its code and its generated parts.
+
+    Example:
+        >>> words("Two words.\n\n    code\n\n```python\nmore\n```\n")
+        2
+    """
+    count, fence, before = 0, "", ""
+    for line in GENERATED.sub("", text).splitlines():
+        mark = FENCE.match(line)
+        if fence or mark:
+            fence = "" if fence and line.strip() == fence else fence or (mark[1] if mark else "")
+        elif line[:4].strip() or before.strip():  # otherwise indented code
+            count += len(line.split())
+            before = line
+        if not line.strip():
+            before = ""
+    return count
+
+
+def words_of_guides() -> int:
+    """Count the words of all pages but the decisions and the cards of methods and loggers."""
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/migrate").glob("*.md")]
+    return sum(words(page.read_text()) for page in pages if page.name != DECISIONS)
 
 
 def package_of(module: str) -> str:
@@ -111,6 +143,8 @@ def measure() -> dict[str, int]:
         "imports of a package by another": len(arrows()),
         "packages in circles": sum(one.name in reached(one.name) for one in packages),
         "private modules that another package imports": len(private),
+        "words of the README": len((ROOT / "README.md").read_text().split()),
+        "words of the guides": words_of_guides(),
         "public names that are defined twice": sum(
             count > 1 for count in Counter(public_definitions()).values()
         ),

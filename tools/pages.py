@@ -14,11 +14,13 @@ from composable.testing import FunctionReport
 from composable.testing.properties import PROPERTIES
 from tests.support.algorithms import six_algorithms
 from tests.support.cases import GROUPS, METHODS, ROOT, Case, FunctionCase, Overview, all_cases
+from tests.support.compiled import GRAPHS, USUAL_GRAPHS
 from tests.support.function_cases import all_function_cases
 from tests.support.integrations import LOOPS, REASONS
+from tests.support.other_trainers import NAMES
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
-from tools import evidence, gallery, quality, recipes
+from tools import evidence, gallery, hooks, laws, migration, quality, recipes, reference
 from tools.trainer_arguments import argument_tables
 
 MATRIX = METHODS / "matrix.md"
@@ -30,10 +32,27 @@ PARALLEL = ROOT / "docs/parallel.md"
 DOES_IT_PAY = ROOT / "docs/evidence.md"
 RECIPES = ROOT / "docs/recipes.md"
 STATUS = ROOT / "docs/status.md"
+MIGRATE = ROOT / "docs/migrate"
+COMPILATION = ROOT / "docs/compilation.md"
+HOOKS = ROOT / "docs/hooks.md"
 GALLERY = ROOT / "docs/gallery.md"
 TRAINER = ROOT / "docs/api/trainer.md"
 
+REFERENCE: dict[str, dict[str, Callable[[], list[str]]]] = {
+    "callbacks": {"callbacks": reference.callback_table},
+    "clusters": {"options": reference.launch_table},
+    "events": {"events": reference.event_table, "state": reference.state_table},
+    "reliability": {
+        "saving": partial(reference.argument_table, reference.SAVING),
+        "loading": partial(reference.argument_table, reference.LOADING),
+    },
+}
+"""The tables that come from docstrings, by page and name."""
+
 REWRITE = "the page is out of date: rewrite it with `python -m tools.write_pages`"
+
+FEATURED = ("mixup", "set_sequence_length", "linear_cross_entropy", "blurpool", "ema", "rotary")
+"""The methods that the README shows."""
 
 SIX = "six of them together"
 FIRST_SIX = {type(one).__name__ for one in six_algorithms()}
@@ -68,7 +87,8 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
     """Return a function for every page that has a generated part, which renders it."""
     renderers: dict[Path, Callable[[], str]] = {
         README: lambda: with_generated(README, "methods", readme_table()),
-        LAWS: lambda: with_generated(LAWS, "pairs", pairs_table()),
+        LAWS: laws_page,
+        HOOKS: hooks_page,
         INTEGRATIONS: lambda: with_generated(INTEGRATIONS, "loops", loops_table()),
         PARALLEL: lambda: with_generated(PARALLEL, "algorithms", parallel_table()),
         MATRIX: lambda: with_generated(MATRIX, "matrix", matrix_table(answers)),
@@ -80,8 +100,36 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
         ),
         TRAINER: lambda: with_generated(TRAINER, "arguments", argument_tables()),
         RECIPES: lambda: with_generated(RECIPES, "recipes", recipes.recipe_table()),
+        COMPILATION: lambda: with_generated(COMPILATION, "graphs", graphs_table()),
     }
-    return renderers | {card(case): partial(card_page, case, answers) for case in methods()}
+    guides = {MIGRATE / f"{library}.md": partial(guide_page, library) for library in NAMES}
+    references = {ROOT / f"docs/{page}.md": partial(reference_page, page) for page in REFERENCE}
+    cards = {card(case): partial(card_page, case, answers) for case in methods()}
+    return renderers | guides | references | cards
+
+
+def reference_page(page: str) -> str:
+    """Render the tables of a page that come from docstrings."""
+    path = ROOT / f"docs/{page}.md"
+    text = path.read_text()
+    for name, table in REFERENCE[page].items():
+        text = _between(text, name, table(), path)
+    return text
+
+
+def graphs_table() -> list[str]:
+    """Render how many graphs of a compiled model each method needs."""
+    rows = ["| method | graphs | remarks |", "|---|---:|---|"]
+    for case in sorted(all_cases(), key=lambda case: case.name):
+        if case.algorithm:
+            graphs, remark = GRAPHS.get(case.name, (USUAL_GRAPHS, ""))
+            rows.append(_row(f"[`{case.name}`](methods/{case.name}.md)", [str(graphs), remark]))
+    return rows
+
+
+def guide_page(library: str) -> str:
+    """Render the guide for users of another trainer."""
+    return with_generated(MIGRATE / f"{library}.md", "names", migration.tables(library))
 
 
 def parallel_table() -> list[str]:
@@ -164,16 +212,17 @@ def card(case: Case) -> Path:
 
 
 def readme_table() -> list[str]:
-    """Render the table of methods in the README."""
+    """Render the table of six methods in the README."""
+    shown = {case.name: case for case in methods()}
     return [
         "| function | algorithm | what it does |",
         "|---|---|---|",
         *(
             _row(
-                f"[`{case.name}`](docs/methods/{case.name}.md)",
-                [_algorithm(case), _overview(case).summary],
+                f"[`{name}`](docs/methods/{name}.md)",
+                [_algorithm(shown[name]), _overview(shown[name]).summary],
             )
-            for case in methods()
+            for name in FEATURED
         ),
     ]
 
@@ -209,6 +258,22 @@ def evidence_sections() -> list[str]:
     """Render the studies on the page about evidence."""
     sections = [line for study in evidence.STUDIES for line in (*evidence.page_lines(study), "")]
     return [*sections, *evidence.profile_section()]
+
+
+def hooks_page() -> str:
+    """Render the tables on the page of hooks."""
+    text = HOOKS.read_text()
+    for library in hooks.LIBRARIES:
+        text = _between(text, f"hooks of {library}", hooks.hook_table(library), HOOKS)
+    return text
+
+
+def laws_page() -> str:
+    """Render the tables on the page of laws."""
+    text = with_generated(LAWS, "pairs", pairs_table())
+    for topic in laws.laws():
+        text = _between(text, f"laws of {topic}", laws.law_table(topic), LAWS)
+    return text
 
 
 def pairs_table() -> list[str]:

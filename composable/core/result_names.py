@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from composable._other_trainers import METRICS, advice_on
 from composable.core.results import LOGGED
 
 __all__ = [
@@ -169,7 +170,8 @@ def check_result(argument: str, name: str, evaluators: Iterable[Any]) -> None:
 
 def _refuse(argument: str, name: str, known: Iterable[str]) -> NoReturn:
     logged = sorted(f"{LOGGED}{one}" for one in known)
+    one = f"one of {logged}{advice_on(name.partition('/')[2], METRICS)}"
     raise ValueError(
         f"{argument}={name!r} must be a result of an evaluation: "
-        f"{f'one of {logged}' if logged else 'pass an eval_dataloader'}."
+        f"{one if logged else 'pass an eval_dataloader'}."
     )

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from composable._other_trainers import METRICS, advice_on
+
 __all__ = ["LOGGED", "Results", "is_better", "logged_name"]
 
 LOGGED = "metrics/"
@@ -38,7 +40,7 @@ class Results(dict[str, Any]):
             metric = own.removeprefix(f"{label}/")
             if metric != own and metric in results:
                 return results[metric]
-        raise KeyError(name)
+        raise KeyError(f"{name}{advice}" if (advice := advice_on(own, METRICS)) else name)
 
 
 def is_better(mode: str, value: float, best: float | None, min_delta: float = 0.0) -> bool:

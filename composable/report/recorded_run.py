@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from composable._moved import renamed
 from composable._support.checks import as_path
 from composable._support.html import panel, sparkline, table
 from composable._support.secrets import redact, redact_command
@@ -419,3 +420,7 @@ def _runs_in(path: Path) -> list[Path]:
         )
     except OSError:
         return []
+
+
+def __getattr__(name: str) -> Any:
+    return renamed(__name__, name)

@@ -34,6 +34,9 @@ def changed(case):
 @pytest.mark.parametrize("case", SURGEONS, ids=repr)
 @torch.no_grad()
 def test_generation_with_a_cache_is_that_without_or_is_refused(case):
+    """Law of methods: A language model that was changed by surgery generates the same tokens with
+    and without a cache, or refuses the cache.
+    """
     model, ids = changed(case), tokens(6)
     options = {"do_sample": False, "max_new_tokens": 6, "min_new_tokens": 6, "eos_token_id": None}
     options["attention_mask"] = torch.ones_like(ids)

@@ -254,11 +254,11 @@ GROUPS = (AUGMENTATION, COMPUTE, SURGERY, OPTIMIZATION, DIAGNOSTICS)
 
 @attrs.frozen(kw_only=True)
 class Overview:
-    """A method's row in the overview of the methods, and in the README.
+    """A method's row in the overview of the methods.
 
     Args:
         group: The table: one of `GROUPS`.
-        summary: What it does: a verb phrase.
+        summary: What it does: a verb phrase. The README shows that of a few methods.
         changes: What it changes in training.
         cost: What a step costs; its figures are on the card.
         evidence: "wide", "paper", "disputed" or "practice", and the source.

@@ -32,3 +32,41 @@ class CountingBackend:
 def counting_aot() -> CountingBackend:
     """Return a backend that counts graphs and differentiates them ahead of time."""
     return CountingBackend(aot_eager)
+
+
+USUAL_GRAPHS = 4
+"""The graphs of a run with two sizes of batches and an evaluation."""
+
+GRAPHS = {
+    "blurpool": (
+        4,
+        "pads by concatenation in compiled graphs on the CPU, where Inductor fails in the backward"
+        " pass of replicate padding",
+    ),
+    "cached_gradients": (4, "where a batch is not split"),
+    "ema": (4, "averaged weights go through the graphs of the model"),
+    "fixres": (3, ""),
+    "frozen_layers": (7, "one graph for each set of frozen layers and sizes"),
+    "resize_batch": (
+        5,
+        "graphs with dynamic sizes; images of 8 × 8 have special cases (a view at offset 0, a"
+        " feature map of 1 × 1), large images share one graph",
+    ),
+    "sam_perturbation": (4, "both passes go through one graph"),
+    "select_using_loss": (
+        5,
+        "selected batches have a size of their own; the forward pass that selects is eager",
+    ),
+    "set_sequence_length": (3, "graphs with dynamic sizes"),
+    "stochastic_depth": (
+        4,
+        'a warm-up compiles twice: the rate becomes an input of the graph. `method="block"` draws'
+        " other masks than eager mode and computes dropped blocks",
+    ),
+    "swa": (
+        4,
+        "averaged weights go through the graphs of the model; batch norm statistics are computed"
+        " eagerly",
+    ),
+}
+"""The methods whose number of graphs differs, or needs a remark."""

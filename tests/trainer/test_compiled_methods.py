@@ -1,25 +1,21 @@
 """Every method trains a compiled model like an eager one, in the documented number of graphs."""
 
-import re
-
 import pytest
 import torch
 
 from tests.support.campaign import drawn
-from tests.support.cases import ROOT, all_cases
-from tests.support.compiled import counting_aot
+from tests.support.cases import all_cases
+from tests.support.compiled import GRAPHS, USUAL_GRAPHS, counting_aot
 from tests.support.models import weights
 from tests.support.runs import PROBLEMS
 
-PAGE = ROOT / "docs/compilation.md"
-ROWS = dict(re.findall(r"^\| \[`(\w+)`\]\([\w./]+\) \| (\d+) \|", PAGE.read_text(), re.MULTILINE))
 METHODS = {case.name: case.algorithm for case in all_cases() if case.algorithm}
 ROUNDED = {"blurpool": 1e-6}
 """Methods whose compiled layers compute in another order."""
 
 
-def test_table_has_every_method():
-    assert ROWS.keys() == METHODS.keys()
+def test_methods_with_another_number_of_graphs_exist():
+    assert METHODS.keys() >= GRAPHS.keys()
 
 
 @pytest.mark.compile
@@ -43,4 +39,4 @@ def test_method_trains_compiled_model(name):
             weights(compiled.model)[key], tensor, rtol=tolerance, atol=tolerance
         )
     assert compiled.metrics["eval"] == pytest.approx(eager.metrics["eval"], rel=tolerance)
-    assert len(backend) == int(ROWS[name])
+    assert len(backend) == GRAPHS.get(name, (USUAL_GRAPHS, ""))[0]
