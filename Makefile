@@ -74,8 +74,9 @@ words:
 	$(BIN)/codespell
 	$(BIN)/python tools/check_words.py
 	$(BIN)/towncrier build --draft --version unreleased
+# -E reads all pages: of those that it did not read, Sphinx forgets the index entries in the search.
 docs:
-	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/sphinx-build -q -E -W --keep-going -d docs/_build/doctrees docs docs/_build/html
 	$(BIN)/python -m tools.site_search docs/_build/html
 shapes:
 	$(PYTEST) tests/functional -m 'not compile' --hypothesis-profile=quick \
@@ -99,7 +100,8 @@ campaign: $(VENV)/.ready
 
 # Apart from `make test`, which runs the tutorials for a few steps: here they run in full, for minutes.
 site: $(VENV)/.ready
-	$(BIN)/sphinx-build -q -W --keep-going -D nb_execution_mode=force docs docs/_build/site
+	$(BIN)/sphinx-build -q -W --keep-going -D nb_execution_mode=force -d docs/_build/executed \
+	    docs docs/_build/site
 
 # Apart from `make test`: its package is built from source, and its engine starts slowly.
 deepspeed: export DS_ACCELERATOR ?= cpu
@@ -129,10 +131,10 @@ site-browser: docs
 # The source distribution holds the site, to read without a network.
 release: $(VENV)/.ready
 	rm -rf dist docs/_build
-	$(MAKE) docs
+	$(MAKE) site
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
-	tar -tzf dist/*.tar.gz | grep -q '/docs/_build/html/index.html$$'
+	tar -tzf dist/*.tar.gz | grep -q '/docs/_build/site/index.html$$'
 	$(BIN)/python -m tools.run_wheel dist
 
 clean:

@@ -641,12 +641,32 @@ def linear_cross_entropy() -> list[Candidates]:
         "in chunks of 256": chunked(chunk_size=256),
         "in chunks of 64": chunked(chunk_size=64),
         "with label smoothing": chunked(label_smoothing=0.1),
+        "with soft-capped logits": chunked(softcap=15.0),
     }
     if hasattr(nn, "LinearCrossEntropyOptions"):
         theirs = partial(torch.nn.functional.linear_cross_entropy, hidden, head, targets)
         candidates["that of torch, in chunks"] = partial(
             theirs, options=nn.LinearCrossEntropyOptions()
         )
+    return [{name: with_gradients(loss) for name, loss in candidates.items()}]
+
+
+def of_logits() -> list[Candidates]:
+    """Compare losses of the logits of 2048 tokens and 4096 classes, with gradients."""
+    logits = torch.randn(2048, 4096, requires_grad=True)
+    targets, prefixes = torch.randint(4096, (2048,)), torch.randint(4096, (4096,))
+
+    def with_gradients(loss: Callable[[], Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(loss(), logits)
+
+    candidates = {
+        "cross_entropy": lambda: cross_entropy(logits, targets),
+        "of soft-capped logits": lambda: cross_entropy(F.softcap_logits(logits), targets),
+        "prefix_token_loss": lambda: F.prefix_token_loss(logits, targets, prefixes),
+        "cross_entropy twice": lambda: (
+            cross_entropy(logits, targets) + cross_entropy(logits, prefixes[targets])
+        ),
+    }
     return [{name: with_gradients(loss) for name, loss in candidates.items()}]
 
 
@@ -738,7 +758,7 @@ METHODS = {
         ),
         *(gyro_dropout, channels_last, randaugment),
         *(alibi, rotary, attention_methods, ngram_embeddings, gated_linear_units),
-        *(linear_cross_entropy, pack_documents),
+        *(linear_cross_entropy, of_logits, pack_documents),
         cached_gradients,
     )
 }

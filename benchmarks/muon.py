@@ -5,6 +5,7 @@ difference of a weight after two steps is shown beside.
 
     python benchmarks/muon.py
     python benchmarks/muon.py --threads 2 --blocks 30
+    python benchmarks/muon.py --options
 
 The figures in docs/optimizers.md come from this script.
 """
@@ -14,12 +15,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from composable.functional import polar_express_coefficients
 from composable.optim import Muon
 
 CASES = {
@@ -31,6 +34,17 @@ CASES = {
 }
 
 
+OPTIONS: dict[str, dict[str, Any]] = {
+    "Muon": {},
+    "Polar Express": {"ns_coefficients": polar_express_coefficients()},
+    "equalize_rows": {"equalize_rows": True},
+    "slow_momentum": {"slow_momentum": 0.98},
+    "neuron_beta2": {"neuron_beta2": 0.95},
+    "update_floor": {"update_floor": 0.35},
+    "soap_beta2": {"soap_beta2": 0.9},
+}
+
+
 def main() -> None:
     """Parse the arguments, and print a row for each case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -38,9 +52,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--options", action="store_true", help="compare the options of Muon")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(f"{processor(args.device)}, {args.threads} threads, torch {torch.__version__}\n")
+    if args.options:
+        compare_options(args)
+        return
     print(
         f"{'matrices':<26} {'torch ms':>9} {'ours ms':>9} {'ratio':>7} {'of':>7} {'to':>7}  equal"
     )
@@ -58,6 +76,20 @@ def main() -> None:
             f"{name:<26} " + " ".join(f"{one:>9.2f}" for one in figures),
             " ".join(f"{one:>7.2f}" for one in spread) + f"  {apart:.1e}",
         )
+
+
+def compare_options(args: argparse.Namespace) -> None:
+    """Print how many times the time of Muon a step takes with each option."""
+    for name in args.cases:
+        steps = [
+            optimizer(partial(Muon, **options), CASES[name], args.device)[0].step
+            for options in OPTIONS.values()
+        ]
+        plain, *others = alternate(steps, args.blocks, args.device)
+        print(f"{name}: {1e3 * statistics.median(plain):.2f} ms")
+        for option, times in zip(list(OPTIONS)[1:], others, strict=True):
+            ratio = statistics.median(t / p for t, p in zip(times, plain, strict=True))
+            print(f"  {option:<16} x {ratio:.2f}")
 
 
 def processor(device: str) -> str:

@@ -38,7 +38,7 @@ html_static_path = ["_static"]
 html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 # After the scripts of the page of results, which it changes.
-html_js_files = [("search.js", {"loading_method": "defer"})]
+html_js_files = [("search.js", {"defer": "defer"})]
 html_copy_source = False
 pygments_dark_style = "github-dark"
 html_math_renderer = "mathml"

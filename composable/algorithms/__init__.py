@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from composable.algorithms.mixup import MixUp as MixUp
     from composable.algorithms.ngram_embeddings import NGramEmbeddings as NGramEmbeddings
     from composable.algorithms.no_op_model import NoOpModel as NoOpModel
+    from composable.algorithms.prefix_tokens import PrefixTokens as PrefixTokens
     from composable.algorithms.progressive_resizing import (
         ProgressiveResizing as ProgressiveResizing,
     )
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from composable.algorithms.sam import SAM as SAM
     from composable.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
     from composable.algorithms.seq_length_warmup import SeqLengthWarmup as SeqLengthWarmup
+    from composable.algorithms.softcap_logits import SoftcapLogits as SoftcapLogits
     from composable.algorithms.squeeze_excite import SqueezeExcite as SqueezeExcite
     from composable.algorithms.stochastic_depth import StochasticDepth as StochasticDepth
     from composable.algorithms.swa import SWA as SWA

@@ -1,8 +1,10 @@
 """Augmentation of images that the data loader has normalized."""
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
+import attrs
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -10,12 +12,14 @@ from torch import Tensor
 from composable._support.checks import kind_of
 from composable._support.pixels import check_pixels
 from composable.algorithms._dense_targets import check_no_dense_targets
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
 from composable.core.state import State
 
-__all__ = ["as_tuple", "on_pixels", "per_channel"]
+__all__ = ["PixelAugmentation"]
 
 
-def per_channel(instance: Any, *_: Any) -> None:
+def _per_channel(instance: Any, *_: Any) -> None:
     """Validate `mean` and `std`: one number per channel each, or None for both."""
     given = {"mean": instance.mean, "std": instance.std}
     if (instance.mean is None) != (instance.std is None):
@@ -34,12 +38,12 @@ def _are_numbers(values: tuple[Any, ...]) -> bool:
     return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
 
 
-def as_tuple(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     """Convert a list to a tuple, since algorithms are immutable; return any other value."""
     return tuple(value) if isinstance(value, list) else value
 
 
-def on_pixels(
+def _on_pixels(
     augment: Callable[[Tensor], Tensor],
     state: State,
     name: str,
@@ -75,3 +79,34 @@ def _check(images: Any, state: State, advice: str) -> None:
     """Check the range of the first image; on a GPU in the first batch only, since it waits."""
     if isinstance(images, Tensor):
         check_pixels(images, advice, wait=not state.timestamp.batch)
+
+
+@attrs.frozen(repr=False)
+class PixelAugmentation(Algorithm):
+    """Augment the images of a batch; a subclass has the `augmentation` and its options.
+
+    Args:
+        mean: Mean of each channel in the normalization of the data loader, if it normalizes.
+        std: Standard deviation of each channel in that normalization.
+    """
+
+    mean: tuple[float, ...] | None = attrs.field(default=None, converter=_as_tuple, kw_only=True)
+    std: tuple[float, ...] | None = attrs.field(
+        default=None, converter=_as_tuple, validator=_per_channel, kw_only=True
+    )
+
+    augmentation: ClassVar[Callable[..., Tensor]]
+    """A function of images."""
+    options: ClassVar[tuple[str, ...]]
+    """The fields that it takes as arguments."""
+    events = frozenset({Event.AFTER_DATALOADER})
+    stage = Stage.AUGMENT
+    reads = frozenset({"batch", "key", "timestamp"})
+    writes = frozenset({"batch"})
+
+    def apply(self, event: Event, state: State) -> State:
+        """Augment the images of the batch."""
+        options = {name: getattr(self, name) for name in self.options}
+        generator = state.generator(self.name)
+        augment = partial(type(self).augmentation, **options, generator=generator)
+        return state.with_batch(inputs=_on_pixels(augment, state, self.name, self.mean, self.std))

@@ -13,6 +13,7 @@ __all__ = [
     "in_range",
     "integer_at_least",
     "low_precision",
+    "name_or_none",
     "one_of",
     "passes",
 ]
@@ -42,6 +43,12 @@ def integer_at_least(low: int) -> Validator:
 def one_of(*allowed: str) -> Validator:
     """Require one of several options."""
     return passes(checks.check_one_of, allowed)
+
+
+def name_or_none(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    """Require the name of a module, or None."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{attribute.name}={value!r} must be the name of a module, or None.")
 
 
 boolean = passes(checks.check_flag)

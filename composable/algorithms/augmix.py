@@ -1,14 +1,9 @@
 """AugMix, as an algorithm."""
 
-from functools import partial
-
 import attrs
 
-from composable.algorithms._normalization import as_tuple, on_pixels, per_channel
+from composable.algorithms._normalization import PixelAugmentation
 from composable.algorithms._validators import in_range, integer_at_least, one_of, passes
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import augmix
 from composable.functional.augmix import check_depth
 
@@ -16,7 +11,7 @@ __all__ = ["AugMix"]
 
 
 @attrs.frozen(repr=False)
-class AugMix(Algorithm):
+class AugMix(PixelAugmentation):
     """Mix each image with several of its own augmentations: see `composable.functional.augmix`.
 
     The images are uint8, or floats in [0, 1]. If the data loader normalizes them, pass its `mean`
@@ -39,25 +34,6 @@ class AugMix(Algorithm):
     width: int = attrs.field(default=3, validator=integer_at_least(1))
     alpha: float = attrs.field(default=1.0, validator=in_range(0, ends="()"))
     augmentations: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
-    mean: tuple[float, ...] | None = attrs.field(default=None, converter=as_tuple)
-    std: tuple[float, ...] | None = attrs.field(
-        default=None, converter=as_tuple, validator=per_channel
-    )
 
-    events = frozenset({Event.AFTER_DATALOADER})
-    stage = Stage.AUGMENT
-    reads = frozenset({"batch", "key", "timestamp"})
-    writes = frozenset({"batch"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Augment the images of the batch."""
-        augment = partial(
-            augmix,
-            severity=self.severity,
-            depth=self.depth,
-            width=self.width,
-            alpha=self.alpha,
-            augmentations=self.augmentations,
-            generator=state.generator(self.name),
-        )
-        return state.with_batch(inputs=on_pixels(augment, state, self.name, self.mean, self.std))
+    augmentation = staticmethod(augmix)
+    options = ("severity", "depth", "width", "alpha", "augmentations")

@@ -3,12 +3,12 @@
 import attrs
 from torch import Tensor
 
-from composable.algorithms._class_loss import for_probabilities, refuse_regression
 from composable.algorithms._validators import in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import MixedTargets, smooth_labels
+from composable.losses.classes import for_probabilities, refuse_regression
 
 __all__ = ["LabelSmoothing"]
 

@@ -4,12 +4,12 @@ from types import MappingProxyType
 
 import attrs
 
-from composable.algorithms._class_loss import InterpolatedLoss, for_probabilities, per_example
 from composable.algorithms._validators import boolean, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import MixedTargets, mixup
+from composable.losses.classes import InterpolatedLoss, for_probabilities, per_example
 
 __all__ = ["MixUp"]
 

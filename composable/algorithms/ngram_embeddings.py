@@ -1,10 +1,8 @@
 """Hashed n-gram embeddings, as an algorithm."""
 
-from typing import Any
-
 import attrs
 
-from composable.algorithms._validators import in_range, integer_at_least
+from composable.algorithms._validators import in_range, integer_at_least, name_or_none
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -32,12 +30,7 @@ class NGramEmbeddings(Algorithm):
         default=None, validator=attrs.validators.optional(integer_at_least(1))
     )
     megabytes: float = attrs.field(default=64.0, validator=in_range(0, ends="()"))
-    target: str | None = attrs.field(default=None)
-
-    @target.validator
-    def _check_target(self, _: Any, value: Any) -> None:
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"target={value!r} must be the name of a module, or None.")
+    target: str | None = attrs.field(default=None, validator=name_or_none)
 
     events = frozenset({Event.INIT})
     stage = Stage.SURGERY

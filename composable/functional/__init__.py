@@ -130,6 +130,12 @@ if TYPE_CHECKING:
     from composable.functional.pack_documents import document_mask as document_mask
     from composable.functional.pack_documents import pack_documents as pack_documents
     from composable.functional.pack_documents import pack_lengths as pack_lengths
+    from composable.functional.polar_express_coefficients import (
+        polar_express_coefficients as polar_express_coefficients,
+    )
+    from composable.functional.prefix_tokens import prefix_targets as prefix_targets
+    from composable.functional.prefix_tokens import prefix_token_loss as prefix_token_loss
+    from composable.functional.prefix_tokens import prefix_tokens as prefix_tokens
     from composable.functional.qk_norm import qk_norm as qk_norm
     from composable.functional.randaugment import RandAugmentDraw as RandAugmentDraw
     from composable.functional.randaugment import apply_randaugment as apply_randaugment
@@ -157,6 +163,8 @@ if TYPE_CHECKING:
     from composable.functional.set_sequence_length import set_sequence_length as set_sequence_length
     from composable.functional.set_sequence_length import warmed_up_length as warmed_up_length
     from composable.functional.smooth_labels import smooth_labels as smooth_labels
+    from composable.functional.softcap_logits import softcap_head as softcap_head
+    from composable.functional.softcap_logits import softcap_logits as softcap_logits
     from composable.functional.squeeze_excite import SqueezeExcitation as SqueezeExcitation
     from composable.functional.squeeze_excite import squeeze_excite as squeeze_excite
     from composable.functional.stochastic_depth import scale_drop_rates as scale_drop_rates

@@ -5,6 +5,7 @@ https://arxiv.org/abs/2411.09009
 """
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ from composable._support.checks import (
 from composable._support.foreach import autocast_dtype, compute_dtype
 from composable._support.targets import IGNORE_INDEX
 
+from .softcap_logits import bounded
+
 __all__ = ["linear_cross_entropy"]
 
 REDUCTIONS = ("mean", "sum", "none")
 
 
-def linear_cross_entropy(
+def linear_cross_entropy(  # noqa: PLR0913
     inputs: Float[Tensor, "*batch features"],
     weight: Float[Tensor, "classes features"],
     targets: Int[Tensor, " *batch"],
@@ -36,6 +39,7 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     ignore_index: int = IGNORE_INDEX,
     reduction: str = "mean",
+    softcap: float | None = None,
     chunk_size: int = 1024,
 ) -> Float[Tensor, "..."]:
     r"""Compute the cross-entropy of a linear layer, `chunk_size` rows at a time.
@@ -44,7 +48,8 @@ def linear_cross_entropy(
 
     equal to `F.cross_entropy(F.linear(inputs, weight, bias), targets)` to rounding, gradients
     included. The logits of a chunk are dropped after use, and computed again for the gradients, so
-    that those of all rows are never in memory at once.
+    that those of all rows are never in memory at once. With `softcap` they are those of
+    `softcap_logits`.
 
     Args:
         inputs: Hidden states `[..., features]`.
@@ -55,6 +60,7 @@ def linear_cross_entropy(
         ignore_index: Class index of rows without a label. They add nothing to the loss, and are not
             counted in the mean.
         reduction: "mean" over the rows with a label, "sum", or "none" for the loss of each row.
+        softcap: Bound of the logits, above 0, or None for no bound.
         chunk_size: Number of rows whose logits are in memory at a time, at least 1.
 
     Returns:
@@ -81,6 +87,8 @@ def linear_cross_entropy(
     check_range("label_smoothing", label_smoothing, 0, 1)
     check_integer("ignore_index", ignore_index)
     check_one_of("reduction", reduction, REDUCTIONS)
+    if softcap is not None:
+        check_range("softcap", softcap, 0, inf, ends="()")
     check_count("chunk_size", chunk_size, 1)
     _check_shapes(inputs, weight, targets, bias)
     dtype = common = _widest(inputs, weight, bias)
@@ -91,7 +99,7 @@ def linear_cross_entropy(
     bias = None if bias is None else bias.to(common)
     rows, classes = inputs.flatten(0, -2), targets.flatten().long()
     losses: Tensor = _Losses.apply(  # type: ignore[no-untyped-call]
-        rows, weight, bias, classes, float(label_smoothing), ignore_index, chunk_size
+        rows, weight, bias, classes, float(label_smoothing), ignore_index, chunk_size, softcap
     )
     if reduction == "none":
         return losses.reshape(targets.shape).to(dtype)
@@ -114,10 +122,11 @@ class _Losses(torch.autograd.Function):
         smoothing: float,
         ignored: int,
         chunk_size: int,
+        cap: float | None,
     ) -> Tensor:
         losses = []
         for x, y in zip(*_chunks(chunk_size, rows, targets), strict=True):
-            logits = _logits(x, weight, bias)
+            logits = _logits(x, weight, bias, cap)
             at = torch.where(y == ignored, 0, y).unsqueeze(-1)
             hit = (1 - smoothing) * logits.gather(-1, at).squeeze(-1)
             loss = logits.logsumexp(-1) - hit
@@ -135,12 +144,13 @@ class _Losses(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, bias, targets = ctx.saved_tensors
-        smoothing, ignored, chunk_size = ctx.options
+        smoothing, ignored, chunk_size, cap = ctx.options
         parts: list[Tensor] = []
         of_weight: Tensor | None = None
         of_bias: Tensor | None = None
         for x, y, grad in zip(*_chunks(chunk_size, rows, targets, grads), strict=True):
-            of_logits = _of_logits(_logits(x, weight, bias), y, smoothing, ignored)
+            logits = _logits(x, weight, bias, cap)
+            of_logits = _of_logits(logits, y, smoothing, ignored, cap)
             of_logits = of_logits * grad.unsqueeze(-1)
             if bias is not None:
                 of_bias = _add(of_bias, of_logits.sum(0))
@@ -153,21 +163,22 @@ class _Losses(torch.autograd.Function):
         # The sums over chunks are in float32 at least, and rounded once.
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
         of_bias = None if of_bias is None else of_bias.to(bias.dtype)
-        return of_rows, of_weight, of_bias, None, None, None, None
+        return of_rows, of_weight, of_bias, None, None, None, None, None
 
     @staticmethod
     def jvp(
         ctx: Any, of_rows: Tensor | None, of_weight: Tensor | None, of_bias: Tensor | None, *_: None
     ) -> Tensor:
         rows, weight, bias, targets = ctx.saved_tensors
-        smoothing, ignored, chunk_size = ctx.options
+        smoothing, ignored, chunk_size, cap = ctx.options
         dx = torch.zeros_like(rows) if of_rows is None else of_rows
         tangents = []
         for x, y, dx_chunk in zip(*_chunks(chunk_size, rows, targets, dx), strict=True):
             change = linear(dx_chunk, weight, of_bias)
             if of_weight is not None:
                 change = change + linear(x, of_weight)
-            slope = _of_logits(_logits(x, weight, bias), y, smoothing, ignored)
+            logits = _logits(x, weight, bias, cap)
+            slope = _of_logits(logits, y, smoothing, ignored, cap)
             tangents.append((slope * change).sum(-1))
         return torch.cat(tangents)
 
@@ -176,19 +187,24 @@ def _chunks(size: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
     return [torch.split(tensor, size) for tensor in tensors]
 
 
-def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, cap: float | None) -> Tensor:
     """Return the logits of a chunk, in float32 at least."""
-    return linear(rows, weight, bias).to(compute_dtype(rows.dtype))
+    logits = linear(rows, weight, bias).to(compute_dtype(rows.dtype))
+    return logits if cap is None else bounded(logits, cap)
 
 
-def _of_logits(logits: Tensor, targets: Tensor, smoothing: float, ignored: int) -> Tensor:
-    """Return the derivative of the loss of each row by its logits."""
+def _of_logits(
+    logits: Tensor, targets: Tensor, smoothing: float, ignored: int, cap: float | None
+) -> Tensor:
+    """Return the derivative of the loss of each row by its logits before the bound."""
     none = targets == ignored
     at = torch.where(none, 0, targets).unsqueeze(-1)
     hit = torch.full_like(at, smoothing - 1, dtype=logits.dtype)
     slope = logits.softmax(-1).scatter_add(-1, at, hit)
     if smoothing:
         slope = slope - smoothing / logits.shape[-1]
+    if cap is not None:
+        slope = slope * (1 - (logits / cap).square())
     return slope.masked_fill(none.unsqueeze(-1), 0)
 
 

@@ -4,8 +4,9 @@ Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
 https://kellerjordan.github.io/posts/muon/
 """
 
+from collections.abc import Sequence
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 from jaxtyping import Float
@@ -15,6 +16,9 @@ from composable._support.checks import check_count, check_place, check_range, ch
 
 __all__ = ["orthogonalize"]
 
+Triple: TypeAlias = tuple[float, float, float]
+Coefficients: TypeAlias = Triple | Sequence[Triple]
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
@@ -22,7 +26,7 @@ def orthogonalize(
     matrices: Float[Tensor, "*batch rows columns"],
     *,
     steps: int = 5,
-    coefficients: tuple[float, float, float] = COEFFICIENTS,
+    coefficients: Coefficients = COEFFICIENTS,
     eps: float = 1e-7,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Float[Tensor, "*batch rows columns"]:
@@ -37,7 +41,8 @@ def orthogonalize(
     Args:
         matrices: Matrices `[..., rows, columns]`. All are orthogonalized in one batch.
         steps: The number of iterations, 0 or more.
-        coefficients: The coefficients $a$, $b$ and $c$.
+        coefficients: The coefficients $a$, $b$ and $c$; or those of each step, as
+            `polar_express_coefficients` returns them, of which the last serve for all further ones.
         eps: The least norm $\epsilon$ by which a matrix is divided, above 0.
         dtype: The dtype of the computation, a floating-point one.
 
@@ -72,12 +77,11 @@ def orthogonalize(
 def iterate(
     matrices: Tensor,
     steps: int,
-    coefficients: tuple[float, float, float],
+    coefficients: Coefficients,
     eps: float,
     dtype: torch.dtype,
 ) -> Tensor:
     """Orthogonalize matrices, without checks."""
-    a, b, c = coefficients
     tall = matrices.shape[-2] > matrices.shape[-1]
     x: Tensor = matrices.to(dtype)
     product: Any = torch.baddbmm
@@ -87,16 +91,39 @@ def iterate(
         x = x.flatten(0, -3)
         norms = torch.linalg.vector_norm(x.flatten(1), dim=1)[:, None, None]
     x = (x.mT if tall else x) / norms.clamp(min=eps)
-    for _ in range(steps):
+    for a, b, c in _of_steps(coefficients, steps):
         gram = x @ x.mT
         x = product(x, product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     x = x.mT if tall else x
     return x.reshape(matrices.shape).to(matrices.dtype)
 
 
+def _of_steps(coefficients: Coefficients, steps: int) -> list[Triple]:
+    """Return the coefficients of each step."""
+    several = cast(
+        "Sequence[Triple]", coefficients if _are_several(coefficients) else [coefficients]
+    )
+    return [several[min(step, len(several) - 1)] for step in range(steps)]
+
+
+def _are_several(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and bool(value) and isinstance(value[0], (tuple, list))
+
+
 def check_coefficients(name: str, value: Any) -> None:
-    """Raise an error unless a value is three numbers."""
+    """Raise an error unless a value is three numbers, or three for each step."""
+    if _are_several(value):
+        for i, one in enumerate(value):
+            _check_triple(f"{name}[{i}]", one)
+    else:
+        _check_triple(name, value)
+
+
+def _check_triple(name: str, value: Any) -> None:
     if not isinstance(value, (tuple, list)) or len(value) != 3:
-        raise TypeError(f"{name}={value!r} must be three numbers, such as {COEFFICIENTS}.")
+        raise TypeError(
+            f"{name}={value!r} must be three numbers, such as {COEFFICIENTS}, or a list of three "
+            "for each step."
+        )
     for i, one in enumerate(value):
         check_range(f"{name}[{i}]", one, -inf, inf, ends="()")

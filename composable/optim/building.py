@@ -219,10 +219,11 @@ def _group_for(
     half = MUON if role.name == MATRICES else ADAMW
     alike = [own for own in (group, *one.param_groups) if own["half"] == half]
     for own in alike:
-        if own.get("stacked", 1) == role.stacked:
+        if (own.get("stacked", 1), own.get("transposed", False)) == (role.stacked, role.transposed):
             return own
     options = alike[0] if alike else {"name": MATRICES if half == MUON else OTHERS, "half": half}
-    one.add_param_group({**options, "params": [], "stacked": role.stacked})
+    layout = {"stacked": role.stacked, "transposed": role.transposed}
+    one.add_param_group({**options, "params": [], **layout})
     return one.param_groups[-1]
 
 

@@ -46,6 +46,6 @@ def decay_groups(module: nn.Module, *more: nn.Module) -> list[dict[str, Any]]:
     return [
         {"params": params, "name": name, **_OPTIONS.get(name, {})}
         for name, _, params in collect(
-            roles_of(module, *more), _NAMES, always=(WEIGHTS, NORMS_AND_BIASES), by_stack=False
+            roles_of(module, *more), _NAMES, always=(WEIGHTS, NORMS_AND_BIASES), by_layout=False
         )
     ]

@@ -2,7 +2,9 @@
 
 Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
 https://kellerjordan.github.io/posts/muon/; the scaling "match_rms_adamw": Liu et al., "Muon is
-Scalable for LLM Training", 2025, https://arxiv.org/abs/2502.16982
+Scalable for LLM Training", 2025, https://arxiv.org/abs/2502.16982; rows of equal norm: "MuonEq",
+2026, https://arxiv.org/abs/2603.28254; two momenta: record 340 of modded-nanogpt, 2026,
+https://github.com/KellerJordan/modded-nanogpt/pull/340
 """
 
 import math
@@ -18,11 +20,19 @@ from torch.optim.adamw import adamw
 
 from composable._support.checks import check_count, check_flag, check_place, check_range
 from composable._support.dtensors import local_part
-from composable.functional.orthogonalize import COEFFICIENTS, check_coefficients, iterate
+from composable._support.foreach import compute_dtype
+from composable.functional.orthogonalize import (
+    COEFFICIENTS,
+    Coefficients,
+    check_coefficients,
+    iterate,
+)
 from composable.optim.matrix_owners import Batch, compute_by_owners
 from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.muon_groups import ADAMW, MUON, muon_groups
+from composable.optim.neurons import as_neurons, scaled_neurons
 from composable.optim.roles import MATRICES, TABLES, check_matrix, roles_of
+from composable.optim.soap_momentum import SQUARES, preconditioned
 
 __all__ = ["DEFAULT", "Muon"]
 
@@ -54,13 +64,28 @@ class Muon(Optimizer):
         weight_decay: The decoupled weight decay $\lambda$.
         momentum: The momentum $\mu$, in [0, 1).
         nesterov: Whether momentum is Nesterov's. Otherwise the update is $O(B)$.
-        ns_coefficients: The coefficients of `orthogonalize`.
+        ns_coefficients: The coefficients of `orthogonalize`: three, or three for each step, such as
+            `composable.functional.polar_express_coefficients()`.
         eps: The least norm of `orthogonalize`.
         ns_steps: The number of steps of `orthogonalize`.
         adjust_lr_fn: The scale $s$ for a matrix of $r$ rows and $c$ columns: "original" (or None)
             $\sqrt{\max(1, r / c)}$, or "match_rms_adamw" $0.2 \sqrt{\max(r, c)}$, with which the
             learning rates and weight decays of AdamW fit.
         dtype: The dtype in which matrices are orthogonalized.
+        equalize_rows: Whether the rows of a matrix are scaled to norm 1 before it is
+            orthogonalized (MuonEq).
+        slow_momentum: The momentum of a second average $S$ of the gradients, in [0, 1). $B$ in the
+            formula is then $(1 - a) B + a S$.
+        slow_share: The share $a$ of the second average, in [0, 1].
+        neuron_beta2: The share of an average of the mean square of each row of $O$ that a step
+            keeps, in [0, 1). Rows are divided by its root, and the whole is scaled to the norm that
+            it had (NorMuon).
+        update_floor: The least ratio of the norms of a row of the update $s\, O$ and that of the
+            weights. Rows with less are scaled up.
+        soap_beta2: The share of the averages of SOAP that a step keeps, in [0, 1). What is
+            orthogonalized is preconditioned in their eigenbases first. Every process has the
+            averages of all matrices: two squares of its sides for each matrix.
+        split_attention: As in `muon_groups`: "projections" or "heads".
         adamw_lr: The learning rate of AdamW. By default 1e-3, or `lr` with "match_rms_adamw".
         adamw_betas: The betas of AdamW.
         adamw_eps: The epsilon of AdamW.
@@ -94,12 +119,19 @@ class Muon(Optimizer):
         weight_decay: float = 0.1,
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_coefficients: tuple[float, float, float] = COEFFICIENTS,
+        ns_coefficients: Coefficients = COEFFICIENTS,
         eps: float = 1e-7,
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
         *,
         dtype: torch.dtype = torch.bfloat16,
+        equalize_rows: bool = False,
+        slow_momentum: float | None = None,
+        slow_share: float = 0.56,
+        neuron_beta2: float | None = None,
+        update_floor: float = 0.0,
+        soap_beta2: float | None = None,
+        split_attention: str | None = None,
         adamw_lr: float | Tensor | None = None,
         adamw_betas: tuple[float, float] = (0.9, 0.999),
         adamw_eps: float = 1e-8,
@@ -116,7 +148,14 @@ class Muon(Optimizer):
             "ns_steps": ns_steps,
             "adjust_lr_fn": adjust_lr_fn,
             "dtype": dtype,
+            "equalize_rows": equalize_rows,
+            "slow_momentum": slow_momentum,
+            "slow_share": slow_share,
+            "neuron_beta2": neuron_beta2,
+            "update_floor": update_floor,
+            "soap_beta2": soap_beta2,
             "stacked": 1,
+            "transposed": False,
         }
         _check_muon(matrices)
         if adamw_lr is None:
@@ -136,10 +175,16 @@ class Muon(Optimizer):
                 "torch.distributed.ProcessGroup, or None."
             )
         self.process_group = process_group
-        super().__init__(_groups(params), {"lr": lr, "weight_decay": weight_decay})
+        super().__init__(_groups(params, split_attention), {"lr": lr, "weight_decay": weight_decay})
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_halves": self._halves}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # saved before an option existed
+            for name, value in self._halves[group["half"]].items():
+                group.setdefault(name, value)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, of matrices unless its key "half" is "adamw".
@@ -183,28 +228,96 @@ class Muon(Optimizer):
         return loss
 
     def _step_matrices(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        grads = _gradients(params)
-        for p, grad in zip(params, grads, strict=True):
-            if "momentum_buffer" not in self.state[p]:
-                self.state[p]["momentum_buffer"] = torch.zeros_like(grad)
-        buffers = [self.state[p]["momentum_buffer"] for p in params]
-        lr, momentum = float(group["lr"]), group["momentum"]
-        torch._foreach_lerp_(buffers, grads, 1 - momentum)
-        updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
+        grads, lr = _gradients(params), float(group["lr"])
+        updates = self._updates(params, grads, group)
+        if group["soap_beta2"] is not None:
+            updates = self._preconditioned(params, updates, grads, group)
         own = [local_part(p) for p in params]
         torch._foreach_mul_(own, 1 - lr * group["weight_decay"])
         computed = compute_by_owners(
             updates,
-            list(_batches(params, group["stacked"])),
+            list(_batches(params, group)),
             partial(_orthogonalized, group=group),
             group=dist.group.WORLD if self.process_group == DEFAULT else self.process_group,
             dtype=_narrower(group["dtype"], params[0].dtype),
         )
         for batch, results in computed:
             some = [own[i] for i in batch.indices]
-            rate = -lr * _scale(group["adjust_lr_fn"], params[batch.indices[0]], group["stacked"])
+            scale = _scale(params[batch.indices[0]], group)
             orthogonal = [result.to(p.dtype) for result, p in zip(results, some, strict=True)]
-            torch._foreach_add_(some, orthogonal, alpha=rate)
+            if group["neuron_beta2"] is not None or group["update_floor"]:
+                matrices = [params[i] for i in batch.indices]
+                orthogonal = self._scaled(orthogonal, matrices, group, scale)
+            torch._foreach_add_(some, orthogonal, alpha=-lr * scale)
+
+    def _updates(
+        self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]
+    ) -> Sequence[Tensor]:
+        """Average the gradients, and return what is orthogonalized."""
+        momentum, means = group["momentum"], self._buffers("momentum_buffer", params, grads)
+        torch._foreach_lerp_(means, grads, 1 - momentum)
+        if group["slow_momentum"] is not None:
+            slow = self._buffers("slow_momentum_buffer", params, grads)
+            torch._foreach_lerp_(slow, grads, 1 - group["slow_momentum"])
+            means = list(torch._foreach_lerp(means, slow, group["slow_share"]))
+        return torch._foreach_lerp(grads, means, momentum) if group["nesterov"] else means
+
+    def _preconditioned(
+        self,
+        params: list[Tensor],
+        updates: Sequence[Tensor],
+        grads: list[Tensor],
+        group: dict[str, Any],
+    ) -> list[Tensor]:
+        """Precondition what is orthogonalized, matrices of equal shape in one batch."""
+        if any(hasattr(p, "device_mesh") for p in params):
+            raise ValueError(
+                f"soap_beta2={group['soap_beta2']!r} needs whole matrices, and the parameters are "
+                "sharded: use DDP, or soap_beta2=None."
+            )
+        found = list(updates)
+        new = [SQUARES not in self.state[p] for p in params]
+        for batch in _batches(params, group):
+            for first in (True, False):
+                some = [i for i in batch.indices if new[i] is first]
+                if some:
+                    results = preconditioned(
+                        _stack([updates[i] for i in some], group),
+                        _stack([grads[i] for i in some], group),
+                        [self.state[params[i]] for i in some],
+                        group["soap_beta2"],
+                    )
+                    shaped = _shaped(results, updates[some[0]].shape, group)
+                    for i, one in zip(some, shaped, strict=True):
+                        found[i] = one
+        return found
+
+    def _buffers(self, name: str, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        for p, grad in zip(params, grads, strict=True):
+            if name not in self.state[p]:
+                self.state[p][name] = torch.zeros_like(grad)
+        return [self.state[p][name] for p in params]
+
+    def _scaled(
+        self, updates: list[Tensor], params: list[Tensor], group: dict[str, Any], scale: float
+    ) -> list[Tensor]:
+        """Scale the rows of orthogonal matrices."""
+        dim, averages = int(group["transposed"]), None
+        if group["neuron_beta2"] is not None:
+            for p in params:
+                known = self.state[p].get("neuron_squares")
+                self.state[p]["neuron_squares"] = as_neurons(known, p, dim)
+            averages = [self.state[p]["neuron_squares"] for p in params]
+        return scaled_neurons(
+            updates,
+            params,
+            averages,
+            dim=dim,
+            beta2=group["neuron_beta2"],
+            floor=group["update_floor"],
+            scale=scale,
+            eps=group["eps"],
+        )
 
     def _step_others(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for p in params:
@@ -242,15 +355,22 @@ class Muon(Optimizer):
                 check_matrix(role)
 
 
-def _groups(params: Any) -> Any:
+def _groups(params: Any, split_attention: str | None) -> Any:
+    grouped = partial(muon_groups, split_attention=split_attention)
     if isinstance(params, nn.Module):
-        return muon_groups(params)
+        return grouped(params)
     if isinstance(params, ModelParameters):
-        return muon_groups(*params.modules)
+        return grouped(*params.modules)
+    by_model = isinstance(params, ModelGroups) and not params.by_role
+    if split_attention is not None and not by_model:
+        raise ValueError(
+            f"split_attention={split_attention!r} needs the model: pass Muon(model, ...), or "
+            "muon_groups(model, split_attention=...); or stacked= to by_role."
+        )
     if isinstance(params, ModelGroups) and params.by_role:
         return [{**one, "half": MUON if one["name"] == MATRICES else ADAMW} for one in params]
     if isinstance(params, ModelGroups):
-        return [group for one in muon_groups(*params.modules) for group in _divided(one, params)]
+        return [group for one in grouped(*params.modules) for group in _divided(one, params)]
     several = isinstance(params, Iterable) and not isinstance(params, (str, bytes, dict, Tensor))
     listed = list(params) if several else []
     if not all(isinstance(one, (Tensor, dict, tuple)) for one in listed) or not listed:
@@ -275,19 +395,38 @@ def _gradients(params: Sequence[Tensor]) -> list[Tensor]:
     return [p.grad for p in params if p.grad is not None]
 
 
-def _as_matrices(tensor: Tensor, stacked: int) -> Tensor:
-    """View a parameter as a matrix, or as a stack of matrices."""
-    if stacked == 1:
-        return tensor.flatten(1)
-    return tensor.reshape(stacked, len(tensor) // stacked, -1)
+def _as_matrices(tensor: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """View a parameter as a matrix with a row for each output, or as a stack of such."""
+    matrix, stacked = tensor.flatten(1), group["stacked"]
+    matrix = matrix.mT if group["transposed"] else matrix
+    return matrix if stacked == 1 else matrix.reshape(stacked, len(matrix) // stacked, -1)
 
 
 def _orthogonalized(updates: list[Tensor], group: Mapping[str, Any]) -> Sequence[Tensor]:
     """Orthogonalize updates of equal shape in one batch."""
-    matrices = [_as_matrices(one, group["stacked"]) for one in updates]
+    matrices = [_as_matrices(one, group) for one in updates]
     stack = torch.stack(matrices) if len(matrices) > 1 else matrices[0]
+    if group["equalize_rows"]:
+        stack = stack.to(group["dtype"])  # in which processes send it to each other
+        precise = compute_dtype(stack.dtype)
+        norms = torch.linalg.vector_norm(stack, dim=-1, keepdim=True, dtype=precise)
+        stack = stack / norms.clamp(min=group["eps"]).to(stack.dtype)
     options = [group[name] for name in ("ns_steps", "ns_coefficients", "eps", "dtype")]
-    return list(iterate(stack, *options).reshape(len(updates), *updates[0].shape))
+    return _shaped(iterate(stack, *options), updates[0].shape, group)
+
+
+def _stack(tensors: list[Tensor], group: Mapping[str, Any]) -> Tensor:
+    """Stack parameters as matrices `[parameters, stacked, rows, columns]`."""
+    rows, columns = _matrix_shape(tensors[0].shape, group)
+    shape = (len(tensors), group["stacked"], rows, columns)
+    return torch.stack([_as_matrices(one, group) for one in tensors]).reshape(shape)
+
+
+def _shaped(matrices: Tensor, shape: torch.Size, group: Mapping[str, Any]) -> list[Tensor]:
+    """View matrices as parameters of some shape."""
+    if group["transposed"]:
+        return list(matrices.reshape(-1, shape[1], shape[0]).mT)
+    return list(matrices.reshape(-1, *shape))
 
 
 def _narrower(one: torch.dtype, other: torch.dtype) -> torch.dtype:
@@ -295,7 +434,7 @@ def _narrower(one: torch.dtype, other: torch.dtype) -> torch.dtype:
     return one if one.itemsize <= other.itemsize else other
 
 
-def _batches(params: Sequence[Tensor], stacked: int) -> Iterator[Batch]:
+def _batches(params: Sequence[Tensor], group: Mapping[str, Any]) -> Iterator[Batch]:
     """Divide parameters into batches of equal shape, dtype and device."""
     alike: dict[Any, list[int]] = {}
     for i, p in enumerate(params):
@@ -303,20 +442,23 @@ def _batches(params: Sequence[Tensor], stacked: int) -> Iterator[Batch]:
     for (shape, _, device), indices in alike.items():
         elements = _ELEMENTS_ON_CPU if device.type == "cpu" else _ELEMENTS
         most = max(elements // max(shape.numel(), 1), 1)
-        cost = shape.numel() * min(_matrix_shape(shape, stacked))
+        cost = shape.numel() * min(_matrix_shape(shape, group))
         for i in range(0, len(indices), most):
             some = indices[i : i + most]
             yield Batch(some, len(some) * cost)
 
 
-def _matrix_shape(shape: torch.Size, stacked: int) -> tuple[int, int]:
+def _matrix_shape(shape: torch.Size, group: Mapping[str, Any]) -> tuple[int, int]:
     """Return the rows and columns of each matrix of a parameter."""
-    return shape[0] // stacked, shape[1:].numel()
+    rows, columns = shape[0], shape[1:].numel()
+    if group["transposed"]:
+        rows, columns = columns, rows
+    return rows // group["stacked"], columns
 
 
-def _scale(adjust_lr_fn: str | None, parameter: Tensor, stacked: int) -> float:
-    rows, columns = _matrix_shape(parameter.shape, stacked)
-    if adjust_lr_fn == "match_rms_adamw":
+def _scale(parameter: Tensor, group: Mapping[str, Any]) -> float:
+    rows, columns = _matrix_shape(parameter.shape, group)
+    if group["adjust_lr_fn"] == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
     return math.sqrt(max(1, rows / columns))
 
@@ -344,7 +486,14 @@ def _check_muon(options: dict[str, Any]) -> None:
         kind = ValueError if known else TypeError
         raise kind(f"adjust_lr_fn={scaling!r} must be 'original', 'match_rms_adamw' or None.")
     check_place(None, options["dtype"])
+    check_flag("equalize_rows", options["equalize_rows"])
+    for name in ("slow_momentum", "neuron_beta2", "soap_beta2"):
+        if options[name] is not None:
+            check_range(name, options[name], 0, 1, ends="[)")
+    check_range("slow_share", options["slow_share"], 0, 1)
+    check_range("update_floor", options["update_floor"], 0, math.inf, ends="[)")
     check_count("stacked", options["stacked"], 1)
+    check_flag("transposed", options["transposed"])
 
 
 def _check_adamw(options: dict[str, Any], prefix: str = "") -> None:
@@ -364,9 +513,14 @@ def _check_matrices(group: dict[str, Any]) -> None:
         p = one[1] if isinstance(one, tuple) and len(one) == 2 else one
         if not isinstance(p, Tensor):
             continue  # PyTorch names it
-        if p.ndim < 2 or not p.is_floating_point() or len(p) % group["stacked"]:
+        fits = p.ndim == 2 if group["transposed"] else p.ndim >= 2
+        if not fits or not p.is_floating_point() or _outputs(p, group) % group["stacked"]:
             raise ValueError(
                 f"params contains a parameter of shape {tuple(p.shape)} and {p.dtype} that is not "
                 f"a matrix (stacked={group['stacked']}): pass the model, Muon(model, ...), or "
                 "muon_groups(model), which leave such parameters to AdamW."
             )
+
+
+def _outputs(parameter: Tensor, group: Mapping[str, Any]) -> int:
+    return parameter.shape[int(group["transposed"])]

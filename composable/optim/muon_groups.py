@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from composable._support.warn import warn_user
+from composable.optim.attention import split_projections
 from composable.optim.roles import MATRICES, OTHERS, ROLES, TABLES, choose_roles, collect, roles_of
 
 __all__ = ["muon_groups"]
@@ -20,6 +21,7 @@ def muon_groups(
     matrices: Sequence[str] = (),
     others: Sequence[str] = (),
     stacked: Mapping[str, int] | None = None,
+    split_attention: str | None = None,
 ) -> list[dict[str, Any]]:
     """Divide parameters into hidden matrices, for Muon, and all others, for AdamW.
 
@@ -34,8 +36,12 @@ def muon_groups(
         matrices: Names of further hidden matrices, such as parameters without "weight" in their
             names, or patterns: "blocks.*.experts".
         others: Names or patterns of parameters to leave to AdamW, such as a second head.
-        stacked: The number of matrices of equal size that a parameter holds along its first
-            dimension, by name or pattern: `{"*.qkv.weight": 3}`.
+        stacked: The number of matrices of equal size that a parameter holds along its outputs, by
+            name or pattern: `{"*.qkv.weight": 3}`.
+        split_attention: How the projections of attention to queries, keys and values are divided:
+            "projections" divides those that are fused in one parameter, and "heads" all of them,
+            into a matrix for each head. They are found by their names and by the number of heads
+            of the module around them. None divides those of `nn.MultiheadAttention` only.
 
     Returns:
         The groups, for `Muon`. Their names are "matrices", "others" and, for tables of hashed
@@ -48,7 +54,8 @@ def muon_groups(
             parameter tied to one), or a parameter with fewer than two dimensions, as a matrix.
 
     Warns:
-        UserWarning: The model has no hidden matrix.
+        UserWarning: The model has no hidden matrix, or no projection that `split_attention`
+            divides.
 
     Example:
         >>> from composable.optim import muon_groups
@@ -57,7 +64,8 @@ def muon_groups(
         [('matrices', 1), ('others', 4)]
     """
     chosen = {MATRICES: matrices, OTHERS: others}
-    roles = choose_roles(roles_of(model, *more), chosen, stacked, argument="{}")
+    found = split_projections(roles_of(model, *more), model, split_attention)
+    roles = choose_roles(found, chosen, stacked, argument="{}")
     if not any(role.name == MATRICES for role in roles):
         warn_user(
             f"{type(model).__name__} has no hidden matrix, so Muon updates all parameters by "
@@ -65,8 +73,8 @@ def muon_groups(
             UserWarning,
         )
     return [
-        {"params": params, "name": name, "half": MUON, "stacked": count}
+        {"params": params, "name": name, "half": MUON, "stacked": 1, **layout}
         if name == MATRICES
         else {"params": params, "name": name, "half": ADAMW}
-        for name, count, params in collect(roles, _NAMES, always=(MATRICES, OTHERS))
+        for name, layout, params in collect(roles, _NAMES, always=(MATRICES, OTHERS))
     ]

@@ -24,6 +24,7 @@ ROLES = (MATRICES, EMBEDDINGS, HEAD, NORMS_AND_BIASES, TABLES, OTHERS)
 
 _EMBEDDING, _NORM = re.compile("Embedding"), re.compile(r"Norm(\dd)?$", re.IGNORECASE)
 _PARAMETRIZED = re.compile(r"(.*?)\.?parametrizations\.(\w+)")
+_CONV1D = "transformers.pytorch_utils.Conv1D"
 _GATES = {nn.LSTM: 4, nn.GRU: 3}
 _Place = tuple[str, nn.Module, str]
 """A full name, the module that has the parameter, and its name there."""
@@ -37,13 +38,26 @@ class Role:
         names: Its names; several if it is shared.
         parameter: The parameter.
         name: The name of the role.
-        stacked: The number of matrices that it holds along its first dimension.
+        stacked: The number of matrices that it holds along its outputs.
+        transposed: Whether its outputs are its second dimension, not its first.
     """
 
     names: tuple[str, ...]
     parameter: nn.Parameter
     name: str
     stacked: int = 1
+    transposed: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """The size of the dimension of the outputs."""
+        return self.parameter.shape[int(self.transposed)]
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Its layout as options of a group: those that are not the usual ones."""
+        stacked = {"stacked": self.stacked} if self.stacked > 1 else {}
+        return {**stacked, **({"transposed": True} if self.transposed else {})}
 
     def matches(self, pattern: str) -> bool:
         """Return whether one of its names matches a pattern."""
@@ -73,13 +87,15 @@ def role_groups(
         more: Other modules that are trained, such as the loss.
         roles: Names of parameters or modules, or patterns such as "blocks.*.experts", by role:
             one of these, or a role of your own.
-        stacked: The number of matrices of equal size that a parameter holds along its first
-            dimension, by name or pattern: `{"*.qkv.weight": 3}`. By default those of
-            `nn.MultiheadAttention`, `nn.LSTM` and `nn.GRU`.
+        stacked: The number of matrices of equal size that a parameter holds along its outputs, by
+            name or pattern: `{"*.qkv.weight": 3}`. By default those of `nn.MultiheadAttention`,
+            `nn.LSTM` and `nn.GRU`.
 
     Returns:
         The groups, for any optimizer of PyTorch, each with the name of its role as "name". Roles
-        without a parameter have no group; stacked matrices have a group for each "stacked" number.
+        without a parameter have no group. Stacked matrices have a group for each "stacked" number,
+        and weights of `Conv1D` of Transformers, whose outputs are the second dimension, one that is
+        "transposed".
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -94,10 +110,7 @@ def role_groups(
     if roles is not None and not isinstance(roles, Mapping):
         raise TypeError(f"roles={roles!r} must be a mapping of roles to lists of names.")
     chosen = choose_roles(roles_of(model, *more), roles or {}, stacked, argument="roles[{!r}]")
-    return [
-        {"params": params, "name": name, **({"stacked": count} if count > 1 else {})}
-        for name, count, params in collect(chosen)
-    ]
+    return [{"params": params, "name": name, **layout} for name, layout, params in collect(chosen)]
 
 
 def roles_of(model: nn.Module, *more: nn.Module) -> list[Role]:
@@ -107,7 +120,7 @@ def roles_of(model: nn.Module, *more: nn.Module) -> list[Role]:
     for i, one in enumerate(more):
         check_module(f"more[{i}]", one)
         for role in _roles_in(one):
-            outside = attrs.evolve(role, name=OTHERS, stacked=1)
+            outside = attrs.evolve(role, name=OTHERS, stacked=1, transposed=False)
             found.setdefault(id(role.parameter), outside if role.name in (MATRICES, HEAD) else role)
     return list(found.values())
 
@@ -117,25 +130,27 @@ def collect(
     names: Mapping[str, str] | None = None,
     always: Sequence[str] = (),
     *,
-    by_stack: bool = True,
-) -> Iterator[tuple[str, int, list[nn.Parameter]]]:
-    """Yield groups: their names, the numbers of stacked matrices, and the parameters.
+    by_layout: bool = True,
+) -> Iterator[tuple[str, dict[str, Any], list[nn.Parameter]]]:
+    """Yield groups: their names, the layouts of their matrices, and the parameters.
 
     Args:
         roles: The roles of the parameters.
         names: The names of groups by role; by default each role is a group.
         always: The names of groups that exist even without parameters, before all others.
-        by_stack: Whether stacked matrices have groups of their own, by their number.
+        by_layout: Whether matrices of each layout have a group of their own.
     """
-    held: dict[str, dict[int, list[nn.Parameter]]] = {name: {1: []} for name in always}
+    usual: tuple[Any, ...] = ()
+    held: dict[str, dict[Any, list[nn.Parameter]]] = {name: {usual: []} for name in always}
     for name in ROLES:
         held.setdefault((names or {}).get(name, name), {})
     for role in roles:
         group = held.setdefault((names or {}).get(role.name, role.name), {})
-        group.setdefault(role.stacked if by_stack else 1, []).append(role.parameter)
+        layout = tuple(role.layout.items()) if by_layout else usual
+        group.setdefault(layout, []).append(role.parameter)
     for name, group in held.items():
-        for count, params in group.items():
-            yield name, count, params
+        for layout, params in group.items():
+            yield name, dict(layout), params
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
@@ -159,7 +174,7 @@ def _roles_in(model: nn.Module) -> list[Role]:
             tuple(path for path, _, _ in places[number]),
             parameter,
             names[number],
-            _stacked(places[number]) if names[number] == MATRICES else 1,
+            *_layout(places[number], names[number]),
         )
         for number, parameter in parameters.items()
     ]
@@ -199,6 +214,10 @@ def _is_a(kind: "re.Pattern[str]", module: nn.Module) -> bool:
     return any(kind.search(base.__name__) for base in type(module).__mro__)
 
 
+def _is_conv1d(module: nn.Module) -> bool:
+    return any(f"{base.__module__}.{base.__name__}" == _CONV1D for base in type(module).__mro__)
+
+
 def _heads(model: nn.Module, names: Mapping[int, str]) -> set[int]:
     """Return the weights of the output layers."""
     last: set[int] = set()
@@ -211,6 +230,12 @@ def _heads(model: nn.Module, names: Mapping[int, str]) -> set[int]:
     own = outputs() if callable(outputs) else None
     named = {id(p) for p in own.parameters()} if isinstance(own, nn.Module) else set()
     return {number for number in last | named if names.get(number) == MATRICES}
+
+
+def _layout(places: Sequence[_Place], role: str) -> tuple[int, bool]:
+    if role != MATRICES:
+        return 1, False
+    return _stacked(places), any(_is_conv1d(owner) for _, owner, _ in places)
 
 
 def _stacked(places: Sequence[_Place]) -> int:
@@ -265,17 +290,17 @@ def _chosen(role: Role, patterns: Mapping[str, Sequence[str]], argument: str) ->
         check_matrix(role)
     if not found or found == [role.name]:
         return role
-    return attrs.evolve(role, name=found[0], stacked=1)
+    return attrs.evolve(role, name=found[0], stacked=1, transposed=False)
 
 
 def _with_count(role: Role, counts: Mapping[str, int]) -> Role:
     for pattern, count in counts.items():
         if role.matches(pattern):
-            if role.name != MATRICES or len(role.parameter) % count:
+            if role.name != MATRICES or role.outputs % count:
                 raise ValueError(
                     f"stacked={dict(counts)!r} does not fit {role.names[0]!r} of shape "
                     f"{tuple(role.parameter.shape)} and the role {role.name!r}: it must be a "
-                    f"hidden matrix whose first dimension is divisible by {count}."
+                    f"hidden matrix whose outputs, {role.outputs}, are divisible by {count}."
                 )
             role = attrs.evolve(role, stacked=count)
     return role

@@ -22,13 +22,17 @@ def losses(**options: object) -> FunctionCase:
         expected_failures={
             "empty_batch": "the mean over no examples is NaN, as for PyTorch's own losses"
         }
-        if not options
+        if "reduction" not in options
         else {},
     )
 
 
 CASE = Case(
-    functions=[losses(), losses(reduction="none", label_smoothing=0.1)],
+    functions=[
+        losses(),
+        losses(reduction="none", label_smoothing=0.1),
+        losses(reduction="sum", softcap=2.0),
+    ],
     invalid={
         "weight": NO_TENSOR,
         "targets": (*NO_TENSOR, torch.zeros(4, 4)),
@@ -36,6 +40,7 @@ CASE = Case(
         "label_smoothing": NO_SHARE,
         "ignore_index": (None, 0.5, True),
         "reduction": no_word(),
+        "softcap": (0, -1.0, float("inf"), float("nan"), "30", True),
         "chunk_size": no_count(1),
     },
     overview=Overview(

@@ -1,14 +1,54 @@
 """Muon on several processes, compared with one."""
 
-import pytest
+from functools import partial
 
+import pytest
+import torch
+from torch.testing import assert_close
+
+from composable.functional import polar_express_coefficients
 from tests.support import muon_runs
-from tests.support.processes import run
+from tests.support.processes import attempt, run
 
 
 @pytest.fixture(scope="module")
 def alone():
     return {dtype: run(muon_runs.steps, 1, "copies", dtype)[0] for dtype in ("bfloat16", "float64")}
+
+
+OPTIONS = {
+    "equalize_rows": True,
+    "slow_momentum": 0.98,
+    "neuron_beta2": 0.95,
+    "update_floor": 2.0,
+    "ns_coefficients": polar_express_coefficients(),
+}
+
+
+@pytest.fixture(scope="module")
+def alone_with_options():
+    return run(partial(muon_runs.steps, **OPTIONS), 1, "copies", "bfloat16")[0]
+
+
+def test_soap_before_muon_has_the_bits_of_one_process_and_needs_whole_matrices():
+    steps = partial(muon_runs.steps, soap_beta2=0.9)
+    expected = run(steps, 1, "copies", "bfloat16")[0]["weights"]
+
+    assert [one["weights"] for one in run(steps, 2, "copies", "bfloat16")] == [expected] * 2
+    refused = attempt(steps, 2, "rows", "bfloat16")
+    assert all("soap_beta2=0.9 needs whole matrices" in str(one) for one in refused)
+
+
+@pytest.mark.parametrize("how", ["copies", "rows", "columns"])
+def test_steps_with_all_options_are_those_of_one_process(how, alone, alone_with_options):
+    expected = alone_with_options["weights"]
+    assert expected != alone["bfloat16"]["weights"]
+    for one in run(partial(muon_runs.steps, **OPTIONS), 2, how, "bfloat16"):
+        if how == "columns":  # norms of rows are sums over processes
+            for ours, theirs in zip(one["weights"], expected, strict=True):
+                assert_close(torch.tensor(ours), torch.tensor(theirs))
+        else:
+            assert one["weights"] == expected
 
 
 CASES = {

@@ -205,7 +205,12 @@ def test_sharded_model_ends_with_the_best_weights(tmp_path):
 # In float64, as rounding errors of gradients grow in bfloat16.
 @pytest.mark.parametrize(
     "optimizer",
-    [OF_SHARDED["optimizers"], partial(Muon, lr=0.01, dtype=torch.float64), wrapped_muon],
+    [
+        OF_SHARDED["optimizers"],
+        partial(Muon, lr=0.01, dtype=torch.float64),
+        partial(Muon, lr=0.01, dtype=torch.float64, neuron_beta2=0.9, slow_momentum=0.98),
+        wrapped_muon,
+    ],
 )
 def test_sharded_run_resumes_on_one_process_and_on_two(optimizer, tmp_path):
     of_sharded = {**OF_SHARDED, "optimizers": optimizer}

@@ -23,11 +23,17 @@ def arguments(dtype=torch.float64, *, bias=True, ignored=True):
     return [t if t is None else t.requires_grad_() for t in tensors], targets
 
 
-def both(chunk_size, tensors, targets, **options):
+def capped(logits, softcap):
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def both(chunk_size, tensors, targets, softcap=None, **options):
     """Return loss and gradients of a weighted sum: those of the function, and those of torch."""
     x, weight, bias = tensors
-    ours = F.linear_cross_entropy(x, weight, targets, bias=bias, chunk_size=chunk_size, **options)
-    theirs = cross_entropy(linear(x, weight, bias), targets, **options)
+    ours = F.linear_cross_entropy(
+        x, weight, targets, bias=bias, chunk_size=chunk_size, softcap=softcap, **options
+    )
+    theirs = cross_entropy(capped(linear(x, weight, bias), softcap), targets, **options)
     needed = [t for t in tensors if t is not None]
     results = []
     for loss in (ours, theirs):
@@ -39,11 +45,12 @@ def both(chunk_size, tensors, targets, **options):
 @pytest.mark.parametrize("chunk_size", [1, 3, 10, 99])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("bias", [False, True])
-def test_equals_the_loss_of_all_logits(chunk_size, reduction, label_smoothing, bias):
+@pytest.mark.parametrize(("bias", "softcap"), [(False, None), (True, None), (True, 1.5)])
+def test_equals_the_loss_of_all_logits(chunk_size, reduction, label_smoothing, bias, softcap):
     ours, theirs = both(
         chunk_size,
         *arguments(bias=bias),
+        softcap=softcap,
         reduction=reduction,
         label_smoothing=label_smoothing,
     )
@@ -65,11 +72,12 @@ def test_equals_that_of_torch_in_chunks(label_smoothing):
     assert_close(ours, theirs)
 
 
-def test_second_derivatives_are_those_of_all_logits():
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_second_derivatives_are_those_of_all_logits(softcap):
     tensors, targets = arguments()
 
     def loss(x, weight, bias):
-        return F.linear_cross_entropy(x, weight, targets, bias=bias, chunk_size=4)
+        return F.linear_cross_entropy(x, weight, targets, bias=bias, chunk_size=4, softcap=softcap)
 
     assert torch.autograd.gradgradcheck(loss, tensors)
 
@@ -108,7 +116,8 @@ def test_autocast_is_that_of_torch():
     assert_close(grads, expected, rtol=2e-2, atol=2e-2)
 
 
-def test_no_tensor_of_all_logits_is_made():
+@pytest.mark.parametrize("softcap", [None, 15.0])
+def test_no_tensor_of_all_logits_is_made(softcap):
     x, weight = torch.randn(4000, 4), torch.randn(50, 4)
     largest = 0
 
@@ -122,7 +131,9 @@ def test_no_tensor_of_all_logits_is_made():
 
     x.requires_grad_()
     with Largest():
-        F.linear_cross_entropy(x, weight, torch.arange(4000) % 50, chunk_size=100).backward()
+        F.linear_cross_entropy(
+            x, weight, torch.arange(4000) % 50, chunk_size=100, softcap=softcap
+        ).backward()
 
     assert largest == x.numel()
 
@@ -203,9 +214,9 @@ def test_loss_on_the_device_meta_has_a_shape():
     assert (losses.device.type, losses.shape) == ("meta", (5,))
 
 
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.3])
+@pytest.mark.parametrize(("label_smoothing", "softcap"), [(0.0, None), (0.3, None), (0.3, 1.5)])
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1, 2)])
-def test_forward_mode_is_that_of_all_logits(label_smoothing, which):
+def test_forward_mode_is_that_of_all_logits(label_smoothing, softcap, which):
     tensors, targets = arguments()
     given = [tensor.detach() for tensor in tensors]
     draw = torch.Generator().manual_seed(1)
@@ -222,12 +233,18 @@ def test_forward_mode_is_that_of_all_logits(label_smoothing, which):
 
     ours = along(
         lambda x, weight, bias: F.linear_cross_entropy(
-            x, weight, targets, bias=bias, label_smoothing=label_smoothing, chunk_size=4
+            x,
+            weight,
+            targets,
+            bias=bias,
+            label_smoothing=label_smoothing,
+            softcap=softcap,
+            chunk_size=4,
         )
     )
     theirs = along(
         lambda x, weight, bias: cross_entropy(
-            linear(x, weight, bias), targets, label_smoothing=label_smoothing
+            capped(linear(x, weight, bias), softcap), targets, label_smoothing=label_smoothing
         )
     )
 

@@ -174,6 +174,12 @@ SURGERIES = {
         "the nn.Embedding of the tokens",
         added=r"0\.ngrams\.weight",
     ),
+    "softcap_head": Surgery(
+        F.softcap_head,
+        lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)),
+        lambda: torch.randint(9, (2, 5), generator=generator()),
+        "what get_output_embeddings.* returns, or an nn.Linear",
+    ),
     "gated_linear_units": Surgery(
         lambda model: gated_linear_units(model, generator=generator()),
         lambda: nn.Sequential(FeedForward(), nn.ReLU(), FeedForward()),
@@ -220,6 +226,9 @@ if importlib.util.find_spec("transformers") is not None:
             tokens,
             "the nn.Embedding of the tokens",
             added=r".*(wte|word_embeddings)\.ngrams\.weight",
+        )
+        SURGERIES[f"softcap_head of {family}"] = Surgery(
+            F.softcap_head, build, tokens, "what get_output_embeddings.* returns, or an nn.Linear"
         )
         if family == "gpt2":
             SURGERIES["rotary of gpt2"] = Surgery(

@@ -427,7 +427,10 @@ OTHERS: list[Any] = [
     (optim.AdamWScheduleFree, given(params=[nn.Parameter(torch.ones(2))])),
     (optim.layerwise_groups, given(model=MODEL, lr=0.1)),
     (optim.linear, given()),
-    (optim.muon_groups, given(model=MODEL, matrices=["0.weight"], others=[], stacked=None)),
+    (
+        optim.muon_groups,
+        given(model=MODEL, matrices=["0.weight"], others=[], stacked=None, split_attention=None),
+    ),
     (optim.multi_step, given(milestones=["0.5dur"])),
     (optim.one_minus_sqrt, given()),
     (optim.per_group, given(schedules={"head": optim.linear()})),

@@ -1,0 +1,72 @@
+"""Prefix tokens, as an algorithm."""
+
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from composable.algorithms._class_loss import InterpolatedLoss
+from composable.algorithms._validators import in_range
+from composable.batches.model_call import needs_logits
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.functional import MixedTargets, prefix_targets
+from composable.functional.prefix_tokens import check_prefixes
+from composable.losses.loss import OutputLoss
+
+__all__ = ["PrefixTokens"]
+
+_TWO_TARGETS = "both give each example two targets"
+
+
+@attrs.frozen(repr=False)
+class PrefixTokens(Algorithm):
+    """Predict the prefixes of target tokens, too: see `composable.functional.prefix_token_loss`.
+
+    The loss is that of the run, computed a second time for the prefixes, so it may shift labels or
+    skip positions without one; and it is a mean over the same positions. The weight of the prefixes
+    falls linearly to 0.
+
+    Args:
+        prefixes: The result of `composable.functional.prefix_tokens`.
+        weight: The weight at the start, above 0.
+        end: The share of training at which the weight is 0, in (0, 1].
+    """
+
+    prefixes: Tensor = attrs.field(eq=attrs.cmp_using(eq=lambda one, other: one.equal(other)))
+    weight: float = attrs.field(default=0.25, validator=in_range(0, ends="()"))
+    end: float = attrs.field(default=2 / 3, validator=in_range(0, 1, ends="(]"))
+
+    @prefixes.validator
+    def _check_prefixes(self, _: Any, value: Any) -> None:
+        check_prefixes(value)
+
+    events = frozenset({Event.BEFORE_TRAIN_BATCH, Event.BEFORE_LOSS, Event.AFTER_LOSS})
+    stage = Stage.MIX
+    reads = frozenset({"batch", "loss", "loss_fn", "timestamp", "max_duration", "epoch_length"})
+    writes = frozenset({"batch", "loss", "loss_fn"})
+    incompatible_with = MappingProxyType(dict.fromkeys(("MixUp", "CutMix"), _TWO_TARGETS))
+
+    def match(self, event: Event, state: State) -> bool:
+        """Match while the weight is above 0."""
+        return state.elapsed < self.end
+
+    def apply(self, event: Event, state: State) -> State:
+        """Add the prefixes to the targets; interpolate the two losses; and scale their mean."""
+        weight = self.weight * (1 - state.elapsed / self.end)
+        if event is Event.BEFORE_TRAIN_BATCH:
+            return self._with_prefixes(state, 1 / (1 + weight))
+        if event is Event.BEFORE_LOSS:
+            return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.batch_spec))
+        return state.evolve(loss=state.loss * (1 + weight))  # type: ignore[operator]
+
+    def _with_prefixes(self, state: State, share: float) -> State:
+        loss_fn: Any = state.loss_fn
+        if isinstance(loss_fn, OutputLoss):
+            raise TypeError(needs_logits(self.name, loss_fn.model))
+        targets = state.targets
+        shorter = prefix_targets(targets, self.prefixes.to(targets.device, non_blocking=True))
+        return state.with_batch(targets=MixedTargets(targets, shorter, torch.tensor(share)))
