@@ -5,12 +5,12 @@ from typing import Any
 import attrs
 from torch import nn
 
+from composable._support.registry import check_class
 from composable.algorithms._validators import in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import squared_relu
-from composable.functional._registry import check_class
 
 __all__ = ["SquaredReLUs"]
 

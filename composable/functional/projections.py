@@ -7,8 +7,7 @@ from typing import Any
 from torch import nn
 
 from composable._support.checks import check_flag
-
-from ._registry import Registry, class_name
+from composable._support.registry import Registry, class_name
 
 __all__ = ["register_projections"]
 

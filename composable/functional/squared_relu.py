@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from composable._support.checks import check_module, check_range
+from composable._support.registry import Registry, check_class, class_name
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
-from ._registry import Registry, check_class, class_name
 from .gated_linear_units import GATED
 from .gated_linear_units import REGISTRY as FEED_FORWARD
 from .layers.squared_relu import SquaredReLU
