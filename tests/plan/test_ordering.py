@@ -16,7 +16,9 @@ ORDER = [  # one line per stage
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
     *("AttentionOutputGate", "ExclusiveSelfAttention", "GatedLinearUnits", "GhostBatchNorm"),
-    *("GyroDropout", "NGramEmbeddings", "QKNorm", "Rotary", "SoftcapLogits", "StochasticDepth"),
+    *("GyroDropout", "InitializeProjections", "NGramEmbeddings", "QKNorm", "Rotary"),
+    *("SkipConnections", "Smear", "SoftcapLogits", "SplitHead", "SquaredReLUs"),
+    *("StochasticDepth", "ValueEmbeddings"),
     *("WhitenedFirstLayer", "Factorize", "BlurPool", "SqueezeExcite", "WeightStandardization"),
     "ChannelsLast",
     *("LowPrecisionGroupNorm", "LowPrecisionLayerNorm"),
