@@ -7,7 +7,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.algorithms._class_loss import InterpolatedLoss
 from composable.algorithms._validators import in_range
 from composable.batches.model_call import needs_logits
 from composable.core.algorithm import Algorithm, Stage
@@ -15,6 +14,7 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import MixedTargets, prefix_targets
 from composable.functional.prefix_tokens import check_prefixes
+from composable.losses.classes import InterpolatedLoss
 from composable.losses.loss import OutputLoss
 
 __all__ = ["PrefixTokens"]

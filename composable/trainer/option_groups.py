@@ -252,7 +252,7 @@ class EvaluationOptions:
 
 @attrs.frozen(eq=False, kw_only=True, slots=False)
 class LoggingOptions:
-    """Who observes a run, and what is logged.
+    """The observers of a run, and the metrics they log.
 
     Args:
         callbacks: Callbacks, classes of callbacks, which are called without arguments, or
