@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 # Sphinx runs conf.py; pytest would import it in search of examples. tests/test_five_steps.py runs
 # the code of the guide, in a copy of the tree.
-collect_ignore = ["docs/conf.py", "docs/contributing.md"]
+collect_ignore = ["docs/conf.py", "docs/contributing.md", "docs/adding_a_gradient_method.md"]
 
 # The adapters and their tests need the library that they adapt to. They are skipped where it is
 # not installed, and the report begins with its name.

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composable.comparison.cost import Block, run_seconds, step_cost, step_seconds
+from composable.comparison.cost import TimedBlock, run_seconds, step_cost, step_seconds
 from composable.comparison.records import StepCost, Trial
 
 positive = st.floats(1e-6, 1e3)
@@ -31,7 +31,7 @@ def test_the_seconds_of_a_run_are_within_the_bounds_of_its_steps(cost, batches):
 
 @given(st.integers(1, 60), st.integers(1, 400))
 def test_the_points_of_a_cost_lie_in_the_run_and_have_as_many_rounds(count, length):
-    blocks = [Block(at * length, (at + 1) * length, 1.0) for at in range(count)]
+    blocks = [TimedBlock(at * length, (at + 1) * length, 1.0) for at in range(count)]
     cost = step_cost(Trial("plain", {}, "1ep", 0, "reporting"), blocks, count * length)
 
     assert len(cost.progress) == min(5, count)

@@ -1,4 +1,4 @@
-"""A method is added in five steps: those of docs/contributing.md, done in a copy of the tree."""
+"""Methods are added in five steps: those of the guides, done in a copy of the tree."""
 
 import os
 import re
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 COPIED = ["composable", "docs", "property_tests", "tests", "tools", "examples"]
 FILES = ["README.md", "conftest.py", "pyproject.toml"]
-GUIDE = (ROOT / "docs/contributing.md").read_text()
+GUIDES = ["contributing", "adding_a_gradient_method"]
 STEPS = ["The function", "The algorithm", "The tests", "The case", "The card"]
 WRITTEN = re.compile(r"^`([\w/.]+)`:\n\n(`{3,})\w+\n(.*?)^\2$", re.MULTILINE | re.DOTALL)
 
@@ -31,16 +31,31 @@ LAWS = [
     "docs/methods/flip.md",
     "composable/functional/flip.py",
     "composable/algorithms/flip.py",
+    "tests/functional/test_centralize_gradients.py",
+    "docs/methods/centralize_gradients.md",
+    "composable/functional/centralize_gradients.py",
+    "composable/algorithms/gradient_centralization.py",
 ]
-"""The tests, the general laws and the examples, of which those of the new method are run."""
+"""The tests, the general laws and the examples, of which those of the new methods are run."""
 
 
-def steps() -> dict[str, dict[str, str]]:
-    """Read the steps of the guide: the files that each of them writes, by path."""
-    sections = re.split(r"^## \d\. (.+)\n", GUIDE, flags=re.MULTILINE)[1:]
+def steps(guide: str = GUIDES[0]) -> dict[str, dict[str, str]]:
+    """Read the steps of a guide: the files that each of them writes, by path."""
+    text = (ROOT / f"docs/{guide}.md").read_text()
+    sections = re.split(r"^## \d\. (.+)\n", text, flags=re.MULTILINE)[1:]
     return {
         title: {path: text for path, _, text in WRITTEN.findall(body)}
         for title, body in zip(sections[::2], sections[1::2], strict=True)
+    }
+
+
+def written() -> dict[str, str]:
+    """Return the files of all guides, by path."""
+    return {
+        path: text
+        for one in GUIDES
+        for files in steps(one).values()
+        for path, text in files.items()
     }
 
 
@@ -53,10 +68,9 @@ def tree(tmp_path_factory):
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
     for name in FILES:
         shutil.copy(ROOT / name, copy / name)
-    for files in steps().values():
-        for path, text in files.items():
-            assert not (copy / path).exists()
-            (copy / path).write_text(text)
+    for path, text in written().items():
+        assert not (copy / path).exists()
+        (copy / path).write_text(text)
     succeeds(copy, "tools.write_pages")
     return copy
 
@@ -91,18 +105,19 @@ def fails_with(tree: Path, message: str, *command: str) -> None:
     assert message in said, said[-5000:]
 
 
-def test_the_guide_has_five_steps_and_each_writes_one_file():
-    assert list(steps()) == STEPS
-    assert all(len(files) == 1 for files in steps().values())
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_guide_has_five_steps_and_each_writes_one_file(guide):
+    assert list(steps(guide)) == STEPS
+    assert all(len(files) == 1 for files in steps(guide).values())
 
 
-def test_a_method_that_is_added_by_the_five_steps_passes_every_check(tree):
-    python = [path for files in steps().values() for path in files if path.endswith(".py")]
+def test_methods_that_are_added_by_the_five_steps_pass_every_check(tree):
+    python = [path for path in written() if path.endswith(".py")]
     exports = ["composable/functional/__init__.py", "composable/algorithms/__init__.py"]
 
     succeeds(tree, "ruff", "check", *python, *exports)
     succeeds(tree, "ruff", "format", "--check", *python, *exports)
-    passed = succeeds(tree, "pytest", "-q", "-k", "flip or Flip or page", *LAWS)
+    passed = succeeds(tree, "pytest", "-q", "-k", "flip or entraliz or Flip or page", *LAWS)
 
     assert int(re.search(r"(\d+) passed", passed)[1]) > 60
 

@@ -5,11 +5,13 @@ text says of the results.
 """
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
 from myst_nb.core.read import read_myst_markdown_notebook
 
+import composable
 from tests.support.cases import ROOT
 
 TINY = {
@@ -38,6 +40,19 @@ def code_cells(path):
 
 def tags(cell):
     return set(cell.metadata.get("tags", ()))
+
+
+@pytest.fixture(autouse=True)
+def comparisons_in_threads(monkeypatch):
+    """Compare in a thread and by given costs: worker processes and measurements take a minute."""
+    compare = composable.compare
+
+    def compare_here(build, arms, **options):
+        with ThreadPoolExecutor(1) as executor:
+            cost = dict.fromkeys(["baseline", *arms], 1.0)
+            return compare(build, arms, executor=executor, cost=cost, **options)
+
+    monkeypatch.setattr(composable, "compare", compare_here)
 
 
 @pytest.mark.filterwarnings("ignore:EMA. half_life=.* times this run")  # the run is short

@@ -20,9 +20,9 @@ __all__ = [
     "check_images",
     "check_pixels",
     "grey_levels",
+    "like_images",
     "per_image",
     "round_",
-    "to_pixels",
     "values_of",
     "white_of",
 ]
@@ -125,6 +125,6 @@ def round_(values: Tensor, images: Tensor) -> Tensor:
     return values.mul_(255).round_().div_(255)
 
 
-def to_pixels(values: Tensor, images: Tensor) -> Tensor:
+def like_images(values: Tensor, images: Tensor) -> Tensor:
     """Convert a result to the dtype and memory layout of the images; uint8 truncates."""
     return laid_out_like(values.to(images.dtype), images)

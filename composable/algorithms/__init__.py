@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from composable.algorithms.ghost_batchnorm import GhostBatchNorm as GhostBatchNorm
     from composable.algorithms.gradient_clipping import GradientClipping as GradientClipping
     from composable.algorithms.gyro_dropout import GyroDropout as GyroDropout
+    from composable.algorithms.initialize_projections import (
+        InitializeProjections as InitializeProjections,
+    )
     from composable.algorithms.label_smoothing import LabelSmoothing as LabelSmoothing
     from composable.algorithms.layer_freezing import LayerFreezing as LayerFreezing
     from composable.algorithms.low_precision_groupnorm import (
@@ -47,10 +50,15 @@ if TYPE_CHECKING:
     from composable.algorithms.sam import SAM as SAM
     from composable.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
     from composable.algorithms.seq_length_warmup import SeqLengthWarmup as SeqLengthWarmup
+    from composable.algorithms.skip_connections import SkipConnections as SkipConnections
+    from composable.algorithms.smear import Smear as Smear
     from composable.algorithms.softcap_logits import SoftcapLogits as SoftcapLogits
+    from composable.algorithms.split_head import SplitHead as SplitHead
+    from composable.algorithms.squared_relu import SquaredReLUs as SquaredReLUs
     from composable.algorithms.squeeze_excite import SqueezeExcite as SqueezeExcite
     from composable.algorithms.stochastic_depth import StochasticDepth as StochasticDepth
     from composable.algorithms.swa import SWA as SWA
+    from composable.algorithms.value_embeddings import ValueEmbeddings as ValueEmbeddings
     from composable.algorithms.weight_standardization import (
         WeightStandardization as WeightStandardization,
     )

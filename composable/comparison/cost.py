@@ -21,7 +21,7 @@ from composable.comparison.records import StepCost, Trial
 from composable.comparison.trial import Compared, Stopwatch, TrialRequest, run_trial, yield_reports
 
 __all__ = [
-    "Block",
+    "TimedBlock",
     "interleave",
     "join_costs",
     "paused_run",
@@ -40,7 +40,7 @@ _BLOCKS, _POINTS = 15, 5
 
 
 @attrs.frozen
-class Block:
+class TimedBlock:
     """Some steps of a run."""
 
     begin: int
@@ -49,7 +49,7 @@ class Block:
     """Of one step."""
 
 
-def paused_run(subject: Compared, request: TrialRequest, steps: int) -> Iterator[Block | None]:
+def paused_run(subject: Compared, request: TrialRequest, steps: int) -> Iterator[TimedBlock | None]:
     """Train a run of so many steps block by block; what is yielded first is None: it is set up.
 
     The first step of a block is not measured: the caches hold the data of another arm. A loop that
@@ -59,12 +59,12 @@ def paused_run(subject: Compared, request: TrialRequest, steps: int) -> Iterator
     ends = [steps * i // count for i in range(1, count + 1)]
     begin, resumed, since = 0, 0, 0.0
 
-    def train(report: Callable[[Block | None], None]) -> None:
+    def train(report: Callable[[TimedBlock | None], None]) -> None:
         def pause(step: int, watch: Stopwatch) -> None:
             nonlocal begin, resumed, since
             block = None  # set-up, compilation and the first step
             if resumed and ends and step >= ends[0]:
-                block = Block(begin, step, (watch.read("training") - since) / (step - begin))
+                block = TimedBlock(begin, step, (watch.read("training") - since) / (step - begin))
                 ends[:] = [one for one in ends if one > step]
             elif resumed:
                 if step == resumed + 1:
@@ -83,15 +83,15 @@ def paused_run(subject: Compared, request: TrialRequest, steps: int) -> Iterator
 
 
 def interleave(
-    runs: Sequence[Callable[[], Block | None]], until: float = math.inf
-) -> tuple[list[list[Block]], dict[int, str]]:
+    runs: Sequence[Callable[[], TimedBlock | None]], until: float = math.inf
+) -> tuple[list[list[TimedBlock]], dict[int, str]]:
     """Call runs, which train a block each, in turn and in random order, until all have ended.
 
     Returns:
         The blocks of each run, and the errors of those that failed, by index.
     """
     order, alive = random.Random(0), list(range(len(runs)))
-    blocks: list[list[Block]] = [[] for _ in runs]
+    blocks: list[list[TimedBlock]] = [[] for _ in runs]
     errors: dict[int, str] = {}
     while alive and time.monotonic() < until:
         order.shuffle(alive)
@@ -109,7 +109,7 @@ def interleave(
     return blocks, errors
 
 
-def step_cost(trial: Trial, blocks: Sequence[Block], steps: int) -> StepCost | None:
+def step_cost(trial: Trial, blocks: Sequence[TimedBlock], steps: int) -> StepCost | None:
     """Return the cost of an arm: some points of its run, with a round for each block of a point."""
     if not blocks:
         return None

@@ -19,7 +19,7 @@ import torch
 
 from composable._support.paths import check_no_link, open_to_write
 from composable.comparison.building import BuildError
-from composable.comparison.cost import Block, paused_run
+from composable.comparison.cost import TimedBlock, paused_run
 from composable.comparison.records import Trial, TrialResult
 from composable.comparison.study_file import Cache
 from composable.comparison.trial import Compared, TrialRequest, failed, run_trial
@@ -59,7 +59,7 @@ def _run(payload: bytes) -> tuple[TrialResult, float]:
     return result, time.perf_counter() - begun
 
 
-_run_of_process: Iterator[Block | None] = iter(())
+_run_of_process: Iterator[TimedBlock | None] = iter(())
 """The run of a process that measures the cost of steps."""
 
 
@@ -71,7 +71,7 @@ def _begin(payload: bytes, steps: int) -> None:
     next(_run_of_process, None)
 
 
-def _advance() -> Block | None:
+def _advance() -> TimedBlock | None:
     return next(_run_of_process, None)
 
 
@@ -133,11 +133,11 @@ class ProcessRun(Worker):
         super().__init__(folder, number, subject.threads)
         self.begun = self.submit(_begin, _payload(subject, request), steps)
 
-    def advance(self) -> Block | None:
+    def advance(self) -> TimedBlock | None:
         """Train the next block; an error says why the run failed, or its process died."""
         try:
             self.begun.result()
-            block: Block | None = self.submit(_advance).result()
+            block: TimedBlock | None = self.submit(_advance).result()
         except BrokenExecutor as error:
             raise RuntimeError(self.cause(error)) from error
         return block

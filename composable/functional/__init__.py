@@ -79,6 +79,9 @@ if TYPE_CHECKING:
     from composable.functional.infobatch import apply_infobatch as apply_infobatch
     from composable.functional.infobatch import draw_infobatch as draw_infobatch
     from composable.functional.infobatch import infobatch as infobatch
+    from composable.functional.initialize_projections import (
+        initialize_projections as initialize_projections,
+    )
     from composable.functional.jensen_shannon_loss import jensen_shannon_loss as jensen_shannon_loss
     from composable.functional.layers import BlurConv1d as BlurConv1d
     from composable.functional.layers import BlurConv2d as BlurConv2d
@@ -90,6 +93,7 @@ if TYPE_CHECKING:
     from composable.functional.layers import NGramEmbedding as NGramEmbedding
     from composable.functional.layers import ResidualBlock as ResidualBlock
     from composable.functional.layers import Rotation as Rotation
+    from composable.functional.layers import SquaredReLU as SquaredReLU
     from composable.functional.layers import alibi_bias as alibi_bias
     from composable.functional.layers import alibi_slopes as alibi_slopes
     from composable.functional.layers import blur as blur
@@ -98,6 +102,7 @@ if TYPE_CHECKING:
     from composable.functional.layers import rotary_embedding as rotary_embedding
     from composable.functional.layers import rotary_tables as rotary_tables
     from composable.functional.layers import rotate_pairs as rotate_pairs
+    from composable.functional.layers import smear_tokens as smear_tokens
     from composable.functional.linear_cross_entropy import (
         linear_cross_entropy as linear_cross_entropy,
     )
@@ -136,6 +141,7 @@ if TYPE_CHECKING:
     from composable.functional.prefix_tokens import prefix_targets as prefix_targets
     from composable.functional.prefix_tokens import prefix_token_loss as prefix_token_loss
     from composable.functional.prefix_tokens import prefix_tokens as prefix_tokens
+    from composable.functional.projections import register_projections as register_projections
     from composable.functional.qk_norm import qk_norm as qk_norm
     from composable.functional.randaugment import RandAugmentDraw as RandAugmentDraw
     from composable.functional.randaugment import apply_randaugment as apply_randaugment
@@ -162,14 +168,21 @@ if TYPE_CHECKING:
     from composable.functional.set_sequence_length import sequence_length as sequence_length
     from composable.functional.set_sequence_length import set_sequence_length as set_sequence_length
     from composable.functional.set_sequence_length import warmed_up_length as warmed_up_length
+    from composable.functional.skip_connections import skip_connections as skip_connections
+    from composable.functional.smear import smear as smear
     from composable.functional.smooth_labels import smooth_labels as smooth_labels
     from composable.functional.softcap_logits import softcap_head as softcap_head
     from composable.functional.softcap_logits import softcap_logits as softcap_logits
+    from composable.functional.split_head import split_head as split_head
+    from composable.functional.split_head import tie_gradients as tie_gradients
+    from composable.functional.squared_relu import squared_relu as squared_relu
     from composable.functional.squeeze_excite import SqueezeExcitation as SqueezeExcitation
     from composable.functional.squeeze_excite import squeeze_excite as squeeze_excite
     from composable.functional.stochastic_depth import scale_drop_rates as scale_drop_rates
     from composable.functional.stochastic_depth import stochastic_depth as stochastic_depth
     from composable.functional.swa import swa as swa
+    from composable.functional.value_embeddings import value_embeddings as value_embeddings
+    from composable.functional.value_residual import value_residual as value_residual
     from composable.functional.warmed_up_batch_size import (
         warmed_up_batch_size as warmed_up_batch_size,
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composable._support.checks import check_one_of
 from composable._support.foreach import compute_dtype
-from composable._support.pixels import to_pixels
+from composable._support.pixels import like_images
 from composable._support.sampling import generator_device
 
 from . import images as single
@@ -138,7 +138,7 @@ def apply_operations(
             if len(group):
                 done.append(operation(current.index_select(0, group), strongs))
         current, place = torch.cat(done), order.argsort()
-    return to_pixels(current.index_select(0, place.to(device, non_blocking=True)), images)
+    return like_images(current.index_select(0, place.to(device, non_blocking=True)), images)
 
 
 def apply_by_mask(
@@ -155,4 +155,4 @@ def apply_by_mask(
         for number, operation in enumerate(OPERATIONS.values()):
             after = torch.where(drawn == number, operation(current, strength), after)
         current = after
-    return to_pixels(current, images)
+    return like_images(current, images)

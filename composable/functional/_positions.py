@@ -8,9 +8,9 @@ import attrs
 from torch import nn
 
 from composable._support.checks import kind_of
+from composable._support.registry import Registry, check_class, class_name
 from composable._support.surgery import report_nothing
 
-from ._registry import Registry, check_class, class_name
 from .layers.attention import ChangedAttention
 from .layers.attention_bias import NoPositions
 from .replace_modules import replace_modules

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
-from ._registry import class_name
+from composable._support.registry import class_name
 
 __all__ = ["keeps_forward_of", "reclass", "refuse_lazy"]
 

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from composable._support.checks import check_count, check_draw, check_generator, check_range
-from composable._support.pixels import check_images, check_pixels, to_pixels, values_of
+from composable._support.pixels import check_images, check_pixels, like_images, values_of
 from composable._support.sampling import draw_beta, draw_dirichlet, generator_device
 
 from . import _compiled
@@ -230,7 +230,7 @@ def _mix(
     mixed = values * (1 - shares.sum(0))[:, None, None, None]
     for chain, share in zip(chains, shares, strict=True):
         mixed = mixed.addcmul_(values_of(chain), share[:, None, None, None])
-    return to_pixels(mixed + 0.5 if images.dtype == torch.uint8 else mixed, images)
+    return like_images(mixed + 0.5 if images.dtype == torch.uint8 else mixed, images)
 
 
 _apply = opaque(

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.checks import check_flag, check_generator, check_module, kind_of
+from composable._support.registry import Registry, class_name
 from composable._support.sampling import generator_device
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass, refuse_lazy
-from ._registry import Registry, class_name
 from .replace_modules import replace_modules
 
 __all__ = ["gated_linear_units", "register_gated_linear_units"]

@@ -9,10 +9,10 @@ import attrs
 from torch import nn
 
 from composable._support.checks import check_flag, check_module
+from composable._support.registry import Registry, check_class, class_name
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
-from ._registry import Registry, check_class, class_name
 from .layers.attention import AttentionChange, ChangedAttention
 from .layers.attention_bias import named
 from .replace_modules import replace_modules

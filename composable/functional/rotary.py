@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from torch import nn
 
 from composable._support.checks import check_module
+from composable._support.registry import Registry
 
 from ._positions import PositionSurgery
-from ._registry import Registry
 from .layers.rotation import CONVERSIONS, Rotation, rotation_of
 
 __all__ = ["register_rotary", "rotary"]

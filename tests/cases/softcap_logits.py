@@ -34,6 +34,9 @@ CASE = Case(
         SoftcapLogits,
         {"cap": [1.0, 30.0]},
         meaning=surgery(F.softcap_head),
+        order_matters={
+            "Factorize": "only plain layers are factorized, and not a head with a bound"
+        },
         neutral="it bounds all logits, small ones a little",
     ),
     invalid={"cap": NO_POSITIVE, "target": (3, nn.Linear)},

@@ -10,7 +10,7 @@ from composable.checkpoint import (
     CheckpointError,
     MissingCheckpointError,
     UnwritableCheckpointError,
-    _atomic,
+    atomic,
     find,
     pack,
     read,
@@ -47,7 +47,7 @@ def version(target):
 
 def faulty(monkeypatch, at, error, **options):
     fault = FaultyOS(at, error, **options)
-    monkeypatch.setattr(_atomic, "os", fault)
+    monkeypatch.setattr(atomic, "os", fault)
     return fault
 
 
@@ -141,7 +141,7 @@ def test_all_is_on_the_disk_before_it_is_renamed_and_renamed_before_anything_is_
 def test_the_files_of_another_writer_are_kept(tmp_path):
     target = tmp_path / "it"
     (tmp_path / ".other.0123456789abcdef.partial").mkdir()  # of another checkpoint
-    with _atomic.staging(target, overwrite=False) as partial:
+    with atomic.staging(target, overwrite=False) as partial:
         (partial / "state.json").write_text("half of it")
         assert find(tmp_path) == ([], [])  # nor is it a checkpoint
         save(target, 1)

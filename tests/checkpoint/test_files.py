@@ -23,11 +23,11 @@ from composable.checkpoint import (
     UnsavableError,
     UnwritableCheckpointError,
     VersionError,
-    _reader,
     find,
     manifest,
     pack,
     read,
+    reader,
     unpack,
     verify,
     write,
@@ -390,7 +390,7 @@ def test_a_missing_checkpoint_is_an_error(tmp_path, check, path, error, message)
 @pytest.mark.parametrize("at", range(3))
 def test_an_unreadable_file_is_an_error(saved, monkeypatch, at):
     refusing = FaultyOS(at, PermissionError(13, "Permission denied"), calls={"open", "readv"})
-    monkeypatch.setattr(_reader, "os", refusing)
+    monkeypatch.setattr(reader, "os", refusing)
 
     with pytest.raises(UnreadableCheckpointError, match=r"it.* cannot be read: Permission denied"):
         read(saved)

@@ -23,7 +23,7 @@ from composable.checkpoint import (
     UnsavableError,
     UnwritableCheckpointError,
     VersionError,
-    _atomic,
+    atomic,
     consolidate,
     find,
     load_weights,
@@ -265,7 +265,7 @@ def test_a_fault_in_any_process_fails_all_and_leaves_a_whole_checkpoint(
             save(target, before)
         with monkeypatch.context() as patch:
             fault = FaultyOS(at, ERRORS[name], lasting=name == "full")
-            patch.setattr(_atomic, "os", fault)
+            patch.setattr(atomic, "os", fault)
             results = save(target, 2, overwrite=True)
         failed = [isinstance(each, BaseException) for each in results]
         assert all(failed) or not any(failed)
@@ -285,7 +285,7 @@ def test_a_fault_in_any_process_fails_all_and_leaves_a_whole_checkpoint(
 
 
 def test_an_error_of_one_process_is_named_on_all(tmp_path, monkeypatch):
-    monkeypatch.setattr(_atomic, "os", FaultyOS(0, ERRORS["full"], calls={"write"}))
+    monkeypatch.setattr(atomic, "os", FaultyOS(0, ERRORS["full"], calls={"write"}))
     results = save(tmp_path / "it")
 
     (own,) = (each for each in results if "rank" not in str(each))

@@ -7,7 +7,7 @@ import pytest
 
 from composable.comparison.building import BuildError
 from composable.comparison.cost import (
-    Block,
+    TimedBlock,
     interleave,
     join_costs,
     paused_run,
@@ -85,7 +85,7 @@ def test_a_later_measurement_is_scaled_to_the_speed_of_the_first():
 
 
 def test_a_point_has_the_blocks_around_it_as_rounds():
-    blocks = [Block(at, at + 10, at / 10) for at in range(0, 120, 10)]
+    blocks = [TimedBlock(at, at + 10, at / 10) for at in range(0, 120, 10)]
     found = step_cost(trial(), blocks, 120)
     assert found.seconds == ((2.0, 3.0), (4.0, 5.0), (6.0, 7.0), (8.0, 9.0), (10.0, 11.0))
     assert found.progress[0] == pytest.approx(30 / 120)
@@ -155,7 +155,7 @@ class Fake:
         self.left -= 1
         if self.left < 0 and self.error is not None:
             raise self.error
-        return Block(0, 1, 1.0) if self.left >= 0 else None
+        return TimedBlock(0, 1, 1.0) if self.left >= 0 else None
 
 
 def test_arms_train_in_turn_and_one_that_fails_is_left_out():

@@ -11,7 +11,7 @@ import pytest
 from composable.algorithms import LabelSmoothing
 from composable.comparison import stages
 from composable.comparison.budget import BudgetError
-from composable.comparison.cost import Block
+from composable.comparison.cost import TimedBlock
 from composable.comparison.records import Evaluation, Seconds, Study, Trial, TrialResult
 from composable.comparison.stages import extend, measure_costs, train_design, whole_seeds
 from composable.comparison.study_file import Cache, DamagedCacheWarning
@@ -232,7 +232,7 @@ def pool(tmp_path, monkeypatch):
     def measure(pool, runs, until, errors):
         measured.append([(one.trial.arm, one.trial.duration) for one, _ in runs.values()])
         return {
-            arm: stages.step_cost(one.trial, [Block(0, count, float(at + 1))], count)
+            arm: stages.step_cost(one.trial, [TimedBlock(0, count, float(at + 1))], count)
             for at, (arm, (one, count)) in enumerate(runs.items())
         }
 

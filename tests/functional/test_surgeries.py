@@ -17,7 +17,7 @@ from torch.testing import assert_close
 import composable.functional as F
 from composable.batches.batch import tensors_of
 from tests.support import hugging_face
-from tests.support.models import Attention
+from tests.support.models import Attention, ProjectedAttention
 from tests.support.tensors import seeded
 
 NEVER = r"(?!)"
@@ -173,6 +173,48 @@ SURGERIES = {
         lambda: torch.randint(9, (2, 5), generator=generator()),
         "the nn.Embedding of the tokens",
         added=r"0\.ngrams\.weight",
+    ),
+    "skip_connections": Surgery(
+        partial(F.skip_connections, target=FeedForward, sources="all"),
+        lambda: nn.Sequential(FeedForward(), FeedForward(), FeedForward()),
+        texts,
+        "stacks of blocks of the classes .*FeedForward.*",
+        added=r"\d\.skip_scales",
+    ),
+    "smear": Surgery(
+        partial(F.smear, channels=4),
+        lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)),
+        lambda: torch.randint(9, (2, 5), generator=generator()),
+        "the nn.Embedding of the tokens",
+        added=r"0\.smear_(gate|scale)",
+    ),
+    "value_embeddings": Surgery(
+        partial(F.value_embeddings, channels=4),
+        lambda: nn.Sequential(nn.Embedding(9, 4), ProjectedAttention(4)),
+        lambda: torch.randint(9, (2, 5), generator=generator()),
+        "the nn.Embedding of the tokens",
+        added=r"1\.qkv\.value_embedding\.(table|gate)",
+    ),
+    "value_residual": Surgery(
+        F.value_residual,
+        lambda: nn.Sequential(ProjectedAttention(4), nn.ReLU(), ProjectedAttention(4)),
+        texts,
+        "two layers of values or more, in attention of the classes .*ProjectedAttention",
+        added=r"2\.qkv\.value_residual\.scales",
+    ),
+    "split_head": Surgery(
+        F.split_head,
+        lambda: nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)),
+        lambda: torch.randint(9, (2, 5), generator=generator()),
+        "a token embedding, and a head",
+        removed=r"1\.weight",
+        added=r"1\.weight",
+    ),
+    "squared_relu": Surgery(
+        F.squared_relu,
+        lambda: nn.Sequential(FeedForward(), nn.ReLU(), FeedForward()),
+        texts,
+        "feed-forward blocks of the classes .*FeedForward.*",
     ),
     "softcap_head": Surgery(
         F.softcap_head,

@@ -14,7 +14,7 @@ SURGEONS = [
     for case in ALGORITHMS
     if Event.INIT in case.example.events and case.acts_on(LANGUAGE) and case.name != "NoOpModel"
 ]  # which generates nothing
-CACHELESS = {"NGramEmbeddings"}
+CACHELESS = {"NGramEmbeddings", "Smear"}
 
 
 def changed(case):

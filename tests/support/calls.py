@@ -107,7 +107,7 @@ def public_calls() -> Iterator[PublicCall]:
 @contextmanager
 def unchanged_registries() -> Iterator[None]:
     """Remove the classes that are registered in a block."""
-    names = ("alibi", "gated_linear_units", "rotary")
+    names = ("alibi", "gated_linear_units", "projections", "rotary")
     registries = [sys.modules[f"composable.functional.{name}"].REGISTRY for name in names]
     before = [dict(registry.entries) for registry in registries]
     try:
@@ -582,7 +582,7 @@ NOT_CALLED = {
         ("BlurConv1d", "BlurConv2d", "BlurConv3d", "BlurMaxPool1d", "BlurMaxPool2d",
          "BlurMaxPool3d", "GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d",
          "LowPrecisionGroupNormLayer", "LowPrecisionLayerNormLayer", "LowPrecisionRMSNormLayer",
-         "StandardizedWeight"),
+         "SquaredReLU", "StandardizedWeight"),
         LAYER,
     ),
     **dict.fromkeys(("check_algorithm", "check_function", "compare"), LONG),

@@ -177,7 +177,8 @@ class AlgorithmCase:
             test it by itself.
         order_matters: Why it doesn't commute with others, by the names of their classes, which
             are separated by spaces: the reason, or the reason and how the two orders differ (one
-            of the four above). A pair may stand in the case of either.
+            of the four above, or a dictionary of these by the name of the problem). A pair may
+            stand in the case of either.
         refused: The loops of other libraries in which it is refused, each with the reason; by
             default those in which a callback can't replace the batch that it writes.
         external: Hyperparameters for those loops, where the first values don't suit.
@@ -194,7 +195,7 @@ class AlgorithmCase:
     sees_microbatches: str = ""
     no_effect: str = ""
     alone: str = ""
-    order_matters: Mapping[str, str | tuple[str, str]] = EMPTY
+    order_matters: Mapping[str, str | tuple[str, str | Mapping[str, str]]] = EMPTY
     refused: Mapping[str, str] = attrs.field()
     external: Mapping[str, Any] = EMPTY
     external_options: Mapping[str, Any] = EMPTY

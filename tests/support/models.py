@@ -13,6 +13,7 @@ from composable.functional import (
     register_alibi,
     register_attention,
     register_gated_linear_units,
+    register_projections,
     register_rotary,
 )
 from composable.utils.reproducibility import seed_context
@@ -129,6 +130,23 @@ class Hidden(nn.Sequential):
 
 
 register_gated_linear_units(Hidden, linear="0", activation="1")
+register_projections(Hidden, output="2", value="0")  # as attention, for lack of a layer of values
+
+
+class ProjectedAttention(nn.Module):
+    """Causal attention of two heads, whose queries, keys and values a layer makes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        attended = scaled_dot_product_attention(query, key, value, is_causal=True)
+        return attended.transpose(1, 2).flatten(2)
+
+
+register_projections(ProjectedAttention, value="qkv", fused=True)
 
 
 class LanguageModel(nn.Module):

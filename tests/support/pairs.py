@@ -1,5 +1,7 @@
 """The pairs of algorithms whose order in a chain matters: collected from the cases."""
 
+from collections.abc import Iterator, Mapping
+
 import attrs
 
 from composable.plan.ordering import topological_sort
@@ -36,17 +38,30 @@ def pairs() -> list[Pair]:
     """Collect the pairs of all cases."""
     named = {case.algorithm.name: case.algorithm for case in all_cases() if case.algorithm}
     return [
-        _pair(algorithm, named[other], *([why, OTHER_WEIGHTS] if isinstance(why, str) else why))
+        pair
         for algorithm in named.values()
         for others, why in algorithm.order_matters.items()
         for other in others.split()
+        for pair in _pairs(
+            algorithm, named[other], *([why, OTHER_WEIGHTS] if isinstance(why, str) else why)
+        )
     ]
 
 
-def _pair(one: AlgorithmCase, other: AlgorithmCase, why: str, how: str) -> Pair:
+def _pairs(
+    one: AlgorithmCase, other: AlgorithmCase, why: str, how: str | Mapping[str, str]
+) -> Iterator[Pair]:
+    """Yield a pair for each way in which the two orders differ, with the problems of that way."""
     first, second = (a.name for a in topological_sort([one.example, other.example]))
-    on = tuple(p.name for p in PROBLEMS if one.acts_on(p) and other.acts_on(p))
-    return Pair(first, second, on, how, why)
+    on = [p.name for p in PROBLEMS if one.acts_on(p) and other.acts_on(p)]
+    ways = dict.fromkeys(on, how) if isinstance(how, str) else how
+    if wrong := ways.keys() ^ on:
+        raise ValueError(
+            f"order_matters of {one.name} and {other.name} must name the problems on which both "
+            f"act, {on}; it differs by {sorted(wrong)}."
+        )
+    for way in dict.fromkeys(ways.values()):
+        yield Pair(first, second, tuple(p for p in on if ways[p] == way), way, why)
 
 
 PAIRS = pairs()

@@ -22,9 +22,9 @@ from composable.checkpoint import (
     MissingCheckpointError,
     UnsavableError,
     UnwritableCheckpointError,
-    _writer,
     files,
     pack,
+    writer,
 )
 from composable.resume import BrokenCheckpointWarning, ChangedRunWarning
 from tests.support.data import batches
@@ -142,14 +142,14 @@ def test_several_savers_with_their_own_folders(tmp_path):
 
 
 def test_checkpoints_written_in_the_background_are_equal(tmp_path, monkeypatch):
-    write = _writer.write
+    write = writer.write
 
     def slowly(*args, **kwargs):
         time.sleep(0.02)
         return write(*args, **kwargs)
 
     make_trainer(save_folder=tmp_path / "at once", save_interval="2ba").fit()
-    monkeypatch.setattr(_writer, "write", slowly)
+    monkeypatch.setattr(writer, "write", slowly)
     make_trainer(save_folder=tmp_path / "later", save_interval="2ba", save_in_background=True).fit()
 
     assert saved(tmp_path / "later") == saved(tmp_path / "at once")
@@ -326,7 +326,7 @@ def written(path, tree, on_device=()):
     """Write a checkpoint with valid hashes, whatever it holds."""
     tensors, data = pack(tree)
     data["on_device"] = on_device
-    _writer.write(path, tensors, data, info={"complete": True})
+    writer.write(path, tensors, data, info={"complete": True})
     return path
 
 
@@ -431,7 +431,7 @@ def test_save_checkpoint_in_the_middle_of_a_batch_is_an_error(tmp_path):
 @pytest.fixture
 def fail(monkeypatch):
     """Return a function that lets some writes fail, by their number."""
-    write, attempts = _writer.write, count(1)
+    write, attempts = writer.write, count(1)
 
     def let_fail(numbers):
         def sometimes(*args, **kwargs):
@@ -439,7 +439,7 @@ def fail(monkeypatch):
                 raise UnwritableCheckpointError("no space left")
             return write(*args, **kwargs)
 
-        monkeypatch.setattr(_writer, "write", sometimes)
+        monkeypatch.setattr(writer, "write", sometimes)
 
     return let_fail
 

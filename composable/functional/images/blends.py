@@ -10,9 +10,9 @@ from torch import Tensor
 
 from composable._support.pixels import (
     check_images,
+    like_images,
     per_image,
     round_,
-    to_pixels,
     values_of,
     white_of,
 )
@@ -43,7 +43,7 @@ def brightness(
     """
     check_images(images)
     factor = per_image("factor", factor, images, 0)
-    return to_pixels(_clip(values_of(images).mul_(factor), images), images)
+    return like_images(_clip(values_of(images).mul_(factor), images), images)
 
 
 def contrast(
@@ -76,7 +76,7 @@ def contrast(
     mean = ((2 * total + pixels) // max(2 * pixels, 1)).to(values.dtype)
     # On a CPU lerp takes three times as long where two of its arguments are broadcast.
     plain = (mean * (white_of(images) / 255)).expand_as(grey).contiguous()
-    return to_pixels(_blend(plain, values, factor, images), images)
+    return like_images(_blend(plain, values, factor, images), images)
 
 
 def color(
@@ -107,7 +107,7 @@ def color(
     grey = _grey("color", values, images).mul_(white_of(images) / 255)
     if images.shape[1] == 1:
         return images.clone()
-    return to_pixels(_blend(grey, values, factor, images), images)
+    return like_images(_blend(grey, values, factor, images), images)
 
 
 def sharpness(

@@ -9,7 +9,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
-from composable._support.pixels import GRAIN, check_images, per_image, to_pixels, values_of
+from composable._support.pixels import GRAIN, check_images, like_images, per_image, values_of
 
 __all__ = ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"]
 
@@ -63,7 +63,7 @@ def rotate(
         ((by_x.imag + EDGE) + by_y.imag).abs_(),
     )
     inside = (edge <= 1)[:, None]
-    return to_pixels(_cut_off(sampled, images).mul_(inside), images)
+    return like_images(_cut_off(sampled, images).mul_(inside), images)
 
 
 def shear_x(
@@ -91,7 +91,7 @@ def shear_x(
     check_images(images)
     factor = per_image("factor", factor, images)[:, 0, 0]
     rows = torch.arange(images.shape[2], device=images.device, dtype=factor.dtype) + 0.5
-    return to_pixels(_shift_rows(images, factor * rows), images)
+    return like_images(_shift_rows(images, factor * rows), images)
 
 
 def shear_y(
@@ -119,7 +119,7 @@ def shear_y(
     check_images(images)
     factor = per_image("factor", factor, images)[:, 0, 0]
     columns = torch.arange(images.shape[3], device=images.device, dtype=factor.dtype) + 0.5
-    return to_pixels(_shift_rows(images.mT, factor * columns).mT, images)
+    return like_images(_shift_rows(images.mT, factor * columns).mT, images)
 
 
 def translate_x(
@@ -145,7 +145,7 @@ def translate_x(
     """
     check_images(images)
     pixels = per_image("pixels", pixels, images)[:, 0, 0]
-    return to_pixels(_shift_rows(images, _whole(pixels, images.shape[3])), images)
+    return like_images(_shift_rows(images, _whole(pixels, images.shape[3])), images)
 
 
 def translate_y(
@@ -174,7 +174,7 @@ def translate_y(
     pixels = _whole(per_image("pixels", pixels, images)[:, 0, 0], height)
     # All rows of a channel are one long row, which moves by so many whole ones.
     moved = _shift_rows(images.flatten(2).unsqueeze(2), pixels * width)
-    return to_pixels(moved.reshape(images.shape), images)
+    return like_images(moved.reshape(images.shape), images)
 
 
 def _whole(pixels: Tensor, length: int) -> Tensor:

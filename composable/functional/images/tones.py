@@ -8,8 +8,8 @@ from composable._support.pixels import (
     GRAIN,
     check_images,
     grey_levels,
+    like_images,
     per_image,
-    to_pixels,
     values_of,
     white_of,
 )
@@ -44,7 +44,7 @@ def autocontrast(
     scale = torch.where(flat, 1, white / torch.where(flat, 1, high - low))
     grain = GRAIN if images.dtype == torch.uint8 else 0
     offset = grain - torch.where(flat, 0, low * scale)
-    return to_pixels(values_of(images).mul_(scale).add_(offset), images)
+    return like_images(values_of(images).mul_(scale).add_(offset), images)
 
 
 def equalize(
@@ -78,7 +78,7 @@ def equalize(
     table = _equalizing_table(counts.reshape(channels, 256), images.shape[2:].numel())
     table = table.to(torch.uint8).flatten()
     looked_up = table.index_select(0, index).reshape(images.shape)
-    return to_pixels(looked_up if images.dtype == torch.uint8 else looked_up / 255, images)
+    return like_images(looked_up if images.dtype == torch.uint8 else looked_up / 255, images)
 
 
 def _equalizing_table(counts: Tensor, pixels: int) -> Tensor:
@@ -118,7 +118,7 @@ def posterize(
     check_images(images)
     mask = (256 - 2 ** (8 - per_image("bits", bits, images, 1, 8))).to(torch.uint8)
     kept = grey_levels(images) & mask
-    return to_pixels(kept if images.dtype == torch.uint8 else kept / 255, images)
+    return like_images(kept if images.dtype == torch.uint8 else kept / 255, images)
 
 
 def solarize(
@@ -152,6 +152,6 @@ def solarize(
         # 0 from the threshold on, and 1 below it, minus 1: in uint8 all bits, or none. A comparison
         # takes ten times as long.
         bright = (start - torch.minimum(images, start)).clamp_(max=1).sub_(1)
-        return to_pixels(bright.bitwise_and_(flipped).bitwise_xor_(images), images)
+        return like_images(bright.bitwise_and_(flipped).bitwise_xor_(images), images)
     bright = grey_levels(images) >= threshold
-    return to_pixels(torch.where(bright, 1 - images, images), images)
+    return like_images(torch.where(bright, 1 - images, images), images)

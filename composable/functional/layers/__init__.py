@@ -23,5 +23,7 @@ if TYPE_CHECKING:
     from .rotation import rotary_embedding as rotary_embedding
     from .rotation import rotary_tables as rotary_tables
     from .rotation import rotate_pairs as rotate_pairs
+    from .smeared import smear_tokens as smear_tokens
+    from .squared_relu import SquaredReLU as SquaredReLU
 else:
     export_lazily(__name__)

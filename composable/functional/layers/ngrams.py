@@ -51,7 +51,7 @@ def hash_ngrams(
     _check_tokens(tokens)
     _check_rows(rows)
     check_count("n", n, 2)
-    _check_documents(document_ids, tokens)
+    check_documents(document_ids, tokens)
     tokens = tokens.long()
     places = torch.arange(tokens.shape[-1], device=tokens.device)
     inside = torch.ones_like(places, dtype=torch.bool)
@@ -174,7 +174,7 @@ def _check_tokens(tokens: Any) -> None:
         )
 
 
-def _check_documents(document_ids: Any, tokens: Tensor) -> None:
+def check_documents(document_ids: Any, tokens: Tensor) -> None:
     if document_ids is None:
         return
     check_tensor("document_ids", document_ids)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.checks import kind_of
+from composable._support.registry import class_name
 from composable._support.sampling import numbers
-
-from .._registry import class_name
 
 __all__ = ["ResidualBlock"]
 

@@ -1,0 +1,190 @@
+"""The token embedding of a model, and the boundaries of documents in each call of it."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._reclass import keeps_forward_of
+
+__all__ = ["BoundedEmbedding", "connect", "find_token_embedding"]
+
+BOUNDARIES = ("document_ids", "position_ids", "attention_mask")
+REFUSED = {
+    "inputs_embeds": "pass input_ids, which they are read from",
+    **dict.fromkeys(
+        ("past_key_values", "past_key_value", "layer_past", "cache_params"),
+        "they need the tokens before those that are passed, so pass whole rows; "
+        "model.generate(..., use_cache=False) does",
+    ),
+}
+
+
+class BoundedEmbedding(nn.Module):
+    """A token embedding that depends on earlier tokens; a base before the class of the embedding.
+
+    `connect` sets the boundaries in each call of the model.
+    """
+
+    kind = "embeddings of earlier tokens"
+    boundaries: Mapping[str, Tensor | None] | None = None
+    connected: bool = False
+
+    def documents(self, shape: torch.Size) -> Tensor | None:
+        """Return the number of the document of each token; None for one document a row."""
+        return None if self.boundaries is None else _documents(self.boundaries, shape)
+
+
+def connect(model: nn.Module) -> None:
+    """Pass the boundaries of each call to the embeddings that are new, and refuse caches."""
+    for module, parent in list(_parents(model)):
+        names = tuple(_parameters(parent))
+        parent.register_forward_pre_hook(partial(_note_boundaries, module, names), with_kwargs=True)
+        parent.register_forward_hook(partial(_forget_boundaries, module))
+    for one in model.modules():
+        if isinstance(one, BoundedEmbedding):
+            one.connected = True
+    _disable_caches(model)
+
+
+def find_token_embedding(model: nn.Module, target: str | None) -> str | None:
+    """Return the name of the token embedding, or None if there is none.
+
+    Args:
+        model: Any module.
+        target: The name that the user gives, or None to find it.
+
+    Raises:
+        TypeError: `target` is of the wrong type.
+        ValueError: There are several, or `target` is not the name of one.
+    """
+    named = dict(model.named_modules())
+    found = {id(module): name for name, module in named.items() if isinstance(module, nn.Embedding)}
+    given = _given(named, found)
+    if target is not None:
+        if not isinstance(target, str):
+            raise TypeError(f"target={target!r} must be the name of a module, or None.")
+        if not isinstance(named.get(target), nn.Embedding):
+            known = ", ".join(map(repr, found.values())) or "none"
+            raise ValueError(
+                f"target={target!r} must be the name of an nn.Embedding of the model, which has "
+                f"{known}."
+            )
+        if inner := given.get(id(named[target])):
+            raise ValueError(
+                f"target={target!r} must be an embedding that is called: the model calls those "
+                f"that are tied to it, {', '.join(inner)}; pass one of them."
+            )
+        return target
+    given = {number: inner for number, inner in given.items() if not inner}
+    called = {id(m) for m in named.values() if _is_called(m)}
+    names = [name for number, name in found.items() if number in (given.keys() or called)]
+    if len(names) > 1:
+        raise ValueError(
+            f"target=None must be the name of the token embedding, one of {', '.join(names)}; pass "
+            f"target={names[0]!r}, for example."
+        )
+    return names[0] if names else None
+
+
+def _given(named: Mapping[str, nn.Module], found: Mapping[int, str]) -> dict[int, list[str]]:
+    """Return the embeddings that `get_input_embeddings` returns, by identity.
+
+    Each with the embeddings of the same weight that modules inside its owner have: an
+    encoder-decoder model has one that it does not call, to which those of its two parts are tied.
+    """
+    owners: dict[int, list[str]] = {}
+    for path, module in named.items():
+        embedding = _input_embeddings(module)
+        if id(embedding) in found:
+            owners.setdefault(id(embedding), []).append(path)
+    weights = {number: named[found[number]].weight for number in owners}
+    return {
+        number: [
+            found[other]
+            for other, within in owners.items()
+            if weights[other] is weights[number]
+            and not set(within) & set(paths)
+            and any(_inside(one, path) for one in within for path in paths)
+        ]
+        for number, paths in owners.items()
+    }
+
+
+def _inside(path: str, other: str) -> bool:
+    return path != other and (not other or path.startswith(f"{other}."))
+
+
+def _input_embeddings(module: nn.Module) -> Any:
+    get = getattr(module, "get_input_embeddings", None)
+    try:
+        return get() if callable(get) else None
+    except NotImplementedError:  # a model of Hugging Face that has none
+        return None
+
+
+def _is_called(module: nn.Module) -> bool:
+    return isinstance(module, BoundedEmbedding) or keeps_forward_of(nn.Embedding, module)
+
+
+def _parents(model: nn.Module) -> Iterator[tuple[BoundedEmbedding, nn.Module]]:
+    """Iterate over the modules around the embedding that take boundaries or caches."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    seen = set()
+    for path, module in modules.items():
+        if not isinstance(module, BoundedEmbedding) or module.connected or not path:
+            continue
+        parts = path.split(".")
+        for depth in range(len(parts)):
+            parent = modules[".".join(parts[:depth])]
+            taken = {*BOUNDARIES, *REFUSED} & set(_parameters(parent))
+            if taken and id(parent) not in seen:
+                seen.add(id(parent))
+                yield module, parent
+
+
+def _parameters(module: nn.Module) -> list[str]:
+    return list(inspect.signature(module.forward).parameters)
+
+
+def _note_boundaries(
+    embedding: BoundedEmbedding,
+    names: tuple[str, ...],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    """Note the boundaries that a module is called with, for its embedding; refuse a cache."""
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name, advice in REFUSED.items():
+        if given.get(name) is not None:
+            raise ValueError(f"{name} must be None in a model with {embedding.kind}: {advice}.")
+    noted = {name: given.get(name) for name in BOUNDARIES if name in names}
+    embedding.boundaries = {**(embedding.boundaries or {}), **noted}
+
+
+def _forget_boundaries(embedding: BoundedEmbedding, *_: Any) -> None:
+    """Clear what was noted, which holds for one call."""
+    embedding.boundaries = None
+
+
+def _documents(given: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
+    """Return the number of the document of each token, from the arguments of a model."""
+    if (documents := given.get("document_ids")) is not None:
+        return documents  # type: ignore[no-any-return]
+    positions, mask = given.get("position_ids"), given.get("attention_mask")
+    if positions is not None:
+        documents = (positions == 0).long().cumsum(-1)
+    if mask is not None and mask.shape == shape:  # otherwise it is one of pairs of tokens
+        documents = (mask != 0) + 2 * (0 if documents is None else documents)
+    return documents
+
+
+def _disable_caches(model: nn.Module) -> None:
+    for module in model.modules():
+        for config in (getattr(module, name, None) for name in ("config", "generation_config")):
+            if getattr(config, "use_cache", None) is not None:
+                config.use_cache = False  # type: ignore[union-attr]

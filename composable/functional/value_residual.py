@@ -1,0 +1,125 @@
+"""Value residual: add the values of the first layer to those of all later layers.
+
+Zhou et al., "Value Residual Learning", ACL 2025, https://arxiv.org/abs/2410.17897
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from composable._support.checks import check_module, check_range
+
+from ._reclass import reclass
+from ._trace import Trace
+from ._values import find_values, join_values, report_no_values, split_values
+from .replace_modules import replace_modules
+
+__all__ = ["value_residual"]
+
+
+def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
+    r"""Add the values of the first layer of attention to the values of all later ones.
+
+    With the values $v_1$ of the first layer of a stack, those of layer $l$ become
+
+    $$a_l v_l + b_l v_1$$
+
+    with learned scales, which start at $a_l = 1 - s$ and $b_l = s$ for the `share` $s$. In the
+    state dict, `<values>.value_residual.scales` is added for each layer but the first; all other
+    keys stay the same. The values of a token depend on no other token, so caches work.
+
+    The layers are those of `register_projections` that are called: of GPT-2, Llama, Mistral, Qwen2,
+    Qwen3, BERT, DistilBERT, RoBERTa and XLM-RoBERTa of Hugging Face, and your own;
+    `nn.MultiheadAttention` reads its weights without a call. Layers of one stack have the same
+    names up to numbers, such as `h.0.attn.c_attn` and `h.1.attn.c_attn`.
+
+    Args:
+        model: Any module. It is not modified. The result shares its parameters.
+        share: Initial share $s$ of the first values, in [0, 1]. With 0, the new model computes what
+            the old one did until it is trained.
+
+    Returns:
+        The new model; `model` itself if it has a value residual already, or no two such layers.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `share` is out of range, layers of one stack differ in width, or the model is
+            wrapped for distributed training.
+
+    Warns:
+        NoEffectWarning: Nothing was changed.
+
+    Example:
+        >>> from composable.functional import register_projections
+        >>> class Attention(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.v = nn.Linear(4, 4)
+        ...
+        ...     def forward(self, x):
+        ...         return x + self.v(x).cumsum(1)
+        >>> register_projections(Attention, value="v")
+        >>> new = value_residual(nn.Sequential(Attention(), Attention()))
+        >>> new[1].v.value_residual.scales.tolist()
+        [0.5, 0.5]
+    """
+    check_module("model", model)
+    check_range("share", share, 0, 1)
+    stacks: dict[str, list[Any]] = {}
+    for values in find_values(model):
+        stacks.setdefault(values.stack, []).append(values)
+    layers = {}
+    for stack in stacks.values():
+        if len({values.width for values in stack}) > 1:
+            widths = {values.name: values.width for values in stack}
+            raise ValueError(f"The values of one stack must have one width, not {widths}.")
+        trace, end = Trace(), len(stack) - 1
+        for i, values in enumerate(stack if end else ()):
+            layers[values.name] = (trace, i == 0, i == end, values.width)
+    if any(hasattr(model.get_submodule(name), "value_residual") for name in layers):
+        return model
+    if not layers:
+        report_no_values("value_residual", "two layers of values or more, in attention")
+
+    def rule(name: str, module: nn.Module) -> nn.Module:
+        if name not in layers:
+            return module
+        new = reclass(module, type(module))
+        weight: Any = module.weight
+        new.value_residual = ValueResidual(*layers[name], share=share, like=weight)
+        new.value_residual.train(module.training)
+        new.register_forward_hook(_mix)
+        return new  # type: ignore[no-any-return]
+
+    return replace_modules(model, rule).model
+
+
+class ValueResidual(nn.Module):
+    """The scales of a layer, and the values of the first layer."""
+
+    def __init__(
+        self, trace: Trace, first: bool, last: bool, width: int, *, share: float, like: Tensor
+    ) -> None:
+        super().__init__()
+        self.trace, self.first, self.last, self.width = trace, first, last, width
+        if not first:
+            scales = torch.tensor([1 - share, share], dtype=like.dtype)
+            self.scales = nn.Parameter(scales.to(like.device))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Keep the values of the first layer; add them to those of a later one."""
+        if self.first:
+            self.trace.clear()
+            self.trace.keep("values", values)
+            return values
+        earlier = self.trace.get("values", values, "value_residual")
+        if self.last:
+            self.trace.clear()
+        own, share = self.scales.unbind()
+        return own * values + share * earlier
+
+
+def _mix(layer: Any, _: Any, outputs: Tensor) -> Tensor:
+    others, values = split_values(outputs, layer.value_residual.width)
+    return join_values(others, layer.value_residual(values))

@@ -1,0 +1,62 @@
+"""Embedding and head that are tied at first and split later."""
+
+import torch
+from torch import nn
+
+import composable.functional as F
+from composable.algorithms import SplitHead
+from tests.support.arguments import named, token_ids
+from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.invalid import NO_GRADS, NO_TIME
+from tests.support.meaning import surgery
+from tests.support.models import language_model
+from tests.support.runs import VISION
+
+
+def two_gradients(size: int) -> tuple[dict[str, torch.Tensor]]:
+    """Return gradients of two parameters of one shape."""
+    (first,) = named(0)
+    (second,) = named(1)
+    return ({"words": first["weight"], "head": second["weight"], "bias": first["bias"]},)
+
+
+CASE = Case(
+    functions=[
+        FunctionCase(
+            F.split_head,
+            arguments=lambda n: (language_model(one_by_one=True),),
+            inputs=token_ids,
+        ),
+        FunctionCase(
+            F.tie_gradients,
+            needs={"names": ["words", "head"]},
+            arguments=two_gradients(1),
+            invalid={"grads": NO_GRADS},
+            invalid_sets=[
+                ({"names": ["words"]}, r"names=\['words'\] must be two names"),
+                ({"names": ["words", "bias"]}, "names must be of parameters of one shape"),
+            ],
+        ),
+    ],
+    algorithm=AlgorithmCase(
+        SplitHead,
+        {"split_at": ["0.5dur", "1ba"]},
+        meaning=surgery(F.split_head, "split_at"),
+        neutral="the head starts as a copy of the embedding",
+        cannot={VISION: "images are not tokens"},
+    ),
+    invalid={
+        "target": (3, nn.Linear),
+        "head": (3, nn.Linear),
+        "names": (3, "x", [3], [], ["words", "words"]),
+        "split_at": NO_TIME,
+    },
+    overview=Overview(
+        group=SURGERY,
+        summary="ties embedding and head at first, and splits them part of the way",
+        changes="output layer: tied to the embedding, then split",
+        cost="none per step, but the memory of a head",
+        evidence="practice: [modded-nanogpt](https://github.com/KellerJordan/modded-nanogpt)",
+        use_for="language models that are trained from scratch",
+    ),
+)

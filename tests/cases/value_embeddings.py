@@ -1,0 +1,47 @@
+"""Value embeddings."""
+
+from torch import nn
+
+import composable.functional as F
+from composable.algorithms import ValueEmbeddings
+from tests.support.arguments import token_ids
+from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.invalid import no_count
+from tests.support.meaning import surgery
+from tests.support.models import language_model
+from tests.support.runs import VISION
+
+CASE = Case(
+    functions=[
+        FunctionCase(
+            F.value_embeddings,
+            needs={"channels": 4},
+            arguments=lambda n: (language_model(one_by_one=True),),
+            inputs=token_ids,
+            invalid_sets=[
+                ({"layers": [1]}, r"layers=\[1\] must be numbers from -1 to 0"),
+                ({"channels": 9}, "channels=9 must be at most 8"),
+            ],
+        ),
+    ],
+    algorithm=AlgorithmCase(
+        ValueEmbeddings,
+        {"channels": [4, 8], "layers": [None, (-1,)]},
+        meaning=surgery(F.value_embeddings),
+        neutral=ValueEmbeddings(channels=4),
+        cannot={VISION: "images are not tokens"},
+    ),
+    invalid={
+        "layers": (3, "x", [], [0.5], [True]),
+        "channels": no_count(1),
+        "target": (3, nn.Linear),
+    },
+    overview=Overview(
+        group=SURGERY,
+        summary="adds a gated embedding of the token to the values of attention",
+        changes="values of attention: plus a gated embedding of the token",
+        cost="not measured",
+        evidence="practice: [modded-nanogpt](https://github.com/KellerJordan/modded-nanogpt)",
+        use_for="language models with a small vocabulary that are trained from scratch",
+    ),
+)
