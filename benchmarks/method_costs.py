@@ -611,6 +611,7 @@ def ngram_embeddings() -> list[Candidates]:
 def attention_methods() -> list[Candidates]:
     """Compare steps of a GPT-2 on 4 texts of 512 tokens, with changes of its attention."""
     model, ids = gpt2(), torch.randint(1000, (4, 512))
+    offset = F.partial_key_offset(model, every=1)
     return [
         {
             "a step of GPT-2": text_step(model, ids),
@@ -618,6 +619,7 @@ def attention_methods() -> list[Candidates]:
             "attention_output_gate": text_step(F.attention_output_gate(model), ids),
             "exclusive_self_attention": text_step(F.exclusive_self_attention(model), ids),
             "the same, learned": text_step(F.exclusive_self_attention(model, learned=True), ids),
+            "partial_key_offset of all blocks": text_step(offset, ids),
             "the surgery": lambda: F.qk_norm(model),
         }
     ]

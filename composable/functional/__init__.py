@@ -130,6 +130,7 @@ if TYPE_CHECKING:
     from composable.functional.pack_documents import document_mask as document_mask
     from composable.functional.pack_documents import pack_documents as pack_documents
     from composable.functional.pack_documents import pack_lengths as pack_lengths
+    from composable.functional.partial_key_offset import partial_key_offset as partial_key_offset
     from composable.functional.qk_norm import qk_norm as qk_norm
     from composable.functional.randaugment import RandAugmentDraw as RandAugmentDraw
     from composable.functional.randaugment import apply_randaugment as apply_randaugment

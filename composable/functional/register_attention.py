@@ -158,6 +158,7 @@ def _with_change(name: str, module: Any, build: Callable[[int], AttentionChange]
     weight = next((p for p in module.parameters() if p.is_floating_point()), None)
     if weight is not None:
         change.to(weight.device, weight.dtype)
+    change.attach(name, module)
     new.attention_changes[change.method] = change
     return new  # type: ignore[no-any-return]
 

@@ -13,6 +13,7 @@ CHANGES = {
     "qk_norm": lambda model: F.qk_norm(model, gain=3.0),
     "attention_output_gate": lambda model: F.attention_output_gate(model, channels=3),
     "exclusive_self_attention": F.exclusive_self_attention,
+    "partial_key_offset": lambda model: F.partial_key_offset(model, every=1),
     "learned exclusive_self_attention": lambda m: F.exclusive_self_attention(m, learned=True),
 }
 WIDTH, LENGTH = 8, 5
@@ -92,6 +93,38 @@ def test_component_along_the_own_value_is_removed(learned):
         )
 
     assert_close(new(inputs()), by_hand(new, inputs(), of_head))
+
+
+@pytest.mark.parametrize(("fraction", "moved"), [(0.5, [1, 3]), (0.9, [1, 3]), (0.3, [])])
+def test_last_features_of_each_half_of_a_key_are_those_of_the_token_before(fraction, moved):
+    new = F.partial_key_offset(block(), fraction=fraction)
+
+    def of_head(h, query, key, value, x):
+        key = key.clone()
+        key[1:, moved] = key[:-1, moved].clone()
+        return softmaxed(query, key, 0.5) @ value
+
+    assert_close(new(inputs()), by_hand(new, inputs(), of_head))
+
+
+def test_every_fourth_block_is_offset():
+    model = F.partial_key_offset(nn.Sequential(*(Attention(4) for _ in range(6))))
+
+    assert [i for i, one in enumerate(model) if hasattr(one, "attention_changes")] == [0, 4]
+
+
+@pytest.mark.parametrize("first", ["rotary", "partial_key_offset"])
+def test_features_that_are_rotated_are_not_offset(first):
+    def both(fraction):
+        steps = [lambda m: F.rotary(m, fraction=fraction), F.partial_key_offset]
+        model = nn.Sequential(block())
+        for step in steps if first == "rotary" else reversed(steps):
+            model = step(model)
+        return model[0].attention_changes.partial_key_offset
+
+    assert both(0.5).offset(4, "cpu").tolist() == [False, False, True, True]
+    with pytest.raises(ValueError, match=r"fraction=0.5 must be at most 0.0, the share of .* 0"):
+        both(1.0)
 
 
 def test_methods_combine_in_any_order_and_after_alibi():

@@ -81,6 +81,9 @@ class AttentionChange(nn.Module):
         super().__init__()
         self.setting = setting
 
+    def attach(self, name: str, block: nn.Module) -> None:
+        """Adapt to a block, when it is added to it and when the positions of the block change."""
+
     def prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Change the arguments of the block that are passed by name."""
         return inputs
