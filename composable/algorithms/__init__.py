@@ -55,5 +55,6 @@ if TYPE_CHECKING:
     )
     from composable.algorithms.whitened_first_layer import WhitenedFirstLayer as WhitenedFirstLayer
     from composable.algorithms.whole_loss import WholeLoss as WholeLoss
+    from composable.algorithms.window_warmup import WindowWarmup as WindowWarmup
 else:
     export_lazily(__name__)

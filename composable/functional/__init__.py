@@ -157,6 +157,8 @@ if TYPE_CHECKING:
     from composable.functional.set_sequence_length import sequence_length as sequence_length
     from composable.functional.set_sequence_length import set_sequence_length as set_sequence_length
     from composable.functional.set_sequence_length import warmed_up_length as warmed_up_length
+    from composable.functional.sliding_window import sliding_window as sliding_window
+    from composable.functional.sliding_window import warmed_up_window as warmed_up_window
     from composable.functional.smooth_labels import smooth_labels as smooth_labels
     from composable.functional.squeeze_excite import SqueezeExcitation as SqueezeExcitation
     from composable.functional.squeeze_excite import squeeze_excite as squeeze_excite

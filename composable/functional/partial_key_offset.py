@@ -77,7 +77,7 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
     check_count("every", every, 1)
     return change_attention(
         model,
-        lambda heads: PartialKeyOffset(fraction=fraction, every=every),
+        lambda heads, _: PartialKeyOffset(fraction=fraction, every=every),
         applies=is_causal,
         kind="causal self-attention",
         every=every,

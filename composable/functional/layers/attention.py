@@ -98,6 +98,7 @@ class AttentionChange(nn.Module):
 
 
 ORDER = (
+    "sliding_window",
     "partial_key_offset",
     "qk_norm",
     "exclusive_self_attention",
