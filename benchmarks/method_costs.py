@@ -533,7 +533,7 @@ def gpt2(**options: int) -> nn.Module:
 
     rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     config = transformers.GPT2Config(
-        vocab_size=1000, n_positions=512, n_embd=256, n_layer=2, n_head=8, **rates, **options
+        vocab_size=1000, n_embd=256, n_layer=2, n_head=8, **rates, **{"n_positions": 512, **options}
     )
     config.bos_token_id = config.eos_token_id = 0
     return transformers.GPT2LMHeadModel(config)
@@ -611,6 +611,19 @@ def ngram_embeddings() -> list[Candidates]:
 def attention_methods() -> list[Candidates]:
     """Compare steps of a GPT-2 on 4 texts of 512 tokens, with changes of its attention."""
     model, ids = gpt2(), torch.randint(1000, (4, 512))
+    offset, long = F.partial_key_offset(model, every=1), gpt2(n_positions=2048)
+    queries = torch.randn(1, 8, 4096, 32, requires_grad=True)
+
+    class Bare(nn.Module):
+        heads = 8
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def attend(block: nn.Module) -> Callable[[], None]:
+        return lambda: block(queries).sum().backward()
+
+    F.register_attention(Bare, heads="heads")
     return [
         {
             "a step of GPT-2": text_step(model, ids),
@@ -618,8 +631,19 @@ def attention_methods() -> list[Candidates]:
             "attention_output_gate": text_step(F.attention_output_gate(model), ids),
             "exclusive_self_attention": text_step(F.exclusive_self_attention(model), ids),
             "the same, learned": text_step(F.exclusive_self_attention(model, learned=True), ids),
+            "partial_key_offset of all blocks": text_step(offset, ids),
             "the surgery": lambda: F.qk_norm(model),
-        }
+        },
+        {
+            "a step on 2048 tokens": text_step(long, ids.view(1, -1)),
+            "with a window of 512": text_step(F.sliding_window(long, window=512), ids.view(1, -1)),
+            "of 128": text_step(F.sliding_window(long, window=128), ids.view(1, -1)),
+        },
+        {
+            "attention of 8 heads to 4096 tokens": attend(Bare()),
+            "with a window of 1024": attend(F.sliding_window(Bare(), window=1024)),
+            "of 256": attend(F.sliding_window(Bare(), window=256)),
+        },
     ]
 
 

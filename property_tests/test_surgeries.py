@@ -61,8 +61,8 @@ def test_longer_input_does_not_change_earlier_outputs_of_a_biased_decoder(seed, 
 
 
 ON_TOKENS = ("alibi", "attention_output_gate", "exclusive_self_attention", "ngram_embeddings")
-ON_TOKENS += ("qk_norm", "rotary", "skip_connections", "smear", "split_head")
-ON_TOKENS += ("value_embeddings", "value_residual")
+ON_TOKENS += ("partial_key_offset", "qk_norm", "rotary", "skip_connections", "sliding_window")
+ON_TOKENS += ("smear", "split_head", "value_embeddings", "value_residual")
 TOGETHER = {name: one.operate for name, one in OWN.items() if name not in ON_TOKENS}
 TOGETHER |= {"channels_last": F.channels_last}
 del TOGETHER["stochastic_depth by sample"]

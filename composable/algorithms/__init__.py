@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from composable.algorithms.mixup import MixUp as MixUp
     from composable.algorithms.ngram_embeddings import NGramEmbeddings as NGramEmbeddings
     from composable.algorithms.no_op_model import NoOpModel as NoOpModel
+    from composable.algorithms.partial_key_offset import PartialKeyOffset as PartialKeyOffset
     from composable.algorithms.prefix_tokens import PrefixTokens as PrefixTokens
     from composable.algorithms.progressive_resizing import (
         ProgressiveResizing as ProgressiveResizing,
@@ -64,5 +65,6 @@ if TYPE_CHECKING:
     )
     from composable.algorithms.whitened_first_layer import WhitenedFirstLayer as WhitenedFirstLayer
     from composable.algorithms.whole_loss import WholeLoss as WholeLoss
+    from composable.algorithms.window_warmup import WindowWarmup as WindowWarmup
 else:
     export_lazily(__name__)

@@ -135,6 +135,7 @@ if TYPE_CHECKING:
     from composable.functional.pack_documents import document_mask as document_mask
     from composable.functional.pack_documents import pack_documents as pack_documents
     from composable.functional.pack_documents import pack_lengths as pack_lengths
+    from composable.functional.partial_key_offset import partial_key_offset as partial_key_offset
     from composable.functional.polar_express_coefficients import (
         polar_express_coefficients as polar_express_coefficients,
     )
@@ -169,6 +170,8 @@ if TYPE_CHECKING:
     from composable.functional.set_sequence_length import set_sequence_length as set_sequence_length
     from composable.functional.set_sequence_length import warmed_up_length as warmed_up_length
     from composable.functional.skip_connections import skip_connections as skip_connections
+    from composable.functional.sliding_window import sliding_window as sliding_window
+    from composable.functional.sliding_window import warmed_up_window as warmed_up_window
     from composable.functional.smear import smear as smear
     from composable.functional.smooth_labels import smooth_labels as smooth_labels
     from composable.functional.softcap_logits import softcap_head as softcap_head

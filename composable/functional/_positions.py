@@ -67,6 +67,8 @@ class PositionSurgery(Generic[Setting]):
                     "first."
                 )
             setattr(new, self.attribute, setting)
+            for change in getattr(new, "attention_changes", {}).values():
+                change.attach(name, new)
             return new
 
         result = replace_modules(model, rule)

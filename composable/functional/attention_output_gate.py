@@ -66,7 +66,7 @@ def attention_output_gate(model: nn.Module, *, channels: int = 12) -> nn.Module:
         )
     """
     check_count("channels", channels, 1)
-    return change_attention(model, lambda heads: AttentionOutputGate(heads, channels=channels))
+    return change_attention(model, lambda heads, _: AttentionOutputGate(heads, channels=channels))
 
 
 class AttentionOutputGate(AttentionChange):

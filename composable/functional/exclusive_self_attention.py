@@ -64,7 +64,7 @@ def exclusive_self_attention(model: nn.Module, *, learned: bool = False) -> nn.M
                  [0.3302, 0.0000]]])
     """
     check_flag("learned", learned)
-    return change_attention(model, lambda heads: ExclusiveSelfAttention(heads, learned=learned))
+    return change_attention(model, lambda heads, _: ExclusiveSelfAttention(heads, learned=learned))
 
 
 class ExclusiveSelfAttention(AttentionChange):

@@ -70,7 +70,7 @@ def qk_norm(model: nn.Module, *, gain: float = 1.0, learned: bool = True) -> nn.
     check_flag("learned", learned)
     return change_attention(
         model,
-        lambda heads: QKNorm(heads, gain=gain, learned=learned),
+        lambda heads, _: QKNorm(heads, gain=gain, learned=learned),
         applies=lambda block: not hasattr(block, "q_norm"),
         kind="self-attention without a norm of queries",
     )

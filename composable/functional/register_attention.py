@@ -98,21 +98,24 @@ def is_causal(block: nn.Module) -> bool:
 
 def change_attention(
     model: nn.Module,
-    build: Callable[[int], AttentionChange],
+    build: Callable[[int, int], AttentionChange],
     *,
     applies: Callable[[nn.Module], bool] = lambda block: True,
     kind: str = "self-attention",
     every: int = 1,
+    replaces: bool = False,
 ) -> nn.Module:
     """Add a change to the attention of all known blocks, or of every few.
 
     Args:
         model: Any module.
-        build: A function of the number of heads that returns the change of a block.
+        build: A function of the number of heads of a block, and of its number among the blocks,
+            from 0 on, that returns its change.
         applies: Whether a known block is one of those.
         kind: What these blocks are, in words.
         every: Which blocks get the change, of those to which it applies: every so many, from the
             first on.
+        replaces: Whether a change with other hyperparameters is replaced. Otherwise it is an error.
 
     Returns:
         The new model; `model` itself if there is nothing to change.
@@ -126,18 +129,25 @@ def change_attention(
     """
     check_module("model", model)
     blocks = [name for name, one in model.named_modules() if _is_known(one) and applies(one)]
-    chosen, change = set(blocks[::every]), build(1)
+    chosen = {name: i for i, name in enumerate(blocks) if i % every == 0}
+    change = build(1, 0)
     if not blocks:
         report_nothing(change.method, f"{kind} of the classes {REGISTRY.names}", ADVICE)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         if name not in chosen:
             return module
-        changes = getattr(module, "attention_changes", {})
-        if change.method in changes:
-            _check_same(name, changes[change.method], change)
+        changes: Any = getattr(module, "attention_changes", {})
+        earlier = dict(changes.items()).get(change.method)
+        if earlier is not None and earlier.setting == change.setting:
             return module
-        return _with_change(name, module, build)
+        if earlier is not None and not replaces:
+            raise ValueError(
+                f"{change.method}({change.extra_repr()}) must be "
+                f"{change.method}({earlier.extra_repr()}), by which {name or 'model'} is changed "
+                "already; change the original model instead."
+            )
+        return _with_change(name, module, lambda heads: build(heads, chosen[name]))
 
     return replace_modules(model, rule).model
 
@@ -158,6 +168,7 @@ def _with_change(name: str, module: Any, build: Callable[[int], AttentionChange]
     weight = next((p for p in module.parameters() if p.is_floating_point()), None)
     if weight is not None:
         change.to(weight.device, weight.dtype)
+    change.attach(name, module)
     new.attention_changes[change.method] = change
     return new  # type: ignore[no-any-return]
 
@@ -171,12 +182,3 @@ def _count_heads(name: str, module: Any) -> int:
             f"not {heads!r}; name another for {class_name(type(module))} in register_attention."
         )
     return heads
-
-
-def _check_same(name: str, earlier: AttentionChange, change: AttentionChange) -> None:
-    if earlier.setting != change.setting:
-        raise ValueError(
-            f"{change.method}({change.extra_repr()}) must be "
-            f"{change.method}({earlier.extra_repr()}), by which {name or 'model'} is changed "
-            "already; change the original model instead."
-        )

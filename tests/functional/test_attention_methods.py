@@ -13,6 +13,8 @@ CHANGES = {
     "qk_norm": lambda model: F.qk_norm(model, gain=3.0),
     "attention_output_gate": lambda model: F.attention_output_gate(model, channels=3),
     "exclusive_self_attention": F.exclusive_self_attention,
+    "partial_key_offset": lambda model: F.partial_key_offset(model, every=1),
+    "sliding_window": lambda model: F.sliding_window(model, window=3),
     "learned exclusive_self_attention": lambda m: F.exclusive_self_attention(m, learned=True),
 }
 WIDTH, LENGTH = 8, 5
@@ -92,6 +94,116 @@ def test_component_along_the_own_value_is_removed(learned):
         )
 
     assert_close(new(inputs()), by_hand(new, inputs(), of_head))
+
+
+@pytest.mark.parametrize(("fraction", "moved"), [(0.5, [1, 3]), (0.9, [1, 3]), (0.3, [])])
+def test_last_features_of_each_half_of_a_key_are_those_of_the_token_before(fraction, moved):
+    new = F.partial_key_offset(block(), fraction=fraction)
+
+    def of_head(h, query, key, value, x):
+        key = key.clone()
+        key[1:, moved] = key[:-1, moved].clone()
+        return softmaxed(query, key, 0.5) @ value
+
+    assert_close(new(inputs()), by_hand(new, inputs(), of_head))
+
+
+def band(window):
+    distances = torch.arange(LENGTH).unsqueeze(-1) - torch.arange(LENGTH)
+    return (distances >= 0) & (distances < window)
+
+
+@pytest.mark.parametrize("window", range(1, 8))
+def test_a_token_attends_to_the_last_tokens(window):
+    new, plain = F.sliding_window(block(), window=window), block()
+
+    def of_head(h, query, key, value, x):
+        scores = (query @ key.mT / 2).masked_fill(~band(window), -torch.inf)
+        return scores.softmax(-1) @ value
+
+    x = inputs().requires_grad_()
+    outputs, expected = new(x), by_hand(plain, x, of_head)
+
+    assert_close(outputs, expected)
+    gradients = (torch.autograd.grad(one.sin().sum(), x)[0] for one in (outputs, expected))
+    assert_close(*gradients)
+
+
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_pieces_and_masks_of_any_kind_give_the_same(window):
+    causal = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    added = torch.zeros(LENGTH, LENGTH, dtype=torch.float64).masked_fill(~causal, -torch.inf)
+    x = inputs().unflatten(-1, (2, -1)).transpose(1, 2)
+
+    class Bare(nn.Module):
+        heads = 2
+
+        def forward(self, x, **options):
+            return scaled_dot_product_attention(x, x, x, **options)
+
+    F.register_attention(Bare, heads="heads")
+    new = F.sliding_window(Bare(), window=window)
+
+    expected = scaled_dot_product_attention(x, x, x, band(window))
+    for options in ({"is_causal": True}, {"attn_mask": causal}, {"attn_mask": added}):
+        assert_close(new(x, **options), expected)
+    assert_close(new(x[0], is_causal=True), expected[0])
+    assert_close(new(x[None], is_causal=True), expected[None])
+
+
+def test_tokens_that_a_mask_excludes_do_not_count():
+    class Masked(nn.Module):
+        heads = 1
+
+        def forward(self, x, mask):
+            return scaled_dot_product_attention(x, x, x, mask)
+
+    F.register_attention(Masked, heads="heads")
+    x = inputs().unsqueeze(1)
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    mask[:, 2] = False  # row 2 is cut off
+    mask[2, 2] = True
+
+    new = F.sliding_window(Masked(), window=2)(x, mask)
+
+    assert_close(new[:, :, 3], F.sliding_window(Masked(), window=3)(x, mask & band(3))[:, :, 3])
+    assert_close(
+        new[:, :, 3:4], scaled_dot_product_attention(x[:, :, 3:4], x[:, :, [1, 3]], x[:, :, [1, 3]])
+    )
+
+
+def test_windows_are_replaced_and_long_and_short_in_turn():
+    model = nn.Sequential(*(Attention(4) for _ in range(4)))
+
+    new = F.sliding_window(model, window=6, short_window=3)
+    again = F.sliding_window(new, window=None, short_window=4, every=4)
+
+    def lengths(model):
+        return [one.attention_changes.sliding_window.length for one in model]
+
+    assert lengths(new) == [3, 6, 3, 6]
+    assert lengths(again) == [4, 4, 4, None]
+    assert F.sliding_window(new, window=6, short_window=3) is new
+
+
+def test_every_fourth_block_is_offset():
+    model = F.partial_key_offset(nn.Sequential(*(Attention(4) for _ in range(6))))
+
+    assert [i for i, one in enumerate(model) if hasattr(one, "attention_changes")] == [0, 4]
+
+
+@pytest.mark.parametrize("first", ["rotary", "partial_key_offset"])
+def test_features_that_are_rotated_are_not_offset(first):
+    def both(fraction):
+        steps = [lambda m: F.rotary(m, fraction=fraction), F.partial_key_offset]
+        model = nn.Sequential(block())
+        for step in steps if first == "rotary" else reversed(steps):
+            model = step(model)
+        return model[0].attention_changes.partial_key_offset
+
+    assert both(0.5).offset(4, "cpu").tolist() == [False, False, True, True]
+    with pytest.raises(ValueError, match=r"fraction=0.5 must be at most 0.0, the share of .* 0"):
+        both(1.0)
 
 
 def test_methods_combine_in_any_order_and_after_alibi():

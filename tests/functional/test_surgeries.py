@@ -165,6 +165,8 @@ SURGERIES = {
             "qk_norm": F.qk_norm,
             "attention_output_gate": partial(F.attention_output_gate, channels=2),
             "exclusive_self_attention": partial(F.exclusive_self_attention, learned=True),
+            "sliding_window": partial(F.sliding_window, window=2),
+            "partial_key_offset": partial(F.partial_key_offset, every=1),
         }.items()
     },
     "ngram_embeddings": Surgery(

@@ -59,7 +59,12 @@ FAMILIES = pytest.mark.parametrize("family", DECODERS)
 @METHODS
 @torch.no_grad()
 def test_every_method_acts_on_encoders_and_decoders(change):
-    for model in (build("bert"), DECODERS["gpt2"](), llama()):
+    encoders = (
+        ()
+        if change in (CHANGES["partial_key_offset"], CHANGES["sliding_window"])
+        else (build("bert"),)
+    )
+    for model in (*encoders, DECODERS["gpt2"](), llama()):
         assert not torch.allclose(filled(change(model))(tokens(8))[0], model(tokens(8))[0], **NEAR)
 
 
@@ -94,6 +99,46 @@ def test_padding_and_a_static_cache_change_nothing(family):
     assert torch.equal(model.generate(padded, attention_mask=mask, **options)[:, 3:], generated)
     static = model.generate(padded, attention_mask=mask, cache_implementation="static", **options)
     assert torch.equal(static[:, 3:], generated)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@torch.no_grad()
+def test_packed_texts_are_as_alone(family):
+    model, ids = changed(DECODERS[family]()), tokens(6)
+    positions = torch.arange(6).repeat(2)[None]
+
+    packed = model(ids.view(1, 12), position_ids=positions, use_cache=False).logits
+
+    assert_close(packed.view(2, 6, -1), model(ids).logits, **NEAR)
+
+
+@torch.no_grad()
+def test_features_that_are_offset_are_not_rotated():
+    model, seen = F.partial_key_offset(llama(), fraction=0.5, every=1), []
+    attention = model.model.layers[0].self_attn
+    attention.k_proj.register_forward_hook(lambda module, args, output: seen.append(output))
+    change, keys = attention.attention_changes.partial_key_offset, []
+
+    class Noting(type(change)):
+        def forward(self, attend, call):
+            return super().forward(lambda new: keys.append(new.key) or attend(new), call)
+
+    change.__class__ = Noting
+    model(tokens(5))
+
+    plain = seen[0].unflatten(-1, (2, 4)).transpose(1, 2)  # before the rotation
+    assert_close(keys[0][:, :, 1:, [1, 3]], plain[:, :, :-1, [1, 3]])
+    assert not torch.allclose(keys[0][:, :, 1:, [0, 2]], plain[:, :, 1:, [0, 2]])
+
+
+def test_sliding_windows_of_their_own_are_refused():
+    config = transformers.MistralConfig(
+        vocab_size=WORDS, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    model = transformers.MistralForCausalLM(config)
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn must have no sliding window"):
+        F.partial_key_offset(model)
 
 
 @torch.no_grad()

@@ -16,8 +16,8 @@ ORDER = [  # one line per stage
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
     *("AttentionOutputGate", "ExclusiveSelfAttention", "GatedLinearUnits", "GhostBatchNorm"),
-    *("GyroDropout", "InitializeProjections", "NGramEmbeddings", "QKNorm", "Rotary"),
-    *("SkipConnections", "Smear", "SoftcapLogits", "SplitHead", "SquaredReLUs"),
+    *("GyroDropout", "InitializeProjections", "NGramEmbeddings", "PartialKeyOffset", "QKNorm"),
+    *("Rotary", "SkipConnections", "Smear", "SoftcapLogits", "SplitHead", "SquaredReLUs"),
     *("StochasticDepth", "ValueEmbeddings"),
     *("WhitenedFirstLayer", "Factorize", "BlurPool", "SqueezeExcite", "WeightStandardization"),
     "ChannelsLast",

@@ -25,6 +25,7 @@ REFUSED_BY_FSDP2 = {
     "ChannelsLast": "only contiguous parameters can be sharded",
     "SWA": "cannot recompute the statistics of the batch norms of a sharded model",
     "NoOpModel": "doesn't support scalar parameters",
+    "WindowWarmup": "model must not be wrapped in FSDPModule",
 }
 """The algorithms that `FSDP2` refuses, and a part of the error."""
 

@@ -81,6 +81,9 @@ class AttentionChange(nn.Module):
         super().__init__()
         self.setting = setting
 
+    def attach(self, name: str, block: nn.Module) -> None:
+        """Adapt to a block, when it is added to it and when the positions of the block change."""
+
     def prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Change the arguments of the block that are passed by name."""
         return inputs
@@ -95,6 +98,7 @@ class AttentionChange(nn.Module):
 
 
 ORDER = (
+    "sliding_window",
     "partial_key_offset",
     "qk_norm",
     "exclusive_self_attention",

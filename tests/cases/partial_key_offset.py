@@ -1,0 +1,39 @@
+"""Partial key offset."""
+
+import composable.functional as F
+from composable.algorithms import PartialKeyOffset
+from tests.support.arguments import token_ids
+from tests.support.cases import BOTH_FAIL, SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.invalid import no_count, no_number
+from tests.support.meaning import surgery
+from tests.support.models import language_model
+from tests.support.runs import VISION
+
+CASE = Case(
+    functions=[
+        FunctionCase(
+            F.partial_key_offset,
+            arguments=lambda n: (language_model(one_by_one=True),),
+            inputs=token_ids,
+        ),
+    ],
+    algorithm=AlgorithmCase(
+        PartialKeyOffset,
+        {"fraction": [0.5, 0.75], "every": [4, 1]},
+        meaning=surgery(F.partial_key_offset),
+        neutral="it changes keys",
+        cannot={VISION: "it has no attention"},
+        order_matters={
+            "Rotary": ("rotated features can't be offset; `Rotary(fraction=0.5)` can", BOTH_FAIL)
+        },
+    ),
+    invalid={"fraction": no_number(0, 1, -0.1, 1.1), "every": no_count(1)},
+    overview=Overview(
+        group=SURGERY,
+        summary="offsets a part of each key by a token",
+        changes="attention: a part of each key is that of the token before",
+        cost="× 1.01",
+        evidence="practice: [modded-nanogpt 2026](https://github.com/KellerJordan/modded-nanogpt/pull/169)",
+        use_for="causal language models that are trained from scratch",
+    ),
+)
