@@ -110,7 +110,7 @@ class PartialKeyOffset(AttentionChange):
         """Return which of the features of a key are offset."""
         length = size // 2 if self.by_halves else size
         # 1e-9: a rounding error of the product must not cost a feature.
-        first = length - floor(self.setting["fraction"] * length + 1e-9)
+        first = length - max(1, floor(self.setting["fraction"] * length + 1e-9))
         features = torch.arange(size, device=device)
         return torch.ge(features % length, first)
 

@@ -20,6 +20,7 @@ ORDER = [  # one line per stage
     *("Rotary", "SkipConnections", "Smear", "SoftcapLogits", "SplitHead", "SquaredReLUs"),
     *("StochasticDepth", "ValueEmbeddings"),
     *("WhitenedFirstLayer", "Factorize", "BlurPool", "SqueezeExcite", "WeightStandardization"),
+    "WindowWarmup",
     "ChannelsLast",
     *("LowPrecisionGroupNorm", "LowPrecisionLayerNorm"),
     *("GradientClipping", "LayerFreezing", "SAM"),

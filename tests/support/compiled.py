@@ -58,6 +58,7 @@ GRAPHS = {
         "selected batches have a size of their own; the forward pass that selects is eager",
     ),
     "set_sequence_length": (3, "graphs with dynamic sizes"),
+    "sliding_window": (8, "each window of the warm-up has graphs of its own"),
     "stochastic_depth": (
         4,
         'a warm-up compiles twice: the rate becomes an input of the graph. `method="block"` draws'
