@@ -66,10 +66,10 @@ def attention_output_gate(model: nn.Module, *, channels: int = 12) -> nn.Module:
         )
     """
     check_count("channels", channels, 1)
-    return change_attention(model, lambda heads, _: AttentionOutputGate(heads, channels=channels))
+    return change_attention(model, lambda heads, _: OutputGate(heads, channels=channels))
 
 
-class AttentionOutputGate(AttentionChange):
+class OutputGate(AttentionChange):
     """Multiplies the output of each head by a gate."""
 
     method = "attention_output_gate"

@@ -64,10 +64,10 @@ def exclusive_self_attention(model: nn.Module, *, learned: bool = False) -> nn.M
                  [0.3302, 0.0000]]])
     """
     check_flag("learned", learned)
-    return change_attention(model, lambda heads, _: ExclusiveSelfAttention(heads, learned=learned))
+    return change_attention(model, lambda heads, _: ExclusiveValues(heads, learned=learned))
 
 
-class ExclusiveSelfAttention(AttentionChange):
+class ExclusiveValues(AttentionChange):
     """Removes the component along the token's own value from the output of each head."""
 
     method = "exclusive_self_attention"

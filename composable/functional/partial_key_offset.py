@@ -77,14 +77,14 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
     check_count("every", every, 1)
     return change_attention(
         model,
-        lambda heads, _: PartialKeyOffset(fraction=fraction, every=every),
+        lambda heads, _: KeyOffset(fraction=fraction, every=every),
         applies=is_causal,
         kind="causal self-attention",
         every=every,
     )
 
 
-class PartialKeyOffset(AttentionChange):
+class KeyOffset(AttentionChange):
     """Replaces a part of the features of each key by those of the token before it."""
 
     method = "partial_key_offset"

@@ -70,13 +70,13 @@ def qk_norm(model: nn.Module, *, gain: float = 1.0, learned: bool = True) -> nn.
     check_flag("learned", learned)
     return change_attention(
         model,
-        lambda heads, _: QKNorm(heads, gain=gain, learned=learned),
+        lambda heads, _: QueryKeyNorm(heads, gain=gain, learned=learned),
         applies=lambda block: not hasattr(block, "q_norm"),
         kind="self-attention without a norm of queries",
     )
 
 
-class QKNorm(AttentionChange):
+class QueryKeyNorm(AttentionChange):
     """Normalizes queries and keys."""
 
     method = "qk_norm"

@@ -21,7 +21,7 @@ __all__ = ["register_attention"]
 
 
 @attrs.frozen
-class Block:
+class AttentionBlock:
     """The attribute with the number of heads of a class of blocks, and whether it is causal.
 
     An attribute `is_causal` of a block, as those of Hugging Face have it, takes precedence.
@@ -31,8 +31,8 @@ class Block:
     causal: bool = True
 
 
-_DECODER, _ENCODER = Block(), Block(causal=False)
-REGISTRY: Registry[Block] = Registry(
+_DECODER, _ENCODER = AttentionBlock(), AttentionBlock(causal=False)
+REGISTRY: Registry[AttentionBlock] = Registry(
     {
         **named("gpt2", {"GPT2Attention": _DECODER}),
         **named("gpt_neox", {"GPTNeoXAttention": _DECODER}),
@@ -87,7 +87,7 @@ def register_attention(
     if not isinstance(heads, str) or not heads:
         raise TypeError(f'heads={heads!r} must be the name of an attribute, such as "num_heads".')
     check_flag("causal", causal)
-    REGISTRY.add(kind, Block(heads, causal))
+    REGISTRY.add(kind, AttentionBlock(heads, causal))
 
 
 def is_causal(block: nn.Module) -> bool:
