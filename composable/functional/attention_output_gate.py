@@ -62,7 +62,7 @@ def attention_output_gate(model: nn.Module, *, channels: int = 12) -> nn.Module:
         >>> register_attention(Attention, heads="heads")
         >>> attention_output_gate(Attention(), channels=4).attention_changes
         ModuleDict(
-          (attention_output_gate): AttentionOutputGate(channels=4)
+          (attention_output_gate): OutputGate(channels=4)
         )
     """
     check_count("channels", channels, 1)

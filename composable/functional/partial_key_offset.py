@@ -43,7 +43,7 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
-        fraction: Share of the features of a key that is offset, above 0 and below 1.
+        fraction: Share of the features of a key that is offset, above 0 and below 1; one at least.
         every: Which blocks are changed: every so many, from the first on.
 
     Returns:
@@ -70,7 +70,7 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
         >>> register_attention(Attention, heads="heads")
         >>> partial_key_offset(nn.Sequential(Attention()), fraction=0.25)[0].attention_changes
         ModuleDict(
-          (partial_key_offset): PartialKeyOffset(fraction=0.25, every=4)
+          (partial_key_offset): KeyOffset(fraction=0.25, every=4)
         )
     """
     check_range("fraction", fraction, 0, 1, ends="()")
