@@ -32,12 +32,12 @@ class PrefixTokens(Algorithm):
 
     Args:
         prefixes: The result of `composable.functional.prefix_tokens`.
-        weight: The weight at the start, above 0.
+        weight: The weight at the start, 0 or more.
         end: The share of training at which the weight is 0, in (0, 1].
     """
 
     prefixes: Tensor = attrs.field(eq=attrs.cmp_using(eq=lambda one, other: one.equal(other)))
-    weight: float = attrs.field(default=0.25, validator=in_range(0, ends="()"))
+    weight: float = attrs.field(default=0.25, validator=in_range(0, ends="[)"))
     end: float = attrs.field(default=2 / 3, validator=in_range(0, 1, ends="(]"))
 
     @prefixes.validator

@@ -5,7 +5,7 @@ import torch
 import composable.functional as F
 from composable.algorithms import PrefixTokens
 from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_POSITIVE, NO_TENSOR, no_number, no_word
+from tests.support.invalid import NO_TENSOR, no_number, no_word
 
 PREFIXES = F.prefix_tokens([b"a", b"ab", b"abc", b"b", b"ba", None, b"bab"])
 NO_INDICES = (*NO_TENSOR, torch.zeros(3), torch.zeros(3) == 0)
@@ -70,7 +70,7 @@ CASE = Case(
     invalid={
         "targets": NO_INDICES,
         "prefixes": (*NO_INDICES, PREFIXES[None]),
-        "weight": NO_POSITIVE,
+        "weight": no_number(-0.1, float("inf")),
         "end": no_number(0, 1.1, -1),
         "ignore_index": (None, 0.5, True),
         "reduction": no_word(),

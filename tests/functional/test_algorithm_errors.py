@@ -31,11 +31,11 @@ def test_algorithm_and_function_raise_the_same_error(unchecked, case, function, 
     ours = case.invalid_values(case.algorithm.kind)[name]
     theirs = case.invalid_values(function.function, function.invalid)[name]
     for value in ours:
-        if value not in theirs:
+        if repr(value) not in map(repr, theirs):
             continue
         error = error_of(case.algorithm.kind, {**case.algorithm.valid(), name: value})
 
         assert error == error_of(function.function, {**function.valid(), name: value})
-        assert error[1].startswith(f"{name}=")
+        assert error[1].startswith((f"{name}=", f"{name} "))  # a tensor is not shown
         assert " must " in error[1]
         assert error[1].endswith(".")

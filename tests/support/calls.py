@@ -107,8 +107,10 @@ def public_calls() -> Iterator[PublicCall]:
 @contextmanager
 def unchanged_registries() -> Iterator[None]:
     """Remove the classes that are registered in a block."""
-    names = ("alibi", "gated_linear_units", "projections", "rotary")
-    registries = [sys.modules[f"composable.functional.{name}"].REGISTRY for name in names]
+    modules = [
+        one for name, one in sys.modules.items() if name.startswith("composable.functional.")
+    ]
+    registries = [one.REGISTRY for one in modules if hasattr(one, "REGISTRY")]
     before = [dict(registry.entries) for registry in registries]
     try:
         yield

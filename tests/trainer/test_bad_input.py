@@ -215,10 +215,10 @@ import torch
 calls = {"is_available": lambda: True, "device_count": lambda: 2, "_is_in_bad_fork": bool}
 torch.utils.rename_privateuse1_backend("npu")
 torch._register_device_module("npu", types.SimpleNamespace(**calls))
-from composable.trainer.arguments import check_device
+from composable.trainer.arguments import find_device
 
-print(check_device("npu:1"), check_device("npu"))
-check_device("npu:2")
+print(find_device("npu:1"), find_device("npu"))
+find_device("npu:2")
 """
     ended = subprocess.run([sys.executable, "-c", stub], capture_output=True, text=True)
 

@@ -106,6 +106,7 @@ def test_progress_bar_is_closed():
 
 SCRIPT = """
     import pathlib, sys, time
+    sys.modules["tabulate"] = None  # PyTorch would import it at exit, which loses the signal
     import torch
     from torch.utils.data import DataLoader, TensorDataset
     from composable import Callback
