@@ -201,7 +201,7 @@ def test_features_that_are_rotated_are_not_offset(first):
             model = step(model)
         return model[0].attention_changes.partial_key_offset
 
-    assert both(0.5).offset(4, "cpu").tolist() == [False, False, True, True]
+    assert both(0.5).offset(4, torch.device("cpu")).tolist() == [False, False, True, True]
     with pytest.raises(ValueError, match=r"fraction=0.5 must be at most 0.0, the share of .* 0"):
         both(1.0)
 

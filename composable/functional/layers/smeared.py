@@ -13,7 +13,7 @@ __all__ = ["smear_tokens"]
 def smear_tokens(
     inputs: Float[Tensor, "*batch length width"],
     gate: Float[Tensor, " channels"],
-    scale: Float[Tensor, ""],
+    scale: Float[Tensor, "..."],
     *,
     document_ids: Integer[Tensor, "..."] | None = None,
 ) -> Float[Tensor, "*batch length width"]:
