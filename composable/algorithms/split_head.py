@@ -46,6 +46,7 @@ class SplitHead(Algorithm):
     events = frozenset({Event.INIT, Event.FIT_START, Event.BEFORE_OPTIMIZER_STEP})
     stage = Stage.SURGERY
     after = frozenset({"NGramEmbeddings", "Smear"})
+    before = frozenset({"Factorize"})
     reads = frozenset(
         {
             *("model", "gradients", "frozen", "optimizers"),

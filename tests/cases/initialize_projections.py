@@ -3,7 +3,7 @@
 import composable.functional as F
 from composable.algorithms import InitializeProjections
 from tests.support.arguments import rows
-from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.cases import ONE_FAILS, SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_CLASS, no_number, no_word
 from tests.support.meaning import drawn_surgery
 from tests.support.models import WIDTH, Hidden
@@ -37,6 +37,9 @@ CASE = Case(
         meaning=drawn_surgery(F.initialize_projections),
         neutral=InitializeProjections(attention="keep", feed_forward="keep"),
         cannot={VISION: "it has no such projections"},
+        order_matters={
+            "Factorize": ("low-rank pairs are no projections that are known", ONE_FAILS)
+        },
     ),
     invalid={
         "attention": no_word(),

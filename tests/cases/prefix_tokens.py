@@ -4,7 +4,7 @@ import torch
 
 import composable.functional as F
 from composable.algorithms import PrefixTokens
-from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.cases import AUGMENTATION, BOTH_FAIL, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_TENSOR, no_number, no_word
 
 PREFIXES = F.prefix_tokens([b"a", b"ab", b"abc", b"b", b"ba", None, b"bab"])
@@ -66,6 +66,7 @@ CASE = Case(
                 ),
             ),
         },
+        order_matters={"MixUp CutMix": ("both give each example two targets", BOTH_FAIL)},
     ),
     invalid={
         "targets": NO_INDICES,

@@ -6,7 +6,7 @@ from torch import nn
 import composable.functional as F
 from composable.algorithms import SplitHead
 from tests.support.arguments import named, token_ids
-from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.cases import ONE_FAILS, SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_GRADS, NO_TIME
 from tests.support.meaning import surgery
 from tests.support.models import language_model
@@ -44,6 +44,10 @@ CASE = Case(
         meaning=surgery(F.split_head, "split_at"),
         neutral="the head starts as a copy of the embedding",
         cannot={VISION: "images are not tokens"},
+        order_matters={
+            "GradientClipping": "the norm is that before or after the two gradients are added",
+            "Factorize": ("a factorized head has no weight of the shape of the words", ONE_FAILS),
+        },
     ),
     invalid={
         "target": (3, nn.Linear),

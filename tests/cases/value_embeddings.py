@@ -30,6 +30,7 @@ CASE = Case(
         meaning=surgery(F.value_embeddings),
         neutral=ValueEmbeddings(channels=4),
         cannot={VISION: "images are not tokens"},
+        order_matters={"Factorize": "a layer of values with embeddings is not factorized"},
     ),
     invalid={
         "layers": (3, "x", [], [0.5], [True]),
