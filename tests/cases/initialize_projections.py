@@ -37,9 +37,7 @@ CASE = Case(
         meaning=drawn_surgery(F.initialize_projections),
         neutral=InitializeProjections(attention="keep", feed_forward="keep"),
         cannot={VISION: "it has no such projections"},
-        order_matters={
-            "Factorize": ("low-rank pairs are no projections that are known", ONE_FAILS)
-        },
+        order_matters={"Factorize": ("a low-rank pair is not a known projection", ONE_FAILS)},
     ),
     invalid={
         "attention": no_word(),
