@@ -3,17 +3,15 @@
 import attrs
 
 from composable._support.checks import check_any
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import boolean, integer_at_least
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import blurpool
 
 __all__ = ["BlurPool"]
 
 
 @attrs.frozen(repr=False)
-class BlurPool(Algorithm):
+class BlurPool(Surgery):
     """Blur the inputs of strided layers against aliasing: see `composable.functional.blurpool`.
 
     Args:
@@ -31,19 +29,5 @@ class BlurPool(Algorithm):
     def __attrs_post_init__(self) -> None:
         check_any("replace_convs", self.replace_convs, "replace_maxpools", self.replace_maxpools)
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
-    reads = frozenset({"model"})
-    writes = frozenset({"model"})
+    surgery = staticmethod(blurpool)
     replaces = frozenset({"convolution", "max-pool"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Replace the layers once, before training."""
-        model = blurpool(
-            state.model,
-            replace_convs=self.replace_convs,
-            replace_maxpools=self.replace_maxpools,
-            blur_first=self.blur_first,
-            min_channels=self.min_channels,
-        )
-        return state.evolve(model=model)

@@ -2,24 +2,17 @@
 
 import attrs
 
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
+from composable.algorithms._surgery import Surgery
+from composable.core.algorithm import Stage
 from composable.functional import channels_last
 
 __all__ = ["ChannelsLast"]
 
 
 @attrs.frozen(repr=False)
-class ChannelsLast(Algorithm):
+class ChannelsLast(Surgery):
     """Use the channels-last memory format: see `composable.functional.channels_last`."""
 
-    events = frozenset({Event.INIT})
+    surgery = staticmethod(channels_last)
     stage = Stage.LAYOUT
-    reads = frozenset({"model"})
-    writes = frozenset({"model"})
     replaces = frozenset({"memory layout"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Convert the memory format once, before training."""
-        return state.evolve(model=channels_last(state.model))

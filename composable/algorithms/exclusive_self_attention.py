@@ -2,17 +2,15 @@
 
 import attrs
 
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import boolean
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import exclusive_self_attention
 
 __all__ = ["ExclusiveSelfAttention"]
 
 
 @attrs.frozen(repr=False)
-class ExclusiveSelfAttention(Algorithm):
+class ExclusiveSelfAttention(Surgery):
     """Take a token's own value out of attention: `composable.functional.exclusive_self_attention`.
 
     Args:
@@ -21,12 +19,4 @@ class ExclusiveSelfAttention(Algorithm):
 
     learned: bool = attrs.field(default=False, validator=boolean)
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
-    reads = frozenset({"model"})
-    writes = frozenset({"model"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Change the attention once, before training."""
-        model = exclusive_self_attention(state.model, learned=self.learned)
-        return state if model is state.model else state.evolve(model=model)
+    surgery = staticmethod(exclusive_self_attention)

@@ -3,10 +3,8 @@
 import attrs
 
 from composable._support.checks import check_any
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import boolean, integer_at_least, one_of, passes
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import factorize
 from composable.functional.factorize import INITS, check_latent_size
 
@@ -14,7 +12,7 @@ __all__ = ["Factorize"]
 
 
 @attrs.frozen(repr=False)
-class Factorize(Algorithm):
+class Factorize(Surgery):
     """Replace wide layers by low-rank pairs of layers: see `composable.functional.factorize`.
 
     It runs before the other algorithms that replace convolutions, so that they apply to the pairs.
@@ -46,24 +44,7 @@ class Factorize(Algorithm):
             "factorize_convs", self.factorize_convs, "factorize_linears", self.factorize_linears
         )
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
+    surgery = staticmethod(factorize)
     reads = frozenset({"model", "key"})
-    writes = frozenset({"model"})
     before = frozenset({"BlurPool", "SqueezeExcite", "WeightStandardization"})
     replaces = frozenset({"convolution", "linear layer"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Replace the layers once, before training."""
-        model = factorize(
-            state.model,
-            factorize_convs=self.factorize_convs,
-            factorize_linears=self.factorize_linears,
-            min_channels=self.min_channels,
-            latent_channels=self.latent_channels,
-            min_features=self.min_features,
-            latent_features=self.latent_features,
-            init=self.init,
-            generator=state.key.fold(self.name).generator(),
-        )
-        return state.evolve(model=model)

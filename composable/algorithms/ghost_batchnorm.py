@@ -2,17 +2,15 @@
 
 import attrs
 
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import integer_at_least
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import ghost_batchnorm
 
 __all__ = ["GhostBatchNorm"]
 
 
 @attrs.frozen(repr=False)
-class GhostBatchNorm(Algorithm):
+class GhostBatchNorm(Surgery):
     """Normalize slices of the batch: see `composable.functional.ghost_batchnorm`.
 
     Args:
@@ -22,13 +20,5 @@ class GhostBatchNorm(Algorithm):
 
     ghost_batch_size: int = attrs.field(default=32, validator=integer_at_least(1))
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
-    reads = frozenset({"model"})
-    writes = frozenset({"model"})
+    surgery = staticmethod(ghost_batchnorm)
     replaces = frozenset({"batch norm"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Replace the layers once, before training."""
-        model = ghost_batchnorm(state.model, ghost_batch_size=self.ghost_batch_size)
-        return state.evolve(model=model)

@@ -2,17 +2,15 @@
 
 import attrs
 
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import in_range, one_of
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import initialize_projections
 
 __all__ = ["InitializeProjections"]
 
 
 @attrs.frozen(repr=False)
-class InitializeProjections(Algorithm):
+class InitializeProjections(Surgery):
     """Initialize output projections before training: see `functional.initialize_projections`.
 
     Args:
@@ -31,22 +29,7 @@ class InitializeProjections(Algorithm):
     beta: float = attrs.field(default=0.05, validator=in_range(0, ends="[)"))
     noise: float = attrs.field(default=0.01, validator=in_range(0, ends="[)"))
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
+    surgery = staticmethod(initialize_projections)
     before = frozenset({"Factorize"})
     reads = frozenset({"model", "key"})
-    writes = frozenset({"model"})
     replaces = frozenset({"weights of projections"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Replace the weights once, before training."""
-        model = initialize_projections(
-            state.model,
-            attention=self.attention,
-            feed_forward=self.feed_forward,
-            scale=self.scale,
-            beta=self.beta,
-            noise=self.noise,
-            generator=state.key.fold(self.name).generator(),
-        )
-        return state if model is state.model else state.evolve(model=model)

@@ -2,17 +2,15 @@
 
 import attrs
 
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import in_range, integer_at_least, name_or_none
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import ngram_embeddings
 
 __all__ = ["NGramEmbeddings"]
 
 
 @attrs.frozen(repr=False)
-class NGramEmbeddings(Algorithm):
+class NGramEmbeddings(Surgery):
     """Add embeddings of the last tokens: see `composable.functional.ngram_embeddings`.
 
     `optimizers` that are functions of the parameters can give the table an optimizer or a learning
@@ -32,19 +30,5 @@ class NGramEmbeddings(Algorithm):
     megabytes: float = attrs.field(default=64.0, validator=in_range(0, ends="()"))
     target: str | None = attrs.field(default=None, validator=name_or_none)
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
-    reads = frozenset({"model"})
-    writes = frozenset({"model"})
+    surgery = staticmethod(ngram_embeddings)
     replaces = frozenset({"token embedding"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Add the table once, before training."""
-        model = ngram_embeddings(
-            state.model,
-            n=self.n,
-            rows=self.rows,
-            megabytes=self.megabytes,
-            target=self.target,
-        )
-        return state if model is state.model else state.evolve(model=model)

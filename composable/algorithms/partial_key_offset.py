@@ -2,17 +2,15 @@
 
 import attrs
 
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import in_range, integer_at_least
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import partial_key_offset
 
 __all__ = ["PartialKeyOffset"]
 
 
 @attrs.frozen(repr=False)
-class PartialKeyOffset(Algorithm):
+class PartialKeyOffset(Surgery):
     """Offset a part of each key by a token: see `composable.functional.partial_key_offset`.
 
     Args:
@@ -23,12 +21,4 @@ class PartialKeyOffset(Algorithm):
     fraction: float = attrs.field(default=0.5, validator=in_range(0, 1, ends="()"))
     every: int = attrs.field(default=4, validator=integer_at_least(1))
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
-    reads = frozenset({"model"})
-    writes = frozenset({"model"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Change the attention once, before training."""
-        model = partial_key_offset(state.model, fraction=self.fraction, every=self.every)
-        return state if model is state.model else state.evolve(model=model)
+    surgery = staticmethod(partial_key_offset)

@@ -4,17 +4,15 @@ from types import MappingProxyType
 
 import attrs
 
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import boolean, in_range
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import rotary
 
 __all__ = ["Rotary"]
 
 
 @attrs.frozen(repr=False)
-class Rotary(Algorithm):
+class Rotary(Surgery):
     """Rotate queries and keys by their positions: see `composable.functional.rotary`.
 
     Args:
@@ -27,20 +25,7 @@ class Rotary(Algorithm):
     fraction: float = attrs.field(default=1.0, validator=in_range(0, 1))
     interleaved: bool = attrs.field(default=False, validator=boolean)
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
-    reads = frozenset({"model"})
-    writes = frozenset({"model"})
+    surgery = staticmethod(rotary)
     replaces = frozenset({"attention", "position embedding"})
 
     incompatible_with = MappingProxyType({"Alibi": "both replace the position embeddings"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Convert the model once, before training."""
-        model = rotary(
-            state.model,
-            base=self.base,
-            fraction=self.fraction,
-            interleaved=self.interleaved,
-        )
-        return state if model is state.model else state.evolve(model=model)

@@ -4,10 +4,8 @@ from typing import Any
 
 import attrs
 
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import boolean, in_range, integer_at_least, one_of, passes
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import skip_connections
 from composable.functional.stochastic_depth import describe_blocks
 
@@ -15,7 +13,7 @@ __all__ = ["SkipConnections"]
 
 
 @attrs.frozen(repr=False)
-class SkipConnections(Algorithm):
+class SkipConnections(Surgery):
     """Add skip connections to the inputs of blocks: see `composable.functional.skip_connections`.
 
     Args:
@@ -40,22 +38,6 @@ class SkipConnections(Algorithm):
         default=None, validator=passes(lambda _, target: describe_blocks(target))
     )
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
+    surgery = staticmethod(skip_connections)
     reads = frozenset({"model", "key"})
-    writes = frozenset({"model"})
     replaces = frozenset({"residual block"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Add the skip connections once, before training."""
-        model = skip_connections(
-            state.model,
-            sources=self.sources,
-            dynamic=self.dynamic,
-            last=self.last,
-            hidden=self.hidden,
-            scale=self.scale,
-            target=self.target,
-            generator=state.key.fold(self.name).generator(),
-        )
-        return state if model is state.model else state.evolve(model=model)

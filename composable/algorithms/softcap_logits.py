@@ -2,17 +2,15 @@
 
 import attrs
 
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import in_range, name_or_none
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import softcap_head
 
 __all__ = ["SoftcapLogits"]
 
 
 @attrs.frozen(repr=False)
-class SoftcapLogits(Algorithm):
+class SoftcapLogits(Surgery):
     """Bound the logits of the head: see `composable.functional.softcap_head`.
 
     Args:
@@ -23,13 +21,5 @@ class SoftcapLogits(Algorithm):
     cap: float = attrs.field(default=30.0, validator=in_range(0, ends="()"))
     target: str | None = attrs.field(default=None, validator=name_or_none)
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
-    reads = frozenset({"model"})
-    writes = frozenset({"model"})
+    surgery = staticmethod(softcap_head)
     replaces = frozenset({"head"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Replace the head once, before training."""
-        model = softcap_head(state.model, cap=self.cap, target=self.target)
-        return state if model is state.model else state.evolve(model=model)

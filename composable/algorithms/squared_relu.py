@@ -6,17 +6,15 @@ import attrs
 from torch import nn
 
 from composable._support.registry import check_class
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import in_range
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import squared_relu
 
 __all__ = ["SquaredReLUs"]
 
 
 @attrs.frozen(repr=False)
-class SquaredReLUs(Algorithm):
+class SquaredReLUs(Surgery):
     """Square the rectified activations of feed-forward blocks: see `functional.squared_relu`.
 
     Args:
@@ -32,14 +30,6 @@ class SquaredReLUs(Algorithm):
         if value is not None:
             check_class("target", value)
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
+    surgery = staticmethod(squared_relu)
     after = frozenset({"GatedLinearUnits"})
-    reads = frozenset({"model"})
-    writes = frozenset({"model"})
     replaces = frozenset({"activation"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Replace the activations once, before training."""
-        model = squared_relu(state.model, slope=self.slope, target=self.target)
-        return state if model is state.model else state.evolve(model=model)

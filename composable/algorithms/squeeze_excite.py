@@ -2,10 +2,8 @@
 
 import attrs
 
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import integer_at_least, passes
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
 from composable.functional import squeeze_excite
 from composable.functional.squeeze_excite import check_latent_channels
 
@@ -13,7 +11,7 @@ __all__ = ["SqueezeExcite"]
 
 
 @attrs.frozen(repr=False)
-class SqueezeExcite(Algorithm):
+class SqueezeExcite(Surgery):
     """Add squeeze-and-excitation blocks: see `composable.functional.squeeze_excite`.
 
     Args:
@@ -25,19 +23,7 @@ class SqueezeExcite(Algorithm):
     latent_channels: int | float = attrs.field(default=64, validator=passes(check_latent_channels))
     min_channels: int = attrs.field(default=128, validator=integer_at_least(0))
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
+    surgery = staticmethod(squeeze_excite)
     reads = frozenset({"model", "key"})
-    writes = frozenset({"model"})
     replaces = frozenset({"convolution"})
     after = frozenset({"BlurPool"})  # the result is the same in either order
-
-    def apply(self, event: Event, state: State) -> State:
-        """Extend the convolutions once, before training."""
-        model = squeeze_excite(
-            state.model,
-            latent_channels=self.latent_channels,
-            min_channels=self.min_channels,
-            generator=state.key.fold(self.name).generator(),
-        )
-        return state.evolve(model=model)
