@@ -317,7 +317,7 @@ def _name_group(error: TypeError) -> None:
     name = re.split(r"[^\w]", str(error), maxsplit=1)[0]
     for group in GROUPS:
         if name in attrs.fields_dict(group) and type(error) is TypeError:
-            error.args = (f"{error} ({group.__name__})",)
+            error.args = (f"{error} See {group.__module__}.{group.__name__}.",)
 
 
 # --- the signature of the Trainer ---

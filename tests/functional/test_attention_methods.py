@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.testing import assert_close
 
 import composable.functional as F
+from composable.functional.layers.attention import AttentionCall
 from tests.support.models import Attention, language_model, seeded
 
 CHANGES = {
@@ -275,3 +276,13 @@ def test_conversion_that_replaces_the_class_of_changed_attention_is_refused():
     changed = F.qk_norm(Own(WIDTH))
     with pytest.raises(ValueError, match=r"must keep the class .*; call alibi first"):
         F.alibi(changed, max_sequence_length=9)
+
+
+def test_the_own_value_behind_a_cache_is_found_by_a_mask_of_any_shape():
+    value, query = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 2, 4)
+    mask = torch.ones(2, 5, dtype=torch.bool).tril(2)  # the last place is still free
+    mask[:, 4] = False
+
+    for given in (mask, mask.expand(3, 2, 5), mask.expand(2, 1, 2, 5)):
+        own = AttentionCall(query, value, value, given, False, {}, query).own_values()
+        assert_close(own, value[:, :, 2:4])

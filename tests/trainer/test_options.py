@@ -63,7 +63,7 @@ def test_each_option_is_in_one_group_that_documents_it():
 )
 def test_a_value_of_the_wrong_type_names_its_argument_and_the_group(options, group):
     (name,) = options
-    with pytest.raises(TypeError, match=rf"(?s)^{name}.* \({group}\)$"):
+    with pytest.raises(TypeError, match=rf"(?s)^{name}.* See composable.*\.{group}\.$"):
         make_trainer(**options)
 
 

@@ -48,6 +48,7 @@ class AttentionCall(NamedTuple):
         if seen is None:
             return self.value[..., -count:, :]
         # A cache of a fixed size has free places at its end: a token is the last one that it sees.
+        seen = seen[(None,) * (self.value.ndim - seen.ndim)]  # a mask may have no batch and heads
         places = torch.arange(seen.shape[-1], device=seen.device)
         last = (places * seen.any(-3, keepdim=True)).amax(-1).unsqueeze(-1)
         return self.value.take_along_dim(last, -2)
