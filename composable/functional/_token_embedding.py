@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composable._support.embeddings import input_embeddings
+
 from ._reclass import keeps_forward_of
 
 __all__ = ["BoundedEmbedding", "connect", "find_token_embedding"]
@@ -98,7 +100,7 @@ def _given(named: Mapping[str, nn.Module], found: Mapping[int, str]) -> dict[int
     """
     owners: dict[int, list[str]] = {}
     for path, module in named.items():
-        embedding = _input_embeddings(module)
+        embedding = input_embeddings(module)
         if id(embedding) in found:
             owners.setdefault(id(embedding), []).append(path)
     weights = {number: named[found[number]].weight for number in owners}
@@ -116,14 +118,6 @@ def _given(named: Mapping[str, nn.Module], found: Mapping[int, str]) -> dict[int
 
 def _inside(path: str, other: str) -> bool:
     return path != other and (not other or path.startswith(f"{other}."))
-
-
-def _input_embeddings(module: nn.Module) -> Any:
-    get = getattr(module, "get_input_embeddings", None)
-    try:
-        return get() if callable(get) else None
-    except NotImplementedError:  # a model of Hugging Face that has none
-        return None
 
 
 def _is_called(module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from composable._support.checks import check_module, check_range, check_tensor
+from composable._support.embeddings import output_embeddings
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
@@ -57,7 +58,7 @@ def bounded(logits: Tensor, cap: float) -> Tensor:
 def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = None) -> nn.Module:
     """Let the head of a model return soft-capped logits: see `softcap_logits`.
 
-    The head is the module that `get_output_embeddings()` returns, as models of Hugging Face have
+    The head is the module that `getoutput_embeddings()` returns, as models of Hugging Face have
     it, or the last `nn.Linear` in the order of registration. The loss that a model computes itself
     is that of the capped logits. No parameter is added, so the names in the state dict stay the
     same, and tied weights stay tied.
@@ -87,7 +88,7 @@ def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = No
     check_range("cap", cap, 0, inf, ends="()")
     name = _head(model, target)
     if name is None:
-        report_nothing("softcap_head", "what get_output_embeddings() returns, or an nn.Linear")
+        report_nothing("softcap_head", "what getoutput_embeddings() returns, or an nn.Linear")
         return model
     head = model.get_submodule(name)
     if isinstance(head, Softcapped):
@@ -142,16 +143,8 @@ def _head(model: nn.Module, target: str | None) -> str | None:
                 "config.final_logit_softcapping instead."
             )
     for module in named.values():
-        found = _output_embeddings(module)
+        found = output_embeddings(module)
         if id(found) in names:
             return names[id(found)]
     layers = [name for name, module in named.items() if isinstance(module, nn.Linear)]
     return layers[-1] if layers else None
-
-
-def _output_embeddings(module: nn.Module) -> Any:
-    get = getattr(module, "get_output_embeddings", None)
-    try:
-        return get() if callable(get) else None
-    except NotImplementedError:  # a model of Hugging Face that has none
-        return None

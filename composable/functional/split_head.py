@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from composable._support.checks import check_module, check_tensors
+from composable._support.embeddings import output_embeddings
 from composable._support.surgery import check_uncompiled, copy_on_write, report_nothing
 
 from ._token_embedding import find_token_embedding
@@ -137,8 +138,7 @@ def _find_head(model: nn.Module, at: str, head: Any) -> str | None:
                 f"shape {tuple(weight.shape)}."
             )
         return head
-    outputs = getattr(model, "get_output_embeddings", None)
-    own = outputs() if callable(outputs) else None
+    own = output_embeddings(model)
     others = {
         name: one
         for name, one in named.items()

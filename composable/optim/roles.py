@@ -13,6 +13,7 @@ import attrs
 from torch import nn
 
 from composable._support.checks import check_count, check_module
+from composable._support.embeddings import output_embeddings
 from composable.functional import NGramEmbedding
 
 __all__ = ["ROLES", "Role", "collect", "matches_pattern", "role_groups", "roles_of"]
@@ -226,8 +227,7 @@ def _heads(model: nn.Module, names: Mapping[int, str]) -> set[int]:
         if names[id(parameter)] in (MATRICES, EMBEDDINGS) and not _is_a(_EMBEDDING, owner):
             last = {*last, id(parameter)} if owner is owner_of_last else {id(parameter)}
             owner_of_last = owner
-    outputs = getattr(model, "get_output_embeddings", None)
-    own = outputs() if callable(outputs) else None
+    own = output_embeddings(model)
     named = {id(p) for p in own.parameters()} if isinstance(own, nn.Module) else set()
     return {number for number in last | named if names.get(number) == MATRICES}
 
