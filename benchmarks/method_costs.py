@@ -647,6 +647,24 @@ def attention_methods() -> list[Candidates]:
     ]
 
 
+def residual_stream() -> list[Candidates]:
+    """Compare steps of a GPT-2 on 4 texts of 512 tokens, with changes of its residual stream."""
+    model, ids = gpt2(), torch.randint(1000, (4, 512))
+    return [
+        {
+            "a step of GPT-2": text_step(model, ids),
+            "squared_relu": text_step(F.squared_relu(model), ids),
+            "skip_connections": text_step(F.skip_connections(model), ids),
+            "the same, dynamic": text_step(F.skip_connections(model, dynamic=True), ids),
+            "value_residual": text_step(F.value_residual(model), ids),
+            "value_embeddings": text_step(F.value_embeddings(model), ids),
+            "smear": text_step(F.smear(model), ids),
+            "split_head": text_step(F.split_head(model), ids),
+            "the same model again": text_step(model, ids),
+        }
+    ]
+
+
 def linear_cross_entropy() -> list[Candidates]:
     """Compare the losses of 2048 hidden states of width 128 and 4096 classes, with gradients."""
     hidden = torch.randn(2048, 128, requires_grad=True)
@@ -782,6 +800,7 @@ METHODS = {
         ),
         *(gyro_dropout, channels_last, randaugment),
         *(alibi, rotary, attention_methods, ngram_embeddings, gated_linear_units),
+        residual_stream,
         *(linear_cross_entropy, of_logits, pack_documents),
         cached_gradients,
     )

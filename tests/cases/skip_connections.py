@@ -44,7 +44,7 @@ CASE = Case(
         group=SURGERY,
         summary="adds skip connections with learned scales to residual blocks",
         changes="inputs of blocks: scaled sums with the embedding or earlier blocks",
-        cost="not measured",
+        cost="× 1.01; dynamic × 1.03",
         evidence="paper: [DenseFormer](https://arxiv.org/abs/2402.02622), "
         "[MUDDFormer](https://arxiv.org/abs/2502.12170)",
         use_for="deep transformers that are trained from scratch",

@@ -57,7 +57,7 @@ CASE = Case(
         group=SURGERY,
         summary="adds a gated share of the previous token's embedding to each token",
         changes="token embeddings: a gated share of the previous one",
-        cost="not measured",
+        cost="× 1.00",
         evidence="practice: [modded-nanogpt](https://github.com/KellerJordan/modded-nanogpt)",
         use_for="causal language models",
     ),

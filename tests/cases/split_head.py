@@ -59,7 +59,7 @@ CASE = Case(
         group=SURGERY,
         summary="ties embedding and head at first, and splits them part of the way",
         changes="output layer: tied to the embedding, then split",
-        cost="none per step, but the memory of a head",
+        cost="× 1.00, and the memory of a head",
         evidence="practice: [modded-nanogpt](https://github.com/KellerJordan/modded-nanogpt)",
         use_for="language models that are trained from scratch",
     ),

@@ -27,7 +27,7 @@ CASE = Case(
         group=SURGERY,
         summary="squares the rectified activations of feed-forward blocks",
         changes="feed-forward blocks: squared ReLU",
-        cost="not measured",
+        cost="× 0.86",
         evidence="wide: [So et al. 2021](https://arxiv.org/abs/2109.08668)",
         use_for="transformers that are trained from scratch",
     ),

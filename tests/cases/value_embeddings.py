@@ -41,7 +41,7 @@ CASE = Case(
         group=SURGERY,
         summary="adds a gated embedding of the token to the values of attention",
         changes="values of attention: plus a gated embedding of the token",
-        cost="not measured",
+        cost="× 1.05",
         evidence="practice: [modded-nanogpt](https://github.com/KellerJordan/modded-nanogpt)",
         use_for="language models with a small vocabulary that are trained from scratch",
     ),

@@ -23,7 +23,7 @@ CASE = Case(
         group=SURGERY,
         summary="adds the values of the first layer of attention to those of later ones",
         changes="values of attention: mixed with those of the first layer",
-        cost="not measured",
+        cost="× 1.04",
         evidence="paper: [Zhou et al. 2024](https://arxiv.org/abs/2410.17897)",
         use_for="transformers that are trained from scratch",
     ),
