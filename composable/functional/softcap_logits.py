@@ -58,7 +58,7 @@ def bounded(logits: Tensor, cap: float) -> Tensor:
 def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = None) -> nn.Module:
     """Let the head of a model return soft-capped logits: see `softcap_logits`.
 
-    The head is the module that `getoutput_embeddings()` returns, as models of Hugging Face have
+    The head is the module that `get_output_embeddings()` returns, as models of Hugging Face have
     it, or the last `nn.Linear` in the order of registration. The loss that a model computes itself
     is that of the capped logits. No parameter is added, so the names in the state dict stay the
     same, and tied weights stay tied.
@@ -88,7 +88,7 @@ def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = No
     check_range("cap", cap, 0, inf, ends="()")
     name = _head(model, target)
     if name is None:
-        report_nothing("softcap_head", "what getoutput_embeddings() returns, or an nn.Linear")
+        report_nothing("softcap_head", "what get_output_embeddings() returns, or an nn.Linear")
         return model
     head = model.get_submodule(name)
     if isinstance(head, Softcapped):
