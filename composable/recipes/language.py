@@ -1,15 +1,23 @@
 """Recipes for small language models."""
 
+from functools import partial
 from typing import Any
 
 import torch
+from attrs import evolve
 
-from composable.algorithms import Alibi, GradientClipping, Rotary, SeqLengthWarmup
-from composable.optim import linear
+from composable.algorithms import (
+    Alibi,
+    GradientClipping,
+    NGramEmbeddings,
+    Rotary,
+    SeqLengthWarmup,
+)
+from composable.optim import RowAdagrad, by_role, linear
 from composable.recipes._muon import muon_factory
 from composable.recipes.recipe import Recipe
 
-__all__ = ["small_gpt", "small_gpt_rotary"]
+__all__ = ["small_gpt", "small_gpt_rotary", "speedrun_gpt"]
 
 
 def small_gpt(
@@ -135,6 +143,34 @@ def small_gpt_rotary(
         adamw_betas=(0.9, 0.99),
     )
     return _recipe([Rotary(), lengths], optimizer)
+
+
+def speedrun_gpt(
+    *,
+    lr: float = 16e-3,
+    adamw_lr: float = 24e-3,
+    table_lr: float = 0.1,
+    momentum: float = 0.85,
+    weight_decay: float = 0.1,
+    n: int = 3,
+    rows: int = 65536,
+    max_sequence_length: int = 256,
+    sequence_length: int = 128,
+    dtype: torch.dtype = torch.float32,
+) -> Recipe:
+    """DOC"""
+    short = small_gpt(
+        lr=lr,
+        adamw_lr=adamw_lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        max_sequence_length=max_sequence_length,
+        sequence_length=sequence_length,
+        dtype=dtype,
+    )
+    tables = NGramEmbeddings(n=n, rows=rows, megabytes=4000.0, sparse=True)
+    optimizer = by_role({"tables": partial(RowAdagrad, lr=table_lr)}, default=short.optimizers)
+    return evolve(short, algorithms=(tables, *short.algorithms), optimizers=optimizer)
 
 
 def _recipe(algorithms: list[Any], optimizer: Any) -> Recipe:
