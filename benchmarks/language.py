@@ -38,10 +38,10 @@ import torch
 
 import composable
 from composable import Callback, Logger, State, Trainer, recipes
-from composable.algorithms import Alibi
+from composable.algorithms import Alibi, NGramEmbeddings
 from composable.comparison.arms import Arm
 from composable.comparison.study_file import read_study
-from composable.optim import AdamWScheduleFree, constant
+from composable.optim import AdamWScheduleFree, RowAdagrad, by_role, constant
 from composable.recipes import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -85,6 +85,8 @@ BY_HAND: dict[str, Any] = {
 }
 """The best setting of AdamW that was found by hand, on another text, before the search."""
 ADAMW_LR, MUON_LR = (1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3), (8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
+TABLES = {"table_lr": (0.05, 0.1, 0.2), "rows": (2**16, 2**18, 2**20), "n": (2, 3, 4)}
+MEGABYTES = 2000.0
 LONGER = {"evaluated_context": (EVALUATED_CONTEXT,)}
 BASELINE, RECIPE = "AdamW", "small_gpt"
 STORED = ROOT / "docs/evidence/language"
@@ -130,6 +132,36 @@ def alibi_muon(lr: float, embedding_lr: float, weight_decay: float) -> Recipe:
     return attrs.evolve(recipe, schedulers=None)
 
 
+def ngrams(
+    lr: float, embedding_lr: float, weight_decay: float, table_lr: float, rows: int, n: int
+) -> Recipe:
+    """Return n-gram embeddings, with the two rates of AdamW and one of the table."""
+    adamw = functools.partial(
+        torch.optim.AdamW, lr=embedding_lr, betas=(0.9, 0.99), weight_decay=weight_decay, fused=True
+    )
+    optimizers = by_role(
+        {"tables": functools.partial(RowAdagrad, lr=table_lr), "matrices": {"lr": lr}}, adamw
+    )
+    return Recipe([NGramEmbeddings(n, rows, MEGABYTES, sparse=True)], optimizers)
+
+
+def speedrun(  # noqa: PLR0913, PLR0917 (each is a hyperparameter)
+    lr: float, embedding_lr: float, weight_decay: float, table_lr: float, rows: int, n: int
+) -> Recipe:
+    """Return the recipe `speedrun_gpt` for sequences that the loader cuts, without its schedule."""
+    recipe = recipes.speedrun_gpt(
+        lr=lr,
+        adamw_lr=embedding_lr,
+        table_lr=table_lr,
+        weight_decay=weight_decay,
+        n=n,
+        rows=rows,
+        max_sequence_length=EVALUATED_CONTEXT,
+        sequence_length=EVALUATED_CONTEXT,
+    )
+    return attrs.evolve(recipe, schedulers=None)
+
+
 def schedule_free(lr: float, embedding_lr: float, weight_decay: float) -> Recipe:
     """Return schedule-free AdamW, whose warm-up is a number of steps."""
     build = functools.partial(_schedule_free, lr, embedding_lr, weight_decay)
@@ -146,6 +178,8 @@ ARMS: dict[str, tuple[Any, dict[str, Sequence[Any]]]] = {
     "Muon": (muon, {"lr": MUON_LR}),
     "ALiBi": ([Alibi(EVALUATED_CONTEXT, 1.0)], {"lr": ADAMW_LR, **LONGER}),
     "small_gpt": (alibi_muon, {"lr": MUON_LR, **LONGER}),
+    "NGramEmbeddings": (ngrams, {"lr": ADAMW_LR, **TABLES}),
+    "speedrun_gpt": (speedrun, {"lr": MUON_LR, **LONGER, **TABLES}),
     "AdamWScheduleFree": (schedule_free, {"lr": ADAMW_LR}),
 }
 

@@ -108,7 +108,7 @@ def clip_gradients(
     else:
         clipped = _clip_adaptive(present, _matching(params, grads), threshold)
     rest = iter(clipped)
-    return _like(grads, [None if grad is None else _with_values(grad, next(rest)) for grad in whole])
+    return _like(grads, [one if one is None else _with_values(one, next(rest)) for one in whole])
 
 
 def _is_sparse(grad: Tensor | None) -> bool:

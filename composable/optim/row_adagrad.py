@@ -84,20 +84,26 @@ class RowAdagrad(Optimizer):
         if not state:
             dtype = torch.promote_types(parameter.dtype, torch.float32)
             state["sum"] = torch.zeros(len(parameter), dtype=dtype, device=parameter.device)
-        table, lr = parameter.view(len(parameter), -1), group["lr"]
-        decay = 1 - lr * group["weight_decay"]
+        table = parameter.view(len(parameter), -1)
         if gradient.is_sparse:
             rows, gradients = _rows(gradient)
-            sums = state["sum"][rows] + _mean_square(gradients, state["sum"].dtype)
+            sums, table[rows] = _changed(table[rows], state["sum"][rows], gradients, group)
             state["sum"][rows] = sums
-            steps = gradients / (sums.sqrt() + group["eps"]).to(gradients.dtype).unsqueeze(-1)
-            table[rows] = table[rows] * decay - lr * steps
         else:
             gradients = gradient.reshape_as(table)
-            sums = state["sum"].add_(_mean_square(gradients, state["sum"].dtype))
-            steps = gradients / (sums.sqrt() + group["eps"]).to(gradients.dtype).unsqueeze(-1)
-            changed = (gradients != 0).any(-1, keepdim=True)
-            table.copy_(torch.where(changed, table * decay - lr * steps, table))
+            state["sum"], changed = _changed(table, state["sum"], gradients, group)
+            table.copy_(changed)
+
+
+def _changed(
+    table: Tensor, sums: Tensor, gradients: Tensor, group: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Return the accumulators and the rows after a step."""
+    lr, decay = group["lr"], 1 - group["lr"] * group["weight_decay"]
+    sums = sums + gradients.to(sums.dtype).square().mean(-1)
+    steps = gradients / (sums.sqrt() + group["eps"]).to(gradients.dtype).unsqueeze(-1)
+    present = (gradients != 0).any(-1, keepdim=True)
+    return sums, torch.where(present, table * decay - lr * steps, table)
 
 
 def _rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,7 +115,3 @@ def _rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
         )
     gradient = gradient.coalesce()
     return gradient.indices()[0], gradient.values().flatten(1)
-
-
-def _mean_square(gradients: Tensor, dtype: torch.dtype) -> Tensor:
-    return gradients.to(dtype).square().mean(-1)

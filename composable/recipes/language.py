@@ -145,7 +145,7 @@ def small_gpt_rotary(
     return _recipe([Rotary(), lengths], optimizer)
 
 
-def speedrun_gpt(
+def speedrun_gpt(  # noqa: PLR0913 (each is a hyperparameter)
     *,
     lr: float = 16e-3,
     adamw_lr: float = 24e-3,
