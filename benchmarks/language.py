@@ -145,7 +145,7 @@ def ngrams(
     return Recipe([NGramEmbeddings(n, rows, MEGABYTES, sparse=True)], optimizers)
 
 
-def speedrun(  # noqa: PLR0913, PLR0917 (each is a hyperparameter)
+def speedrun(
     lr: float, embedding_lr: float, weight_decay: float, table_lr: float, rows: int, n: int
 ) -> Recipe:
     """Return the recipe `speedrun_gpt` for sequences that the loader cuts, without its schedule."""

@@ -163,5 +163,7 @@ def test_sharded_parameters_refuse_sparse_gradients():
 
 
 def test_compiled_models_refuse_sparse_gradients():
-    with pytest.raises(ValueError, match="compile=True does not support sparse gradients; use spar"):
+    with pytest.raises(
+        ValueError, match="compile=True does not support sparse gradients; use spar"
+    ):
         with_sparse_table(compile=True).fit()
