@@ -7,8 +7,8 @@ import torch
 from torch.testing import assert_close
 
 from composable.algorithms import NGramEmbeddings
-from composable.functional import ngram_embeddings
 from composable.distributed import DDP, FSDP2
+from composable.functional import ngram_embeddings
 from composable.optim import Muon, RowAdagrad, by_role, decay_groups, muon_groups
 from tests.support.models import language_model, same, weights
 from tests.support.outcomes import resumed
