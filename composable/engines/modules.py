@@ -97,16 +97,16 @@ def sparse_tables(state: State) -> list[nn.Parameter]:
     return [one for one in found if isinstance(one, nn.Parameter) and one.requires_grad]
 
 
-def check_dense(state: State, name: str, cure: str = "use parallel=DDP()") -> None:
+def check_dense(state: State, name: str, fix: str = "use parallel=DDP()") -> None:
     """Raise a ValueError if a parameter has sparse gradients.
 
     Args:
         state: The state of a run.
         name: What does not support them.
-        cure: What to do where `sparse` is to stay.
+        fix: What to do where `sparse` is to stay.
     """
     if sparse_tables(state):
         raise ValueError(
             f"the model has embeddings with sparse=True, and {name} does not support sparse "
-            f"gradients; use sparse=False, or {cure}."
+            f"gradients; use sparse=False, or {fix}."
         )

@@ -8,7 +8,7 @@ https://arxiv.org/abs/2102.06171
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeGuard, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ def clip_gradients(
     return _like(grads, [one if one is None else _with_values(one, next(rest)) for one in whole])
 
 
-def _is_sparse(grad: Tensor | None) -> bool:
+def _is_sparse(grad: Tensor | None) -> TypeGuard[Tensor]:
     return grad is not None and grad.layout is torch.sparse_coo
 
 
