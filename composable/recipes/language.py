@@ -152,11 +152,11 @@ def speedrun_gpt(  # noqa: PLR0913 (each is a hyperparameter)
     adamw_lr: float = 24e-3,
     table_lr: float = 0.1,
     momentum: float = 0.85,
-    weight_decay: float = 0.1,
+    weight_decay: float = 0.0,
     n: int = 3,
     rows: int = 2**20,
     max_sequence_length: int = 256,
-    sequence_length: int = 128,
+    sequence_length: int = 64,
     dtype: torch.dtype = torch.float32,
 ) -> Recipe:
     """Return n-gram embeddings, ALiBi and Muon, for a small causal language model and much text.
