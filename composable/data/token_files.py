@@ -42,10 +42,12 @@ class TokenFiles(Dataset[tuple[Tensor, Tensor]]):
     Args:
         paths: The files, in the order of their rows.
         length: The number of tokens of a row, at least 1.
+        rows: The number of rows that are used, from the first on. Default: all.
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: There is no file, or one is not of this format, was cut short, or has no row.
+        ValueError: There is no file, or one is not of this format, was cut short, or has no row; or
+            there are fewer than `rows`.
         OSError: A file cannot be read.
 
     Example:
@@ -57,7 +59,9 @@ class TokenFiles(Dataset[tuple[Tensor, Tensor]]):
         (2, (tensor([3, 4, 5]), tensor([4, 5, 6])))
     """
 
-    def __init__(self, paths: Sequence[str | PathLike[str]], length: int) -> None:
+    def __init__(
+        self, paths: Sequence[str | PathLike[str]], length: int, rows: int | None = None
+    ) -> None:
         check_count("length", length, 1)
         if isinstance(paths, str) or not isinstance(paths, Sequence):
             raise TypeError(
@@ -69,10 +73,11 @@ class TokenFiles(Dataset[tuple[Tensor, Tensor]]):
         self.length = length
         self._counts = [_read_count(path, length) for path in self.paths]
         self._ends = list(accumulate((count - 1) // length for count in self._counts))
+        self._rows = self._ends[-1] if rows is None else _at_most(rows, self._ends[-1], length)
         self._mapped: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._rows
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         index = range(len(self))[index]  # -1 is the last row
@@ -125,6 +130,17 @@ def write_token_file(path: str | PathLike[str], tokens: Tensor) -> Path:
         mapped[: _HEADER // 2].view(torch.int32)[: len(header)] = header
         mapped[_HEADER // 2 :] = tokens
     return path
+
+
+def _at_most(rows: int, available: int, length: int) -> int:
+    """Return the number of rows, if there are as many."""
+    check_count("rows", rows, 1)
+    if rows > available:
+        raise ValueError(
+            f"rows={rows} must be at most {available}, the rows of length={length} that paths has: "
+            "pass more files, or fewer rows."
+        )
+    return rows
 
 
 def _map(path: Path, size: int, *, shared: bool) -> Tensor:

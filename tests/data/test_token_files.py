@@ -57,6 +57,19 @@ def test_an_index_counts_from_the_end_and_is_checked(tmp_path):
         rows[4]
 
 
+def test_the_first_rows_alone_can_be_used(tmp_path):
+    paths = written(tmp_path, 10, 4, 7)
+
+    rows = TokenFiles(paths, length=3, rows=4)
+
+    assert [inputs[0].item() for inputs, _ in rows] == [0, 3, 6, 10]
+    assert rows[-1][0][0] == 10
+    with pytest.raises(IndexError):
+        rows[4]
+    with pytest.raises(ValueError, match=r"rows=7 must be at most 6, the rows of length=3"):
+        TokenFiles(paths, length=3, rows=7)
+
+
 def test_large_ids_are_not_negative(tmp_path):
     path = write_token_file(tmp_path / "a.bin", torch.tensor([65535, 32768, 0]))
 
@@ -184,7 +197,7 @@ def test_a_file_that_is_shorter_than_a_row_is_refused(tmp_path):
 def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=re.escape("none.bin")):
         TokenFiles([tmp_path / "none.bin"], length=3)
-    with pytest.raises(OSError, match="not a regular file"):
+    with pytest.raises(OSError, match=f"not a regular file: '{re.escape(str(tmp_path))}'"):
         TokenFiles([tmp_path], length=3)
 
 
@@ -201,10 +214,11 @@ def test_paths_that_are_no_list_of_files_are_refused(paths, error, message):
         TokenFiles(paths, length=3)
 
 
-@pytest.mark.parametrize("length", [0, -1, 2.0, True])
-def test_a_length_that_is_no_positive_integer_is_refused(length, tmp_path):
-    with pytest.raises((TypeError, ValueError), match="length"):
-        TokenFiles(written(tmp_path, 8), length=length)
+@pytest.mark.parametrize("name", ["length", "rows"])
+@pytest.mark.parametrize("value", [0, -1, 2.0, True])
+def test_a_count_that_is_no_positive_integer_is_refused(name, value, tmp_path):
+    with pytest.raises((TypeError, ValueError), match=name):
+        TokenFiles(written(tmp_path, 8), **{"length": 3, name: value})
 
 
 @pytest.mark.parametrize(

@@ -470,7 +470,7 @@ OTHERS: list[Any] = [
     (data.InfoBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
     (data.Indexed, given(dataset=[1, 2])),
     (data.PerExample, given(dataset=[1, 2], seed=3)),
-    (data.TokenFiles, given(paths=Fresh(token_files), length=2), OSError),
+    (data.TokenFiles, given(paths=Fresh(token_files), length=2, rows=3), OSError),
     (data.WorkerShard, given(dataset=[1, 2], batch_size=2)),
     (data.write_token_file, given(path=Fresh(a_file), tokens=torch.arange(4)), OSError),
     (data.get_generator_states, given(dataloader=LOADER)),
