@@ -50,7 +50,7 @@ def methods(vocabulary: int, steps: int) -> list[Any]:
 
 def optimizer(steps: int, parameters: Any) -> torch.optim.Optimizer:
     """Return Muon, and AdamW with a rate for each role of the other parameters."""
-    adamw = {"adamw_betas": (0.8, 0.95), "adamw_eps": 1e-10, "adamw_weight_decay": 0.0}
+    adamw: Any = {"adamw_betas": (0.8, 0.95), "adamw_eps": 1e-10, "adamw_weight_decay": 0.0}
     muon = partial(optim.Muon, lr=0.02, weight_decay=0.05, **adamw)
     roles = {role: {"lr": rate} for role, rate in RATES.items()}
     by_role = optim.by_role(roles, muon, stacked={"*.c_attn.weight": 3})  # queries, keys, values
@@ -92,7 +92,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, help="the number of steps of the whole schedule")
     parser.add_argument("--save-folder", type=Path, help="of checkpoints, from which it resumes")
     given = vars(parser.parse_args())
-    fast = {"precision": "amp_bf16", "compile": True} if torch.cuda.is_available() else {}
-    saves = {"save_interval": "250ba", "autoresume": True} if given["save_folder"] else {}
+    fast: Any = {"precision": "amp_bf16", "compile": True} if torch.cuda.is_available() else {}
+    saves: Any = {"save_interval": "250ba", "autoresume": True} if given["save_folder"] else {}
     time = build(**given, **fast, **saves).fit().timestamp
     print(f"{time.batch} steps in {time.total_wct:.0f} seconds of training")
