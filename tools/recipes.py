@@ -25,6 +25,7 @@ class RecipeEvidence:
 
 
 RECIPES: tuple[RecipeEvidence, ...] = (
+    RecipeEvidence("speedrun_gpt", "language", ("NGramEmbeddings", "small_gpt", "Muon")),
     RecipeEvidence("small_gpt", "language", ("Muon",)),
     RecipeEvidence("small_resnet", "vision", ("Muon", "ChannelsLast")),
 )
