@@ -19,7 +19,7 @@ from tests.support.invalid import NO_INTERVAL, NO_TIME, no_count
 def run_mean(a: Any, s: State) -> Mapping[str, Any]:
     """Update the mean."""
     average = s.averages[a.name]
-    mean = F.swa(average, SWA.weights_of(s), s.memory[a.name]["count"])
+    mean = F.swa(average, a.weights_of(s), s.memory[a.name]["count"])
     return {"averages": {a.name: mean}, "memory": {a.name: {"count": 2, "seen": 0}}}
 
 
