@@ -14,5 +14,6 @@ if TYPE_CHECKING:
     from composable.models.classifier import Classifier as Classifier
     from composable.models.detector import Detector as Detector
     from composable.models.huggingface import HuggingFaceModel as HuggingFaceModel
+    from composable.models.liger import with_liger_kernels as with_liger_kernels
 else:
     export_lazily(__name__)
