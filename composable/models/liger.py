@@ -48,7 +48,8 @@ def with_liger_kernels(model: Model, **kernels: bool) -> Model:
         raise TypeError(f"model must be a model of Transformers, not {kind_of(model)}.")
     liger = _imported()
     _check_device()
-    kind = base_model_of(model).config.model_type
+    base: Any = base_model_of(model)
+    kind = base.config.model_type
     apply = liger.MODEL_TYPE_TO_APPLY_LIGER_FN.get(kind)
     if apply is None:
         raise ValueError(
