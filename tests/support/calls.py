@@ -26,6 +26,7 @@ from tests.support.cases import all_cases
 from tests.support.data import batches, examples
 from tests.support.observers import Asks
 from tests.support.runs import make_trainer, sgd
+from tests.support.tiny_llama import llama
 
 PACKAGES = (
     *("composable", "composable.callbacks", "composable.checkpoint", "composable.batches.batch"),
@@ -478,6 +479,7 @@ OTHERS: list[Any] = [
     (composable.models.Classifier, given(module=MODEL)),
     (composable.models.Detector, given(module=MODEL)),
     (composable.models.HuggingFaceModel, given(model=MODEL)),
+    (composable.models.with_liger_kernels, given(model=Fresh(llama)), ModuleNotFoundError),
     (checkpoint.Region, given(offsets=(0, 2), sizes=(1, 2))),
     (checkpoint.TensorShard, given(tensor=torch.ones(2), shape=(4,), offsets=(2,))),
     (checkpoint.consolidate, lambda: {**a_copy(), "overwrite": False}, *FILES),
