@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from composable.recipes.finetuning import lora_config as lora_config
     from composable.recipes.language import small_gpt as small_gpt
     from composable.recipes.language import small_gpt_rotary as small_gpt_rotary
+    from composable.recipes.language import speedrun_gpt as speedrun_gpt
     from composable.recipes.recipe import Recipe as Recipe
     from composable.recipes.vision import small_resnet as small_resnet
 else:
