@@ -8,7 +8,8 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from composable import Trainer
-from composable.recipes import lora, lora_config
+from composable.models import lora_config
+from composable.recipes import lora
 from tests.support.adapters import adapters, base, text, with_lora
 from tests.support.tiny_llama import llama
 

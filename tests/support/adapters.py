@@ -15,7 +15,7 @@ def with_lora(model: nn.Module | None = None, **options: Any) -> Any:
     """Add LoRA to every linear layer of a model, by default of a Llama; the same at each call."""
     import peft  # takes seconds, and is optional
 
-    from composable.recipes import lora_config
+    from composable.models import lora_config
 
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(1)

@@ -480,6 +480,7 @@ OTHERS: list[Any] = [
     (composable.models.Classifier, given(module=MODEL)),
     (composable.models.Detector, given(module=MODEL)),
     (composable.models.HuggingFaceModel, given(model=MODEL)),
+    (composable.models.lora_config, given(rank=2, alpha=4), ModuleNotFoundError),
     (composable.models.with_liger_kernels, given(model=Fresh(llama)), ModuleNotFoundError),
     (checkpoint.Region, given(offsets=(0, 2), sizes=(1, 2))),
     (checkpoint.TensorShard, given(tensor=torch.ones(2), shape=(4,), offsets=(2,))),
