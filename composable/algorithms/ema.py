@@ -40,7 +40,7 @@ class EMA(WeightAverage):
     """Evaluate and predict with averaged weights: see `composable.functional.ema`.
 
     Training continues with the original weights. `state.averages[name]` holds the average, in
-    float32 for 16-bit weights. After `fit`, the model holds the averaged weights; a further `fit`
+    float32 for 16-bit weights and without frozen ones. After `fit`, the model holds the averaged weights; a further `fit`
     continues with the original ones.
 
     Args:
