@@ -82,7 +82,7 @@ class ProxyFilter(Algorithm):
             `composable.data.ReplayMasks` can filter another run by them: one bit an example.
     """
 
-    proxy: nn.Module = attrs.field(validator=_check_proxy, eq=repr, repr=False)
+    proxy: nn.Module = attrs.field(validator=_check_proxy, eq=repr)
     optimizer: Callable[[Any], Optimizer] = attrs.field(validator=_check_optimizer, eq=repr)
     keep: float | None = attrs.field(default=None, validator=_check_keep)
     rule: Callable[..., Tensor] | None = attrs.field(

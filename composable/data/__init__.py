@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from composable.data.indexed import Indexed as Indexed
     from composable.data.infobatch import InfoBatch as InfoBatch
     from composable.data.infobatch import InfoBatchSampler as InfoBatchSampler
-    from composable.data.masks import RecordedMasks as RecordedMasks
     from composable.data.masks import ReplayMasks as ReplayMasks
     from composable.data.masks import load_masks as load_masks
     from composable.data.order import MovedGeneratorWarning as MovedGeneratorWarning

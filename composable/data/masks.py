@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from composable._support.checks import as_path
 from composable.batches.batch import tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -174,9 +175,12 @@ def load_masks(
         algorithm: The name of the algorithm that recorded them.
 
     Raises:
+        TypeError: An argument is of the wrong type.
         ValueError: It has no masks of this algorithm.
         CheckpointError: The checkpoint can't be read.
     """
+    if not isinstance(algorithm, str):
+        raise TypeError(f"algorithm={algorithm!r} must be the name of an algorithm, a string.")
     found = _memory_of(source).get(algorithm)
     if not (isinstance(found, Mapping) and (found.get("masks") or found.get("rows"))):
         raise ValueError(
@@ -195,7 +199,7 @@ def _memory_of(source: Any) -> Mapping[str, Any]:
     from composable.checkpoint.files import read  # on use: it is slow to import
     from composable.checkpoint.tree import unpack
 
-    contents = read(source)
+    contents = read(as_path("source", source))
     tree = unpack(contents.tensors, contents.data)
     memory: Mapping[str, Any] = tree.get("state", {}).get("memory", {})
     return memory

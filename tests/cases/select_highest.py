@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from functools import partial
+from math import nan
 from typing import Any
 
 import torch
 from torch import nn
 
 import composable.functional as F
-from composable import State
+from composable import Event, State
 from composable.algorithms import ProxyFilter
 from composable.algorithms._scoring import example_losses
 from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
@@ -25,14 +26,14 @@ def proxy() -> nn.Module:
 
 def filtered(a: Any, s: State) -> Mapping[str, Any]:
     """Select the examples with the highest losses under the proxy."""
-    known = s.memory.get(a.name)
-    weights = dict(a.proxy.named_parameters()) if known is None else known["weights"]
-    chosen = F.select_highest(example_losses(s, a.proxy, weights, a.name), keep=a.keep)
-    return {"batch": (s.inputs[chosen], s.targets[chosen])}
+    losses = example_losses(s, a.proxy, dict(a.proxy.named_parameters()), a.name)
+    chosen = F.select_highest(losses, keep=a.keep)
+    memory = a(Event.AFTER_DATALOADER, s).memory  # tests/algorithms/test_proxy_filter.py
+    return {"batch": (s.inputs[chosen], s.targets[chosen]), "memory": memory}
 
 
 CASE = Case(
-    functions=[FunctionCase(F.select_highest)],
+    functions=[FunctionCase(F.select_highest, invalid={"keep": NO_SHARE})],
     algorithm=AlgorithmCase(
         ProxyFilter,
         {
@@ -66,7 +67,7 @@ CASE = Case(
     ),
     invalid={
         "losses": NO_TENSOR,
-        "keep": NO_SHARE,
+        "keep": (0, -0.5, 1.5, nan, "half", True),
         "proxy": (None, 3, "net"),
         "optimizer": (None, 3, "sgd"),
         "rule": (3, "highest"),
