@@ -24,6 +24,7 @@ from composable.data.masks import gather_rows, merge_rows, row_of
 from composable.distributed.processes import Processes
 from composable.distributed.reduction import TreeSum, all_reduce_exactly
 from composable.functional import select_highest
+from composable.losses.loss import OutputLoss
 from composable.optim.building import build_optimizers
 from composable.resume.optimizers import capture_optimizer, parameter_names, restore_optimizer
 
@@ -190,14 +191,14 @@ class ProxyFilter(Algorithm):
     def _losses(self, state: State, tensors: Mapping[str, Tensor], size: int) -> Tensor:
         try:
             losses = example_losses(state, self.proxy, tensors, self.name)
-        except torch.OutOfMemoryError:
-            raise
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or isinstance(state.loss_fn, OutputLoss):
+                raise
             raise ValueError(
                 f"the proxy of {self.name}, called as the model is, or loss_fn with its outputs "
                 f"raised {type(error).__name__}: {error}\nBuild a proxy that takes the batch, "
-                f"{describe_batch(state.batch)}, and returns what the model does, such as as many "
-                "classes."
+                f"{describe_batch(state.batch)}, and has the outputs of the model, such as one for "
+                "each class."
             ) from error
         if losses.shape != (size,):
             raise ValueError(

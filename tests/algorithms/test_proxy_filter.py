@@ -1,7 +1,9 @@
 """The proxy filter: a small model, trained by itself, selects what the model is trained on."""
 
+import pickle
 from functools import partial
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from composable import algorithms as A
 from composable.algorithms import ProxyFilter
 from composable.distributed import DDP
 from composable.functional import select_highest, select_using_loss
+from composable.testing import NoSync
 from tests.support.data import batches, shuffling_loader
 from tests.support.models import CLASSES, linear, mlp, same, seeded, weights
 from tests.support.observers import Watch
@@ -226,6 +229,39 @@ def test_uneven_shards_weigh_by_their_examples():
     assert_close(dict(memory_of(state)["weights"]), expected)
 
 
+@pytest.mark.parametrize(
+    "optimizer", [sgd, partial(torch.optim.AdamW, lr=0.01, fused=True)], ids=["sgd", "adamw"]
+)
+@pytest.mark.parametrize("rule", [None, partial(select_using_loss, keep=0.5)], ids=["top", "drawn"])
+def test_host_does_not_wait_for_the_device(optimizer, rule):
+    state = make_trainer().state
+    algorithm = ProxyFilter(mlp(), optimizer, interval=2, rule=rule)
+
+    for step in range(3):
+        batch, now = batches([8])[0], attrs.evolve(state.timestamp, batch=step)
+        with NoSync():
+            state = algorithm(Event.AFTER_DATALOADER, state.evolve(batch=batch, timestamp=now))
+            state = algorithm(Event.BATCH_START, state)
+
+    assert len(memory_of(state)["rows"]) == 3
+
+
+def test_steps_change_no_earlier_memory():
+    state = make_trainer().state.evolve(batch=batches([8])[0])
+    algorithm = ProxyFilter(mlp(), partial(torch.optim.AdamW, lr=0.01), interval=1)
+    states, copies = [], []
+
+    for _ in range(3):
+        state = state.evolve(batch=batches([8])[0])
+        for event in (Event.AFTER_DATALOADER, Event.BATCH_START):
+            state = algorithm(event, state)
+            states.append(state)
+            copies.append(pickle.dumps(state.memory[algorithm.name]["optimizers"]))
+
+    for one, copied in zip(states, copies, strict=True):
+        assert pickle.dumps(one.memory[algorithm.name]["optimizers"]) == copied
+
+
 def test_check_leaves_the_run_as_it_was():
     plain = trainer().fit()
     checked = trainer()
@@ -250,7 +286,7 @@ def test_trained_model_is_no_proxy(part):
 @pytest.mark.parametrize(
     ("proxy", "message"),
     [
-        (nn.Linear(4, 1), "raised IndexError: Target . is out of bounds(.|\n)*as many classes"),
+        (nn.Linear(4, 1), "raised IndexError: Target . is out of bounds(.|\n)*one for each class"),
         (nn.Linear(5, CLASSES), "raised RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
         (nn.Sequential(nn.Linear(4, CLASSES), nn.Flatten(0)), "Build a proxy that takes the batch"),
     ],

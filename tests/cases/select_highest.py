@@ -12,7 +12,7 @@ import composable.functional as F
 from composable import Event, State
 from composable.algorithms import ProxyFilter
 from composable.algorithms._scoring import example_losses
-from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.cases import BOTH_FAIL, COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_FLAG, NO_SHARE, NO_TENSOR, no_count
 from tests.support.models import CLASSES, seeded
 from tests.support.runs import LANGUAGE
@@ -63,6 +63,7 @@ CASE = Case(
             "AlternatingFlip AugMix ColOut CutOut ProgressiveResizing RandAugment": (
                 "examples are selected by their loss before or after they are modified"
             ),
+            "SelectiveBackprop": ("both select examples by their losses", BOTH_FAIL),
         },
     ),
     invalid={
