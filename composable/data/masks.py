@@ -103,7 +103,7 @@ def merge_rows(masks: Mapping[str, Tensor] | None, rows: Sequence[Row]) -> dict[
         "steps": torch.tensor(steps),
         "sizes": torch.tensor(sizes),
         "checksums": torch.stack(checksums).cpu(),
-        "bits": torch.cat([*map(_pack, torch.cat(kept).cpu().split(sizes))]),
+        "bits": torch.cat([*map(_pack, torch.split(torch.cat(kept).cpu(), list(sizes)))]),
     }
     if masks is None:
         return new
@@ -177,7 +177,7 @@ def load_masks(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: It has no masks of this algorithm.
-        CheckpointError: The checkpoint can't be read.
+        CheckpointError: The checkpoint is missing or invalid.
     """
     if not isinstance(algorithm, str):
         raise TypeError(f"algorithm={algorithm!r} must be the name of an algorithm, a string.")
@@ -189,8 +189,10 @@ def load_masks(
             "algorithm=."
         )
     masks = merge_rows(found["masks"], found["rows"]) if found["rows"] else found["masks"]
-    columns = (tuple(masks[name].tolist()) for name in ("steps", "sizes", "checksums"))
-    return RecordedMasks(found["seed"], *columns, bytes(masks["bits"].tolist()))
+    steps, sizes, checksums, bits = (
+        masks[name].tolist() for name in ("steps", "sizes", "checksums", "bits")
+    )
+    return RecordedMasks(found["seed"], tuple(steps), tuple(sizes), tuple(checksums), bytes(bits))
 
 
 def _memory_of(source: Any) -> Mapping[str, Any]:

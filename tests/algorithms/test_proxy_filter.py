@@ -208,20 +208,17 @@ def test_shards_are_filtered_each_by_itself_and_share_a_proxy():
     assert_close(dict(memory_of(state)["weights"]), dict(proxy.named_parameters()))
 
 
-def test_uneven_shards_weigh_by_their_examples():
-    data = batches([5])
+@pytest.mark.parametrize(("count", "shards"), [(5, 2), (2, 4)], ids=["uneven", "empty"])
+def test_shards_weigh_by_their_own_examples(count, shards):
+    ((inputs, targets),) = data = batches([count])
     proxy = linear(1)
-    losses = cross_entropy(proxy(data[0][0]), data[0][1], reduction="none")
-    chosen = torch.cat(
-        [select_highest(losses[:2], keep=1.0), 2 + select_highest(losses[2:], keep=1.0)]
-    )
-    losses[chosen].mean().backward()
+    cross_entropy(proxy(inputs), targets).backward()
 
     state = trainer(
         data,
         keep=1.0,
         optimizer=partial(torch.optim.SGD, lr=1.0),
-        parallel=DDP(shards=2),
+        parallel=DDP(shards=shards),
         max_duration="1ba",
     ).fit()
 

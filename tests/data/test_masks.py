@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from composable import Event, during
+from composable import Event, Timestamp, during
 from composable import algorithms as A
 from composable.data import Indexed, ReplayMasks, load_masks
 from composable.data.grouping import batches_of
@@ -202,6 +202,12 @@ def test_other_batches_are_found_at_the_end_of_the_epoch_where_the_host_must_not
     for event in (Event.EPOCH_END, Event.FIT_END):
         with pytest.raises(ValueError, match="other batches than those up to step 3"):
             replay(event, state)
+    right = next(iter(LOADER()))
+    mask = (0,), (len(right[1]),), (int(checksum_of(right)),), b"\x01"
+    with pytest.raises(ValueError, match="other batches than those up to step 0"):
+        ReplayMasks(RecordedMasks(17, *mask))(
+            Event.AFTER_DATALOADER, state.evolve(batch=right, timestamp=Timestamp())
+        )
 
 
 def test_what_has_no_masks_is_refused(tmp_path):
