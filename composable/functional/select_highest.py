@@ -1,8 +1,7 @@
 """Filters of batches: keep the examples with the highest scores.
 
-Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, https://arxiv.org/abs/2404.00498,
-whose repository filters batches with a small proxy in `airbench96_faster.py`:
-https://github.com/KellerJordan/cifar10-airbench
+Jordan, "CIFAR-10 Airbench", 2024, https://github.com/KellerJordan/cifar10-airbench, whose
+`airbench96_faster.py` filters batches by the losses of a small proxy.
 """
 
 import torch
