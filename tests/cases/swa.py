@@ -55,6 +55,7 @@ CASE = Case(
         },
         meaning=run_mean,
         acts_at=lambda a: Event.EPOCH_END if a.by_epoch else Event.BATCH_END,
+        memory={"count": 1, "seen": 0},
         invalid_sets=[
             ({"swa_start": "0.98dur"}, "swa_end='0.97dur' must be after swa_start"),
             ({"swa_start": "3ep", "swa_end": "3ep"}, "swa_end='3ep' must be after"),
