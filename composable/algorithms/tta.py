@@ -37,7 +37,7 @@ class TTA(Algorithm):
 
     events = _BEFORE | _AFTER
     stage = Stage.AUGMENT
-    reads = frozenset({"batch", "outputs"})
+    reads = frozenset({"batch", "outputs", "loss_fn"})
     writes = frozenset({"batch", "outputs"})
 
     def apply(self, event: Event, state: State) -> State:

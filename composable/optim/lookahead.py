@@ -90,7 +90,7 @@ class Lookahead(StepWrapper):
         group[STEP] = group.get(STEP, 0) + 1
 
     def update(self, group: Group, before: Tensors, after: Tensors, states: list[State]) -> Tensors:
-        """Add the step to what the weights moved, and pull them back if it is time."""
+        """Add the step to what the weights moved, and pull them back when due."""
         moved = [local_values(state[MOVED]) for state in states]
         per_dtype(_add_step, moved, before, after)
         if group[STEP] % self.interval:
