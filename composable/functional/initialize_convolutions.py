@@ -74,9 +74,10 @@ def _copying(name: str, conv: Any) -> Tensor | None:
     if not conv.weight.requires_grad:
         return None
     weight: Tensor = conv.weight.detach().clone()
-    groups = weight.unflatten(0, (conv.groups, -1))
+    groups = weight.reshape(conv.groups, -1, *weight.shape[1:])  # a view, in any layout
     count = min(groups.shape[1:3])
     groups[:, :count] = 0
     channels = torch.arange(count, device=weight.device)
-    groups[(slice(None), channels, channels, *(side // 2 for side in conv.kernel_size))] = 1
+    center = tuple(side // 2 for side in conv.kernel_size)
+    groups[(slice(None), channels, channels, *center)] = 1
     return weight

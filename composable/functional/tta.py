@@ -149,14 +149,14 @@ def average_tta(
             f"average='probabilities' needs two classes or more, and outputs is "
             f"{tuple(outputs.shape)}; pass 'logits'."
         )
-    views = outputs.to(compute_dtype(outputs.dtype)).unflatten(0, (len(weights), -1))
+    batch = len(outputs) // len(weights)
+    exact = outputs.to(compute_dtype(outputs.dtype))
+    views = exact.reshape(len(weights), batch, outputs.shape[1])
     if average == "probabilities":
         shares = [one.log_softmax(-1) + log(w) for one, w in zip(views, weights, strict=True)]
         return torch.stack(shares).logsumexp(0).to(outputs.dtype)
-    mean = views[0] * weights[0]
-    for view, weight in zip(views[1:], weights[1:], strict=True):
-        mean = mean + view * weight
-    return mean.to(outputs.dtype)
+    terms = [one * w for one, w in zip(views, weights, strict=True)]
+    return torch.stack(terms).sum(0).to(outputs.dtype)
 
 
 _SHARES = {False: (1.0,), True: (0.5, 0.25, 0.25)}

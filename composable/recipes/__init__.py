@@ -9,5 +9,6 @@ if TYPE_CHECKING:
     from composable.recipes.language import small_gpt_rotary as small_gpt_rotary
     from composable.recipes.recipe import Recipe as Recipe
     from composable.recipes.vision import small_resnet as small_resnet
+    from composable.recipes.vision import speedrun_vision as speedrun_vision
 else:
     export_lazily(__name__)
