@@ -78,6 +78,6 @@ def _copying(name: str, conv: Any) -> Tensor | None:
     count = min(groups.shape[1:3])
     groups[:, :count] = 0
     channels = torch.arange(count, device=weight.device)
-    center = tuple(side // 2 for side in conv.kernel_size)
-    groups[(slice(None), channels, channels, *center)] = 1
+    centers: tuple[Any, ...] = (slice(None), channels, channels)
+    groups[centers + tuple(side // 2 for side in conv.kernel_size)] = 1
     return weight

@@ -104,7 +104,7 @@ def tta_views(
 
 
 def average_tta(
-    outputs: Float[Tensor, "views classes"],
+    outputs: Float[Tensor, " *shape"],
     *,
     flip: bool = True,
     shift: int = 1,
