@@ -55,7 +55,7 @@ def test_muon_has_the_rates_of_the_recipe():
 def test_parts_of_the_speedrun_have_its_arguments():
     recipe = speedrun_vision(smoothing=0.1, max_shift=4, flip=True, lr=0.02)
 
-    assert recipe.algorithms[2:] == (RandomTranslation(4), LabelSmoothing(0.1), TTA(flip=True))
+    assert recipe.algorithms[1:] == (LabelSmoothing(0.1), RandomTranslation(4), TTA(flip=True))
     assert recipe.optimizers(network()).param_groups[0]["lr"] == 0.02
 
 
