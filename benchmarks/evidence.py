@@ -269,7 +269,7 @@ def mnist_speedrun() -> dict[str, Any]:
         "baseline": "all parts",
         "metric": "test/accuracy",
         "durations": ["1ep", "4ep"],
-        "seeds": 8,
+        "seeds": 6,
         "repeat_baseline": False,
     }
 

@@ -69,7 +69,7 @@ def speedrun_vision(
     Training images are shifted by a few pixels, labels are smoothed, and evaluations average
     several views of each image. The optimizer, its schedule and the memory format are those of
     `small_resnet`. Of the parts of airbench that are not here, `InitializeConvolutions`,
-    `WhitenedFirstLayer` and `with_lookahead` did not pay in trials: see docs/evidence.md.
+    `WhitenedFirstLayer` and `with_lookahead` showed no gain: see docs/evidence.md.
 
     Args:
         lr: The learning rate of the convolutions, with updates of the size of those of AdamW.
@@ -78,7 +78,7 @@ def speedrun_vision(
         weight_decay: The decoupled weight decay of all parameters.
         smoothing: The share of the labels that is spread over all classes, in [0, 1].
         max_shift: The largest shift of a training image in pixels, 0 or more and less than each
-            side.
+            side. In runs of few epochs, 0 may be better.
         flip: Evaluate mirror images too. Where left and right mean the same, add
             `AlternatingFlip()`, which needs the indices of the examples.
         dtype: The dtype in which Muon orthogonalizes. `torch.bfloat16` is faster on GPUs.
