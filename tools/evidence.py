@@ -148,10 +148,10 @@ STUDIES: tuple[Evidence, ...] = (
         "augmentation (which takes no time of training) and the channels-last memory format. The "
         "other arms omit one, or add Dirac initialization. Nothing was tuned: all arms have "
         "the rates of the recipe, and AdamW that of the example. The costs of steps are medians "
-        "of trials that ran in turn, beside other load. Six seeds show large effects only: nothing is "
-        "shown to pay or to cost, and after four epochs all arms are within 0.3 percentage points "
-        "of one another. After one epoch, Dirac initialization lost most. Repeat with `python "
-        "benchmarks/evidence.py mnist-speedrun`.",
+        "of trials that ran in turn, beside other load. Six seeds show large effects only: nothing "
+        "is shown to pay or to cost, and after four epochs all arms are within 0.3 percentage "
+        "points of one another. After one epoch, Dirac initialization lost most. Repeat with "
+        "`python benchmarks/evidence.py mnist-speedrun`.",
         ablation=True,
     ),
     Evidence(
