@@ -4,6 +4,7 @@
     python benchmarks/evidence.py digits              # methods alone, six of them together
     python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
     python benchmarks/evidence.py mnist               # a convolutional network and its parts
+    python benchmarks/evidence.py mnist-speedrun      # the same network and the parts of a recipe
     python benchmarks/evidence.py contrastive         # two encoders: the loss of a whole batch
     python benchmarks/evidence.py ngrams              # a small GPT with hashed n-gram embeddings
     python benchmarks/evidence.py --list
@@ -33,6 +34,7 @@ from composable.algorithms import (
     EMA,
     SAM,
     SWA,
+    TTA,
     BlurPool,
     ChannelsLast,
     ColOut,
@@ -41,11 +43,13 @@ from composable.algorithms import (
     FixRes,
     GhostBatchNorm,
     GyroDropout,
+    InitializeConvolutions,
     LabelSmoothing,
     LayerFreezing,
     NGramEmbeddings,
     ProgressiveResizing,
     RandAugment,
+    RandomTranslation,
     Rotary,
     SelectiveBackprop,
     SqueezeExcite,
@@ -240,6 +244,36 @@ def mnist() -> dict[str, Any]:
     }
 
 
+def mnist_speedrun() -> dict[str, Any]:
+    """Compare a convolutional network with a recipe to itself without each part, and with one."""
+    import mnist as example
+
+    parts = [
+        ChannelsLast(),
+        LabelSmoothing(0.2),
+        RandomTranslation(2),
+        TTA(flip=False),
+    ]
+    copies = [*parts[:2], InitializeConvolutions(), *parts[2:]]
+    return {
+        "build": partial(example.build, shift=0),
+        "arms": {
+            "all parts": with_muon(parts),
+            **{
+                f"without {type(one).__name__}": with_muon([x for x in parts if x is not one])
+                for one in parts[1:]
+            },
+            "without Muon": parts,
+            "with InitializeConvolutions": with_muon(copies),
+        },
+        "baseline": "all parts",
+        "metric": "test/accuracy",
+        "durations": ["1ep", "4ep"],
+        "seeds": 6,
+        "repeat_baseline": False,
+    }
+
+
 def contrastive() -> dict[str, Any]:
     """Compare two encoders to themselves with the loss of a batch eight times as large."""
     import contrastive as example
@@ -288,6 +322,7 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "digits": digits,
     "vision": vision,
     "mnist": mnist,
+    "mnist-speedrun": mnist_speedrun,
     "contrastive": contrastive,
     "ngrams": ngrams,
 }

@@ -103,7 +103,8 @@ def test_an_algorithm_shows_its_hyperparameters(case, data):
     assert repr(algorithm) == f"{case.name}({', '.join(shown)})"
 
 
-OF_TRAINING = [one for one in ALGORITHMS if Event.EVAL_BATCH_START not in one.example.events]
+OF_EVALUATIONS = {Event.EVAL_BATCH_START, Event.EVAL_BEFORE_FORWARD}
+OF_TRAINING = [one for one in ALGORITHMS if not OF_EVALUATIONS & one.example.events]
 
 
 @pytest.mark.parametrize("case", OF_TRAINING, ids=repr)

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from composable.algorithms.ghost_batchnorm import GhostBatchNorm as GhostBatchNorm
     from composable.algorithms.gradient_clipping import GradientClipping as GradientClipping
     from composable.algorithms.gyro_dropout import GyroDropout as GyroDropout
+    from composable.algorithms.initialize_convolutions import (
+        InitializeConvolutions as InitializeConvolutions,
+    )
     from composable.algorithms.initialize_projections import (
         InitializeProjections as InitializeProjections,
     )
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from composable.algorithms.proxy_filter import ProxyFilter as ProxyFilter
     from composable.algorithms.qk_norm import QKNorm as QKNorm
     from composable.algorithms.randaugment import RandAugment as RandAugment
+    from composable.algorithms.random_translation import RandomTranslation as RandomTranslation
     from composable.algorithms.rotary import Rotary as Rotary
     from composable.algorithms.sam import SAM as SAM
     from composable.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
@@ -60,6 +64,7 @@ if TYPE_CHECKING:
     from composable.algorithms.squeeze_excite import SqueezeExcite as SqueezeExcite
     from composable.algorithms.stochastic_depth import StochasticDepth as StochasticDepth
     from composable.algorithms.swa import SWA as SWA
+    from composable.algorithms.tta import TTA as TTA
     from composable.algorithms.value_embeddings import ValueEmbeddings as ValueEmbeddings
     from composable.algorithms.weight_standardization import (
         WeightStandardization as WeightStandardization,

@@ -1,10 +1,11 @@
 """Alternating flip, as an algorithm."""
 
+from functools import partial
+
 import attrs
-from torch import Tensor
 
 from composable._support.checks import check_tensor
-from composable._support.spatial import is_dense
+from composable.algorithms._dense_targets import move_pixels
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -35,15 +36,11 @@ class AlternatingFlip(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Flip some images of the batch."""
-        images, targets = state.inputs, state.targets
-        check_tensor("inputs", images)
+        check_tensor("inputs", state.inputs)
         key = state.key.of_step or state.key  # flips must not depend on the place in a step
         draw = draw_alternating_flip(
             indices_of(state.batch, self.index_key, self.name),
             epoch=state.timestamp.epoch,
             seed=key.fold(self.name).seed >> 1,
         )
-        parts = {"inputs": apply_alternating_flip(images, draw)}
-        if isinstance(targets, Tensor) and is_dense(targets, images.shape[2:]):
-            parts["targets"] = apply_alternating_flip(targets, draw)
-        return state.with_batch(**parts)
+        return move_pixels(state, partial(apply_alternating_flip, draw=draw))

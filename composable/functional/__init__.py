@@ -79,6 +79,9 @@ if TYPE_CHECKING:
     from composable.functional.infobatch import apply_infobatch as apply_infobatch
     from composable.functional.infobatch import draw_infobatch as draw_infobatch
     from composable.functional.infobatch import infobatch as infobatch
+    from composable.functional.initialize_convolutions import (
+        initialize_convolutions as initialize_convolutions,
+    )
     from composable.functional.initialize_projections import (
         initialize_projections as initialize_projections,
     )
@@ -148,6 +151,13 @@ if TYPE_CHECKING:
     from composable.functional.randaugment import apply_randaugment as apply_randaugment
     from composable.functional.randaugment import draw_randaugment as draw_randaugment
     from composable.functional.randaugment import randaugment as randaugment
+    from composable.functional.random_translation import (
+        apply_random_translation as apply_random_translation,
+    )
+    from composable.functional.random_translation import (
+        draw_random_translation as draw_random_translation,
+    )
+    from composable.functional.random_translation import random_translation as random_translation
     from composable.functional.register_attention import register_attention as register_attention
     from composable.functional.replace_modules import Replacement as Replacement
     from composable.functional.replace_modules import replace_modules as replace_modules
@@ -185,6 +195,9 @@ if TYPE_CHECKING:
     from composable.functional.stochastic_depth import scale_drop_rates as scale_drop_rates
     from composable.functional.stochastic_depth import stochastic_depth as stochastic_depth
     from composable.functional.swa import swa as swa
+    from composable.functional.tta import average_tta as average_tta
+    from composable.functional.tta import tta as tta
+    from composable.functional.tta import tta_views as tta_views
     from composable.functional.value_embeddings import value_embeddings as value_embeddings
     from composable.functional.value_residual import value_residual as value_residual
     from composable.functional.warmed_up_batch_size import (

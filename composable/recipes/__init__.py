@@ -11,5 +11,6 @@ if TYPE_CHECKING:
     from composable.recipes.language import speedrun_gpt as speedrun_gpt
     from composable.recipes.recipe import Recipe as Recipe
     from composable.recipes.vision import small_resnet as small_resnet
+    from composable.recipes.vision import speedrun_vision as speedrun_vision
 else:
     export_lazily(__name__)

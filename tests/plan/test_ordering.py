@@ -11,14 +11,14 @@ from tests.support.algorithm_cases import ALGORITHMS
 ORDER = [  # one line per stage
     *("ProxyFilter", "SelectiveBackprop"),
     *("Alibi", "FixRes", "ProgressiveResizing", "SeqLengthWarmup"),
-    *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "RandAugment"),
+    *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "RandAugment", "RandomTranslation", "TTA"),
     *("CutMix", "MixUp", "PrefixTokens"),
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
     *("AttentionOutputGate", "ExclusiveSelfAttention", "GatedLinearUnits", "GhostBatchNorm"),
-    *("GyroDropout", "InitializeProjections", "NGramEmbeddings", "PartialKeyOffset", "QKNorm"),
-    *("Rotary", "SkipConnections", "Smear", "SoftcapLogits", "SplitHead", "SquaredReLUs"),
-    *("StochasticDepth", "ValueEmbeddings"),
+    *("GyroDropout", "InitializeConvolutions", "InitializeProjections", "NGramEmbeddings"),
+    *("PartialKeyOffset", "QKNorm", "Rotary", "SkipConnections", "Smear", "SoftcapLogits"),
+    *("SplitHead", "SquaredReLUs", "StochasticDepth", "ValueEmbeddings"),
     *("WhitenedFirstLayer", "Factorize", "BlurPool", "SqueezeExcite", "WeightStandardization"),
     "WindowWarmup",
     "ChannelsLast",

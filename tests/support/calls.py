@@ -459,6 +459,7 @@ OTHERS: list[Any] = [
     (optim.warmup_stable_decay, given()),
     (optim.with_cautious_weight_decay, given(optimizer=OPTIMIZER)),
     (optim.with_ema_nesterov, given(optimizer=OPTIMIZER)),
+    (optim.with_lookahead, given(optimizer=OPTIMIZER)),
     (optim.with_momentum_warmup, given(optimizer=OPTIMIZER)),
     (optim.ConstantScheduler, given()),
     (optim.ConstantWithWarmupScheduler, given(t_warmup="1ep")),
