@@ -3,12 +3,14 @@
 from itertools import chain, islice
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from composable.data import (
     GlobalBatchSampler,
+    PackedDocuments,
     PerExample,
     WorkerShard,
     read_loader_state,
@@ -175,3 +177,69 @@ def test_an_epoch_has_every_example_once(count, size, seed, epoch):
     sampler.set_epoch(epoch)
 
     assert sorted(chain(*sampler)) == list(range(count))
+
+
+documents = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
+packings = st.sampled_from(["concatenate", "first_fit"])
+
+
+def packed(sizes, length, seed, packing):
+    """Return rows of documents whose tokens are all different."""
+    tokens = torch.arange(1, sum(sizes) + 1).split(sizes)
+    return PackedDocuments(list(tokens), length, seed=seed, packing=packing)
+
+
+@given(documents, st.integers(1, 6), seeds, epochs, packings)
+def test_every_epoch_of_packed_documents_has_every_token_once(sizes, length, seed, epoch, packing):
+    """Law of data: Each epoch of `PackedDocuments` has every token once, those of a part of a
+    document in their order, in equally many rows.
+    """
+    rows = packed(sizes, length, seed, packing)
+    count = len(rows)
+    rows.set_epoch(epoch)
+
+    found = [row["input_ids"].tolist() for row in rows]
+    ordered = [
+        ids[numbers == number].diff().tolist()
+        for ids, numbers in ((row["input_ids"], row["document_ids"]) for row in rows)
+        for number in range(1, int(numbers.max()) + 1)
+    ]
+
+    assert sorted(filter(None, chain(*found))) == list(range(1, sum(sizes) + 1))
+    assert set(chain(*ordered)) <= {1}
+    assert len(found) == count
+
+
+@given(documents, st.integers(1, 6), seeds, epochs, packings, st.sampled_from([2, 3]), st.data())
+def test_packed_rows_are_the_same_after_a_resume_and_on_any_number_of_processes(
+    sizes, length, seed, epoch, packing, world_size, data
+):
+    """Law of data: The rows of `PackedDocuments` are the same after a resume in mid-epoch, and on
+    any number of processes.
+    """
+
+    def batches(skip=0, **which):
+        rows = packed(sizes, length, seed, packing)
+        sampler = GlobalBatchSampler(rows, batch_size=6, seed=seed, last_batch="pad", **which)
+        loader = DataLoader(rows, batch_sampler=sampler)
+        read = seeded_batches(loader, 17, epoch=epoch, first_step=7 * epoch, skip=skip)
+        return [batch["input_ids"].tolist() for batch in read]
+
+    whole = batches()
+    skip = data.draw(st.integers(0, len(whole)))
+    parts = [batches(skip, rank=rank, world_size=world_size) for rank in range(world_size)]
+
+    assert [list(chain(*of_all)) for of_all in zip(*parts, strict=True)] == whole[skip:]
+
+
+@given(seeds, epochs)
+def test_epochs_of_packed_documents_differ(seed, epoch):
+    """Law of data: Two epochs of `PackedDocuments` differ."""
+    rows = packed([2] * 40, 10, seed, "concatenate")
+    loader = DataLoader(rows, batch_size=None)
+    first, second = (
+        [row["input_ids"].tolist() for row in seeded_batches(loader, 17, epoch=one)]
+        for one in (epoch, epoch + 1)
+    )
+
+    assert first != second

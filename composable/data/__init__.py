@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from composable.data.order import read_loader_state as read_loader_state
     from composable.data.order import seeded_batches as seeded_batches
     from composable.data.order import set_generator_states as set_generator_states
+    from composable.data.packed_documents import PackedDocuments as PackedDocuments
     from composable.data.per_example import PerExample as PerExample
     from composable.data.sampler import GlobalBatchSampler as GlobalBatchSampler
     from composable.data.streams import UnshardedStreamWarning as UnshardedStreamWarning
