@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from composable.data import (
     GlobalBatchSampler,
+    LengthGroupedBatchSampler,
     PackedDocuments,
     PerExample,
     WorkerShard,
@@ -243,3 +244,56 @@ def test_epochs_of_packed_documents_differ(seed, epoch):
     )
 
     assert first != second
+
+
+lengths = st.lists(st.integers(0, 9), min_size=1, max_size=40)
+windows = st.integers(1, 5)
+last_batches = st.sampled_from(["keep", "drop", "pad"])
+
+
+@given(lengths, st.integers(1, 4), windows, seeds, epochs, last_batches)
+def test_windows_of_similar_lengths_have_the_examples_of_the_plain_order(
+    given_lengths, batch_size, window, seed, epoch, last_batch
+):
+    """Law of data: Each window of a `LengthGroupedBatchSampler` has the examples of the same window
+    of a `GlobalBatchSampler`, in batches that need no more padding; a window of 1 changes nothing.
+    """
+    options = {"batch_size": batch_size, "seed": seed, "last_batch": last_batch}
+    plain = GlobalBatchSampler(len(given_lengths), **options)
+    ours = LengthGroupedBatchSampler(given_lengths, window=window, **options)
+    for sampler in (plain, ours):
+        sampler.set_epoch(epoch)
+    before, after = list(plain), list(ours)
+
+    def padded(batches):
+        return sum(max(given_lengths[i] for i in batch) for batch in batches)
+
+    assert [len(batch) for batch in after] == [len(batch) for batch in before]
+    for first in range(0, len(before), window):
+        here, there = (batches[first : first + window] for batches in (after, before))
+        assert sorted(chain(*here)) == sorted(chain(*there))
+        assert padded(here) <= padded(there)
+    if window == 1:
+        assert after == before
+
+
+@given(lengths, windows, seeds, epochs, st.sampled_from([2, 3]), st.data())
+def test_batches_of_similar_lengths_are_the_same_for_any_number_of_processes(
+    given_lengths, window, seed, epoch, world_size, data
+):
+    """Law of data: Its global batch is the same for any number of processes, starting from any
+    batch.
+    """
+
+    def batches(start=0, **which):
+        sampler = LengthGroupedBatchSampler(
+            given_lengths, batch_size=6, seed=seed, window=window, last_batch="pad", **which
+        )
+        sampler.set_epoch(epoch)
+        return list(sampler.batches_from(start))
+
+    whole = batches()
+    start = data.draw(st.integers(0, len(whole)))
+    parts = [batches(start, rank=rank, world_size=world_size) for rank in range(world_size)]
+
+    assert [list(chain(*of_all)) for of_all in zip(*parts, strict=True)] == whole[start:]

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from composable.functional.ghost_batchnorm import GhostBatchNorm2d as GhostBatchNorm2d
     from composable.functional.ghost_batchnorm import GhostBatchNorm3d as GhostBatchNorm3d
     from composable.functional.ghost_batchnorm import ghost_batchnorm as ghost_batchnorm
+    from composable.functional.group_by_length import group_by_length as group_by_length
     from composable.functional.gyro_dropout import GyroDropoutLayer as GyroDropoutLayer
     from composable.functional.gyro_dropout import gyro_dropout as gyro_dropout
     from composable.functional.infobatch import Pruning as Pruning

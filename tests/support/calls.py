@@ -464,6 +464,10 @@ OTHERS: list[Any] = [
     (data.InfoBatch, given(sampler=data.InfoBatchSampler(4, batch_size=2, seed=3))),
     (data.InfoBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
     (data.Indexed, given(dataset=[1, 2])),
+    (
+        data.LengthGroupedBatchSampler,
+        given(lengths=[3, 1, 2, 4, 5], batch_size=2, seed=3, shuffle=True),
+    ),
     (data.PackedDocuments, given(documents=[torch.arange(5)], length=2, seed=3, shuffle=True)),
     (data.PerExample, given(dataset=[1, 2], seed=3)),
     (data.WorkerShard, given(dataset=[1, 2], batch_size=2)),
