@@ -136,6 +136,8 @@ if TYPE_CHECKING:
     from composable.functional.pack_documents import document_mask as document_mask
     from composable.functional.pack_documents import pack_documents as pack_documents
     from composable.functional.pack_documents import pack_lengths as pack_lengths
+    from composable.functional.paired_augment import draw_paired_augment as draw_paired_augment
+    from composable.functional.paired_augment import paired_augment as paired_augment
     from composable.functional.partial_key_offset import partial_key_offset as partial_key_offset
     from composable.functional.polar_express_coefficients import (
         polar_express_coefficients as polar_express_coefficients,

@@ -11,7 +11,7 @@ from tests.support.algorithm_cases import ALGORITHMS
 ORDER = [  # one line per stage
     "SelectiveBackprop",
     *("Alibi", "FixRes", "ProgressiveResizing", "SeqLengthWarmup"),
-    *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "RandAugment"),
+    *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "PairedAugment", "RandAugment"),
     *("CutMix", "MixUp", "PrefixTokens"),
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
