@@ -5,35 +5,33 @@ https://arxiv.org/abs/2404.00498, for any augmentation with an inverse.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_is_callable
+from composable._support.checks import check_is_callable, check_tensor
 from composable._support.hashing import hash_integers
 from composable.functional.alternating_flip import draw_alternating_flip
 
 __all__ = ["draw_paired_augment", "paired_augment"]
 
-Inputs = TypeVar("Inputs")
 _BITS = 23
 """The bits of an amount, of which float32 loses none."""
 
 
 def paired_augment(
-    inputs: Inputs,
+    inputs: Shaped[Tensor, "batch ..."],
     indices: Int[Tensor, " batch"],
-    transform: Callable[[Inputs, Tensor], Inputs],
+    transform: Callable[[Tensor, Tensor], Tensor],
     *,
     epoch: int,
     seed: int = 0,
-) -> Inputs:
+) -> Tensor:
     """Augment each example by an amount in one epoch, and by the opposite one in the next.
 
     Args:
-        inputs: The inputs of a batch, as `transform` takes them.
+        inputs: The inputs of a batch, of any dtype.
         indices: The index of each example in its dataset, as integers `[batch]`.
         transform: A function of the inputs and an amount for each example, in (-1, 1): opposite
             amounts must give opposite changes. It must be deterministic.
@@ -45,7 +43,7 @@ def paired_augment(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: `epoch` or `seed` is out of range.
+        ValueError: `epoch` or `seed` is out of range, or there is not one index for each input.
 
     Example:
         >>> def shift(x, amount):
@@ -57,8 +55,15 @@ def paired_augment(
         >>> first + second
         tensor([0., 0., 0.])
     """
+    check_tensor("inputs", inputs)
     check_is_callable("transform", transform)
-    return transform(inputs, draw_paired_augment(indices, epoch=epoch, seed=seed))
+    amount = draw_paired_augment(indices, epoch=epoch, seed=seed)
+    if inputs.shape[:1] != amount.shape:
+        raise ValueError(
+            "inputs must be [batch, ...], and indices [batch], not "
+            f"{tuple(inputs.shape)} and {tuple(amount.shape)}."
+        )
+    return transform(inputs, amount)
 
 
 def draw_paired_augment(

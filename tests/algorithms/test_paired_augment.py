@@ -69,6 +69,11 @@ def test_function_passes_the_amounts_of_the_examples():
     assert_close((first - inputs)[:, 0, 0], draw_paired_augment(indices, epoch=4, seed=3))
 
 
+def test_inputs_and_indices_must_have_the_same_number():
+    with pytest.raises(ValueError, match=r"and indices \[batch\], not"):
+        paired_augment(torch.zeros(2, 3), torch.arange(3), shifted, epoch=0)
+
+
 def test_functions_are_shown_by_their_names():
     assert repr(PairedAugment(shifted)) == (
         "PairedAugment(transform=shifted, target_transform=None, index_key=None)"
