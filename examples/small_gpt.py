@@ -36,6 +36,8 @@ from composable.functional import (
     Rotation,
     alibi_bias,
     register_alibi,
+    register_attention,
+    register_projections,
     register_rotary,
     rotary_tables,
     rotate_pairs,
@@ -188,6 +190,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        self.num_heads = width // HEAD
         self.query, self.key, self.value, self.output = (
             nn.Linear(width, width, bias=False) for _ in range(4)
         )
@@ -207,6 +210,10 @@ class Attention(nn.Module):
             query, key, value, attn_mask=mask, is_causal=mask is None
         )
         return self.output(attended.transpose(1, 2).flatten(2))
+
+
+register_attention(Attention)
+register_projections(Attention, value="value", output="output")
 
 
 @functools.lru_cache(maxsize=64)

@@ -425,6 +425,7 @@ OTHERS: list[Any] = [
     (optim.cosine_restarts, given(period="2ep")),
     (optim.exponential, given(gamma=0.5)),
     (optim.Muon, given(params=MODEL, lr=0.1)),
+    (optim.RowAdagrad, given(params=[nn.Parameter(torch.ones(2))])),
     (optim.SGDScheduleFree, given(params=[nn.Parameter(torch.ones(2))])),
     (optim.AdamWScheduleFree, given(params=[nn.Parameter(torch.ones(2))])),
     (optim.layerwise_groups, given(model=MODEL, lr=0.1)),
