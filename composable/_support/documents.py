@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 
 from composable._support.checks import check_tensor
 
-__all__ = ["check_documents", "check_list"]
+__all__ = ["check_document_list", "check_list"]
 
 
 def check_list(name: str, value: Any, of: str) -> None:
@@ -22,7 +22,7 @@ def check_list(name: str, value: Any, of: str) -> None:
         raise TypeError(f"{name}={value!r} must be a list of {of}.")
 
 
-def check_documents(documents: Any) -> None:
+def check_document_list(documents: Any) -> None:
     """Raise an error unless these are one-dimensional tensors of one integer dtype and device."""
     check_list("documents", documents, "one-dimensional tensors")
     if not documents:

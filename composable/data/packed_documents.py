@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
 from composable._support.checks import check_count, check_flag, check_integer, check_one_of
-from composable._support.documents import check_documents
+from composable._support.documents import check_document_list
 from composable._support.targets import IGNORE_INDEX
 from composable.core.key import Key
 from composable.data.shared_epoch import SharedEpoch
@@ -73,7 +73,7 @@ class PackedDocuments(Dataset[dict[str, Tensor]]):
         shift_labels: bool = False,
         ignore_index: int = IGNORE_INDEX,
     ) -> None:
-        check_documents(documents)
+        check_document_list(documents)
         check_count("length", length, 1)
         check_one_of("packing", packing, ("concatenate", "first_fit"))
         check_flag("shuffle", shuffle)
@@ -118,7 +118,7 @@ class PackedDocuments(Dataset[dict[str, Tensor]]):
         part = torch.searchsorted(ends, places, right=True)
         tokens = self._firsts[parts[part]] + places - starts[part]
         positions = places - starts[part].clamp(min=begin)
-        numbers = part.unique_consecutive(return_inverse=True)[1] + 1
+        numbers = 1 + part.diff(prepend=part[:1]).ne(0).cumsum(0)
         return {
             "input_ids": self._padded(self._tokens[tokens].long(), self.pad_id),
             "labels": self._padded(self._labels(tokens, positions), self.ignore_index),

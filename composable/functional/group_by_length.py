@@ -59,8 +59,7 @@ def group_by_length(
     whole, device = count * batch_size, lengths.device
     by_length = lengths[:whole].argsort(stable=True)
     batches = _stable(by_length, window * batch_size).view(count, batch_size).sort(1).values
-    given = {} if generator is None else {"generator": generator}
-    drawn = torch.randperm(count, **given, device=generator_device(generator))
+    drawn = torch.randperm(count, generator=generator, device=generator_device(generator))
     order = _stable(drawn, window).to(device)
     rest = torch.arange(whole, len(lengths), device=device)
     return torch.cat([batches[order].flatten(), rest])

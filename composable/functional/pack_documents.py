@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
 from composable._support.checks import check_count, check_flag, check_integer, check_tensor
-from composable._support.documents import check_documents, check_list
+from composable._support.documents import check_document_list, check_list
 from composable._support.targets import IGNORE_INDEX
 
 __all__ = ["cumulative_lengths", "document_mask", "pack_documents", "pack_lengths"]
@@ -66,7 +66,7 @@ def pack_documents(
     check_integer("pad_id", pad_id)
     check_flag("shift_labels", shift_labels)
     check_integer("ignore_index", ignore_index)
-    check_documents(documents)
+    check_document_list(documents)
     rows = pack_lengths([len(document) for document in documents], length)
 
     order, starts, numbers = _places(rows, documents, length)
