@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from composable import Algorithm, Evaluator, Trainer
 from composable.algorithms import GradientClipping
+from composable.data import write_token_file
 from composable.functional import (
     Rotation,
     alibi_bias,
@@ -107,6 +108,16 @@ def training_tokens(vocabulary: int) -> Tensor:
         encoded = tokenizer(vocabulary).encode_batch(texts()["train"])
         replace(path, np.concatenate([np.array(one.ids, np.uint16) for one in encoded]).tobytes())
     return torch.from_numpy(np.fromfile(path, np.uint16))
+
+
+def write_tokens(folder: Path, vocabulary: int) -> None:
+    """Write the tokens of training to two files, and those of validation to one."""
+    encoded = tokenizer(vocabulary).encode_batch(texts()["validation"])
+    validation = torch.tensor([token for one in encoded for token in one.ids])
+    files = {"val": [validation], "train": training_tokens(vocabulary).chunk(2)}
+    for part, some in files.items():
+        for number, tokens in enumerate(some):
+            write_token_file(folder / f"python_{part}_{number:06}.bin", tokens)
 
 
 def cached(name: str) -> Path:
@@ -440,7 +451,11 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=2048)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write-tokens", type=Path, help="write the tokens to this folder instead")
     options = parser.parse_args()
+    if options.write_tokens:
+        write_tokens(options.write_tokens, options.vocabulary)
+        return
     trainer = build(
         [],
         options.seed,

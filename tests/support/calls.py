@@ -159,6 +159,11 @@ def a_folder() -> Path:
     return Path(tempfile.mkdtemp(dir="."))
 
 
+def token_files() -> list[Path]:
+    """Write a file of tokens."""
+    return [composable.data.write_token_file(a_folder() / "tokens.bin", torch.arange(8))]
+
+
 def a_checkpoint() -> Path:
     """Write a checkpoint of one tensor."""
     packed = composable.checkpoint.pack({"state": {"model": {"weights": {"x": torch.ones(2)}}}})
@@ -471,7 +476,9 @@ OTHERS: list[Any] = [
     ),
     (data.PackedDocuments, given(documents=[torch.arange(5)], length=2, seed=3, shuffle=True)),
     (data.PerExample, given(dataset=[1, 2], seed=3)),
+    (data.TokenFiles, given(paths=Fresh(token_files), length=2, rows=3), OSError),
     (data.WorkerShard, given(dataset=[1, 2], batch_size=2)),
+    (data.write_token_file, given(path=Fresh(a_file), tokens=torch.arange(4)), OSError),
     (data.get_generator_states, given(dataloader=LOADER)),
     (data.read_loader_state, given(dataloader=LOADER)),
     (data.seeded_batches, given(dataloader=LOADER, seed=3, epoch=0)),
