@@ -98,9 +98,13 @@ def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batc
 @given(data=st.data())
 def test_an_algorithm_shows_its_hyperparameters(case, data):
     algorithm = data.draw(case.instances)
-    shown = [f"{name}={value!r}" for name, value in hyperparameters_of(algorithm).items()]
+    shown = {
+        name: getattr(value, "__name__", repr(value))
+        for name, value in hyperparameters_of(algorithm).items()
+    }
 
-    assert repr(algorithm) == f"{case.name}({', '.join(shown)})"
+    listed = ", ".join(f"{name}={value}" for name, value in shown.items())
+    assert repr(algorithm) == f"{case.name}({listed})"
 
 
 OF_EVALUATIONS = {Event.EVAL_BATCH_START, Event.EVAL_BEFORE_FORWARD}

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from composable.algorithms.mixup import MixUp as MixUp
     from composable.algorithms.ngram_embeddings import NGramEmbeddings as NGramEmbeddings
     from composable.algorithms.no_op_model import NoOpModel as NoOpModel
+    from composable.algorithms.paired_augment import PairedAugment as PairedAugment
     from composable.algorithms.partial_key_offset import PartialKeyOffset as PartialKeyOffset
     from composable.algorithms.prefix_tokens import PrefixTokens as PrefixTokens
     from composable.algorithms.progressive_resizing import (

@@ -5,11 +5,12 @@ from functools import partial
 import attrs
 
 from composable._support.checks import check_tensor
+from composable.algorithms._by_example import draw_of_examples
 from composable.algorithms._dense_targets import move_pixels
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
-from composable.data.indexed import check_index_key, indices_of
+from composable.data.indexed import check_index_key
 from composable.functional import apply_alternating_flip, draw_alternating_flip
 
 __all__ = ["AlternatingFlip"]
@@ -37,10 +38,5 @@ class AlternatingFlip(Algorithm):
     def apply(self, event: Event, state: State) -> State:
         """Flip some images of the batch."""
         check_tensor("inputs", state.inputs)
-        key = state.key.of_step or state.key  # flips must not depend on the place in a step
-        draw = draw_alternating_flip(
-            indices_of(state.batch, self.index_key, self.name),
-            epoch=state.timestamp.epoch,
-            seed=key.fold(self.name).seed >> 1,
-        )
+        draw = draw_alternating_flip(**draw_of_examples(state, self.name, self.index_key))
         return move_pixels(state, partial(apply_alternating_flip, draw=draw))

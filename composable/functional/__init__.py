@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from composable.functional.ghost_batchnorm import GhostBatchNorm2d as GhostBatchNorm2d
     from composable.functional.ghost_batchnorm import GhostBatchNorm3d as GhostBatchNorm3d
     from composable.functional.ghost_batchnorm import ghost_batchnorm as ghost_batchnorm
+    from composable.functional.group_by_length import group_by_length as group_by_length
     from composable.functional.gyro_dropout import GyroDropoutLayer as GyroDropoutLayer
     from composable.functional.gyro_dropout import gyro_dropout as gyro_dropout
     from composable.functional.infobatch import Pruning as Pruning
@@ -138,6 +139,8 @@ if TYPE_CHECKING:
     from composable.functional.pack_documents import document_mask as document_mask
     from composable.functional.pack_documents import pack_documents as pack_documents
     from composable.functional.pack_documents import pack_lengths as pack_lengths
+    from composable.functional.paired_augment import draw_paired_augment as draw_paired_augment
+    from composable.functional.paired_augment import paired_augment as paired_augment
     from composable.functional.partial_key_offset import partial_key_offset as partial_key_offset
     from composable.functional.polar_express_coefficients import (
         polar_express_coefficients as polar_express_coefficients,

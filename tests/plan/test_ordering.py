@@ -11,7 +11,8 @@ from tests.support.algorithm_cases import ALGORITHMS
 ORDER = [  # one line per stage
     *("ProxyFilter", "SelectiveBackprop"),
     *("Alibi", "FixRes", "ProgressiveResizing", "SeqLengthWarmup"),
-    *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "RandAugment", "RandomTranslation", "TTA"),
+    *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "PairedAugment", "RandAugment"),
+    *("RandomTranslation", "TTA"),
     *("CutMix", "MixUp", "PrefixTokens"),
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.

@@ -483,6 +483,11 @@ OTHERS: list[Any] = [
         given(masks=Fresh(lambda: data.load_masks(a_filtered_run()))),
     ),
     (data.load_masks, given(source=Fresh(a_filtered_run)), *FILES),
+    (
+        data.LengthGroupedBatchSampler,
+        given(lengths=[3, 1, 2, 4, 5], batch_size=2, seed=3, shuffle=True),
+    ),
+    (data.PackedDocuments, given(documents=[torch.arange(5)], length=2, seed=3, shuffle=True)),
     (data.PerExample, given(dataset=[1, 2], seed=3)),
     (data.TokenFiles, given(paths=Fresh(token_files), length=2, rows=3), OSError),
     (data.WorkerShard, given(dataset=[1, 2], batch_size=2)),
