@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from composable.models.auxiliary import AuxiliaryLoss as AuxiliaryLoss
     from composable.models.classifier import Classifier as Classifier
     from composable.models.detector import Detector as Detector
+    from composable.models.ensemble import Ensemble as Ensemble
+    from composable.models.ensemble import fit_mixture as fit_mixture
     from composable.models.huggingface import HuggingFaceModel as HuggingFaceModel
 else:
     export_lazily(__name__)

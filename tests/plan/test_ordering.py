@@ -13,7 +13,7 @@ ORDER = [  # one line per stage
     *("Alibi", "FixRes", "ProgressiveResizing", "SeqLengthWarmup"),
     *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "RandAugment"),
     *("CutMix", "MixUp", "PrefixTokens"),
-    "LabelSmoothing",
+    *("SnapshotDistillation", "LabelSmoothing"),
     # They come before the surgeries that would replace their layers.
     *("AttentionOutputGate", "ExclusiveSelfAttention", "GatedLinearUnits", "GhostBatchNorm"),
     *("GyroDropout", "InitializeProjections", "NGramEmbeddings", "PartialKeyOffset", "QKNorm"),
