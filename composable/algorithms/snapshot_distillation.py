@@ -71,12 +71,13 @@ class SnapshotDistillation(Algorithm):
         validator=attrs.validators.optional(passes(lambda _, dim: check_class_dim(dim))),
     )
 
-    stage = Stage.TARGETS
+    stage = Stage.MIX
     reads = frozenset(
         {"batch", "loss", "loss_fn", "max_duration", "memory", "model", "outputs", "timestamp"}
     )
     writes = frozenset({"loss", "memory"})
-    before = frozenset({"LabelSmoothing"})  # which replaces the labels that weight the positions
+    before = frozenset({"CutMix", "MixUp", "PrefixTokens"})
+    """They replace the labels, which weight the positions of the divergence."""
     discouraged_with = MappingProxyType({"SnapshotDistillation": "each adds a divergence"})
 
     def __attrs_post_init__(self) -> None:

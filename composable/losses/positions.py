@@ -10,12 +10,7 @@ from composable._support.targets import IGNORE_INDEX
 from composable.batches.model_call import is_transformers_model, logits_of
 from composable.core.state import State
 from composable.functional import MixedTargets
-from composable.losses.classes import (
-    CrossEntropy,
-    InterpolatedLoss,
-    NormalizedCrossEntropy,
-    refuse_regression,
-)
+from composable.losses.classes import CrossEntropy, InterpolatedLoss, refuse_regression
 from composable.losses.loss import ModelLoss, OutputLoss
 
 __all__ = ["Positions", "class_logits", "labels_of_logits", "positions_of"]
@@ -59,10 +54,12 @@ def positions_of(state: State, name: str, class_dim: int | None = None) -> Posit
     found = layouts.get(kept.shape) if is_index else None
     if class_dim is None:
         class_dim = _dim_of(state.model, logits, kept, name) if found is None else found
+    if isinstance(kept, Tensor) and kept.is_floating_point() and kept.shape == shape:
+        labeled = kept.sum(class_dim) != 0  # probabilities, which are all 0 without a label
+        return Positions(logits, class_dim, labeled.to(compute_dtype(logits.dtype)))
     if found is None or layouts.get(kept.shape) != class_dim:
         return Positions(logits, class_dim, None)
-    known = isinstance(loss_fn, NormalizedCrossEntropy)
-    options = loss_fn.options if known else CrossEntropy.of(loss_fn) or CrossEntropy()
+    options = CrossEntropy.of(loss_fn) or CrossEntropy()
     weights = options.weights(labels, compute_dtype(logits.dtype))
     return Positions(logits, class_dim, weights, options.reduction == "sum")
 

@@ -168,7 +168,8 @@ def _log_likelihoods(ensemble: Ensemble, batch: Any) -> Tensor:
 
 
 def _checked_models(name: str, models: Any) -> list[nn.Module]:
-    if isinstance(models, nn.Module) or not isinstance(models, Iterable):
+    alone = isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList)
+    if alone or not isinstance(models, Iterable):
         raise TypeError(f"{name} must be a list of modules, not {kind_of(models)}.")
     listed = list(models)
     if not listed:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import composable.functional as F
 from composable import Event
-from composable.algorithms import SnapshotDistillation
+from composable.algorithms import SWA, SnapshotDistillation
 from tests.support.cases import OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import LOSS_INSIDE, in_callbacks
 from tests.support.invalid import NO_INTERVAL, NO_POSITIVE, NO_TENSOR, no_count, no_number
@@ -52,7 +52,11 @@ CASE = Case(
     algorithm=AlgorithmCase(
         SnapshotDistillation,
         {"cycle": ["1ba"], "alpha": [0.5, 0.3], "temperature": [1.0, 2.0], "class_dim": [None]},
+        meaning=lambda a, s: {"memory": {a.name: {"teacher": SWA.weights_of(s)}}},
         acts_at=lambda a: Event.BATCH_END,
+        order_matters={
+            "PrefixTokens": "the sum of both losses is scaled before or after the divergence"
+        },
         refused=in_callbacks(LOSS_INSIDE),
     ),
     invalid={

@@ -12,8 +12,8 @@ ORDER = [  # one line per stage
     "SelectiveBackprop",
     *("Alibi", "FixRes", "ProgressiveResizing", "SeqLengthWarmup"),
     *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "RandAugment"),
-    *("CutMix", "MixUp", "PrefixTokens"),
-    *("SnapshotDistillation", "LabelSmoothing"),
+    *("SnapshotDistillation", "CutMix", "MixUp", "PrefixTokens"),
+    "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
     *("AttentionOutputGate", "ExclusiveSelfAttention", "GatedLinearUnits", "GhostBatchNorm"),
     *("GyroDropout", "InitializeProjections", "NGramEmbeddings", "PartialKeyOffset", "QKNorm"),
