@@ -48,19 +48,18 @@ def positions_of(state: State, name: str, class_dim: int | None = None) -> Posit
         loss_fn = loss_fn.loss_fn
     kept = labels.targets if isinstance(labels, MixedTargets) else labels
     _refuse_numbers(state, kept, logits, name)
-    shape = logits.shape
-    layouts = {shape[:-1]: -1, (shape[0], *shape[2:]): 1}  # of two dimensions, 1
-    is_index = isinstance(kept, Tensor) and not kept.is_floating_point()
-    found = layouts.get(kept.shape) if is_index else None
     if class_dim is None:
-        class_dim = _dim_of(state.model, logits, kept, name) if found is None else found
-    if isinstance(kept, Tensor) and kept.is_floating_point() and kept.shape == shape:
+        class_dim = _dim_of(state.model, logits, kept, name)
+    dtype = compute_dtype(logits.dtype)
+    if not isinstance(kept, Tensor):
+        return Positions(logits, class_dim, None)
+    if kept.is_floating_point():
         labeled = kept.sum(class_dim) != 0  # probabilities, which are all 0 without a label
-        return Positions(logits, class_dim, labeled.to(compute_dtype(logits.dtype)))
-    if found is None or layouts.get(kept.shape) != class_dim:
+        return Positions(logits, class_dim, labeled.to(dtype))
+    if kept.shape != _shape(logits, class_dim):
         return Positions(logits, class_dim, None)
     options = CrossEntropy.of(loss_fn) or CrossEntropy()
-    weights = options.weights(labels, compute_dtype(logits.dtype))
+    weights = options.weights(labels, dtype)
     return Positions(logits, class_dim, weights, options.reduction == "sum")
 
 
@@ -118,9 +117,13 @@ def _refuse_numbers(state: State, labels: Any, logits: Tensor, name: str) -> Non
         )
 
 
-def _dim_of(model: nn.Module, logits: Tensor, targets: Any, name: str) -> int:
-    """Return the dimension of the classes where the shape of the targets does not tell it."""
-    if logits.ndim == 2 or (isinstance(targets, Tensor) and targets.shape == logits.shape):
+def _dim_of(model: nn.Module, logits: Tensor, labels: Any, name: str) -> int:
+    """Return the dimension of the classes: that of which the labels have none, or all."""
+    if isinstance(labels, Tensor):
+        for dim in (1, -1):
+            if labels.shape in (_shape(logits, dim), logits.shape):
+                return dim
+    if logits.ndim == 2:
         return 1
     if is_transformers_model(model):
         return -1 if logits.ndim == 3 else 1  # tokens, or pixels
@@ -128,3 +131,8 @@ def _dim_of(model: nn.Module, logits: Tensor, targets: Any, name: str) -> int:
         f"{name} can't tell the dimension of the classes in logits of shape "
         f"{tuple(logits.shape)}; pass class_dim=1, or class_dim=-1 for [batch, ..., classes]."
     )
+
+
+def _shape(logits: Tensor, class_dim: int) -> tuple[int, ...]:
+    """Return the shape of the positions."""
+    return logits.movedim(class_dim, -1).shape[:-1]

@@ -143,7 +143,7 @@ def test_labels_weight_the_positions_of_the_divergence():
     trainer = make_trainer(double_mlp(), DOUBLE, loss_fn=loss_fn)
     state = trainer.state.evolve(batch=(inputs, targets), outputs=double_mlp()(inputs))
 
-    _, class_dim, found = positions_of(state, "name")
+    _, class_dim, found, _ = positions_of(state, "name")
 
     assert class_dim == 1
     assert_close(found, torch.where(targets == 2, 0, WEIGHT[targets]))
@@ -157,7 +157,7 @@ def test_a_model_of_transformers_learns_where_its_own_loss_has_labels(head):
     state = make_trainer(model, [batch], loss_fn=None).state.evolve(batch=batch)
     state = state.evolve(outputs=state.forward())
 
-    logits, class_dim, found = positions_of(state, "name")
+    logits, class_dim, found, _ = positions_of(state, "name")
 
     (slope,) = torch.autograd.grad(state.compute_loss(state.outputs), logits)
     assert torch.equal(found != 0, (slope != 0).any(class_dim))
@@ -195,7 +195,7 @@ def test_a_loss_that_moves_its_labels_teaches_all_positions():
     state = make_trainer(model, [(tokens, tokens[:, 1:])], loss_fn=shifted).state
     state = state.evolve(batch=(tokens, tokens[:, 1:]), outputs=model(tokens))
 
-    assert positions_of(state, "name", -1)[1:] == (-1, None)
+    assert positions_of(state, "name", -1)[1:] == (-1, None, False)
     with pytest.raises(ValueError, match=r"\(4, 5, 7\); pass class_dim=1, or class_dim=-1"):
         positions_of(state, "name")
 
