@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from composable.algorithms.colout import ColOut as ColOut
     from composable.algorithms.cutmix import CutMix as CutMix
     from composable.algorithms.cutout import CutOut as CutOut
+    from composable.algorithms.dropout import Dropout as Dropout
     from composable.algorithms.ema import EMA as EMA
     from composable.algorithms.exclusive_self_attention import (
         ExclusiveSelfAttention as ExclusiveSelfAttention,

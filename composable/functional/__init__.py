@@ -169,6 +169,7 @@ if TYPE_CHECKING:
     from composable.functional.select_using_loss import draw_selection as draw_selection
     from composable.functional.select_using_loss import select_using_loss as select_using_loss
     from composable.functional.select_using_loss import should_select as should_select
+    from composable.functional.set_dropout import set_dropout as set_dropout
     from composable.functional.set_sequence_length import sequence_length as sequence_length
     from composable.functional.set_sequence_length import set_sequence_length as set_sequence_length
     from composable.functional.set_sequence_length import warmed_up_length as warmed_up_length

@@ -15,7 +15,13 @@ ORDER = [  # one line per stage
     *("SnapshotDistillation", "CutMix", "MixUp", "PrefixTokens"),
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
-    *("AttentionOutputGate", "ExclusiveSelfAttention", "GatedLinearUnits", "GhostBatchNorm"),
+    *(
+        "AttentionOutputGate",
+        "Dropout",
+        "ExclusiveSelfAttention",
+        "GatedLinearUnits",
+        "GhostBatchNorm",
+    ),
     *("GyroDropout", "InitializeProjections", "NGramEmbeddings", "PartialKeyOffset", "QKNorm"),
     *("Rotary", "SkipConnections", "Smear", "SoftcapLogits", "SplitHead", "SquaredReLUs"),
     *("StochasticDepth", "ValueEmbeddings"),
