@@ -1,6 +1,6 @@
 """Ensembles of models, for evaluation."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ class Ensemble(nn.Module):
 
     def __init__(
         self,
-        members: Iterable[nn.Module],
+        members: Sequence[nn.Module] | nn.ModuleList,
         *,
         weights: Iterable[float] | Tensor | None = None,
         class_dim: int | None = None,
@@ -89,7 +89,7 @@ class Ensemble(nn.Module):
 
 
 def fit_mixture(
-    models: Iterable[nn.Module],
+    models: Sequence[nn.Module] | nn.ModuleList,
     held_out: "Dataset[Any]",
     *,
     trained_on: "Dataset[Any]",
@@ -168,8 +168,7 @@ def _log_likelihoods(ensemble: Ensemble, batch: Any) -> Tensor:
 
 
 def _checked_models(name: str, models: Any) -> list[nn.Module]:
-    alone = isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList)
-    if alone or not isinstance(models, Iterable):
+    if not isinstance(models, (Sequence, nn.ModuleList)) or isinstance(models, (str, bytes)):
         raise TypeError(f"{name} must be a list of modules, not {kind_of(models)}.")
     listed = list(models)
     if not listed:
@@ -201,7 +200,8 @@ def _shares(weights: Any, count: int) -> Tensor:
 def _refuse_overlap(held_out: Any, trained_on: Any) -> None:
     """Raise a ValueError if an example of one dataset is in the other."""
     for name, data in (("held_out", held_out), ("trained_on", trained_on)):
-        if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if not indexed or isinstance(data, (Tensor, Mapping, str, bytes)):
             raise TypeError(
                 f"{name} must be a dataset with a length and indices, not {kind_of(data)}; pass "
                 "loader.dataset for a DataLoader."
@@ -210,6 +210,11 @@ def _refuse_overlap(held_out: Any, trained_on: Any) -> None:
             raise ValueError(f"{name} is empty; hold out some of the training data.")
     held_base, held = _indices(held_out)
     trained_base, trained = _indices(trained_on)
+    if not isinstance(held_out[0], (tuple, list, Mapping)):
+        raise TypeError(
+            f"held_out must have pairs of inputs and targets, or dictionaries, not "
+            f"{kind_of(held_out[0])}."
+        )
     if held_base is trained_base:
         known = set(trained)
         shared = [place for place, index in enumerate(held) if index in known]
