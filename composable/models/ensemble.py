@@ -1,6 +1,7 @@
 """Ensembles of models, for evaluation."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -151,7 +152,7 @@ def _log_likelihoods(ensemble: Ensemble, batch: Any) -> Tensor:
     for model in ensemble.members:
         spec = batch_spec_of(model)
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
-        moved = map_tensors(lambda tensor, to=device: tensor.to(to), batch)
+        moved = map_tensors(partial(_moved, device=device), batch)
         call = call_for_logits if is_transformers_model(model) else call_with_input
         logits = class_logits(call(model, moved, spec), "fit_mixture")
         shapes.add(tuple(logits.shape))
@@ -165,6 +166,10 @@ def _log_likelihoods(ensemble: Ensemble, batch: Any) -> Tensor:
         losses = cross_entropy(precise, labels, reduction="none")
         found.append(-losses[labels != IGNORE_INDEX])
     return torch.stack(found)
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device)
 
 
 def _checked_models(name: str, models: Any) -> list[nn.Module]:
@@ -242,7 +247,7 @@ def _digests(data: Any, name: str) -> Iterator[str]:
     """Yield the digest of each example."""
     if digest_of(data[0]) != digest_of(data[0]):
         raise ValueError(
-            f"the examples of {name} are random, so they can't be compared; pass two subsets of "
+            f"the examples of {name} are random and cannot be compared; pass two subsets of "
             "one dataset, such as those of torch.utils.data.random_split."
         )
     for i in range(len(data)):
