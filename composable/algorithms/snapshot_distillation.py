@@ -13,7 +13,6 @@ from composable._support.checks import check_tensors
 from composable._support.dtensors import is_sharded
 from composable._support.foreach import compute_dtype
 from composable._support.targets import check_class_dim
-from composable.algorithms._averaging import WeightAverage
 from composable.algorithms._validators import in_range, integer_at_least, passes
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.evaluation_mode import evaluation_mode
@@ -115,7 +114,7 @@ class SnapshotDistillation(Algorithm):
         if event is Event.FIT_START:
             return self._checked(state)
         if event is self._end:
-            tensors = WeightAverage.weights_of(state)
+            tensors = _tensors_of(state.model)
             copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
             return state.remember(self.name, {"teacher": copies})
         memory = state.memory[self.name]
@@ -155,7 +154,7 @@ class SnapshotDistillation(Algorithm):
 
     def _check_fits(self, teacher: Mapping[str, Tensor], state: State) -> None:
         """Raise a ValueError if the model has other tensors than the teacher."""
-        own = WeightAverage.weights_of(state)
+        own = _tensors_of(state.model)
         for name in sorted(own.keys() | teacher.keys()):
             shapes = [tuple(one[name].shape) if name in one else None for one in (teacher, own)]
             if shapes[0] != shapes[1]:
@@ -183,6 +182,10 @@ class SnapshotDistillation(Algorithm):
                 f"would be cut; pass max_duration='{self.cycle * count}', or another cycle."
             )
         return state
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _with_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> Any:

@@ -7,10 +7,11 @@ from torch import Tensor
 
 import composable.functional as F
 from composable import Event
-from composable.algorithms import SWA, SnapshotDistillation
+from composable.algorithms import SnapshotDistillation
 from tests.support.cases import OPTIMIZATION, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import LOSS_INSIDE, in_callbacks
 from tests.support.invalid import NO_INTERVAL, NO_POSITIVE, NO_TENSOR, no_count, no_number
+from tests.support.models import weights
 
 TEACHER = "the teacher gets no gradient"
 NO_LOGITS = (*NO_TENSOR, torch.zeros(4), torch.zeros(4, 3).long())
@@ -52,7 +53,7 @@ CASE = Case(
     algorithm=AlgorithmCase(
         SnapshotDistillation,
         {"cycle": ["1ba"], "alpha": [0.5, 0.3], "temperature": [1.0, 2.0], "class_dim": [None]},
-        meaning=lambda a, s: {"memory": {a.name: {"teacher": SWA.weights_of(s)}}},
+        meaning=lambda a, s: {"memory": {a.name: {"teacher": weights(s.model)}}},
         acts_at=lambda a: Event.BATCH_END,
         order_matters={
             "PrefixTokens": "the sum of both losses is scaled before or after the divergence"
