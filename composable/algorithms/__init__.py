@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from composable.algorithms.colout import ColOut as ColOut
     from composable.algorithms.cutmix import CutMix as CutMix
     from composable.algorithms.cutout import CutOut as CutOut
+    from composable.algorithms.dropout import Dropout as Dropout
     from composable.algorithms.ema import EMA as EMA
     from composable.algorithms.exclusive_self_attention import (
         ExclusiveSelfAttention as ExclusiveSelfAttention,
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
     from composable.algorithms.seq_length_warmup import SeqLengthWarmup as SeqLengthWarmup
     from composable.algorithms.skip_connections import SkipConnections as SkipConnections
     from composable.algorithms.smear import Smear as Smear
+    from composable.algorithms.snapshot_distillation import (
+        SnapshotDistillation as SnapshotDistillation,
+    )
     from composable.algorithms.softcap_logits import SoftcapLogits as SoftcapLogits
     from composable.algorithms.split_head import SplitHead as SplitHead
     from composable.algorithms.squared_relu import SquaredReLUs as SquaredReLUs

@@ -53,9 +53,12 @@ if TYPE_CHECKING:
     from composable.functional.cutout import apply_cutout as apply_cutout
     from composable.functional.cutout import cutout as cutout
     from composable.functional.cutout import draw_cutout as draw_cutout
+    from composable.functional.distillation_loss import distillation_loss as distillation_loss
     from composable.functional.ema import ema as ema
     from composable.functional.ema import ema_smoothing as ema_smoothing
     from composable.functional.ema_nesterov import ema_nesterov_step as ema_nesterov_step
+    from composable.functional.ensembles import average_probabilities as average_probabilities
+    from composable.functional.ensembles import mixture_weights as mixture_weights
     from composable.functional.exclusive_self_attention import (
         exclusive_self_attention as exclusive_self_attention,
     )
@@ -180,6 +183,7 @@ if TYPE_CHECKING:
     from composable.functional.select_using_loss import draw_selection as draw_selection
     from composable.functional.select_using_loss import select_using_loss as select_using_loss
     from composable.functional.select_using_loss import should_select as should_select
+    from composable.functional.set_dropout import set_dropout as set_dropout
     from composable.functional.set_sequence_length import sequence_length as sequence_length
     from composable.functional.set_sequence_length import set_sequence_length as set_sequence_length
     from composable.functional.set_sequence_length import warmed_up_length as warmed_up_length

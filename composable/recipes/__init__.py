@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from composable.recipes.language import small_gpt_rotary as small_gpt_rotary
     from composable.recipes.language import speedrun_gpt as speedrun_gpt
     from composable.recipes.recipe import Recipe as Recipe
+    from composable.recipes.regularized import strong_regularization as strong_regularization
     from composable.recipes.vision import small_resnet as small_resnet
     from composable.recipes.vision import speedrun_vision as speedrun_vision
 else:
