@@ -217,9 +217,7 @@ def _draft(study: Study, arm: str, runs: Mapping[str, Runs]) -> ArmAnalysis:
         for name, cost in zip(names, costs, strict=True)
     )
     by_data = bool(protocol.data_amounts)
-    error = VariancePart(0.0, 1)
-    if not by_data:
-        error = _cost_error(study, baseline[-1].cost, own[-1].cost)
+    error = _cost_error(study, baseline[-1].cost, own[-1].cost)
     ratio = _compare_steps(baseline[-1], own[-1], error)
     is_baseline = arm == protocol.baseline
     return ArmAnalysis(
@@ -277,7 +275,7 @@ def _estimate(log_ratio: LogInterval, kind: DistanceKind, seeds: int) -> Estimat
 
 def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart:
     """Return the error of the log ratio of step costs, from as many processes as both have."""
-    if baseline == arm:
+    if baseline == arm or study.protocol.data_amounts:
         return VariancePart(0.0, 1)
     if 1 < baseline.processes == arm.processes:
         both = [one for one in study.costs if one.processes == arm.processes]

@@ -9,31 +9,18 @@ __all__ = ["Axis", "axis_of"]
 
 @attrs.frozen(kw_only=True)
 class Axis:
-    """The words for the ratio of what the baseline and an arm need for a result.
-
-    Args:
-        ratio: Its name.
-        claim: That an arm pays.
-        unclaimed: That none does.
-        above: What an arm does where the ratio is above 1.
-        below: What it does where it is below 1.
-        point: A point of a curve.
-        example: Arguments that give enough points.
-        less: What to add to noisy curves.
-        unit: The axis of a plot.
-        results: What the columns of the table of results are.
-    """
+    """The words for the ratio of what the baseline and an arm need for a result."""
 
     ratio: str
     claim: str
     unclaimed: str
-    above: str
+    above: str  # what an arm does where the ratio is above 1
     below: str
     point: str
+    shorter: str
     example: str
-    less: str
     unit: str
-    results: str
+    results: str  # the columns of the table of results
 
 
 _TIME = Axis(
@@ -43,8 +30,8 @@ _TIME = Axis(
     above="faster",
     below="slower",
     point="schedule",
+    shorter="shorter schedules",
     example='durations=["5ep", "10ep", "20ep"]',
-    less="shorter schedules",
     unit="{clock} of training",
     results="step, set-up: in milliseconds; set-up has the compilation and first steps, and does "
     "not count as a cost",
@@ -56,8 +43,8 @@ _DATA = Axis(
     above="less data",
     below="more data",
     point="amount",
+    shorter="smaller amounts",
     example="data_amounts=[0.1, 0.3, 1.0]",
-    less="smaller amounts",
     unit="amount of training data",
     results="result: that of the evaluation, of all schedules of a seed, with the best metric of "
     "tuning. batches: the mean number before it",

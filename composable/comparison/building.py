@@ -22,14 +22,7 @@ from composable.trainer.session import overridden_runs
 from composable.trainer.trainer import Trainer
 from composable.utils.reproducibility import preserve_rng, seed_all
 
-__all__ = [
-    "Build",
-    "BuildError",
-    "build_trainer",
-    "draw_part",
-    "inspect_build",
-    "split_evaluators",
-]
+__all__ = ["BuildError", "build_trainer", "draw_part", "inspect_build", "split_evaluators"]
 
 Build = Callable[..., Trainer]
 """`build(algorithms, seed, **hyperparameters) -> Trainer`."""

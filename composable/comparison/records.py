@@ -54,13 +54,16 @@ def _is_duration(value: str) -> bool:
 
 
 def _are_ascending(values: Sequence[float]) -> bool:
-    return list(values) == sorted(values) and all(0 <= one <= 1 for one in values)
+    return list(values) == sorted(values) and min(values, default=0) >= 0
 
 
 _duration = _check(_is_duration, "a duration, such as '300ba'")
 _durations = attrs.validators.deep_iterable(_duration)
 _amount = _check(lambda value: not value < 0, "at least 0")
-_ascending = _check(_are_ascending, "ascending, from 0 to 1")
+_ascending = _check(
+    lambda values: _are_ascending(values) and max(values, default=0) <= 1, "ascending, from 0 to 1"
+)
+_positive = _check(lambda values: _are_ascending(values) and 0 not in values, "ascending, above 0")
 
 
 @attrs.frozen
@@ -185,13 +188,7 @@ class Protocol:
     """The schedules of arms that do not have those of the baseline."""
     tuning_mode: Literal["min", "max"] | None = None
     """That of `tuning_metric`; None for that of `metric`."""
-    data_amounts: tuple[float, ...] = attrs.field(
-        default=(),
-        validator=_check(
-            lambda values: list(values) == sorted(values) and all(one > 0 for one in values),
-            "ascending, above 0",
-        ),
-    )
+    data_amounts: tuple[float, ...] = attrs.field(default=(), validator=_positive)
     """The amounts of training data that are compared; empty: time is."""
 
     def __attrs_post_init__(self) -> None:

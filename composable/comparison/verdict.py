@@ -236,7 +236,7 @@ def _why_not(found: ArmAnalysis, goal: str | None, axis: Axis) -> str:
     if found.noisy:
         return (
             f"the results of its {axis.point}s, or of the baseline's, differ by too little for "
-            f"their noise: add {axis.less}, or seeds"
+            f"their noise: add {axis.shorter}, or seeds"
         )
     reason = "hardly reach the same results" if goal is None else f"end before {goal}"
     added = f"; add its {axis.point} of {found.needs}" if found.needs else ""
