@@ -156,8 +156,9 @@ def _schedules(
         finals = {seed: _final(run, protocol.metric) for seed, run in seeds.items()}
         values = [value for value in finals.values() if value is not None]
         complete = len(values) == len(finals)
-        facts = (fmean(values), *mean_interval(values)) if complete else (None, None, None)
-        schedules.append(Quality(duration, steps, cost, finals, *facts, amount))
+        low, high = mean_interval(values) if complete else (None, None)
+        mean = fmean(values) if complete else None
+        schedules.append(Quality(duration, steps, cost, finals, mean, low, high, amount))
     return schedules
 
 

@@ -295,10 +295,9 @@ def draw_part(loader: Any, share: float, seed: int) -> Any:
     listed = isinstance(loader, (list, tuple))
     if share > 1 or not (listed or _takes_each_example_once(loader)):
         raise BuildError(
-            f"data_amounts has {share:g}, a share of the training data: it must be at most 1, of a "
-            "train_dataloader that is a list of batches, or a DataLoader with a batch_size that "
-            f"takes each example of a data set once, and not a {type(loader).__name__}. Give build "
-            f"a parameter {AMOUNT} instead, and let it train with so much data, in any unit."
+            f"data_amounts has {share:g}: a share must be at most 1, of a list of batches, or of a "
+            f"DataLoader that takes each example once, and not of a {type(loader).__name__}. Give "
+            f"build a parameter {AMOUNT} instead, and let it load so much data, in any unit."
         )
     length = len(loader if listed else loader.dataset)
     order = permute(torch.arange(length), length, Key(seed).fold(AMOUNT)).tolist()

@@ -123,8 +123,6 @@ class _Plan:
     def costs(self) -> float:
         """Return the estimated seconds of measuring the costs of steps, one arm after the other."""
         epoch, found = self.design.epoch_length, 0.0
-        if self.design.protocol.data_amounts:
-            return found
         for arm, durations in self.schedules.items():
             lengths = {run_length(one, epoch): one for one in durations}
             countable = count_batches(durations[0], epoch) is not None

@@ -1,4 +1,4 @@
-"""Comparisons by amounts of training data: what is drawn, planned, chosen and found."""
+"""Comparisons by amounts of training data: the shares, the plan, the choice and the verdict."""
 
 import random
 import re
