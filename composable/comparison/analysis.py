@@ -339,6 +339,7 @@ def _edges(study: Study, arm: str) -> Iterator[str]:
     own = [one.trial.settings for one in study.reported if one.trial.arm == arm]
     by_amount = {settings.get(AMOUNT): settings for settings in own}
     every = [by_amount[one] for one in study.protocol.data_amounts or [None] if one in by_amount]
+    amounts: dict[str, list[str]] = {}
     for settings, (name, values) in product(every, study.protocol.grids.get(arm, {}).items()):
         chosen = settings.get(name)
         numbers = sorted(
@@ -348,8 +349,10 @@ def _edges(study: Study, arm: str) -> Iterator[str]:
             continue
         if chosen in (numbers[0], numbers[-1]):
             end, beyond = ("lowest", "lower") if chosen == numbers[0] else ("highest", "higher")
-            at = f" with {AMOUNT}={settings[AMOUNT]}" if AMOUNT in settings else ""
-            yield (
-                f"{name}={chosen!r}{at} is the {end} value that was tried: a {beyond} one may be "
-                "better"
+            note = (
+                f"{name}={chosen!r} is the {end} value that was tried: a {beyond} one may be better"
             )
+            amounts.setdefault(note, []).append(f"{settings.get(AMOUNT)}")
+    for note, found in amounts.items():
+        at = f" ({AMOUNT}={', '.join(found)})" if study.protocol.data_amounts else ""
+        yield note + at

@@ -259,16 +259,16 @@ def test_settings_at_the_edge_of_their_grid_are_noted_for_each_amount():
     study = draw_data_study(0, {"arm": 2.0})
 
     def tuned(one):
-        rate = {100: 0.1, 300: 0.2, 900: 0.3}[one.trial.data_amount]
+        rate = {100: 0.1, 300: 0.1, 900: 0.3}[one.trial.data_amount]
         settings = {"lr": rate, "data_amount": one.trial.data_amount}
         return attrs.evolve(one, trial=attrs.evolve(one.trial, settings=settings))
 
     grids = {arm: {"lr": (0.1, 0.2, 0.3)} for arm in study.protocol.arms}
     study = Study(attrs.evolve(study.protocol, grids=grids), tuple(map(tuned, study.results)), ())
     assert analyze(study)["arm"].notes == (
-        "lr=0.1 with data_amount=100 is the lowest value that was tried: a lower one may be better",
-        "lr=0.3 with data_amount=900 is the highest value that was tried: a higher one may be "
-        "better",
+        "lr=0.1 is the lowest value that was tried: a lower one may be better "
+        "(data_amount=100, 300)",
+        "lr=0.3 is the highest value that was tried: a higher one may be better (data_amount=900)",
     )
 
 
