@@ -160,12 +160,12 @@ STUDIES: tuple[Evidence, ...] = (
         "360 scans choose the settings and the epoch, and 360 others are reported. For each "
         "amount the baseline chose a weight decay of 0.01 or 0.1, decoupled, and a dropout of "
         "0 or 0.2. Strong decay is 1 or 3, strong dropout 0.4 or 0.6; `all` has both, MixUp "
-        "and label smoothing. **Nothing here is worth more data:** with 80 images a class, the "
-        "arms with strong dropout or decay are worse than the baseline. Every run has 150 "
-        "batches of 50 and one learning rate, and with 80 images most arms are best near their "
-        "end, so longer runs may be kinder to strong regularization. The same study of a small "
-        "GPT, `little-text`, has not been run. Repeat with `python benchmarks/evidence.py "
-        "little-digits --seeds 10`.",
+        "and label smoothing. **No arm is shown to be worth more data than there are;** with "
+        "80 images a class most are worse than the baseline. Every run has 150 batches of 50 "
+        "and one learning rate, and with 80 images most arms are best near their end, so "
+        "longer runs may be kinder to strong regularization. The same study of a small GPT, "
+        "`little-text`, has not been run. Repeat with `python benchmarks/evidence.py little- "
+        "digits --seeds 10`.",
         more=(leave_one_out_lines,),
     ),
 )
