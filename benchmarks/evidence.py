@@ -379,6 +379,7 @@ def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
         "budget",
         "extend",
         "cost",
+        "data_amounts",
         "executor",
         "workers",
         "folder",
@@ -435,6 +436,8 @@ def main() -> None:
         return
     folder = options.folder or Path("comparisons") / options.study
     settings, stored = STUDIES[options.study](), ROOT / "docs/evidence" / options.study
+    if options.costs and "data_amounts" in settings:
+        parser.error(f"--costs: {options.study} compares amounts of data, not time; drop it.")
     if options.costs:
         store(with_new_costs(read_study(stored / "study.json"), settings), stored)
         return
