@@ -164,7 +164,7 @@ STUDIES: tuple[Evidence, ...] = (
         "80 images a class most are worse than the baseline. Every run has 150 batches of 50 "
         "and one learning rate, and with 80 images most arms are best near their end, so "
         "longer runs may be kinder to strong regularization. The same study of a small GPT, "
-        "`little-text`, has not been run. Repeat with `python benchmarks/evidence.py little- "
+        "`little-text`, has not been run. Repeat with `python benchmarks/evidence.py little-"
         "digits --seeds 10`.",
         more=(leave_one_out_lines,),
     ),
