@@ -78,7 +78,7 @@ def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batc
     old = {name: tensor.detach() + 1 for name, tensor in module_tensors(state.model).items()}
     at = attrs.evolve(state.timestamp, batch=batch)
     state = state.evolve(outputs=outputs, timestamp=at).with_average(algorithm.name, old)
-    state = state.remember(algorithm.name, {"count": 1, "seen": 0})
+    state = state.remember(algorithm.name, dict(case.memory)) if case.memory else state
     event = where(case, algorithm)
     acts = algorithm.match(event, state)
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from composable.algorithms.progressive_resizing import (
         ProgressiveResizing as ProgressiveResizing,
     )
+    from composable.algorithms.proxy_filter import ProxyFilter as ProxyFilter
     from composable.algorithms.qk_norm import QKNorm as QKNorm
     from composable.algorithms.randaugment import RandAugment as RandAugment
     from composable.algorithms.rotary import Rotary as Rotary

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from composable.data.indexed import Indexed as Indexed
     from composable.data.infobatch import InfoBatch as InfoBatch
     from composable.data.infobatch import InfoBatchSampler as InfoBatchSampler
+    from composable.data.masks import ReplayMasks as ReplayMasks
+    from composable.data.masks import load_masks as load_masks
     from composable.data.order import MovedGeneratorWarning as MovedGeneratorWarning
     from composable.data.order import ReplayedBatchesWarning as ReplayedBatchesWarning
     from composable.data.order import get_generator_states as get_generator_states

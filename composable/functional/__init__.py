@@ -162,6 +162,7 @@ if TYPE_CHECKING:
     from composable.functional.sam_perturbation import sam_perturbation as sam_perturbation
     from composable.functional.schedule_free import schedule_free_average as schedule_free_average
     from composable.functional.schedule_free import schedule_free_step as schedule_free_step
+    from composable.functional.select_highest import select_highest as select_highest
     from composable.functional.select_using_loss import apply_selection as apply_selection
     from composable.functional.select_using_loss import draw_selection as draw_selection
     from composable.functional.select_using_loss import select_using_loss as select_using_loss

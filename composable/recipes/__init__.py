@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
+    from composable.recipes.finetuning import lora as lora
     from composable.recipes.language import small_gpt as small_gpt
     from composable.recipes.language import small_gpt_rotary as small_gpt_rotary
     from composable.recipes.language import speedrun_gpt as speedrun_gpt

@@ -9,7 +9,7 @@ from composable.plan.ordering import topological_sort
 from tests.support.algorithm_cases import ALGORITHMS
 
 ORDER = [  # one line per stage
-    "SelectiveBackprop",
+    *("ProxyFilter", "SelectiveBackprop"),
     *("Alibi", "FixRes", "ProgressiveResizing", "SeqLengthWarmup"),
     *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "RandAugment"),
     *("CutMix", "MixUp", "PrefixTokens"),

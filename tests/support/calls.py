@@ -26,6 +26,7 @@ from tests.support.cases import all_cases
 from tests.support.data import batches, examples
 from tests.support.observers import Asks
 from tests.support.runs import make_trainer, sgd
+from tests.support.tiny_llama import llama
 
 PACKAGES = (
     *("composable", "composable.callbacks", "composable.checkpoint", "composable.batches.batch"),
@@ -265,6 +266,12 @@ def trainer_arguments() -> dict[str, Any]:
     }
 
 
+def a_filtered_run() -> composable.State:
+    """Train with a filter that records its masks."""
+    proxy = composable.algorithms.ProxyFilter(models.linear(1), sgd)
+    return a_trainer(model=models.mlp(), algorithms=[proxy]).fit()
+
+
 def a_timestamp() -> composable.Timestamp:
     """Make a timestamp in the first epoch."""
     return composable.Timestamp(batch=2, batch_in_epoch=2, sample=8, sample_in_epoch=8)
@@ -470,6 +477,11 @@ OTHERS: list[Any] = [
     (data.InfoBatch, given(sampler=data.InfoBatchSampler(4, batch_size=2, seed=3))),
     (data.InfoBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
     (data.Indexed, given(dataset=[1, 2])),
+    (
+        data.ReplayMasks,
+        given(masks=Fresh(lambda: data.load_masks(a_filtered_run()))),
+    ),
+    (data.load_masks, given(source=Fresh(a_filtered_run)), *FILES),
     (data.PerExample, given(dataset=[1, 2], seed=3)),
     (data.TokenFiles, given(paths=Fresh(token_files), length=2, rows=3), OSError),
     (data.WorkerShard, given(dataset=[1, 2], batch_size=2)),
@@ -486,6 +498,8 @@ OTHERS: list[Any] = [
     (composable.models.Classifier, given(module=MODEL)),
     (composable.models.Detector, given(module=MODEL)),
     (composable.models.HuggingFaceModel, given(model=MODEL)),
+    (composable.models.lora_config, given(rank=2, alpha=4), ModuleNotFoundError),
+    (composable.models.with_liger_kernels, given(model=Fresh(llama)), ModuleNotFoundError),
     (checkpoint.Region, given(offsets=(0, 2), sizes=(1, 2))),
     (checkpoint.TensorShard, given(tensor=torch.ones(2), shape=(4,), offsets=(2,))),
     (checkpoint.consolidate, lambda: {**a_copy(), "overwrite": False}, *FILES),
