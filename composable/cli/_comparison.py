@@ -256,7 +256,7 @@ def parse_amounts(text: str | None) -> list[float] | None:
     """Return the amounts of training data, such as those of "0.1,1".
 
     Raises:
-        UsageError: They are no numbers.
+        UsageError: One of them is not a number.
     """
     amounts = None if text is None else [_value(one) for one in _items(text)]
     if amounts is not None and not all(isinstance(one, (int, float)) for one in amounts):
