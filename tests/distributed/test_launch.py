@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.signals import set_signals
+from tests.support.commands import Command
 
 LIMIT = 90  # seconds, after which a launch counts as hanging
-COMMAND = [sys.executable, "-m", "composable", "launch"]
 
 
 def environment(**variables):
@@ -35,44 +34,29 @@ def script(folder, *lines, name="script.py"):
 
 def launch(folder, *arguments, limit=LIMIT, **variables):
     """Run the command to its end, and return its result."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        cwd=folder,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=limit,
-    )
+    process = start(folder, *arguments, **variables)
+    return subprocess.CompletedProcess(process, *finish(process, limit))
 
 
-def start(folder, *arguments):
+def start(folder, *arguments, **variables):
     """Start the command, with the signals of a terminal."""
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=set_signals,
-    )
+    return Command(folder, ["launch", *map(str, arguments)], environment(**variables))
 
 
 def wait_for(*paths):
+    wait_until(lambda: all(path.exists() for path in paths), paths)
+
+
+def wait_until(condition, what):
     end = time.monotonic() + LIMIT
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < end, f"no {paths} within {LIMIT} s"
+    while not condition():
+        assert time.monotonic() < end, f"no {what} within {LIMIT} s"
         time.sleep(0.05)
 
 
-def finish(process):
+def finish(process, limit=LIMIT):
     """Return the exit status and the output of a command that was started."""
-    try:
-        output, errors = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return process.returncode, output, errors
+    return process.finish(limit)
 
 
 def is_alive(pid):
@@ -240,7 +224,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
     process = start(tmp_path, "-n", 2, script(tmp_path, *SAVES))
     wait_for(tmp_path / "ready0", tmp_path / "ready1")
     process.kill()
-    assert finish(process)[0] == -signal.SIGKILL  # which waits until the ranks close their output
+    assert finish(process)[0] == -signal.SIGKILL
     wait_for(tmp_path / "saved0", tmp_path / "saved1")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from composable.checkpoint import find
-from tests.distributed.test_launch import finish, start, wait_for
+from tests.distributed.test_launch import finish, start, wait_for, wait_until
 
 SCRIPT = """
 import sys
@@ -77,7 +77,7 @@ def test_preempted_run_saves_a_checkpoint(sent_to, slow, tmp_path):
         assert len(processes) == 4  # two ranks, each with a worker
         for pid in sorted(processes):  # a rank before its worker
             os.kill(pid, signal.SIGTERM)
-        assert "finishing this batch" in process.stderr.readline()
+        wait_until(lambda: "finishing this batch" in process.output()[1], "line")
     process.terminate()
     status, _, errors = finish(process)
     assert status == 143, errors

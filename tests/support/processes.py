@@ -65,6 +65,13 @@ def attempt(
         group.end()
 
 
+def forked(function: Callable[..., None], *args: Any) -> Any:
+    """Start a function in a process of its own, which has imported torch."""
+    process = _context.Process(target=function, args=args)
+    process.start()
+    return process
+
+
 class _Group:
     """Processes that call functions."""
 
