@@ -38,10 +38,10 @@ import torch
 
 import composable
 from composable import Callback, Logger, State, Trainer, recipes
-from composable.algorithms import Alibi
+from composable.algorithms import Alibi, NGramEmbeddings
 from composable.comparison.arms import Arm
 from composable.comparison.study_file import read_study
-from composable.optim import AdamWScheduleFree, constant
+from composable.optim import AdamWScheduleFree, RowAdagrad, by_role, constant
 from composable.recipes import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -84,9 +84,22 @@ BY_HAND: dict[str, Any] = {
     "initialization": "fan-in",
 }
 """The best setting of AdamW that was found by hand, on another text, before the search."""
+RECIPE_BY_HAND: dict[str, Any] = {
+    **BY_HAND,
+    "width": 96,
+    "batch_tokens": 1024,
+    "lr": 16e-3,
+    "evaluated_context": 256,
+    "table_lr": 0.1,
+    "rows": 2**20,
+    "n": 3,
+}
+"""The best setting of `speedrun_gpt` of twelve that were tried by hand, on the validation text."""
 ADAMW_LR, MUON_LR = (1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3), (8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
+TABLES = {"table_lr": (0.05, 0.1, 0.2), "rows": (2**16, 2**18, 2**20), "n": (2, 3, 4)}
+MEGABYTES = 2000.0
 LONGER = {"evaluated_context": (EVALUATED_CONTEXT,)}
-BASELINE, RECIPE = "AdamW", "small_gpt"
+BASELINE, RECIPE, SPEEDRUN = "AdamW", "small_gpt", "speedrun_gpt"
 STORED = ROOT / "docs/evidence/language"
 GPT2, GPT2_RATES = "GPT-2 on bytes", (1e-3, 2e-3, 4e-3)
 GPT2_SETTINGS: dict[str, Any] = {
@@ -130,6 +143,36 @@ def alibi_muon(lr: float, embedding_lr: float, weight_decay: float) -> Recipe:
     return attrs.evolve(recipe, schedulers=None)
 
 
+def ngrams(
+    lr: float, embedding_lr: float, weight_decay: float, table_lr: float, rows: int, n: int
+) -> Recipe:
+    """Return n-gram embeddings, with the two rates of AdamW and one of the table."""
+    adamw = functools.partial(
+        torch.optim.AdamW, lr=embedding_lr, betas=(0.9, 0.99), weight_decay=weight_decay, fused=True
+    )
+    optimizers = by_role(
+        {"tables": functools.partial(RowAdagrad, lr=table_lr), "matrices": {"lr": lr}}, adamw
+    )
+    return Recipe([NGramEmbeddings(n, rows, MEGABYTES, sparse=True)], optimizers)
+
+
+def speedrun(
+    lr: float, embedding_lr: float, weight_decay: float, table_lr: float, rows: int, n: int
+) -> Recipe:
+    """Return the recipe `speedrun_gpt` for sequences that the loader cuts, without its schedule."""
+    recipe = recipes.speedrun_gpt(
+        lr=lr,
+        adamw_lr=embedding_lr,
+        table_lr=table_lr,
+        weight_decay=weight_decay,
+        n=n,
+        rows=rows,
+        max_sequence_length=EVALUATED_CONTEXT,
+        sequence_length=EVALUATED_CONTEXT,
+    )
+    return attrs.evolve(recipe, schedulers=None)
+
+
 def schedule_free(lr: float, embedding_lr: float, weight_decay: float) -> Recipe:
     """Return schedule-free AdamW, whose warm-up is a number of steps."""
     build = functools.partial(_schedule_free, lr, embedding_lr, weight_decay)
@@ -145,7 +188,9 @@ ARMS: dict[str, tuple[Any, dict[str, Sequence[Any]]]] = {
     BASELINE: ([], {"lr": ADAMW_LR}),
     "Muon": (muon, {"lr": MUON_LR}),
     "ALiBi": ([Alibi(EVALUATED_CONTEXT, 1.0)], {"lr": ADAMW_LR, **LONGER}),
-    "small_gpt": (alibi_muon, {"lr": MUON_LR, **LONGER}),
+    RECIPE: (alibi_muon, {"lr": MUON_LR, **LONGER}),
+    "NGramEmbeddings": (ngrams, {"lr": ADAMW_LR, **TABLES}),
+    SPEEDRUN: (speedrun, {"lr": MUON_LR, **LONGER, **TABLES}),
     "AdamWScheduleFree": (schedule_free, {"lr": ADAMW_LR}),
 }
 
@@ -270,6 +315,70 @@ def search(arms: Sequence[str], folder: Path, workers: int) -> dict[str, dict[st
         for seed in TUNING_SEEDS
     ]
     return best(trained(last, file, workers))
+
+
+def refine(arms: Sequence[str], folder: Path, workers: int) -> dict[str, dict[str, Any]]:
+    """Try the neighbors of the best setting of each arm, and together those that improve it.
+
+    Returns:
+        The settings of each arm that are best after the longest schedule, among the best of all
+        trials.
+    """
+    file = folder / "search.jsonl"
+    if SPEEDRUN in arms:
+        short = Trial(SPEEDRUN, RECIPE_BY_HAND, SECONDS[1], TUNING_SEEDS[0])
+        long = [Trial(SPEEDRUN, RECIPE_BY_HAND, SECONDS[-1], seed) for seed in TUNING_SEEDS]
+        trials = [short, *long]
+        trained(trials, file, workers)
+    results = list(map(json.loads, file.read_text().splitlines()))
+    chosen = best([one for one in results if one["seconds"] == SECONDS[-1]])
+    starts = {
+        arm: next(one for one in ranked(arm, file) if one["settings"] == chosen[arm]["settings"])
+        for arm in arms
+    }
+    around = {
+        arm: [
+            Trial(arm, {**start["settings"], name: value}, SECONDS[1], TUNING_SEEDS[0])
+            for name, value in neighbors(arm, start["settings"])
+        ]
+        for arm, start in starts.items()
+    }
+    trained([one for some in around.values() for one in some], file, workers)
+    together = []
+    for arm, start in starts.items():
+        changes: dict[str, Any] = {}
+        better = trained(around[arm], file, workers)
+        for one in sorted(better, key=_result, reverse=True):
+            if _result(one) < _result(start):
+                changes |= dict(one["settings"].items() - start["settings"].items())
+        settings = {**start["settings"], **changes}
+        together.append(Trial(arm, settings, SECONDS[1], TUNING_SEEDS[0]))
+    trained(together, file, workers)
+    last = [
+        Trial(arm, one["settings"], SECONDS[-1], seed)
+        for arm in arms
+        for one in ranked(arm, file)[:FINALISTS]
+        for seed in TUNING_SEEDS
+    ]
+    return best(trained(last, file, workers))
+
+
+def ranked(arm: str, file: Path) -> list[dict[str, Any]]:
+    """Return the first trials of an arm, the best one first."""
+    results = map(json.loads, file.read_text().splitlines())
+    return sorted(
+        (one for one in results if (one["arm"], one["seconds"]) == (arm, SECONDS[1])), key=_result
+    )
+
+
+def neighbors(arm: str, settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the next lower and the next higher value of each hyperparameter."""
+    space = {**SPACE, **ARMS[arm][1]}
+    found = []
+    for name, values in space.items():
+        at = values.index(settings[name])
+        found += [(name, values[i]) for i in (at - 1, at + 1) if 0 <= i < len(values)]
+    return found
 
 
 def best(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

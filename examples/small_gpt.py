@@ -32,10 +32,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from composable import Algorithm, Evaluator, Trainer
 from composable.algorithms import GradientClipping
+from composable.data import write_token_file
 from composable.functional import (
     Rotation,
     alibi_bias,
     register_alibi,
+    register_attention,
+    register_projections,
     register_rotary,
     rotary_tables,
     rotate_pairs,
@@ -105,6 +108,16 @@ def training_tokens(vocabulary: int) -> Tensor:
         encoded = tokenizer(vocabulary).encode_batch(texts()["train"])
         replace(path, np.concatenate([np.array(one.ids, np.uint16) for one in encoded]).tobytes())
     return torch.from_numpy(np.fromfile(path, np.uint16))
+
+
+def write_tokens(folder: Path, vocabulary: int) -> None:
+    """Write the tokens of training to two files, and those of validation to one."""
+    encoded = tokenizer(vocabulary).encode_batch(texts()["validation"])
+    validation = torch.tensor([token for one in encoded for token in one.ids])
+    files = {"val": [validation], "train": training_tokens(vocabulary).chunk(2)}
+    for part, some in files.items():
+        for number, tokens in enumerate(some):
+            write_token_file(folder / f"python_{part}_{number:06}.bin", tokens)
 
 
 def cached(name: str) -> Path:
@@ -188,6 +201,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        self.num_heads = width // HEAD
         self.query, self.key, self.value, self.output = (
             nn.Linear(width, width, bias=False) for _ in range(4)
         )
@@ -207,6 +221,10 @@ class Attention(nn.Module):
             query, key, value, attn_mask=mask, is_causal=mask is None
         )
         return self.output(attended.transpose(1, 2).flatten(2))
+
+
+register_attention(Attention)
+register_projections(Attention, value="value", output="output")
 
 
 @functools.lru_cache(maxsize=64)
@@ -433,7 +451,11 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=2048)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write-tokens", type=Path, help="write the tokens to this folder instead")
     options = parser.parse_args()
+    if options.write_tokens:
+        write_tokens(options.write_tokens, options.vocabulary)
+        return
     trainer = build(
         [],
         options.seed,

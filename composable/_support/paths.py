@@ -35,14 +35,14 @@ def open_regular(path: Path) -> Any:
     """Open a file to read its bytes, unbuffered.
 
     Raises:
-        OSError: It cannot be opened, or is a pipe or a device, which may have no end.
+        OSError: It cannot be opened, or is a folder, or a pipe or a device, which may have no end.
     """
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    file = os.fdopen(os.open(path, flags), "rb", buffering=0)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return file
+    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def next_name(path: Path) -> Path:

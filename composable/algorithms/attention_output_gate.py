@@ -20,3 +20,4 @@ class AttentionOutputGate(Surgery):
     channels: int = attrs.field(default=12, validator=integer_at_least(1))
 
     surgery = staticmethod(attention_output_gate)
+    replaces = frozenset({"gate of attention"})

@@ -20,3 +20,4 @@ class ExclusiveSelfAttention(Surgery):
     learned: bool = attrs.field(default=False, validator=boolean)
 
     surgery = staticmethod(exclusive_self_attention)
+    replaces = frozenset({"own value of attention"})

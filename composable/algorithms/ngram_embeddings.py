@@ -3,7 +3,7 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import in_range, integer_at_least, name_or_none
+from composable.algorithms._validators import boolean, in_range, integer_at_least, name_or_none
 from composable.functional import ngram_embeddings
 
 __all__ = ["NGramEmbeddings"]
@@ -20,6 +20,7 @@ class NGramEmbeddings(Surgery):
         n: Length of the longest n-gram, at least 2.
         rows: Number of rows of the table. By default as many as fit into `megabytes`.
         megabytes: Maximum size of the table, in units of 10**6 bytes.
+        sparse: Whether the gradient of the table is sparse.
         target: The name of the token embedding, if it is not found.
     """
 
@@ -28,6 +29,7 @@ class NGramEmbeddings(Surgery):
         default=None, validator=attrs.validators.optional(integer_at_least(1))
     )
     megabytes: float = attrs.field(default=64.0, validator=in_range(0, ends="()"))
+    sparse: bool = attrs.field(default=False, validator=boolean)
     target: str | None = attrs.field(default=None, validator=name_or_none)
 
     surgery = staticmethod(ngram_embeddings)

@@ -22,3 +22,4 @@ class PartialKeyOffset(Surgery):
     every: int = attrs.field(default=4, validator=integer_at_least(1))
 
     surgery = staticmethod(partial_key_offset)
+    replaces = frozenset({"offset of keys"})

@@ -22,3 +22,4 @@ class QKNorm(Surgery):
     learned: bool = attrs.field(default=True, validator=boolean)
 
     surgery = staticmethod(qk_norm)
+    replaces = frozenset({"norm of queries and keys"})

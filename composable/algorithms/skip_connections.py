@@ -40,4 +40,4 @@ class SkipConnections(Surgery):
 
     surgery = staticmethod(skip_connections)
     reads = frozenset({"model", "key"})
-    replaces = frozenset({"residual block"})
+    replaces = frozenset({"inputs of residual blocks"})

@@ -20,4 +20,4 @@ class WeightStandardization(Surgery):
     n_last_layers_ignore: int = attrs.field(default=0, validator=integer_at_least(0))
 
     surgery = staticmethod(weight_standardization)
-    replaces = frozenset({"convolution"})
+    replaces = frozenset({"weights of convolutions"})

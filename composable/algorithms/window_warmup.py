@@ -43,6 +43,7 @@ class WindowWarmup(Algorithm):
     stage = Stage.SURGERY
     reads = frozenset({"model", "timestamp", "max_duration", "epoch_length"})
     writes = frozenset({"model"})
+    replaces = frozenset({"window of attention"})
 
     def __attrs_post_init__(self) -> None:
         check_order("min_window", self.min_window, "max_window", self.max_window)

@@ -151,7 +151,8 @@ _IN_DATA = "in the dataset or the collate_fn of the DataLoader, such as"
 def explain_dtype(error: RuntimeError, model: Any, batch: Any) -> None:
     """Add a note to an error of a model whose batch has another dtype than its weights."""
     given = {tensor.dtype for tensor in tensors_of(batch)}
-    weights = {one.dtype for one in model.parameters() if one.is_floating_point()}
+    parameters = model.parameters() if isinstance(model, nn.Module) else ()
+    weights = {one.dtype for one in parameters if one.is_floating_point()}
     others = sorted(str(one) for one in given - weights if one.is_floating_point)
     if torch.uint8 in given and any(words in str(error) for words in _OF_BYTES):
         add_note(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from composable.data.per_example import PerExample as PerExample
     from composable.data.sampler import GlobalBatchSampler as GlobalBatchSampler
     from composable.data.streams import UnshardedStreamWarning as UnshardedStreamWarning
+    from composable.data.token_files import TokenFiles as TokenFiles
+    from composable.data.token_files import write_token_file as write_token_file
     from composable.data.worker_shard import WorkerShard as WorkerShard
 else:
     export_lazily(__name__)

@@ -26,6 +26,7 @@ from composable._support.warn import warn_user
 from composable.batches.batch import tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.state import State
+from composable.engines.modules import check_dense
 from composable.plan.compatibility import occurrences
 
 __all__ = [
@@ -61,10 +62,11 @@ def compile_outputs(
         algorithms: The algorithms of the run.
 
     Raises:
-        ValueError: The model has a TorchScript module.
+        ValueError: The model has a TorchScript module, or sparse gradients.
         RuntimeError: There is no C++ compiler.
     """
     _check_compilable(state, options)
+    check_dense(state, "compile=True", "drop compile")  # Inductor fails in some graphs
     logging.getLogger("torch._dynamo.convert_frame").addHandler(_limits)
     given = options if isinstance(options, Mapping) else {}
     resizes = any(_resizes(one.algorithm) for a in algorithms for one in occurrences(a))

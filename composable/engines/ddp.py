@@ -7,13 +7,13 @@ from typing import Any
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from composable.core.event import Event
 from composable.core.state import State
 from composable.engines.engine import Setup, Sums
-from composable.engines.modules import all_modules, trained_parameters
+from composable.engines.modules import sparse_tables, trained_parameters
 from composable.engines.parallel import Parallel
 from composable.engines.reducer import GradientReducer, drop_absent, flags_like
 from composable.engines.sums import ShardSums
@@ -80,7 +80,7 @@ class Replicated(Parallel):
                 return reducer
             self.drop_reducer()
         self.reducer = GradientReducer(
-            parameters, size, state.device, sparse=_sparse(state), **self._options
+            parameters, size, state.device, sparse=sparse_tables(state), **self._options
         )
         return self.reducer
 
@@ -182,10 +182,3 @@ def split_graphs(
             DistributedDataParallel._active_ddp_module = before
 
     return splitting
-
-
-def _sparse(state: State) -> list[Tensor]:
-    """Return the parameters that have sparse gradients."""
-    kinds = nn.Embedding, nn.EmbeddingBag
-    found = [one.weight for one in all_modules(state) if isinstance(one, kinds) and one.sparse]
-    return [one for one in dict.fromkeys(found) if one.requires_grad]

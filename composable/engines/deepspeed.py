@@ -16,6 +16,7 @@ from composable.core.state import State
 from composable.distributed.deepspeed import OWNED, DeepSpeed
 from composable.distributed.starting import form_group
 from composable.engines.engine import SAVED_AS, Setup
+from composable.engines.modules import check_dense
 from composable.engines.partitioned import Partitioned
 from composable.plan.compatibility import occurrences
 
@@ -46,6 +47,7 @@ class Zero(Partitioned):
             ValueError: The configuration contradicts the run, or an algorithm does.
             ImportError: DeepSpeed is not installed.
         """
+        check_dense(state, "DeepSpeed")
         state = super().prepare(state, setup)
         form_group()
         strategy: DeepSpeed = self.strategy  # type: ignore[assignment]

@@ -21,7 +21,7 @@ from composable.core.state import State
 from composable.distributed.fsdp import FSDP2
 from composable.engines.engine import Setup, Sums
 from composable.engines.initialization import replace_parameters
-from composable.engines.modules import Buffers, modules_of
+from composable.engines.modules import Buffers, check_dense, modules_of
 from composable.engines.partitioned import Partitioned
 from composable.engines.sums import ShardSums
 
@@ -48,6 +48,7 @@ class Sharded(Partitioned):
                 "optimizers must not have a state before the model is sharded; pass them as "
                 "functions of the parameters, and resume with load_path."
             )
+        check_dense(state, "FSDP2")
         return super().prepare(state, setup)
 
     def place(self, state: State, setup: Setup) -> None:

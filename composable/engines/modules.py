@@ -14,7 +14,9 @@ __all__ = [
     "all_modules",
     "bind_loss",
     "buffers_of",
+    "check_dense",
     "modules_of",
+    "sparse_tables",
     "trained_parameters",
     "write_gradients",
 ]
@@ -86,3 +88,25 @@ class Buffers:
         """Restore the buffers, but not their versions, which tell what the model has written."""
         for buffer, copy in self.copies:
             buffer.data.copy_(copy)
+
+
+def sparse_tables(state: State) -> list[nn.Parameter]:
+    """Return the trained parameters with sparse gradients: those of embeddings with `sparse`."""
+    sparse = (one for one in all_modules(state) if getattr(one, "sparse", False) is True)
+    found = dict.fromkeys(getattr(one, "weight", None) for one in sparse)
+    return [one for one in found if isinstance(one, nn.Parameter) and one.requires_grad]
+
+
+def check_dense(state: State, name: str, fix: str = "use parallel=DDP()") -> None:
+    """Raise a ValueError if a parameter has sparse gradients.
+
+    Args:
+        state: The state of a run.
+        name: What does not support them.
+        fix: What to do where `sparse` is to stay.
+    """
+    if sparse_tables(state):
+        raise ValueError(
+            f"the model has embeddings with sparse=True, and {name} does not support sparse "
+            f"gradients; use sparse=False, or {fix}."
+        )

@@ -35,7 +35,8 @@ class GradientReducer:
         parameters: The parameters, the same on every process, those of the first layers first.
         size: The number of values of a report.
         device: The device of the report.
-        sparse: Which of them have sparse gradients: these are summed as dense ones, at the end.
+        sparse: Which of them have sparse gradients: these are summed at the end, by gathering their
+            rows with gloo, and as dense ones with other backends.
         hook: A communication hook of DDP, and its state. Default: one that sums.
         static_graph: Whether each step uses the same parameters, equally often.
         find_unused_parameters: Whether the gradients of parameters without one are sent at the
@@ -191,8 +192,8 @@ class GradientReducer:
 
     def _sum_sparse(self) -> None:
         for one in self.sparse:
-            gradient = torch.zeros_like(one) if one.grad is None else one.grad
-            total = gradient.to_dense().contiguous()
+            gradient = torch.zeros_like(one).to_sparse(1) if one.grad is None else one.grad
+            total = gradient.coalesce() if _gathers_rows(one) else gradient.to_dense().contiguous()
             dist.all_reduce(total)
             one.grad = total / self._messages.means
 
@@ -205,6 +206,11 @@ class GradientReducer:
 
     def _has_gradients(self) -> list[bool]:
         return [one.grad is not None for one in self.parameters]
+
+
+def _gathers_rows(parameter: Tensor) -> bool:
+    """Return whether a sparse gradient can be summed without its other rows."""
+    return dist.get_backend() == dist.Backend.GLOO and parameter.dtype in _CARRIERS
 
 
 class _Messages:

@@ -8,7 +8,7 @@ https://arxiv.org/abs/2102.06171
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeGuard, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ Grads = TypeVar("Grads", bound=Tensors | Tensor)
 
 SMALLEST_NORM = 1e-3  # the paper's floor: without it, weights of 0 would stay 0
 METHODS = ("norm", "value", "adaptive")
+_LAYOUTS = (torch.strided, torch.sparse_coo)
 
 
 @overload
@@ -65,7 +66,8 @@ def clip_gradients(
 
     Args:
         grads: Gradients, as a mapping or a sequence. None, for a parameter without a gradient, is
-            kept.
+            kept. Sparse gradients, of the layout `torch.sparse_coo`, stay sparse; "adaptive" does
+            not support them.
         threshold: Maximum norm, absolute value, or ratio of a unit's gradient norm to its weight
             norm; 0 or more.
         method: "norm", "value" or "adaptive".
@@ -91,11 +93,12 @@ def clip_gradients(
     check_one_of("method", method, METHODS)
     check_range("threshold", threshold, 0)
     grads, params = _collected(grads), _collected(params)
-    entries = _entries("grads", grads)
+    entries = _entries("grads", grads, sparse=method != "adaptive")
     _check_gradients(grads, entries, method)
     if params is not None and method != "adaptive":
         _entries("params", params)  # invalid arguments raise even if they are unused
-    present = [grad for grad in entries if grad is not None]
+    whole = [grad.coalesce() if _is_sparse(grad) else grad for grad in entries]
+    present = [g.values() if _is_sparse(g) else g for g in whole if g is not None]
     if not present:
         clipped = []
     elif method == "norm":
@@ -105,7 +108,20 @@ def clip_gradients(
     else:
         clipped = _clip_adaptive(present, _matching(params, grads), threshold)
     rest = iter(clipped)
-    return _like(grads, [None if grad is None else next(rest) for grad in entries])
+    return _like(grads, [one if one is None else _with_values(one, next(rest)) for one in whole])
+
+
+def _is_sparse(grad: Tensor | None) -> TypeGuard[Tensor]:
+    return grad is not None and grad.layout is torch.sparse_coo
+
+
+def _with_values(grad: Tensor, values: Tensor) -> Tensor:
+    """Return new values in the places of the values of a gradient, which may be sparse."""
+    if not _is_sparse(grad):
+        return values
+    return torch.sparse_coo_tensor(
+        grad.indices(), values, grad.shape, is_coalesced=True, check_invariants=False
+    )
 
 
 def _collected(tensors: Any) -> Any:
@@ -182,7 +198,7 @@ def _matching(params: Any, grads: Any) -> list[Tensor]:
     return [cast(Tensor, p) for p, g in pairs if g is not None]
 
 
-def _entries(name: str, tensors: Any) -> list[Tensor | None]:
+def _entries(name: str, tensors: Any, *, sparse: bool = False) -> list[Tensor | None]:
     if isinstance(tensors, Tensor):
         tensors = [tensors]
     if isinstance(tensors, str) or not isinstance(tensors, (Mapping, Sequence)):
@@ -195,7 +211,7 @@ def _entries(name: str, tensors: Any) -> list[Tensor | None]:
         if tensor is not None and not isinstance(tensor, Tensor):
             place = _place(name, tensors, index)
             check_tensor(place, tensor, advice="pass None for a missing gradient")
-        if tensor is not None and tensor.layout is not torch.strided:
+        if tensor is not None and tensor.layout not in _LAYOUTS[: 1 + sparse]:
             raise TypeError(
                 f"{_place(name, tensors, index)} must be dense, not of layout {tensor.layout}; "
                 "pass its to_dense(), or use embeddings with sparse=False."

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_module, check_range
+from composable._support.checks import check_count, check_flag, check_module, check_range
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
@@ -28,6 +28,7 @@ def ngram_embeddings(
     n: int = 3,
     rows: int | None = None,
     megabytes: float = 64.0,
+    sparse: bool = False,
     target: str | None = None,
 ) -> nn.Module:
     r"""Add a row of a table for each of the last 2, 3, ..., `n` tokens to the token embedding.
@@ -58,6 +59,9 @@ def ngram_embeddings(
             fit into `megabytes`.
         megabytes: Maximum size of the table, in units of 10**6 bytes. Its gradient and each buffer
             of the optimizer take as much again.
+        sparse: Whether the gradient of the table is sparse, so that a step costs as much as its
+            tokens have n-grams, however large the table is. It takes an optimizer for sparse
+            gradients, such as `composable.optim.RowAdagrad`.
         target: The name of the token embedding in `model.named_modules()`, if it is not found.
 
     Returns:
@@ -84,6 +88,7 @@ def ngram_embeddings(
     check_module("model", model)
     check_count("n", n, 2)
     check_range("megabytes", megabytes, 0, ends="()")
+    check_flag("sparse", sparse)
     if rows is not None:
         check_count("rows", rows, 1)
     name = find_token_embedding(model, target)
@@ -94,7 +99,7 @@ def ngram_embeddings(
     embedding: Any = model.get_submodule(name)
     rows = _check_size(name, embedding, rows, megabytes)
     if isinstance(embedding, WithNGrams):
-        _check_same(name, embedding.ngrams, rows, n)
+        _check_same(name, embedding.ngrams, rows, n, sparse)
         return model
 
     def rule(at: str, module: nn.Module) -> nn.Module:
@@ -103,7 +108,7 @@ def ngram_embeddings(
         weight: Any = module.weight
         new = reclass(module, WithNGrams, prefix="WithNGrams")
         new.ngrams = NGramEmbedding(
-            rows, weight.shape[1], n=n, device=weight.device, dtype=weight.dtype
+            rows, weight.shape[1], n=n, sparse=sparse, device=weight.device, dtype=weight.dtype
         ).train(module.training)
         return new  # type: ignore[no-any-return]
 
@@ -145,9 +150,10 @@ def _check_size(name: str, embedding: Any, rows: int | None, megabytes: float) -
     return rows
 
 
-def _check_same(name: str, ngrams: NGramEmbedding, rows: int, n: int) -> None:
-    if (len(ngrams.weight), ngrams.n) != (rows, n):
+def _check_same(name: str, ngrams: NGramEmbedding, rows: int, n: int, sparse: bool) -> None:
+    if (len(ngrams.weight), ngrams.n, ngrams.sparse) != (rows, n, sparse):
         raise ValueError(
-            f"rows={rows} and n={n} must be {len(ngrams.weight)} and {ngrams.n}, with which "
-            f"{name or 'model'} is converted already; convert the original model instead."
+            f"rows={rows}, n={n} and sparse={sparse} must be {len(ngrams.weight)}, {ngrams.n} and "
+            f"{ngrams.sparse}, with which {name or 'model'} is converted already; convert the "
+            "original model instead."
         )

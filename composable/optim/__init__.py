@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from composable.optim.periodic import multi_step as multi_step
     from composable.optim.periodic import step as step
     from composable.optim.roles import role_groups as role_groups
+    from composable.optim.row_adagrad import RowAdagrad as RowAdagrad
     from composable.optim.scaling import scale_schedule as scale_schedule
     from composable.optim.scaling_rule import scaling_rule as scaling_rule
     from composable.optim.schedule import Schedule as Schedule

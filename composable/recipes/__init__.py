@@ -7,6 +7,7 @@ from composable._lazy import export_lazily
 if TYPE_CHECKING:
     from composable.recipes.language import small_gpt as small_gpt
     from composable.recipes.language import small_gpt_rotary as small_gpt_rotary
+    from composable.recipes.language import speedrun_gpt as speedrun_gpt
     from composable.recipes.recipe import Recipe as Recipe
     from composable.recipes.vision import small_resnet as small_resnet
 else:

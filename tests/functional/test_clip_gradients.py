@@ -126,3 +126,16 @@ def test_non_finite_gradients_stay_in_place(method, grad, expected):
     clipped = clip_gradients(grads, threshold=1.0, method=method, params=params)
 
     assert_close(clipped[0], torch.tensor(expected), equal_nan=True)
+
+
+@pytest.mark.parametrize("method", ["norm", "value"])
+def test_sparse_gradients_are_clipped_like_dense_ones(method):
+    values = torch.tensor([[3.0, -1.0], [0.5, 2.0], [1.0, 1.0]])
+    sparse = torch.sparse_coo_tensor([[4, 1, 4]], values, (6, 2), check_invariants=True)
+    dense = torch.tensor([2.0])
+
+    clipped, other = clip_gradients([sparse, dense], threshold=1.5, method=method)
+
+    expected = clip_gradients([sparse.to_dense(), dense], threshold=1.5, method=method)
+    assert clipped.is_coalesced()
+    assert_close([clipped.to_dense(), other], expected)

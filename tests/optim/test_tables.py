@@ -4,11 +4,16 @@ from functools import partial
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from composable.algorithms import NGramEmbeddings
+from composable.distributed import DDP, FSDP2
 from composable.functional import ngram_embeddings
-from composable.optim import Muon, decay_groups, muon_groups
-from tests.support.models import language_model
+from composable.optim import Muon, RowAdagrad, by_role, decay_groups, muon_groups
+from tests.support.models import language_model, same, weights
+from tests.support.outcomes import resumed
+from tests.support.parallel_runs import fit_tables
+from tests.support.processes import attempt, run
 from tests.support.runs import LANGUAGE
 
 adamw = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)
@@ -90,3 +95,75 @@ def test_without_such_a_group_a_table_joins_the_token_embedding():
     groups = groups_of(state.optimizers, state.model)
     assert NAME in groups["weights"]
     assert "words.weight" in groups["weights"]
+
+
+# --- sparse gradients ---
+
+ROWS = by_role(
+    {"tables": partial(RowAdagrad, lr=0.1, weight_decay=0.1)},
+    default=partial(torch.optim.SGD, lr=0.1),
+)
+
+
+def with_sparse_table(sparse=True, **options):
+    """Build a Trainer of a language model whose table has an optimizer of its own."""
+    return LANGUAGE.trainer(
+        optimizers=ROWS, algorithms=[NGramEmbeddings(rows=64, sparse=sparse)], **options
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"grad_accum": 2},
+        {"accumulate_batches": 2},
+        {"precision": "amp_bf16"},
+        {"precision": "amp_fp16"},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_sparse_tables_train_the_weights_of_dense_ones(options):
+    found, expected = (with_sparse_table(one, **options).fit().model for one in (True, False))
+
+    assert found.words.ngrams.sparse
+    assert_close(weights(found), weights(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_run_with_a_sparse_table_resumes_to_the_bit():
+    once = resumed(with_sparse_table, "5ba")
+    again = resumed(with_sparse_table, "2ba", "3ba")
+
+    assert same(weights(again.model), weights(once.model))
+
+
+def test_checkpoint_of_a_sparse_table_resumes_to_the_bit(tmp_path):
+    whole = with_sparse_table().fit()
+    options = {"save_folder": tmp_path, "save_interval": "2ba"}
+    with_sparse_table(**options).fit()
+    first = sorted(tmp_path.glob("*ba2*"))[0]
+    state = with_sparse_table(load_path=first).fit()
+
+    assert state.timestamp.batch == whole.timestamp.batch
+    assert same(weights(state.model), weights(whole.model))
+
+
+@pytest.mark.parametrize("strategy", [DDP(shards=2), DDP(shards=2, exact=True), None], ids=str)
+def test_sparse_table_on_two_processes_is_that_of_one(strategy):
+    (alone,) = run(fit_tables, 1, strategy, False)
+    several = run(fit_tables, 2, strategy or DDP(), True)
+
+    assert several[0] == several[1]
+    assert several[0] == pytest.approx(alone, abs=1e-5)
+
+
+def test_sharded_parameters_refuse_sparse_gradients():
+    for one in attempt(fit_tables, 2, FSDP2(), True):
+        assert "FSDP2 does not support sparse gradients; use sparse=False" in str(one)
+
+
+def test_compiled_models_refuse_sparse_gradients():
+    with pytest.raises(
+        ValueError, match="compile=True does not support sparse gradients; use spar"
+    ):
+        with_sparse_table(compile=True).fit()

@@ -1,5 +1,7 @@
 """Which algorithms go together, and what is said of those that don't."""
 
+from itertools import combinations
+
 import attrs
 import pytest
 
@@ -26,6 +28,8 @@ from composable.algorithms import (
     MixUp,
     WeightStandardization,
 )
+from tests.support.algorithm_cases import ALGORITHMS
+from tests.support.pairs import PAIRS
 from tests.support.runs import make_trainer
 from tests.support.stand_ins import (
     SWA,
@@ -129,6 +133,15 @@ def test_a_conflict_can_name_a_class_and_counts_for_its_subclasses():
 def test_two_writers_of_one_thing_in_one_stage_are_reported(algorithms, message):
     with pytest.warns(AmbiguousOrderWarning, match=message):
         Plan.compile(algorithms)
+
+
+def test_surgeries_whose_order_does_not_matter_are_in_no_doubt():
+    surgeries = [case.example for case in ALGORITHMS if case.example.stage is Stage.SURGERY]
+    matters = {frozenset((pair.first, pair.second)) for pair in PAIRS}
+
+    for one, other in combinations(surgeries, 2):
+        if frozenset((one.name, other.name)) not in matters:
+            Plan.compile([one, other])  # warnings are errors in these tests
 
 
 def test_a_surgery_that_says_no_kind_may_replace_any():

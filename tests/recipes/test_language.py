@@ -8,11 +8,11 @@ from torch import nn
 
 from composable import Callback, Trainer
 from composable.algorithms import Alibi, GradientClipping, Rotary, SeqLengthWarmup
-from composable.optim import Muon
-from composable.recipes import Recipe, small_gpt, small_gpt_rotary
+from composable.optim import Muon, RowAdagrad
+from composable.recipes import Recipe, small_gpt, small_gpt_rotary, speedrun_gpt
 from examples import byte_gpt
 
-RECIPES = [small_gpt, small_gpt_rotary]
+RECIPES = [small_gpt, small_gpt_rotary, functools.partial(speedrun_gpt, rows=500)]
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,12 @@ def test_a_recipe_builds_the_same_values_each_time(recipe):
 
     assert one.algorithms == other.algorithms
     assert one.schedulers == other.schedulers
-    assert one.optimizers.keywords == other.optimizers.keywords
+    assert muon_of(one).keywords == muon_of(other).keywords
+
+
+def muon_of(recipe: Recipe):
+    """Return the function that builds Muon."""
+    return getattr(recipe.optimizers, "default", recipe.optimizers)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -72,13 +77,12 @@ def test_muon_gets_the_hidden_matrices_and_the_learning_rates(recipe):
     trainer = built(recipe(lr=0.5, adamw_lr=0.25, weight_decay=0.125))
 
     (optimizer,) = trainer.state.optimizers
+    optimizer = getattr(optimizer, "optimizers", [optimizer])[-1]
     assert isinstance(optimizer, Muon)
     groups = {group["name"]: group for group in optimizer.param_groups}
     assert len(groups["matrices"]["params"]) == 6 * byte_gpt.LAYERS
-    assert {name: group["lr"] for name, group in groups.items()} == {
-        "matrices": 0.5,
-        "others": 0.25,
-    }
+    assert groups.pop("matrices")["lr"] == 0.5
+    assert {group["lr"] for group in groups.values()} == {0.25}
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.125}
 
 
@@ -93,6 +97,19 @@ def test_small_gpt_replaces_positions_by_biases_and_trains_on_short_sequences():
     assert attention.biased
     assert isinstance(trainer.state.model[1], nn.Identity)
     assert set(shapes.values) == {(4, 48)}
+
+
+def test_speedrun_gpt_trains_a_table_by_rows():
+    trainer = built(speedrun_gpt(rows=500, n=4, table_lr=0.5, weight_decay=0.125))
+    tables, muon = trainer.fit().optimizers[0].optimizers
+
+    (group,) = tables.param_groups
+    assert isinstance(tables, RowAdagrad)
+    assert [p is trainer.state.model[0].ngrams.weight for p in group["params"]] == [True]
+    assert (group["initial_lr"], group["weight_decay"]) == (0.5, 0.0)
+    assert trainer.state.model[0].ngrams.weight.grad is None
+    assert (trainer.state.model[0].ngrams.weight != 0).any()
+    assert "tables" not in {one["name"] for one in muon.param_groups}
 
 
 def test_small_gpt_rotary_warms_up_the_length():
@@ -131,6 +148,9 @@ def test_the_algorithms_follow_from_the_arguments():
         *((recipe, "momentum", 1.0, ValueError) for recipe in RECIPES),
         *((recipe, "weight_decay", -0.1, ValueError) for recipe in RECIPES),
         *((recipe, "dtype", torch.int64, TypeError) for recipe in RECIPES),
+        (speedrun_gpt, "table_lr", -1.0, ValueError),
+        (speedrun_gpt, "n", 1, ValueError),
+        (speedrun_gpt, "rows", 0, ValueError),
         (small_gpt, "max_sequence_length", 0, ValueError),
         (small_gpt, "sequence_length", 0, ValueError),
         (small_gpt_rotary, "min_sequence_length", 512, ValueError),

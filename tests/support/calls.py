@@ -164,6 +164,11 @@ def a_folder() -> Path:
     return Path(tempfile.mkdtemp(dir="."))
 
 
+def token_files() -> list[Path]:
+    """Write a file of tokens."""
+    return [composable.data.write_token_file(a_folder() / "tokens.bin", torch.arange(8))]
+
+
 def a_checkpoint() -> Path:
     """Write a checkpoint of one tensor."""
     packed = composable.checkpoint.pack({"state": {"model": {"weights": {"x": torch.ones(2)}}}})
@@ -430,6 +435,7 @@ OTHERS: list[Any] = [
     (optim.cosine_restarts, given(period="2ep")),
     (optim.exponential, given(gamma=0.5)),
     (optim.Muon, given(params=MODEL, lr=0.1)),
+    (optim.RowAdagrad, given(params=[nn.Parameter(torch.ones(2))])),
     (optim.SGDScheduleFree, given(params=[nn.Parameter(torch.ones(2))])),
     (optim.AdamWScheduleFree, given(params=[nn.Parameter(torch.ones(2))])),
     (optim.layerwise_groups, given(model=MODEL, lr=0.1)),
@@ -470,7 +476,9 @@ OTHERS: list[Any] = [
     (data.InfoBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
     (data.Indexed, given(dataset=[1, 2])),
     (data.PerExample, given(dataset=[1, 2], seed=3)),
+    (data.TokenFiles, given(paths=Fresh(token_files), length=2, rows=3), OSError),
     (data.WorkerShard, given(dataset=[1, 2], batch_size=2)),
+    (data.write_token_file, given(path=Fresh(a_file), tokens=torch.arange(4)), OSError),
     (data.get_generator_states, given(dataloader=LOADER)),
     (data.read_loader_state, given(dataloader=LOADER)),
     (data.seeded_batches, given(dataloader=LOADER, seed=3, epoch=0)),

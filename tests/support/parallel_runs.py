@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from composable import Callback, Trainer
-from composable.algorithms import LabelSmoothing
+from composable.algorithms import GradientClipping, LabelSmoothing, NGramEmbeddings
 from composable.batches.batch import map_tensors
 from composable.callbacks import (
     CheckpointSaver,
@@ -33,8 +33,9 @@ from composable.distributed import DDP, Processes
 from composable.distributed.signals import Preempted
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
-from composable.optim import Muon, by_role
+from composable.optim import Muon, RowAdagrad, by_role
 from composable.resume.manager import CheckpointManager
+from composable.utils.reproducibility import seed_context
 from tests.support.models import CLASSES, SIDE, conv_net
 
 cross_entropy = nn.functional.cross_entropy
@@ -413,3 +414,37 @@ def fit_by_role(parallel: Any) -> list[float]:
     model = trainer.fit().model
     whole = [getattr(one, "full_tensor", lambda one=one: one)() for one in model.parameters()]
     return [float(one.detach().double().abs().sum()) for one in whole]
+
+
+def fit_tables(parallel: Any, sparse: bool) -> list[float]:
+    """Train a table of n-grams, and return its weights."""
+    from composable.distributed.starting import join_processes
+
+    join_processes()
+    tokens = torch.arange(22 * 6).view(22, 6) % 7 % 4  # the last batch is smaller
+    trainer = Trainer(
+        tabled_net(),
+        train_dataloader=DataLoader(TensorDataset(tokens, tokens.roll(-1, 1)), batch_size=8),
+        loss_fn=flat_loss,
+        optimizers=by_role(
+            {"tables": partial(RowAdagrad, lr=0.1, weight_decay=0.1)},
+            default=partial(torch.optim.SGD, lr=0.1),
+        ),
+        algorithms=[NGramEmbeddings(rows=64, sparse=sparse), GradientClipping("norm", 0.5)],
+        max_duration="2ep",
+        progress_bar=False,
+        parallel=parallel,
+    )
+    model: Any = trainer.fit().model
+    return model[0].ngrams.weight.flatten().tolist()  # type: ignore[no-any-return]
+
+
+def tabled_net() -> nn.Module:
+    """Return a model that predicts the next of four tokens."""
+    with seed_context(0):
+        return nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 4))
+
+
+def flat_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Compute the mean over all tokens."""
+    return cross_entropy(outputs.flatten(0, 1), targets.flatten())

@@ -73,19 +73,21 @@ def embed_ngrams(
     *,
     n: int = 3,
     document_ids: Integer[Tensor, "..."] | None = None,
+    sparse: bool = False,
 ) -> Float[Tensor, "*batch length width"]:
     r"""Sum the rows of a table that belong to the last 2, 3, ..., `n` tokens at each position.
 
     $$e_t = \sum_{k=2}^{n} s(x_{t-k+1}, \dots, x_t) \; T_{h(x_{t-k+1}, \dots, x_t)}$$
 
     with the rows $h$ and the signs $s$ of `hash_ngrams`. N-grams of one row with opposite signs
-    don't add up, so that a collision does less harm. The gradient of the table is dense.
+    don't add up, so that a collision does less harm.
 
     Args:
         tokens: Token ids `[..., length]`, 0 or more, of any integer dtype.
         table: The table $T$ `[rows, width]`, which all lengths share.
         n: Length of the longest n-gram, at least 2.
         document_ids: The number of the document of each token: see `hash_ngrams`.
+        sparse: Whether the gradient of the table is sparse: it has the rows of these n-grams alone.
 
     Returns:
         A tensor `[..., length, width]`, of the dtype of `table`.
@@ -105,7 +107,7 @@ def embed_ngrams(
             f"{table.dtype} and {tuple(table.shape)}."
         )
     rows, signs = hash_ngrams(tokens, rows=len(table), n=n, document_ids=document_ids)
-    vectors = nn.functional.embedding(rows, table)
+    vectors = nn.functional.embedding(rows, table, sparse=sparse)
     return (vectors * signs.unsqueeze(-1).to(table.dtype)).sum(-2)
 
 
@@ -118,6 +120,7 @@ class NGramEmbedding(nn.Module):
         rows: Number of rows, from 1 to 2**31.
         width: Number of features.
         n: Length of the longest n-gram, at least 2.
+        sparse: Whether the gradient of the table is sparse, as in `torch.nn.Embedding`.
         device: Device of the table.
         dtype: Dtype of the table.
 
@@ -127,13 +130,20 @@ class NGramEmbedding(nn.Module):
     """
 
     def __init__(
-        self, rows: int, width: int, *, n: int = 3, device: Any = None, dtype: Any = None
+        self,
+        rows: int,
+        width: int,
+        *,
+        n: int = 3,
+        sparse: bool = False,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         _check_rows(rows)
         check_count("width", width, 1)
         check_count("n", n, 2)
-        self.n = n
+        self.n, self.sparse = n, sparse
         self.weight = nn.Parameter(torch.zeros(rows, width, device=device, dtype=dtype))
 
     def forward(
@@ -142,12 +152,14 @@ class NGramEmbedding(nn.Module):
         document_ids: Integer[Tensor, "..."] | None = None,
     ) -> Float[Tensor, "*batch length width"]:
         """Return the sum of the rows of each token."""
-        return embed_ngrams(tokens, self.weight, n=self.n, document_ids=document_ids)
+        return embed_ngrams(
+            tokens, self.weight, n=self.n, document_ids=document_ids, sparse=self.sparse
+        )
 
     def extra_repr(self) -> str:
         """Return the sizes."""
         rows, width = self.weight.shape
-        return f"{rows}, {width}, n={self.n}"
+        return f"{rows}, {width}, n={self.n}" + (", sparse=True" if self.sparse else "")
 
 
 def _mixed(values: Tensor) -> Tensor:
