@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +108,21 @@ def public_calls() -> Iterator[PublicCall]:
 @contextmanager
 def unchanged_registries() -> Iterator[None]:
     """Remove the classes that are registered in a block."""
-    modules = [
-        one for name, one in sys.modules.items() if name.startswith("composable.functional.")
-    ]
-    registries = [one.REGISTRY for one in modules if hasattr(one, "REGISTRY")]
-    before = [dict(registry.entries) for registry in registries]
+    before = [dict(registry.entries) for registry in _registries()]
     try:
         yield
     finally:
-        for registry, entries in zip(registries, before, strict=True):
+        for registry, entries in zip(_registries(), before, strict=True):
             registry.entries = entries
+
+
+@cache
+def _registries() -> list[Any]:
+    list(public_calls())  # imports every module
+    modules = [
+        one for name, one in sys.modules.items() if name.startswith("composable.functional.")
+    ]
+    return [one.REGISTRY for one in modules if hasattr(one, "REGISTRY")]
 
 
 def _passed_on(name: str) -> tuple[frozenset[str], frozenset[str]]:
