@@ -45,9 +45,8 @@ CASE = Case(
         },
         cannot={LANGUAGE: "token ids are not images"},
         order_matters={
-            "AlternatingFlip AugMix ColOut CutOut ProgressiveResizing RandAugment": (
-                "one moves the pixels that the other made"
-            ),
+            "AlternatingFlip AugMix ColOut CutOut ProgressiveResizing RandAugment "
+            "RandomTranslation": ("one moves the pixels that the other made"),
             "SelectiveBackprop": "examples are chosen by their loss before or after the change",
         },
     ),

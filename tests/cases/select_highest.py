@@ -60,7 +60,8 @@ CASE = Case(
         ],
         cannot={LANGUAGE: "the proxy of its case takes images"},
         order_matters={
-            "AlternatingFlip AugMix ColOut CutOut ProgressiveResizing RandAugment": (
+            "AlternatingFlip AugMix ColOut CutOut PairedAugment ProgressiveResizing "
+            "RandAugment RandomTranslation": (
                 "examples are selected by their loss before or after they are modified"
             ),
             "SelectiveBackprop": ("both select examples by their losses", BOTH_FAIL),
