@@ -4,8 +4,11 @@
     python benchmarks/evidence.py digits              # methods alone, six of them together
     python benchmarks/evidence.py vision              # a residual network: a recipe, methods alone
     python benchmarks/evidence.py mnist               # a convolutional network and its parts
+    python benchmarks/evidence.py mnist-speedrun      # the same network and the parts of a recipe
     python benchmarks/evidence.py contrastive         # two encoders: the loss of a whole batch
     python benchmarks/evidence.py ngrams              # a small GPT with hashed n-gram embeddings
+    python benchmarks/evidence.py little-digits       # strong regularization, by images a class
+    python benchmarks/evidence.py little-text         # the same of a small GPT, by megabytes
     python benchmarks/evidence.py --list
 
 Each writes its study, table and plot to comparisons/<name>, or to --folder; with --store, what the
@@ -33,6 +36,7 @@ from composable.algorithms import (
     EMA,
     SAM,
     SWA,
+    TTA,
     BlurPool,
     ChannelsLast,
     ColOut,
@@ -41,11 +45,14 @@ from composable.algorithms import (
     FixRes,
     GhostBatchNorm,
     GyroDropout,
+    InitializeConvolutions,
     LabelSmoothing,
     LayerFreezing,
+    MixUp,
     NGramEmbeddings,
     ProgressiveResizing,
     RandAugment,
+    RandomTranslation,
     Rotary,
     SelectiveBackprop,
     SqueezeExcite,
@@ -67,7 +74,7 @@ from composable.optim import (
 from composable.recipes import Recipe, small_resnet
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
 
 ROTARY = "rotary positions"
 TEXT: dict[str, Any] = {
@@ -240,6 +247,36 @@ def mnist() -> dict[str, Any]:
     }
 
 
+def mnist_speedrun() -> dict[str, Any]:
+    """Compare a convolutional network with a recipe to itself without each part, and with one."""
+    import mnist as example
+
+    parts = [
+        ChannelsLast(),
+        LabelSmoothing(0.2),
+        RandomTranslation(2),
+        TTA(flip=False),
+    ]
+    copies = [*parts[:2], InitializeConvolutions(), *parts[2:]]
+    return {
+        "build": partial(example.build, shift=0),
+        "arms": {
+            "all parts": with_muon(parts),
+            **{
+                f"without {type(one).__name__}": with_muon([x for x in parts if x is not one])
+                for one in parts[1:]
+            },
+            "without Muon": parts,
+            "with InitializeConvolutions": with_muon(copies),
+        },
+        "baseline": "all parts",
+        "metric": "test/accuracy",
+        "durations": ["1ep", "4ep"],
+        "seeds": 6,
+        "repeat_baseline": False,
+    }
+
+
 def contrastive() -> dict[str, Any]:
     """Compare two encoders to themselves with the loss of a batch eight times as large."""
     import contrastive as example
@@ -278,6 +315,75 @@ def ngrams() -> dict[str, Any]:
     }
 
 
+USUAL = {"weight_decay": [0.01, 0.1], "dropout": [0.0, 0.2]}
+STRONG_DROPOUT = {"dropout": [0.4, 0.6]}
+
+
+def regularized(
+    methods: Mapping[str, Algorithm],
+    usual: dict[str, Any],
+    decay: dict[str, Any],
+    dropout: dict[str, Any],
+) -> dict[str, Any]:
+    """Return strong decay alone, with strong dropout and methods, and these without each.
+
+    Args:
+        methods: The methods that join, by name.
+        usual: The hyperparameters of the baseline.
+        decay: Those of strong decay.
+        dropout: Those of strong dropout.
+    """
+    every = list(methods.values())
+    both = usual | decay | dropout
+    without = {name: [two for two in every if two is not one] for name, one in methods.items()}
+    arms = {
+        "strong decay": ([], usual | decay),
+        "all": (every, both),
+        "all without strong decay": (every, usual | dropout),
+        "all without strong dropout": (every, usual | decay),
+        **{f"all without {name}": (rest, both) for name, rest in without.items()},
+    }
+    return {
+        "arms": {name: algorithms for name, (algorithms, _) in arms.items()},
+        "tune": {"baseline": usual, **{name: grid for name, (_, grid) in arms.items()}},
+    }
+
+
+def little_digits() -> dict[str, Any]:
+    """Compare how many images a class strong regularization is worth."""
+    from benchmarks.little_data import build_digits
+
+    methods = {"MixUp": MixUp(alpha=0.2), "LabelSmoothing": LabelSmoothing(0.1)}
+    return {
+        "build": build_digits,
+        **regularized(methods, USUAL, {"weight_decay": [1.0, 3.0]}, STRONG_DROPOUT),
+        "metric": "test/accuracy",
+        "tuning_metric": "validation/accuracy",
+        "data_amounts": [5, 20, 80],
+        "durations": ["150ba"],
+        "seeds": 20,
+        "tuning_seeds": 2,
+    }
+
+
+def little_text() -> dict[str, Any]:
+    """Compare how many megabytes of PyTorch's source strong regularization is worth."""
+    from benchmarks.little_data import build_text
+
+    methods = {"EMA": EMA(half_life="50ba")}
+    return {
+        "build": build_text,
+        **regularized(methods, USUAL, {"weight_decay": [1.0, 10.0]}, STRONG_DROPOUT),
+        "metric": "test/nats_per_byte",
+        "tuning_metric": "validation/nats_per_byte",
+        "mode": "min",
+        "data_amounts": [0.15, 0.5, 1.5],
+        "durations": ["400ba", "1600ba"],
+        "seeds": 20,
+        "tuning_seeds": 1,
+    }
+
+
 def with_muon(algorithms: list[Algorithm], lr: float = 24e-3) -> Recipe:
     """Return algorithms with the optimizer and the schedule of `small_resnet`."""
     return attrs.evolve(small_resnet(lr=lr), algorithms=algorithms)
@@ -288,8 +394,11 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
     "digits": digits,
     "vision": vision,
     "mnist": mnist,
+    "mnist-speedrun": mnist_speedrun,
     "contrastive": contrastive,
     "ngrams": ngrams,
+    "little-digits": little_digits,
+    "little-text": little_text,
 }
 
 
@@ -305,6 +414,7 @@ def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
         "budget",
         "extend",
         "cost",
+        "data_amounts",
         "executor",
         "workers",
         "folder",
@@ -353,6 +463,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="default: comparisons/<name>")
     parser.add_argument("--store", action="store_true", help="write to docs/evidence/<name>")
     parser.add_argument("--costs", action="store_true", help="measure the stored study's costs")
+    parser.add_argument("--seeds", type=int, help="reported seeds; more keep those of fewer")
     parser.add_argument("--workers", type=int, help="parallel trials; default: one for each core")
     options = parser.parse_args()
     if options.list or options.study is None:
@@ -360,9 +471,12 @@ def main() -> None:
         return
     folder = options.folder or Path("comparisons") / options.study
     settings, stored = STUDIES[options.study](), ROOT / "docs/evidence" / options.study
+    if options.costs and "data_amounts" in settings:
+        parser.error(f"--costs: {options.study} compares amounts of data, not time; drop it.")
     if options.costs:
         store(with_new_costs(read_study(stored / "study.json"), settings), stored)
         return
+    settings |= {} if options.seeds is None else {"seeds": options.seeds}
     comparison = composable.compare(**settings, folder=folder, workers=options.workers)
     if options.store:
         store(comparison.study, stored)

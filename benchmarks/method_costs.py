@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, interpolate, one_hot
+from torch.nn.functional import cross_entropy, interpolate, one_hot, pad
 from torch.optim.swa_utils import AveragedModel
 
 import composable.functional as F
@@ -133,6 +133,27 @@ def alternating_flip() -> list[Candidates]:
             ),
             "alternating_flip": lambda: F.alternating_flip(images, indices, epoch=1),
             "draw_alternating_flip": lambda: F.draw_alternating_flip(indices, epoch=1),
+        }
+    ]
+
+
+def random_translation() -> list[Candidates]:
+    """Compare with a crop of the padded images by advanced indexing, and with the draw alone."""
+    images, _ = batch()
+    generator = torch.Generator().manual_seed(0)
+    shifts = F.draw_random_translation(64, images.shape[2:], generator=generator)
+    padded = pad(images, [2] * 4, mode="reflect")
+    rows, columns = ((2 + shifts[:, dim, None]) + torch.arange(images.shape[2]) for dim in (0, 1))
+    example = torch.arange(64)[:, None, None]
+    return [
+        {
+            "padded[example, :, rows, columns]": lambda: padded[
+                example, :, rows[:, :, None], columns[:, None]
+            ].permute(0, 3, 1, 2),
+            "random_translation": lambda: F.random_translation(images, generator=generator),
+            "draw_random_translation": lambda: F.draw_random_translation(
+                64, images.shape[2:], generator=generator
+            ),
         }
     ]
 
@@ -788,7 +809,16 @@ def gated_linear_units() -> list[Candidates]:
 METHODS = {
     method.__name__: method
     for method in (
-        *(mixup, alternating_flip, cutmix, cutout, colout, resize_batch, set_sequence_length),
+        *(
+            mixup,
+            alternating_flip,
+            random_translation,
+            cutmix,
+            cutout,
+            colout,
+            resize_batch,
+            set_sequence_length,
+        ),
         *(smooth_labels, select_using_loss, blurpool, factorize, frozen_layers, ema, swa),
         *(sam_perturbation, clip_gradients),
         *(

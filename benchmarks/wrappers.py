@@ -18,10 +18,11 @@ from schedule_free import CASES, stepper
 from composable.optim import (
     with_cautious_weight_decay,
     with_ema_nesterov,
+    with_lookahead,
     with_momentum_warmup,
 )
 
-WRAPPERS = (with_ema_nesterov, with_cautious_weight_decay, with_momentum_warmup)
+WRAPPERS = (with_ema_nesterov, with_cautious_weight_decay, with_momentum_warmup, with_lookahead)
 
 
 def main() -> None:

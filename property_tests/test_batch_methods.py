@@ -129,6 +129,45 @@ def test_holes_are_zero_in_all_channels_and_the_rest_is_unchanged(batch, options
     assert (draw[..., 1] - draw[..., 0] == options["length"]).all()
 
 
+@given(image_batches(min_batch=2), st.integers(0, 4), st.data(), seeds)
+def test_translated_images_are_those_of_each_part_of_the_batch(batch, max_shift, data, seed):
+    """Law of methods: The translations of a batch are those of its parts, with their rows of the
+    draw; without a shift they are the images.
+    """
+    inputs, size = batch[0], batch[0].shape[2:]
+    options = {"max_shift": min(max_shift, min(size) - 1)}
+    split = data.draw(st.integers(1, len(inputs) - 1))
+    draw = F.draw_random_translation(len(inputs), size, **options, generator=seeded(seed))
+
+    pairs = zip(inputs.split(split), draw.split(split), strict=True)
+    parts = [F.apply_random_translation(*one) for one in pairs]
+
+    assert torch.equal(torch.cat(parts), F.apply_random_translation(inputs, draw))
+    fewer = F.draw_random_translation(split, size, **options, generator=seeded(seed))
+    assert torch.equal(fewer, draw[:split])
+    assert torch.equal(F.random_translation(inputs, max_shift=0), inputs)
+
+
+@given(image_batches(), st.booleans(), st.sampled_from(["logits", "probabilities"]), seeds)
+def test_views_do_not_change_the_outputs_of_a_model_to_which_they_are_equal(
+    batch, flip, average, seed
+):
+    """Law of methods: Test-time augmentation does not change the outputs of a model that are the
+    same for all views.
+    """
+    flat = batch[0].flatten(2)[..., 0]  # one value for each channel
+    images = flat.reshape(*flat.shape, *[1] * (batch[0].ndim - 2)).expand_as(batch[0])
+    weight = torch.rand(images[0].numel(), CLASSES, generator=seeded(seed)).double()
+
+    def model(inputs):
+        return inputs.flatten(1) @ weight / weight.numel() / images.amax().clamp(1)
+
+    shift = int(min(images.shape[2:]) > 1)
+    found = F.tta(model, images, flip=flip, shift=shift, average=average)
+
+    assert_close(found.log_softmax(1), model(images).log_softmax(1))
+
+
 @given(sizes, shares, shares, st.booleans(), seeds)
 def test_colout_drops_the_same_rows_and_columns_of_images_and_maps(
     size, p_row, p_col, per_sample, seed

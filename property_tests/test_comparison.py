@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 from composable.comparison.analysis import analyze
 from composable.comparison.records import Evaluation, StepCost, Study, TrialResult
 from composable.comparison.verdict import Analysis
-from tests.comparison.synthetic import draw_study
+from tests.comparison.synthetic import draw_data_study, draw_study
 from tests.support.strategies import fewer
 
 
 @st.composite
 def studies(draw: Any) -> Study:
+    if draw(st.booleans()):
+        return draw_data_study(
+            draw(st.integers(0, 10_000)),
+            {"one": draw(st.sampled_from([0.5, 1.0, 3.0])), "two": 1.2},
+            seeds=draw(st.integers(2, 4)),
+            target=draw(st.sampled_from([None, 2.4, 2.6])),
+        )
     return draw_study(
         draw(st.integers(0, 10_000)),
         {"one": draw(st.sampled_from([0.5, 1.0, 1.5, 3.0])), "two": 1.2},

@@ -3,12 +3,15 @@
 from itertools import chain, islice
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from composable.data import (
     GlobalBatchSampler,
+    LengthGroupedBatchSampler,
+    PackedDocuments,
     PerExample,
     WorkerShard,
     read_loader_state,
@@ -175,3 +178,122 @@ def test_an_epoch_has_every_example_once(count, size, seed, epoch):
     sampler.set_epoch(epoch)
 
     assert sorted(chain(*sampler)) == list(range(count))
+
+
+documents = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
+packings = st.sampled_from(["concatenate", "first_fit"])
+
+
+def packed(sizes, length, seed, packing):
+    """Return rows of documents whose tokens are all different."""
+    tokens = torch.arange(1, sum(sizes) + 1).split(sizes)
+    return PackedDocuments(list(tokens), length, seed=seed, packing=packing)
+
+
+@given(documents, st.integers(1, 6), seeds, epochs, packings)
+def test_every_epoch_of_packed_documents_has_every_token_once(sizes, length, seed, epoch, packing):
+    """Law of data: Each epoch of `PackedDocuments` has every token once, those of a part of a
+    document in their order, in equally many rows.
+    """
+    rows = packed(sizes, length, seed, packing)
+    count = len(rows)
+    rows.set_epoch(epoch)
+
+    found = [row["input_ids"].tolist() for row in rows]
+    ordered = [
+        ids[numbers == number].diff().tolist()
+        for ids, numbers in ((row["input_ids"], row["document_ids"]) for row in rows)
+        for number in range(1, int(numbers.max()) + 1)
+    ]
+
+    assert sorted(filter(None, chain(*found))) == list(range(1, sum(sizes) + 1))
+    assert set(chain(*ordered)) <= {1}
+    assert len(found) == count
+
+
+@given(documents, st.integers(1, 6), seeds, epochs, packings, st.sampled_from([2, 3]), st.data())
+def test_packed_rows_are_the_same_after_a_resume_and_on_any_number_of_processes(
+    sizes, length, seed, epoch, packing, world_size, data
+):
+    """Law of data: The rows of `PackedDocuments` are the same after a resume in mid-epoch, and on
+    any number of processes.
+    """
+
+    def batches(skip=0, **which):
+        rows = packed(sizes, length, seed, packing)
+        sampler = GlobalBatchSampler(rows, batch_size=6, seed=seed, last_batch="pad", **which)
+        loader = DataLoader(rows, batch_sampler=sampler)
+        read = seeded_batches(loader, 17, epoch=epoch, first_step=7 * epoch, skip=skip)
+        return [batch["input_ids"].tolist() for batch in read]
+
+    whole = batches()
+    skip = data.draw(st.integers(0, len(whole)))
+    parts = [batches(skip, rank=rank, world_size=world_size) for rank in range(world_size)]
+
+    assert [list(chain(*of_all)) for of_all in zip(*parts, strict=True)] == whole[skip:]
+
+
+@given(seeds, epochs)
+def test_epochs_of_packed_documents_differ(seed, epoch):
+    """Law of data: Two epochs of `PackedDocuments` differ."""
+    rows = packed([2] * 40, 10, seed, "concatenate")
+    loader = DataLoader(rows, batch_size=None)
+    first, second = (
+        [row["input_ids"].tolist() for row in seeded_batches(loader, 17, epoch=one)]
+        for one in (epoch, epoch + 1)
+    )
+
+    assert first != second
+
+
+lengths = st.lists(st.integers(0, 9), min_size=1, max_size=40)
+windows = st.integers(1, 5)
+last_batches = st.sampled_from(["keep", "drop", "pad"])
+
+
+@given(lengths, st.integers(1, 4), windows, seeds, epochs, last_batches)
+def test_windows_of_similar_lengths_have_the_examples_of_the_plain_order(
+    given_lengths, batch_size, window, seed, epoch, last_batch
+):
+    """Law of data: Each window of a `LengthGroupedBatchSampler` has the examples of the same window
+    of a `GlobalBatchSampler`, in batches that need no more padding; a window of 1 changes nothing.
+    """
+    options = {"batch_size": batch_size, "seed": seed, "last_batch": last_batch}
+    plain = GlobalBatchSampler(len(given_lengths), **options)
+    ours = LengthGroupedBatchSampler(given_lengths, window=window, **options)
+    for sampler in (plain, ours):
+        sampler.set_epoch(epoch)
+    before, after = list(plain), list(ours)
+
+    def padded(batches):
+        return sum(max(given_lengths[i] for i in batch) for batch in batches)
+
+    assert [len(batch) for batch in after] == [len(batch) for batch in before]
+    for first in range(0, len(before), window):
+        here, there = (batches[first : first + window] for batches in (after, before))
+        assert sorted(chain(*here)) == sorted(chain(*there))
+        assert padded(here) <= padded(there)
+    if window == 1:
+        assert after == before
+
+
+@given(lengths, windows, seeds, epochs, st.sampled_from([2, 3]), st.data())
+def test_batches_of_similar_lengths_are_the_same_for_any_number_of_processes(
+    given_lengths, window, seed, epoch, world_size, data
+):
+    """Law of data: Its global batch is the same for any number of processes, starting from any
+    batch.
+    """
+
+    def batches(start=0, **which):
+        sampler = LengthGroupedBatchSampler(
+            given_lengths, batch_size=6, seed=seed, window=window, last_batch="pad", **which
+        )
+        sampler.set_epoch(epoch)
+        return list(sampler.batches_from(start))
+
+    whole = batches()
+    start = data.draw(st.integers(0, len(whole)))
+    parts = [batches(start, rank=rank, world_size=world_size) for rank in range(world_size)]
+
+    assert [list(chain(*of_all)) for of_all in zip(*parts, strict=True)] == whole[start:]

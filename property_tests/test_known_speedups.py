@@ -11,6 +11,7 @@ from composable.comparison.analysis import analyze
 from composable.comparison.verdict import Verdict
 from tests.comparison.known_answers import (
     ANSWERS,
+    BY_DATA,
     NOISE,
     THREE,
     Answer,
@@ -22,6 +23,7 @@ from tests.comparison.known_answers import (
 from tests.comparison.synthetic import draw_study
 from tests.support.campaign import FULL
 
+KNOWN = ANSWERS | {f"by data: {name}": known for name, known in BY_DATA.items()}
 STUDIES = 2000 if FULL else 20
 COVERAGE, WRONG, FOUND = 0.94, 0.04, 0.95
 
@@ -33,9 +35,9 @@ def at_most(rate: float, bound: float) -> bool:
     return bool(round(rate * STUDIES) <= stats.binom.ppf(0.999, STUDIES, bound))
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", KNOWN)
 def test_intervals_and_verdicts_are_right(name: str) -> None:
-    known = ANSWERS[name]
+    known = KNOWN[name]
     found = rates(known, STUDIES)
     print(f"{name}: covered {found.covered:.3f}, pays {found.pays:.3f}, costs {found.costs:.3f}")
     assert at_most(1 - found.covered, 1 - COVERAGE)

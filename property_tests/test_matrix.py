@@ -9,6 +9,7 @@ from torch import nn
 import composable.functional as F
 from composable.batches.batch import tensors_of
 from composable.testing.properties import PROPERTIES
+from tests.support.campaign import drawn
 from tests.support.cases import FunctionCase, MissingCaseError, public_functions
 from tests.support.function_cases import all_function_cases
 from tools.pages import COLUMNS, recorded_answers, shown_answers
@@ -26,7 +27,7 @@ AGAIN = "the answers have changed: rewrite the page with `python -m tools.write_
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap maps some by a loop
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated")  # by torch.compile itself
-@pytest.mark.parametrize("row", ROWS, ids=repr)
+@pytest.mark.parametrize("row", drawn(ROWS, 40), ids=repr)
 def test_the_matrix_shows_the_answers_of_a_run(row):
     report = row.report().require(except_=row.expected_failures)
 
@@ -49,6 +50,7 @@ def test_without_a_generator_a_function_draws_from_the_global_one(row):
 
 def test_every_row_has_a_name_of_its_own_and_a_public_function():
     assert len({row.name for row in ROWS}) == len(ROWS)
+    assert {row.name for row in ROWS} == recorded_answers().keys(), AGAIN
     assert {row.function for row in ROWS} <= set(public_functions())
 
 

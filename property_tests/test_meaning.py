@@ -78,7 +78,7 @@ def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batc
     old = {name: tensor.detach() + 1 for name, tensor in module_tensors(state.model).items()}
     at = attrs.evolve(state.timestamp, batch=batch)
     state = state.evolve(outputs=outputs, timestamp=at).with_average(algorithm.name, old)
-    state = state.remember(algorithm.name, {"count": 1, "seen": 0})
+    state = state.remember(algorithm.name, dict(case.memory)) if case.memory else state
     event = where(case, algorithm)
     acts = algorithm.match(event, state)
 
@@ -98,12 +98,17 @@ def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batc
 @given(data=st.data())
 def test_an_algorithm_shows_its_hyperparameters(case, data):
     algorithm = data.draw(case.instances)
-    shown = [f"{name}={value!r}" for name, value in hyperparameters_of(algorithm).items()]
+    shown = {
+        name: getattr(value, "__name__", repr(value))
+        for name, value in hyperparameters_of(algorithm).items()
+    }
 
-    assert repr(algorithm) == f"{case.name}({', '.join(shown)})"
+    listed = ", ".join(f"{name}={value}" for name, value in shown.items())
+    assert repr(algorithm) == f"{case.name}({listed})"
 
 
-OF_TRAINING = [one for one in ALGORITHMS if Event.EVAL_BATCH_START not in one.example.events]
+OF_EVALUATIONS = {Event.EVAL_BATCH_START, Event.EVAL_BEFORE_FORWARD}
+OF_TRAINING = [one for one in ALGORITHMS if not OF_EVALUATIONS & one.example.events]
 
 
 @pytest.mark.parametrize("case", OF_TRAINING, ids=repr)

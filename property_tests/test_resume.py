@@ -49,12 +49,13 @@ from composable.optim import cosine, linear
 from composable.utils.reproducibility import seed_context
 from tests.support.algorithm_cases import algorithm_sets, cases_on
 from tests.support.algorithms import Draws, six_algorithms
+from tests.support.campaign import FULL, drawn
 from tests.support.data import NoisyExamples, batches, examples, stream
 from tests.support.models import CLASSES, conv_net, mlp, same
 from tests.support.observers import MONITORS
 from tests.support.outcomes import differences, left_by
 from tests.support.runs import PROBLEMS, VISION, adam, plain_loop, sgd, trained
-from tests.support.strategies import few, fewer, fewest
+from tests.support.strategies import few, fewer, single
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning"),
@@ -158,7 +159,8 @@ def logged(logger: InMemoryLogger) -> list[Any]:
     ]
 
 
-points = st.integers(1, POINTS)
+points = st.integers(0, POINTS - 1).map(lambda number: (number + POINTS // 2) % POINTS + 1)
+"""The simplest is amid an epoch in the middle of the run."""
 EACH = [(problem, one) for problem in PROBLEMS for one in cases_on(problem)]
 sets = st.sampled_from(PROBLEMS).flatmap(
     lambda problem: st.tuples(st.just(problem), algorithm_sets(problem))
@@ -176,10 +178,10 @@ def test_resumed_run_equals_the_uninterrupted_run(at, chosen):
 
 
 @pytest.mark.parametrize(("problem", "case"), EACH, ids=str)
-@fewest
+@single
 @given(data=st.data())
 def test_run_with_each_algorithm_resumes(problem, case, data):
-    at, algorithm = data.draw(points), data.draw(case.instances)
+    at, algorithm = data.draw(points), data.draw(case.instances) if FULL else case.example
     check_resuming(at, problem=lambda: problem, algorithms=lambda: [algorithm])
 
 
@@ -198,7 +200,7 @@ def test_run_that_ends_with_its_best_weights_resumes(at, metric, mode):
     )
 
 
-@pytest.mark.parametrize("at", range(1, POINTS + 1))
+@pytest.mark.parametrize("at", drawn(range(1, POINTS + 1), 6))
 def test_run_resumes_from_every_point(at):
     check_resuming(at, algorithms=six_algorithms, loader=lambda: with_generator(shuffle=True))
 
@@ -387,7 +389,7 @@ RUNS: dict[str, dict[str, Build]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-@fewest
+@single
 @given(at=points)
 def test_every_kind_of_run_resumes(name, at):
     check_resuming(at, **{**combination(MixUp(0.4), EMA("2ba")), **RUNS[name]})

@@ -22,7 +22,6 @@ from tests.checkpoint.sharding import divisions, regions, shard, together
 from tests.checkpoint.trees import same, tensors, trees
 
 SIZES = st.sampled_from([2, 3, 4])
-storable = st.lists(tensors.filter(lambda t: t.dtype != torch.complex128), min_size=1, max_size=4)
 
 
 def write_divided(draw, folder, tensors, data, size):

@@ -11,6 +11,7 @@ from composable import SplitLossError
 from composable.algorithms import LabelSmoothing, MixUp
 from composable.distributed import DDP
 from property_tests.test_accumulation import gradients_of
+from tests.support.campaign import each_once
 from tests.support.losses import OF_TORCH, RECOGNIZED, REFUSED, WEIGHTS, WITH_EFFECTS
 from tests.support.models import weights
 from tests.support.runs import make_trainer
@@ -89,8 +90,7 @@ SPLITS = [
 ]
 
 
-@pytest.mark.parametrize("split", SPLITS, ids=str)
-@pytest.mark.parametrize("name", {**REFUSED, **WITH_EFFECTS})
+@pytest.mark.parametrize(("name", "split"), each_once([*REFUSED, *WITH_EFFECTS], SPLITS), ids=str)
 def test_refusal_comes_before_any_weight_changes_and_names_the_cures(name, split):
     loss, trained = {**REFUSED, **WITH_EFFECTS}[name], model()
     _, parts, options = whole_and_parts([7, 6], split)
@@ -102,8 +102,7 @@ def test_refusal_comes_before_any_weight_changes_and_names_the_cures(name, split
     assert_close(weights(trained), weights(model()), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", [*OF_TORCH, *RECOGNIZED])
-@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize(("name", "split"), each_once([*OF_TORCH, *RECOGNIZED], SPLITS), ids=str)
 def test_losses_in_bfloat16_are_those_of_the_whole_to_rounding(name, split):
     whole, parts, options = whole_and_parts([7, 6], split, dtype=torch.float32)
     single = {"loss_fn": LOSSES[name], "precision": "amp_bf16", "max_duration": "1ba"}

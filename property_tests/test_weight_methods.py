@@ -85,6 +85,7 @@ def beside_sam(case):
 
 @few
 @pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+@pytest.mark.filterwarnings("ignore::composable.IdleAlgorithmWarning")  # the run is short
 @given(
     seed=seeds,
     split=splits,

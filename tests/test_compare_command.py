@@ -82,6 +82,7 @@ def test_all_options_reach_compare(script, called):
         run(
             f"{script}:other", "--arms", "pairs", "--arm", "mixup=[MixUp(alpha=STRENGTH)]",
             "--baseline", "both", "--target", "0.97", "--mode", "max", "--durations", "2ep,4ep",
+            "--data-amounts", "0.1,20",
             "--tune", "lr=0.01,0.1", "--tune", "mixup:alpha=0.1,0.2", "--seeds", "7",
             "--tuning-seeds", "3", "--tuning-metric", "validation/loss", "--split-evaluation",
             "--leave-one-out", "--add-one-in", "--extend", "--no-repeat",
@@ -103,6 +104,7 @@ def test_all_options_reach_compare(script, called):
         "target": 0.97,
         "mode": "max",
         "durations": ["2ep", "4ep"],
+        "data_amounts": [0.1, 20],
         "tune": {"lr": [0.01, 0.1], "mixup": {"alpha": [0.1, 0.2]}},
         "seeds": 7,
         "tuning_seeds": 3,
@@ -139,6 +141,7 @@ def test_all_options_reach_compare(script, called):
             ["SCRIPT", "--durations", "2ep", "--durations", "4ep"],
             "'baseline' has schedules already",
         ),
+        (["SCRIPT", "--data-amounts", "0.1,all"], "'0.1,all' must be numbers, such as"),
         (["SCRIPT", "--tune", "lr"], "--tune 'lr' must be NAME=VALUES"),
         (["SCRIPT", "--tune", "none:lr=1"], "'none' must be one of the arms"),
         (["SCRIPT", "--tune", "lr=1", "--tune", "lr=2"], "--tune 'lr=2': another --tune has"),

@@ -8,14 +8,6 @@ from torch.utils.data import Subset
 from examples.everything import TASKS, digest, train
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(
     ("name", "epochs", "share", "at_least"), [("images", 2, 2, 0.5), ("language", 1, 4, 0.2)]
 )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import composable.functional as F
 from tests.support.cases import Case, InvalidSets, all_cases
+from tests.support.folded import folded
 from tests.support.invalid import NO_NAME, Invalid
 
 ALLOWS = ("must", "need", "give", "Give", "use", "Use", "write", "fit", "a time is", "is at least")
@@ -55,7 +56,6 @@ def call(function: Call, arguments: Mapping[str, Any]) -> Any:
 
 
 TARGETS = {t.callable.__name__: t for case in all_cases() for t in targets(case)}
-ARGUMENTS = [(name, argument) for name, target in TARGETS.items() for argument in target.invalid]
 SETS = [(name, *one) for name, target in TARGETS.items() for one in target.sets]
 
 
@@ -76,7 +76,8 @@ def test_a_case_has_invalid_values_of_no_argument_that_does_not_exist(case):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
+@pytest.mark.parametrize("name", TARGETS)
+@folded("argument", lambda name: TARGETS[name].invalid)
 def test_every_invalid_value_is_refused_by_the_name_of_its_argument(name, argument):
     target = TARGETS[name]
     for value in target.invalid[argument]:
@@ -98,7 +99,7 @@ def test_arguments_that_are_invalid_together_are_refused(name, given, message):
 
 
 @pytest.mark.parametrize("case", [one for one in all_cases() if one.algorithm], ids=repr)
-@pytest.mark.parametrize("name", NO_NAME)
+@folded("name", NO_NAME)
 def test_the_name_of_an_algorithm_is_a_word(case, name):
     with pytest.raises((TypeError, ValueError), match="name"):
         case.algorithm.kind(**case.algorithm.valid(), name=name)

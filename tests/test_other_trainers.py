@@ -27,6 +27,7 @@ from composable.callbacks import EarlyStopper
 from composable.core.results import Results
 from composable.trainer.options import TrainerOptions
 from tests.support.data import batches
+from tests.support.folded import folded
 from tests.support.models import linear
 from tests.support.other_trainers import NAMES, names
 from tests.support.runs import make_trainer
@@ -74,7 +75,7 @@ def test_the_tables_mark_code():
     )
 
 
-@pytest.mark.parametrize("name", METRICS)
+@folded("name", METRICS)
 def test_an_unknown_result_gets_an_advice(name):
     message = as_text(METRICS[name])
     with pytest.raises(KeyError, match=re.escape(message)):
@@ -121,7 +122,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("advice", dict.fromkeys(EVERY))
+@folded("advice", dict.fromkeys(EVERY))
 def test_what_an_advice_names_exists(advice):
     for target in targets(advice):
         if target == "trainer.logger":  # set in the constructor
@@ -142,7 +143,7 @@ def test_no_entry_is_a_name_that_exists():
         assert set(CLASSES) & set(import_module(f"composable.{package}").__all__) == set()
 
 
-@pytest.mark.parametrize("name", ARGUMENTS)
+@folded("name", ARGUMENTS)
 def test_trainer_advises_on_an_argument(name):
     with pytest.raises(TypeError) as caught:
         Trainer(linear(), **{name: 1})
@@ -152,13 +153,13 @@ def test_trainer_advises_on_an_argument(name):
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
+@folded("name", METHODS)
 def test_trainer_advises_on_a_method(name):
     with pytest.raises(AttributeError, match=re.escape(as_text(METHODS[name]))):
         getattr(make_trainer(), name)
 
 
-@pytest.mark.parametrize("name", STATE)
+@folded("name", STATE)
 def test_state_advises_on_a_field(name):
     with pytest.raises(AttributeError, match=re.escape(as_text(STATE[name]))):
         getattr(State(linear()), name)
@@ -185,7 +186,7 @@ def test_error_of_a_property_is_its_own():
 
 
 @pytest.mark.parametrize("package", ["composable.callbacks", "composable.algorithms"])
-@pytest.mark.parametrize("name", CLASSES)
+@folded("name", CLASSES)
 def test_packages_advise_on_a_class(package, name):
     with pytest.raises(ImportError, match=re.escape(as_text(CLASSES[name]))):
         exec(f"from {package} import {name}")
@@ -196,7 +197,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name"), [*CASES, ("MixUp", "input_key"), ("EMA", "target_key")])
+@folded("kind,name", [*CASES, ("MixUp", "input_key"), ("EMA", "target_key")])
 def test_classes_advise_on_an_argument(kind, name):
     cls = getattr(composable.algorithms, kind, None) or getattr(composable.callbacks, kind)
     advice = {**CLASS_ARGUMENTS["Algorithm"], **CLASS_ARGUMENTS[kind]}[name]

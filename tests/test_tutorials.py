@@ -16,6 +16,16 @@ from tests.support.cases import ROOT
 
 TINY = {
     "digits": {"EPOCHS": 1, "RATES": (0.1,), "SEEDS": range(1)},
+    "fine_tuning": {
+        "PRETRAINING": 2,
+        "STEPS": 4,
+        "FILES": 1,
+        "LENGTH": 32,
+        "SIZES": {
+            **{"hidden_size": 16, "intermediate_size": 16},
+            **{"num_hidden_layers": 1, "num_attention_heads": 2},
+        },
+    },
     "loops": {"EPOCHS": 1},
     "own_method": {"EPOCHS": [1, 2], "SEEDS": 2},
     "small_gpt": {"STEPS": 3, "VOCABULARY": 300, "WIDTH": 32, "FOLDERS": ("optim",)},

@@ -31,5 +31,5 @@ def _studies() -> Iterator[str]:
     for study in evidence.STUDIES:
         anchor = re.sub(r"[^\w-]", "", study.title.lower().replace(" ", "-"))
         yield from (f"### [{study.title}](evidence.md#{anchor})", "")
-        alt = f"{study.title}: the metric against seconds of training"
+        alt = evidence.caption(study)
         yield from (f"![{alt}](evidence/{study.name}/plot.svg)", "")

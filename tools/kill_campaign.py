@@ -304,11 +304,11 @@ def kill_back_ends(kills: int, seed: int) -> tuple[int, list[str]]:
     draw, wrong = random.Random(seed), []
     for number in itertools.count(1):
         with TemporaryDirectory() as scratch:
+            moments = []
             for batch in sorted(draw.sample(range(1, logged_run.BATCHES), 3)):
                 wait = "" if draw.random() < 0.5 else f" {draw.uniform(0.001, 0.6):.3f}"
-                moment = f"{draw.choice(MOMENTS)} {batch}{wait}"
-                kills -= log_in_a_process(Path(scratch), moment) == -signal.SIGKILL
-            log_in_a_process(Path(scratch), "end")
+                moments.append(f"{draw.choice(MOMENTS)} {batch}{wait}")
+            kills -= log_in_processes(Path(scratch), [*moments, "end"])
             wrong += [f"run {number}: {line}" for line in wrong_steps(Path(scratch))]
         if kills <= 0:
             return number, wrong
@@ -331,10 +331,11 @@ def wrong_steps(folder: Path) -> list[str]:
     ]
 
 
-def log_in_a_process(folder: Path, moment: str) -> int:
-    """Start or resume the run of the back ends."""
-    command = [sys.executable, "-m", "tests.support.logged_run", str(folder), moment, "0.3"]
-    return subprocess.run(command, check=False).returncode
+def log_in_processes(folder: Path, moments: Sequence[str]) -> int:
+    """Start and resume the run of the back ends, and return how often it was killed."""
+    command = [sys.executable, "-m", "tests.support.logged_run", str(folder), "0.3", *moments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout.split().count(str(-signal.SIGKILL))
 
 
 def main() -> int:

@@ -9,7 +9,15 @@ from torch.autograd import forward_ad
 
 from composable._support.checks import check_tensor
 
-__all__ = ["check_spatial", "is_dense", "laid_out_like", "may_write_out", "select_rows", "take"]
+__all__ = [
+    "check_spatial",
+    "is_dense",
+    "laid_out_like",
+    "may_write_out",
+    "reflected",
+    "select_rows",
+    "take",
+]
 
 
 def laid_out_like(tensor: Tensor, images: Tensor) -> Tensor:
@@ -58,6 +66,12 @@ def may_write_out(tensor: Tensor) -> bool:
     recorded = tensor.requires_grad and torch.is_grad_enabled()
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return not (recorded or wrapped or forward_ad._current_level >= 0)
+
+
+def reflected(places: Tensor, length: int) -> Tensor:
+    """Reflect places outside of a line into it; its ends are not repeated."""
+    last = length - 1
+    return last - (last - places % max(2 * last, 1)).abs()
 
 
 def take(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:

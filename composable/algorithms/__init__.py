@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from composable.algorithms.colout import ColOut as ColOut
     from composable.algorithms.cutmix import CutMix as CutMix
     from composable.algorithms.cutout import CutOut as CutOut
+    from composable.algorithms.dropout import Dropout as Dropout
     from composable.algorithms.ema import EMA as EMA
     from composable.algorithms.exclusive_self_attention import (
         ExclusiveSelfAttention as ExclusiveSelfAttention,
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from composable.algorithms.ghost_batchnorm import GhostBatchNorm as GhostBatchNorm
     from composable.algorithms.gradient_clipping import GradientClipping as GradientClipping
     from composable.algorithms.gyro_dropout import GyroDropout as GyroDropout
+    from composable.algorithms.initialize_convolutions import (
+        InitializeConvolutions as InitializeConvolutions,
+    )
     from composable.algorithms.initialize_projections import (
         InitializeProjections as InitializeProjections,
     )
@@ -40,25 +44,32 @@ if TYPE_CHECKING:
     from composable.algorithms.mixup import MixUp as MixUp
     from composable.algorithms.ngram_embeddings import NGramEmbeddings as NGramEmbeddings
     from composable.algorithms.no_op_model import NoOpModel as NoOpModel
+    from composable.algorithms.paired_augment import PairedAugment as PairedAugment
     from composable.algorithms.partial_key_offset import PartialKeyOffset as PartialKeyOffset
     from composable.algorithms.prefix_tokens import PrefixTokens as PrefixTokens
     from composable.algorithms.progressive_resizing import (
         ProgressiveResizing as ProgressiveResizing,
     )
+    from composable.algorithms.proxy_filter import ProxyFilter as ProxyFilter
     from composable.algorithms.qk_norm import QKNorm as QKNorm
     from composable.algorithms.randaugment import RandAugment as RandAugment
+    from composable.algorithms.random_translation import RandomTranslation as RandomTranslation
     from composable.algorithms.rotary import Rotary as Rotary
     from composable.algorithms.sam import SAM as SAM
     from composable.algorithms.selective_backprop import SelectiveBackprop as SelectiveBackprop
     from composable.algorithms.seq_length_warmup import SeqLengthWarmup as SeqLengthWarmup
     from composable.algorithms.skip_connections import SkipConnections as SkipConnections
     from composable.algorithms.smear import Smear as Smear
+    from composable.algorithms.snapshot_distillation import (
+        SnapshotDistillation as SnapshotDistillation,
+    )
     from composable.algorithms.softcap_logits import SoftcapLogits as SoftcapLogits
     from composable.algorithms.split_head import SplitHead as SplitHead
     from composable.algorithms.squared_relu import SquaredReLUs as SquaredReLUs
     from composable.algorithms.squeeze_excite import SqueezeExcite as SqueezeExcite
     from composable.algorithms.stochastic_depth import StochasticDepth as StochasticDepth
     from composable.algorithms.swa import SWA as SWA
+    from composable.algorithms.tta import TTA as TTA
     from composable.algorithms.value_embeddings import ValueEmbeddings as ValueEmbeddings
     from composable.algorithms.weight_standardization import (
         WeightStandardization as WeightStandardization,

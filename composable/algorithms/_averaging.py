@@ -19,7 +19,8 @@ class WeightAverage(Algorithm):
     """Evaluate and predict with an average of the weights, and train with the weights themselves.
 
     `state.averages[name]` holds the average, by the names of parameters and buffers, in float32 for
-    16-bit weights. A subclass updates it, and adds the events of its updates to `EVALUATES`.
+    16-bit weights. Frozen parameters, such as those of a model with adapters, are not among them. A
+    subclass updates it, and adds the events of its updates to `EVALUATES`.
     """
 
     EVALUATES = frozenset({Event.EVAL_START, Event.PREDICT_START})
@@ -39,15 +40,23 @@ class WeightAverage(Algorithm):
         """Return the state with the averaged weights."""
         return state.evolve(model=self.averaged_model(state))
 
-    @staticmethod
-    def weights_of(state: State) -> dict[str, Tensor]:
-        """Return the parameters and buffers of the model, by name."""
-        return {**dict(state.model.named_parameters()), **dict(state.model.named_buffers())}
+    def weights_of(self, state: State) -> dict[str, Tensor]:
+        """Return the parameters that are trained or averaged already, and the buffers, by name."""
+        averaged = state.averages.get(self.name, ())
+        parameters = state.model.named_parameters()
+        trained = {name: p for name, p in parameters if p.requires_grad or name in averaged}
+        return {**trained, **dict(state.model.named_buffers())}
 
-    @classmethod
-    def first_average(cls, state: State) -> dict[str, Tensor]:
-        """Copy the weights, 16-bit ones to float32: their average would stall within rounding."""
-        return {name: _precise_copy(tensor) for name, tensor in cls.weights_of(state).items()}
+    def average_of(self, state: State) -> dict[str, Tensor]:
+        """Return the average so far; weights that are new in it have their current values.
+
+        16-bit weights are copied to float32: their average would stall within rounding.
+        """
+        averaged = state.averages.get(self.name, {})
+        return {
+            name: averaged[name] if name in averaged else _precise_copy(tensor)
+            for name, tensor in self.weights_of(state).items()
+        }
 
 
 def _precise_copy(tensor: Tensor) -> Tensor:

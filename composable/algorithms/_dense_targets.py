@@ -1,11 +1,13 @@
-"""Targets with a value for each pixel, where a method can't move them with the images."""
+"""Targets with a value for each pixel: moved with the images, or refused."""
+
+from collections.abc import Callable
 
 from torch import Tensor
 
 from composable._support.spatial import is_dense
 from composable.core.state import State
 
-__all__ = ["check_no_dense_targets"]
+__all__ = ["check_no_dense_targets", "move_pixels"]
 
 
 def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
@@ -31,3 +33,12 @@ def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
             raise ValueError(
                 f"{problem} targets {tuple(one.shape)} that have a value for each pixel; {fix}."
             )
+
+
+def move_pixels(state: State, move: Callable[[Tensor], Tensor]) -> State:
+    """Apply a function to the images of the batch, and to targets with a value for each pixel."""
+    images, targets = state.inputs, state.targets
+    parts = {"inputs": move(images)}
+    if isinstance(targets, Tensor) and is_dense(targets, images.shape[2:]):
+        parts["targets"] = move(targets)
+    return state.with_batch(**parts)

@@ -1,14 +1,16 @@
 """Alternating flip, as an algorithm."""
 
+from functools import partial
+
 import attrs
-from torch import Tensor
 
 from composable._support.checks import check_tensor
-from composable._support.spatial import is_dense
+from composable.algorithms._by_example import draw_of_examples
+from composable.algorithms._dense_targets import move_pixels
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
-from composable.data.indexed import check_index_key, indices_of
+from composable.data.indexed import check_index_key
 from composable.functional import apply_alternating_flip, draw_alternating_flip
 
 __all__ = ["AlternatingFlip"]
@@ -35,15 +37,6 @@ class AlternatingFlip(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Flip some images of the batch."""
-        images, targets = state.inputs, state.targets
-        check_tensor("inputs", images)
-        key = state.key.of_step or state.key  # flips must not depend on the place in a step
-        draw = draw_alternating_flip(
-            indices_of(state.batch, self.index_key, self.name),
-            epoch=state.timestamp.epoch,
-            seed=key.fold(self.name).seed >> 1,
-        )
-        parts = {"inputs": apply_alternating_flip(images, draw)}
-        if isinstance(targets, Tensor) and is_dense(targets, images.shape[2:]):
-            parts["targets"] = apply_alternating_flip(targets, draw)
-        return state.with_batch(**parts)
+        check_tensor("inputs", state.inputs)
+        draw = draw_alternating_flip(**draw_of_examples(state, self.name, self.index_key))
+        return move_pixels(state, partial(apply_alternating_flip, draw=draw))

@@ -40,8 +40,8 @@ class EMA(WeightAverage):
     """Evaluate and predict with averaged weights: see `composable.functional.ema`.
 
     Training continues with the original weights. `state.averages[name]` holds the average, in
-    float32 for 16-bit weights. After `fit`, the model holds the averaged weights; a further `fit`
-    continues with the original ones.
+    float32 for 16-bit weights and without frozen ones. After `fit`, the model holds the averaged
+    weights; a further `fit` continues with the original ones.
 
     Args:
         half_life: Time after which the weight of a past value halves, in batches or epochs.
@@ -133,8 +133,7 @@ class EMA(WeightAverage):
         """Return the state with the average as its weights, or a blend of both."""
         if self.blend == 1:
             return super().evaluate(state)
-        average = state.averages[self.name]
-        blended = ema(average, self.weights_of(state), smoothing=self.blend)
+        blended = ema(self.average_of(state), self.weights_of(state), smoothing=self.blend)
         return state.evolve(model=with_tensors(state.model, blended))
 
     def remark(self, state: State) -> Remark | None:
@@ -165,9 +164,9 @@ class EMA(WeightAverage):
         """Update the average, or replace the weights of the model for an evaluation."""
         if event in self.EVALUATES:
             return self.evaluate(state)
-        average = state.averages.get(self.name)
-        if average is None:
-            return state.with_average(self.name, self.first_average(state))
+        average = self.average_of(state)
+        if self.name not in state.averages:
+            return state.with_average(self.name, average)
         new = ema(average, self.weights_of(state), smoothing=self.share_kept)
         return state.with_average(self.name, new)
 

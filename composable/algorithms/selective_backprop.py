@@ -6,11 +6,10 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.functional import interpolate
 
 from composable._support.checks import check_order
-from composable._support.generators import preserving_generators
+from composable.algorithms._scoring import example_losses
 from composable.algorithms._validators import in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -92,23 +91,9 @@ class SelectiveBackprop(Algorithm):
         """Compute the loss of each example, without side effects."""
         if self.scale_factor < 1:
             state = state.with_batch(inputs=_shrink(state.inputs, self.scale_factor))
-        with torch.no_grad(), preserving_generators([state.device]) as seed:
-            # A separate stream: scores must not depend on earlier draws.
-            seed(state.key.fold(self.name, "score", state.timestamp.batch).seed)
-            buffers = {name: b.clone() for name, b in state.model.named_buffers()}
-
-            def model(*args: Any, **kwargs: Any) -> Any:
-                return functional_call(state.model, buffers, args, kwargs)
-
-            with state.precision.autocast(state.device):
-                batch = state.precision.cast(state.batch)
-                outputs = state.model_call(model, batch, state.batch_spec)
-                return _per_example(state.loss_fn, outputs, state.batch)
-
-
-def _per_example(loss_fn: Any, outputs: Any, batch: Any) -> Tensor:
-    losses: Tensor = loss_fn.per_example(outputs, batch)
-    return losses
+        buffers = {name: b.clone() for name, b in state.model.named_buffers()}
+        with torch.no_grad():
+            return example_losses(state, state.model, buffers, self.name)
 
 
 def _shrink(inputs: Any, scale_factor: float) -> Tensor:

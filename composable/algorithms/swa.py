@@ -201,11 +201,8 @@ class SWA(WeightAverage):
         return lambda rate: target * share + rate * (1 - share)
 
     def _update(self, state: State) -> State:
-        average, current = state.averages.get(self.name), self.weights_of(state)
-        if average is None:
-            average, count = self.first_average(state), 0
-        else:
-            count = state.memory[self.name]["count"]
+        average, current = self.average_of(state), self.weights_of(state)
+        count = state.memory[self.name]["count"] if self.name in state.averages else 0
         state = state.with_average(self.name, swa(average, current, count))
         return state.remember(self.name, {"count": count + 1, "seen": 0})
 

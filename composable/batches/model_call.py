@@ -20,6 +20,7 @@ __all__ = [
     "CalledModel",
     "ModelCall",
     "NamedOutputs",
+    "base_model_of",
     "batch_spec_of",
     "call_for_logits",
     "call_with_batch",
@@ -27,6 +28,7 @@ __all__ = [
     "call_with_keywords",
     "call_with_return_loss",
     "explain_dtype",
+    "has_adapters",
     "is_transformers_model",
     "keyword_call_of",
     "logits_of",
@@ -36,7 +38,8 @@ __all__ = [
 
 ModelCall: TypeAlias = Callable[[Any, Any, BatchSpec], Any]
 
-_PRETRAINED = frozenset({"transformers.PreTrainedModel", "peft.PeftModel"})
+_WITH_ADAPTERS = frozenset({"peft.PeftModel"})
+_PRETRAINED = _WITH_ADAPTERS | {"transformers.PreTrainedModel"}
 _OUTPUTS = frozenset({"transformers.ModelOutput"})
 
 
@@ -72,7 +75,7 @@ def call_with_return_loss(model: Any, batch: Any, spec: BatchSpec) -> Any:
 
 def keyword_call_of(model: nn.Module) -> ModelCall:
     """Return the call by which a model computes its loss."""
-    requested = "return_loss" in inspect.signature(model.forward).parameters
+    requested = "return_loss" in inspect.signature(base_model_of(model).forward).parameters
     return call_with_return_loss if requested else call_with_keywords
 
 
@@ -176,6 +179,17 @@ def is_transformers_model(model: nn.Module | type) -> bool:
     return _is_of(model, _PRETRAINED)
 
 
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether a model is PEFT's wrapper of one."""
+    return _is_of(model, _WITH_ADAPTERS)
+
+
+def base_model_of(model: nn.Module) -> nn.Module:
+    """Return the model inside PEFT's wrapper; another model as it is."""
+    base: nn.Module = model.get_base_model() if has_adapters(model) else model  # type: ignore[operator]
+    return base
+
+
 def _is_of(value: Any, classes: frozenset[str]) -> bool:
     """Return whether a value, or a class, is of one of the classes, which need not be imported."""
     bases = (value if isinstance(value, type) else type(value)).__mro__
@@ -213,7 +227,8 @@ def batch_spec_of(
     if isinstance(own, BatchSpec):
         defaults, layout = (own.input_key, own.target_key), layout or own.batch_layout
     if is_transformers_model(model):
-        answers = "start_positions" in inspect.signature(model.forward).parameters
+        base = base_model_of(model)
+        answers = "start_positions" in inspect.signature(base.forward).parameters
         targets = ("start_positions", "end_positions") if answers else "labels"
         defaults = getattr(model, "main_input_name", "input_ids"), targets
     given = input_key, target_key

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.paths import open_to_write, replacing
-from composable.batches.model_call import is_transformers_model
+from composable.batches.model_call import has_adapters, is_transformers_model
 from composable.checkpoint.atomic import new_folder
 from composable.checkpoint.errors import CheckpointExistsError, UnsavableError
 from composable.checkpoint.safetensors import DTYPES, write_tensors
 from composable.distributed.processes import Processes
+from composable.functional import batch_norm_statistics
 
 __all__ = ["export_weights"]
 
@@ -76,7 +78,8 @@ def _write_folder(model: nn.Module, weights: dict[str, Tensor], path: Path) -> N
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_folder(path) as partial:
         inner.save_pretrained(partial, state_dict={n: t.cpu() for n, t in own.items()})
-        _check_folder(inner, own, partial, path)
+        check = _check_adapter if has_adapters(inner) else _check_folder
+        check(inner, own, partial, path)
 
 
 def _transformers_model(model: nn.Module, path: Path) -> tuple[Any, str]:
@@ -106,3 +109,32 @@ def _check_folder(inner: Any, weights: dict[str, Tensor], folder: Path, path: Pa
             f"one, which differs in {name}; export to a file that ends in {_SUFFIX!r}, and load it "
             f"into the changed model. Nothing was written to {path}."
         )
+
+
+def _check_adapter(inner: Any, weights: dict[str, Tensor], folder: Path, path: Path) -> None:
+    """Check that the folder of adapters has all that was trained.
+
+    It is loaded into the base model as that was before the training.
+    """
+    from peft import get_peft_model_state_dict  # an extra
+
+    tensors = inner.state_dict(keep_vars=True)
+    saved: set[int] = set()
+    for adapter in inner.peft_config:
+        found = get_peft_model_state_dict(inner, state_dict=tensors, adapter_name=adapter)
+        saved.update(map(id, found.values()))
+    for name, tensor in _trained(inner.get_base_model()):
+        if id(tensor) not in saved:
+            raise UnsavableError(
+                f"{path} would have the adapters alone, and {name} of the base model was trained, "
+                "too: name its module in modules_to_save of the PEFT config, freeze it, or export "
+                f"to a file that ends in {_SUFFIX!r}. Nothing was written."
+            )
+
+
+def _trained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield what training changes: parameters that are not frozen, statistics of batch norms."""
+    yield from ((name, one) for name, one in model.named_parameters() if one.requires_grad)
+    for name in batch_norm_statistics(model):
+        if model.get_submodule(name.rpartition(".")[0]).training:
+            yield name, model.get_buffer(name)

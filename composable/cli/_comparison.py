@@ -82,6 +82,7 @@ def _arguments(options: argparse.Namespace, script: ModuleType) -> dict[str, Any
         "tuning_metric": options.tuning_metric,
         "split_evaluation": options.split_evaluation,
         "durations": parse_durations(options.durations, options.baseline or "baseline"),
+        "data_amounts": parse_amounts(options.data_amounts),
         "tune": parse_tune(options.tune, list(arms)),
         "seeds": options.seeds,
         "tuning_seeds": options.tuning_seeds,
@@ -249,6 +250,18 @@ def parse_durations(texts: list[str], baseline: str) -> list[str] | dict[str, li
         found[name] = _items(times)
         named = named or bool(equals)
     return found if named else found.get(baseline)
+
+
+def parse_amounts(text: str | None) -> list[float] | None:
+    """Return the amounts of training data, such as those of "0.1,1".
+
+    Raises:
+        UsageError: One of them is not a number.
+    """
+    amounts = None if text is None else [_value(one) for one in _items(text)]
+    if amounts is not None and not all(isinstance(one, (int, float)) for one in amounts):
+        raise UsageError(f"--data-amounts {text!r} must be numbers, such as 0.1,0.3,1.")
+    return amounts
 
 
 def parse_tune(texts: list[str], arms: list[str]) -> dict[str, Any] | None:

@@ -98,6 +98,11 @@ def _extent(group: Any) -> None:
         "quarter, a half and the whole of the Trainer's max_duration, or those of the baseline",
     )
     group.add_argument(
+        "--data-amounts",
+        metavar="AMOUNTS",
+        help="compare amounts of training data in the place of time, such as shares 0.1,0.3,1",
+    )
+    group.add_argument(
         "--tune",
         metavar="[ARM:]NAME=VALUES",
         action="append",

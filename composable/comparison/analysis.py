@@ -5,14 +5,17 @@ Costs are those of the measured steps, so that a busy machine does not decide.
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import product
 from math import exp, isfinite, log, sqrt
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from composable.comparison.axis import axis_of
+from composable.comparison.best_epoch import stop_at_best
 from composable.comparison.cost import process_seconds
-from composable.comparison.records import Protocol, StepCost, Study, TrialResult
+from composable.comparison.records import AMOUNT, Protocol, StepCost, Study, TrialResult
 from composable.comparison.statistics import (
     CONTRAST,
     CostCurve,
@@ -39,6 +42,7 @@ from composable.comparison.verdict import (
     Quality,
     SpeedupAt,
     judge,
+    show_number,
 )
 from composable.core.time import Time, TimeUnit
 
@@ -55,11 +59,11 @@ def analyze(study: Study) -> Analysis:
             metric is not logged.
     """
     protocol, runs = study.protocol, _runs_of(study)
-    _check_baseline(protocol, runs)
+    _check_baseline(study, runs)
     drafts = {arm: _draft(study, arm, runs) for arm in protocol.arms if arm in runs}
     compared = [arm for arm, draft in drafts.items() if draft.role == "arm"]
     for arm, p in zip(compared, holm([drafts[arm].p for arm in compared]), strict=True):
-        drafts[arm] = judge(drafts[arm], protocol.target, p, len(compared))
+        drafts[arm] = judge(drafts[arm], protocol.target, p, len(compared), axis_of(protocol))
     noise = drafts[protocol.repeated].speedup if protocol.repeated in drafts else None
     notes = list(protocol.notes)
     if noise is not None and noise.p is not None and noise.p < LEVEL:
@@ -75,32 +79,40 @@ def analyze(study: Study) -> Analysis:
 
 # --- runs ---
 
-Runs = dict[str, dict[int, TrialResult]]
-"""The reporting trials of an arm by duration, from the shortest on, and seed."""
+Runs = dict[str | float, dict[int, TrialResult]]
+"""The reporting trials of an arm by duration, from the shortest on, or amount of data; and seed."""
 
 
 def _runs_of(study: Study) -> dict[str, Runs]:
-    found: dict[tuple[str, str], dict[int, TrialResult]] = {}
+    protocol, amounts = study.protocol, study.protocol.data_amounts
+    found: dict[tuple[str, str | float | None], dict[int, list[TrialResult]]] = {}
     for result in sorted(study.reported, key=lambda one: one.trial.seed):
         trial = result.trial
-        seeds = found.setdefault((trial.arm, trial.duration), {})
-        if trial.seed in seeds:
+        place = trial.data_amount if amounts else trial.duration
+        runs = found.setdefault((trial.arm, place), {}).setdefault(trial.seed, [])
+        if any(one.trial.duration == trial.duration for one in runs):
             raise ValueError(
                 f"study has two reporting results of arm {trial.arm!r}, duration "
                 f"{trial.duration!r} and seed {trial.seed}: each run counts once."
             )
-        seeds[trial.seed] = result
-    arms = {
-        arm: {one: found[arm, one] for one in durations if (arm, one) in found}
-        for arm, durations in study.protocol.schedules.items()
+        runs.append(result)
+    arms: dict[str, Runs] = {
+        arm: {
+            one: {seed: stop_at_best(protocol, runs) for seed, runs in found[arm, one].items()}
+            for one in amounts or durations
+            if (arm, one) in found
+        }
+        for arm, durations in protocol.schedules.items()
     }
     return {arm: runs for arm, runs in arms.items() if runs}
 
 
-def _check_baseline(protocol: Protocol, runs: Mapping[str, Runs]) -> None:
+def _check_baseline(study: Study, runs: Mapping[str, Runs]) -> None:
     """Check that the baseline has results, of the metric."""
+    protocol = study.protocol
     baseline = [run for seeds in runs.get(protocol.baseline, {}).values() for run in seeds.values()]
-    names = {name for run in baseline for one in run.curve for name in one.metrics}
+    every = (one for one in study.reported if one.trial.arm == protocol.baseline)
+    names = {name for run in every for one in run.curve for name in one.metrics}
     if names and protocol.metric not in names:
         raise ValueError(
             f"metric={protocol.metric!r} must be the name of a logged result: one of "
@@ -128,8 +140,10 @@ def _schedules(
     protocol: Protocol, arm: str, runs: Runs, costs: Sequence[StepCost]
 ) -> list[Quality]:
     schedules = []
-    for duration, seeds in runs.items():
+    for place, seeds in runs.items():
+        amount = None if isinstance(place, str) else place
         every = list(seeds.values())
+        duration = every[0].trial.duration
         finished = [run for run in every if run.outcome == "finished"] or every
         own = [run.seconds.training / max(run.batches, 1) for run in finished]
         cost = min(
@@ -137,12 +151,14 @@ def _schedules(
             key=lambda one: (one.duration != duration, one.duration),
             default=StepCost(arm, {}, duration, (0.5,), (tuple(own),)),
         )
-        steps = max(run.batches for run in finished)
+        batches = [run.batches for run in finished]
+        steps = max(batches) if amount is None else round(fmean(batches))
         finals = {seed: _final(run, protocol.metric) for seed, run in seeds.items()}
         values = [value for value in finals.values() if value is not None]
         complete = len(values) == len(finals)
-        facts = (fmean(values), *mean_interval(values)) if complete else (None, None, None)
-        schedules.append(Quality(duration, steps, cost, finals, *facts))
+        low, high = mean_interval(values) if complete else (None, None)
+        mean = fmean(values) if complete else None
+        schedules.append(Quality(duration, steps, cost, finals, mean, low, high, amount))
     return schedules
 
 
@@ -163,8 +179,7 @@ def _curves(
     A schedule on which a run did not finish is not on a curve, and neither is one without cost.
     """
     both = [
-        [one for one in each if one.mean is not None and one.seconds > 0]
-        for each in (baseline, arm)
+        [one for one in each if one.mean is not None and one.extent > 0] for each in (baseline, arm)
     ]
     seeds = [
         set.intersection(*(set(one.results) for one in each)) if each else set() for each in both
@@ -180,7 +195,7 @@ def _curves(
 def _curve(schedules: Sequence[Quality], seeds: set[int], sign: int) -> CostCurve | None:
     """Return the curve; None with fewer than two schedules or two seeds."""
     by_cost = {
-        log(one.seconds): [sign * (one.results[seed] or 0.0) for seed in sorted(seeds)]
+        log(one.extent): [sign * (one.results[seed] or 0.0) for seed in sorted(seeds)]
         for one in schedules
     }
     if len(by_cost) < 2 or len(seeds) < 2:
@@ -202,6 +217,7 @@ def _draft(study: Study, arm: str, runs: Mapping[str, Runs]) -> ArmAnalysis:
         _schedules(protocol, name, runs[name], cost if measured else ())
         for name, cost in zip(names, costs, strict=True)
     )
+    by_data = bool(protocol.data_amounts)
     error = _cost_error(study, baseline[-1].cost, own[-1].cost)
     ratio = _compare_steps(baseline[-1], own[-1], error)
     is_baseline = arm == protocol.baseline
@@ -211,7 +227,7 @@ def _draft(study: Study, arm: str, runs: Mapping[str, Runs]) -> ArmAnalysis:
         qualities=tuple(own),
         step_cost=own[-1].seconds / max(own[-1].steps, 1),
         step_cost_ratio=ratio if measured and not is_baseline else None,
-        notes=(*_edges(protocol, arm), *_run_notes(runs[arm], own, measured)),
+        notes=(*_edges(study, arm), *_run_notes(runs[arm], own, measured=measured or by_data)),
         **({} if is_baseline else _distance(protocol, baseline, own, error)),
     )
 
@@ -260,7 +276,7 @@ def _estimate(log_ratio: LogInterval, kind: DistanceKind, seeds: int) -> Estimat
 
 def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart:
     """Return the error of the log ratio of step costs, from as many processes as both have."""
-    if baseline == arm:
+    if baseline == arm or study.protocol.data_amounts:
         return VariancePart(0.0, 1)
     if 1 < baseline.processes == arm.processes:
         both = [one for one in study.costs if one.processes == arm.processes]
@@ -280,10 +296,13 @@ def _compare_steps(base: Quality, arm: Quality, error: VariancePart) -> Estimate
 
 
 def _schedule_to_add(schedules: Sequence[Quality], factor: float | None) -> str | None:
-    """Return the length of a schedule beyond the shortest or the longest one."""
+    """Return the length of a schedule, or the amount, beyond the least or the most of them."""
     if factor is None:
         return None
-    time = Time.parse(schedules[0 if factor < 1 else -1].duration)
+    end = schedules[0 if factor < 1 else -1]
+    if end.amount is not None:
+        return show_number(end.amount * factor)
+    time = Time.parse(end.duration)
     value = float(time.value) * factor
     if time.unit in (TimeUnit.DURATION, TimeUnit.SECOND):
         return str(Time(Fraction(f"{value:.2g}"), time.unit))
@@ -294,19 +313,19 @@ def _schedule_to_add(schedules: Sequence[Quality], factor: float | None) -> str 
 # --- notes ---
 
 
-def _run_notes(runs: Runs, schedules: Sequence[Quality], measured: bool) -> Iterator[str]:
-    for schedule in schedules:
+def _run_notes(runs: Runs, schedules: Sequence[Quality], *, measured: bool) -> Iterator[str]:
+    for place, schedule in zip(runs, schedules, strict=True):
         missing = list(schedule.results.values()).count(None)
         lost = {
             ": ".join([run.outcome, *(run.error or "").splitlines()[:1]])
-            for run in runs[schedule.duration].values()
+            for run in runs[place].values()
             if run.outcome != "finished"
         }
         if missing:
             yield (
-                f"{missing} of {len(schedule.results)} runs of {schedule.duration} did not finish "
-                f"({'; '.join(sorted(lost)) or 'the result is not finite'}): this schedule is not "
-                "part of the curve"
+                f"{missing} of {len(schedule.results)} runs of {place} did not finish "
+                f"({'; '.join(sorted(lost)) or 'the result is not finite'}): this "
+                f"{'schedule' if schedule.amount is None else 'amount'} is not part of the curve"
             )
     if not measured:
         yield (
@@ -315,10 +334,14 @@ def _run_notes(runs: Runs, schedules: Sequence[Quality], measured: bool) -> Iter
         )
 
 
-def _edges(protocol: Protocol, arm: str) -> Iterator[str]:
+def _edges(study: Study, arm: str) -> Iterator[str]:
     """Yield a warning for each chosen number that is the lowest or highest of its grid."""
-    for name, values in protocol.grids.get(arm, {}).items():
-        chosen = protocol.chosen.get(arm, {}).get(name)
+    own = [one.trial.settings for one in study.reported if one.trial.arm == arm]
+    by_amount = {settings.get(AMOUNT): settings for settings in own}
+    every = [by_amount[one] for one in study.protocol.data_amounts or [None] if one in by_amount]
+    amounts: dict[str, list[str]] = {}
+    for settings, (name, values) in product(every, study.protocol.grids.get(arm, {}).items()):
+        chosen = settings.get(name)
         numbers = sorted(
             {one for one in values if isinstance(one, (int, float)) and not isinstance(one, bool)}
         )
@@ -326,6 +349,10 @@ def _edges(protocol: Protocol, arm: str) -> Iterator[str]:
             continue
         if chosen in (numbers[0], numbers[-1]):
             end, beyond = ("lowest", "lower") if chosen == numbers[0] else ("highest", "higher")
-            yield (
+            note = (
                 f"{name}={chosen!r} is the {end} value that was tried: a {beyond} one may be better"
             )
+            amounts.setdefault(note, []).append(f"{settings.get(AMOUNT)}")
+    for note, found in amounts.items():
+        at = f" ({AMOUNT}={', '.join(found)})" if study.protocol.data_amounts else ""
+        yield note + at

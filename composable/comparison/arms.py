@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from composable.comparison.records import AMOUNT
 from composable.core.algorithm import Algorithm
 from composable.plan.compatibility import IncompatibleAlgorithmsError
 from composable.plan.declarations import as_algorithm
@@ -44,7 +45,8 @@ class Arm:
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the build function, without the seed and the duration."""
-        others = {name: value for name, value in settings.items() if name not in self.takes}
+        own = self.takes.keys() - {AMOUNT}  # which the function may know too
+        others = {name: value for name, value in settings.items() if name not in own}
         return {**self.recipe(settings).arguments(), **others}
 
     def recipe(self, settings: Mapping[str, Any]) -> Recipe:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
+from composable.comparison.records import AMOUNT
 from composable.core.key import Key
 from composable.core.time import Time
 from composable.data.permutation import permute
@@ -21,7 +22,7 @@ from composable.trainer.session import overridden_runs
 from composable.trainer.trainer import Trainer
 from composable.utils.reproducibility import preserve_rng, seed_all
 
-__all__ = ["Build", "BuildError", "build_trainer", "inspect_build", "split_evaluators"]
+__all__ = ["BuildError", "build_trainer", "draw_part", "inspect_build", "split_evaluators"]
 
 Build = Callable[..., Trainer]
 """`build(algorithms, seed, **hyperparameters) -> Trainer`."""
@@ -40,7 +41,7 @@ class TrialOptions(DryRunOptions):
 
 
 def trial_options(
-    options: TrainerOptions, duration: str | None, *, split_evaluation: bool
+    options: TrainerOptions, duration: str | None, *, split_evaluation: bool, **changes: Any
 ) -> DryRunOptions:
     """Return the options for a trial; they keep their duration if none is given."""
     if options.nonfinite_loss == "rollback" or options.load_best_at_end:
@@ -49,9 +50,7 @@ def trial_options(
             "need checkpoints, and the trials of a comparison write none; drop it."
         )
     fields = attrs.fields_dict(TrainerOptions)
-    changes: dict[str, Any] = {
-        name: field.default for name, field in fields.items() if name.startswith("save_")
-    }
+    changes |= {name: field.default for name, field in fields.items() if name.startswith("save_")}
     if duration is not None:
         changes["max_duration"] = duration
     if split_evaluation:
@@ -72,10 +71,12 @@ def build_trainer(
 
     The global random generators are seeded first; the caller restores them. The duration is passed
     if the function takes it, and otherwise set in the Trainer; None is for the Trainer's own,
-    without checks.
+    without checks. So is the amount of data: without such a parameter, it is a share of the
+    training data.
     """
     passed = {**arguments, "seed": seed}
-    own = _duration_of(build)
+    own = _parameter(build, "max_duration")
+    share = 1.0 if _parameter(build, AMOUNT) else passed.pop(AMOUNT, 1.0)
     if own is not None and duration is not None:
         passed["max_duration"] = duration
     elif own is not None and own.default is own.empty:
@@ -96,7 +97,8 @@ def build_trainer(
 
     def override(options: TrainerOptions) -> TrainerOptions:
         given = None if own is not None else duration
-        return trial_options(options, given, split_evaluation=split_evaluation)
+        changes = {"train_dataloader": draw_part(options.train_dataloader, share, seed)}
+        return trial_options(options, given, split_evaluation=split_evaluation, **changes)
 
     seed_all(seed)
     with overridden_runs(override), sharing_models():  # a check names a global model
@@ -109,10 +111,10 @@ def build_trainer(
     return trainer
 
 
-def _duration_of(build: Build) -> inspect.Parameter | None:
-    """Return the parameter `max_duration` of the function, if it has one."""
+def _parameter(build: Build, name: str) -> inspect.Parameter | None:
+    """Return a parameter of the function, if it has one of this name."""
     try:
-        return inspect.signature(build).parameters.get("max_duration")
+        return inspect.signature(build).parameters.get(name)
     except (TypeError, ValueError):
         raise BuildError(
             f"build={build!r} must be a function (algorithms, seed, **hyperparameters) that "
@@ -183,7 +185,7 @@ def inspect_build(
     first = built(durations[0] if durations else None)
     own = first.state.max_duration
     tried = list(durations or ([] if own is None else [str(own)]))
-    for one in (tried if _duration_of(build) else tried[:1])[bool(durations) :]:
+    for one in (tried if _parameter(build, "max_duration") else tried[:1])[bool(durations) :]:
         built(one)
     if tried:
         _check_new_weights(first, lambda: built(tried[-1]))
@@ -274,10 +276,40 @@ def _takes_each_example_once(loader: Any) -> bool:
     return isinstance(sampler, SequentialSampler)
 
 
-def _part(loader: "DataLoader[Any]", indices: list[int]) -> "DataLoader[Any]":
+def _part(loader: "DataLoader[Any]", indices: list[int], **options: Any) -> "DataLoader[Any]":
     names = ["batch_size", "collate_fn", "num_workers", "pin_memory"]
     if loader.num_workers:
         names += ["prefetch_factor", "persistent_workers"]
         names += ["multiprocessing_context", "worker_init_fn"]
-    options = {name: getattr(loader, name) for name in names}
+    options |= {name: getattr(loader, name) for name in names}
     return DataLoader(Subset(loader.dataset, indices), **options)
+
+
+# --- a share of the training data ---
+
+
+def draw_part(loader: Any, share: float, seed: int) -> Any:
+    """Return a share of the training data, drawn by a seed: a part of every larger share."""
+    if share == 1:
+        return loader
+    listed = isinstance(loader, (list, tuple))
+    if share > 1 or not (listed or _takes_each_example_once(loader)):
+        raise BuildError(
+            f"data_amounts has {share:g}: a share must be at most 1, of a list of batches, or of a "
+            f"DataLoader that takes each example once, and not of a {type(loader).__name__}. Give "
+            f"build a parameter {AMOUNT} instead, and let it load so much data, in any unit."
+        )
+    length = len(loader if listed else loader.dataset)
+    order = permute(torch.arange(length), length, Key(seed).fold(AMOUNT)).tolist()
+    kept = sorted(order[: max(1, round(share * length))])
+    if listed:
+        return [loader[i] for i in kept]
+    if loader.drop_last and len(kept) < loader.batch_size:
+        raise BuildError(
+            f"data_amounts has {share:g}, which are {len(kept)} examples: fewer than a batch of "
+            f"{loader.batch_size}, and drop_last=True drops it; pass larger amounts."
+        )
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    return _part(
+        loader, kept, shuffle=shuffle, drop_last=loader.drop_last, generator=loader.generator
+    )

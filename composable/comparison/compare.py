@@ -3,8 +3,9 @@
 import importlib.util
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import attrs
 
 from composable._support.checks import as_path, check_count, check_flag, check_range
 from composable._support.secrets import redact_command
+from composable.comparison.amounts import check_amounts, plan_amounts, train_designs
 from composable.comparison.arms import ArmLike
 from composable.comparison.budget import parse_budget, run_length
 from composable.comparison.building import BuildError
@@ -26,7 +28,7 @@ from composable.comparison.execution import (
 from composable.comparison.records import StepCost, Study
 from composable.comparison.result import Comparison, missing_extra
 from composable.comparison.stages import extend as add_schedules
-from composable.comparison.stages import measure_costs, train_design
+from composable.comparison.stages import measure_costs
 from composable.comparison.study_file import Cache, write_study
 from composable.trainer.trainer import Trainer
 
@@ -47,6 +49,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     target: float | None = None,
     baseline: str | ArmLike = (),
     durations: Durations | None = None,
+    data_amounts: Iterable[float] | None = None,
     tune: Mapping[str, Any] | None = None,
     tuning_metric: str | None = None,
     split_evaluation: bool = False,
@@ -72,6 +75,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     reaches the same results in less time than the baseline, with 95 % confidence. Times are
     numbers of steps times their cost, which is measured after training, for all arms in turn, so
     that other load on the machine has little effect.
+
+    With `data_amounts`, an arm pays if it reaches the same results with less data.
 
     Finished trials are kept in the folder: the same call resumes an interrupted comparison, and
     changed or added arms, seeds and durations reuse what has not changed.
@@ -100,6 +105,12 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             lengths, {"baseline": ["120ba", "240ba"], "large batch": ["30ba", "60ba"]}, is for
             arms of other batch sizes or step costs: an arm that is not in it has the schedules of
             the baseline, and one of `leave_one_out` those of its arm.
+        data_amounts: Amounts of training data to compare, in the place of time, such as shares
+            [0.1, 0.3, 1.0] of the training data, from which each seed draws its own. If the
+            function takes `data_amount`, it gets that of each trial, in any unit; `run` must.
+            Settings are chosen for each amount. Every amount is trained for as many batches: epochs
+            are those of the largest one. The result of a seed is `metric` at the evaluation, of
+            those of all its schedules, that has the best `tuning_metric`.
         tune: The values to try of hyperparameters of `build` or of arms, such as
             {"lr": [0.01, 0.1]}. A mapping in the place of the values, {"mixup": {"alpha": [0.2,
             0.4]}}, is for the arm of that name. Every arm tries the same number of configurations,
@@ -162,11 +173,17 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     _check_packages()
     check_flag("progress_bar", progress_bar)
     check_flag("extend", extend)
+    amounts = None if data_amounts is None else check_amounts(data_amounts)
+    if amounts and (extend or cost is not None):
+        raise ValueError(
+            "extend=True and cost=... are for comparisons by time; drop them, or data_amounts."
+        )
     check_count("threads", threads, 1)
     workers = default_workers(threads) if workers is None else workers
     check_count("workers", workers, 1)
     until = begun + parse_budget(budget)
-    design = plan_design(
+    plan = partial(
+        plan_design,
         build=build,
         run=run,
         arms=arms or {},
@@ -174,7 +191,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         metric=metric,
         mode=mode,
         target=target,
-        durations=durations,
         tune=tune,
         seeds=seeds,
         tuning_seeds=tuning_seeds,
@@ -185,8 +201,10 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         repeat_baseline=repeat_baseline,
         threads=threads,
     )
+    designs = plan_amounts(plan, amounts, durations) if amounts else [plan(durations=durations)]
+    design = designs[-1]
     _check_sendable(design)
-    given = _given_costs(design, cost)
+    given = () if amounts else _given_costs(design, cost)
     place = default_folder(design.subject.function) if folder is None else as_path("folder", folder)
     progress = TrialProgress(
         lambda trial: run_length(trial.duration, design.epoch_length), show=progress_bar
@@ -200,7 +218,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         progress,
     )
     try:
-        study = _run(design, pool, until, 2 * extend, given)
+        study = _run(designs, pool, until, 2 * extend, given)
     except KeyboardInterrupt:
         progress.close()
         print(
@@ -248,12 +266,16 @@ def _given_costs(design: Design, cost: Mapping[str, float] | None) -> tuple[Step
 
 
 def _run(
-    design: Design, pool: Workers, until: float, extensions: int, costs: tuple[StepCost, ...] | None
+    designs: Sequence[Design],
+    pool: Workers,
+    until: float,
+    extensions: int,
+    costs: tuple[StepCost, ...] | None,
 ) -> Study:
     """Train, measure the costs of steps, and add the schedules that the analysis names."""
-    study = train_design(design, pool, until)
+    design, study = designs[-1], train_designs(designs, pool, until)
     check_results(study, design.subject.name)
-    notes = ["The costs of steps were given, not measured."]
+    notes = ["The costs of steps were given, not measured."] if costs else []
     if costs is None:
         costs, notes = measure_costs(design, pool, study, until)
     study = attrs.evolve(study, costs=costs)
@@ -298,8 +320,8 @@ def _check_seeds(study: Study, function: str) -> None:
     """Check that the runs of an arm differ: equal ones would be taken for certain results."""
     for arm, runs in _curves(study).items():
         seeds = sorted({seed for _, seed in runs})
-        different = {(duration, curve) for (duration, _), curve in runs.items()}
-        if len(seeds) > 1 and len(different) == len({duration for duration, _ in runs}):
+        different = {(place, curve) for (place, _), curve in runs.items()}
+        if len(seeds) > 1 and len(different) == len({place for place, _ in runs}):
             raise BuildError(
                 f"the runs of arm {arm!r} have the same results for the seeds "
                 f"{', '.join(map(str, seeds))}: {function} does not depend on the seed, apart from "
@@ -322,11 +344,12 @@ def equal_arms(study: Study) -> list[str]:
 
 
 def _curves(study: Study) -> Mapping[str, dict[tuple[str, int], str]]:
-    """Return the results of reported runs that finished, by arm, duration and seed."""
+    """Return the results of reported runs that finished, by arm, duration and data, and seed."""
     curves: dict[str, dict[tuple[str, int], str]] = {arm: {} for arm in study.protocol.arms}
     for one in study.reported:
         if one.outcome == "finished":
-            curves[one.trial.arm][one.trial.duration, one.trial.seed] = str(one.curve)
+            place = f"{one.trial.duration} {one.trial.data_amount}"
+            curves[one.trial.arm][place, one.trial.seed] = str(one.curve)
     return curves
 
 

@@ -18,7 +18,7 @@ from composable.comparison.arms import Arm, RunArm, as_arms, check_composed, der
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
 from composable.comparison.grids import configurations, grids_of, hyperparameters
-from composable.comparison.records import Protocol, Purpose, Settings, Trial
+from composable.comparison.records import AMOUNT, Protocol, Purpose, Settings, Trial
 from composable.comparison.trial import Compared, TrialRequest
 from composable.core.result_names import (
     check_result,
@@ -47,7 +47,6 @@ class Design:
     """What is planned; nothing is chosen yet, and a budget may reduce it."""
     tried: Mapping[str, Sequence[Settings]]
     """The settings to try by arm, equally many for all."""
-    tuning_mode: str
     seed_offset: int
     """Of the seeds of the A/A arm."""
     epoch_length: int | None
@@ -84,6 +83,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     tuning_seeds: int | Iterable[int],
     tuning_metric: str | None,
     threads: int,
+    data_amount: float | None = None,
     **flags: bool,
 ) -> Design:
     """Check the arguments of `compare`, build the Trainer of the baseline, and plan the arms."""
@@ -97,9 +97,11 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     named = derive(
         first, others, leave_one_out=flags["leave_one_out"], add_one_in=flags["add_one_in"]
     )
-    required = ("algorithms", "seed") if run is None else ("arm", "seed", "duration")
+    amount = {} if data_amount is None else {AMOUNT: (data_amount,)}
+    required = ("algorithms", "seed") if run is None else ("arm", "seed", "duration", *amount)
     taken = hyperparameters(name, function, required)
     grids = grids_of(tune, named, taken)
+    grids = {arm: {**grid, **amount} for arm, grid in grids.items()}
     given = _given_schedules(durations, named)
     again = repeat(first) if flags["repeat_baseline"] else None
     if again is not None:
@@ -125,7 +127,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         )
     tuned = len(tried[first.name]) > 1
     reported, tuning_result, best, tuning_mode = check_metrics(
-        evaluators, metric, tuning_metric, mode, tuned=tuned
+        evaluators, metric, tuning_metric, mode, tuned=tuned or bool(amount)
     )
     if known_mode(reported, None) not in (None, best):
         notes.append(f"mode={best!r} was passed, which the name of {reported} does not suggest.")
@@ -147,6 +149,8 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         metric=reported,
         tuning_metric=tuning_result,
         mode="min" if best == "min" else "max",
+        tuning_mode="min" if tuning_mode == "min" else "max",
+        data_amounts=amount.get(AMOUNT, ()),
         target=None if target is None else float(target),
         durations=own,
         seeds=reporting,
@@ -164,7 +168,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         notes=tuple(notes),
     ).with_schedules(schedules_of(given, named, own))
     by_name = {arm.name: arm for arm in named}
-    return Design(subject, by_name, protocol, tried, tuning_mode, offset, epoch_length, device)
+    return Design(subject, by_name, protocol, tried, offset, epoch_length, device)
 
 
 def _check(target: Any, flags: Mapping[str, Any]) -> None:
@@ -216,8 +220,8 @@ def check_metrics(
     best = mode_of(name, mode or modes.get(name), "mode", "metric")
     if tuned and tuning.partition("/")[0] == label:
         raise ValueError(
-            f"tuning_metric={tuning!r} and metric={name!r} are of one evaluator: settings that are "
-            "chosen on the test data look better than they are. Pass two evaluators to the "
+            f"tuning_metric={tuning!r} and metric={name!r} are of one evaluator: what is "
+            "chosen on the test data looks better than it is. Pass two evaluators to the "
             "Trainer, eval_dataloader=[Evaluator('validation', ...), Evaluator('test', ...)], or "
             "split_evaluation=True, which splits the data of the evaluator."
         )

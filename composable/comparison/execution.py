@@ -54,6 +54,8 @@ def _run(payload: bytes) -> tuple[TrialResult, float]:
         subject, request = pickle.loads(payload)
         result = run_trial(subject, request)
         gc.collect()  # a Trainer has cycles
+        if _MARK in os.environ and not gc.get_freeze_count():  # modules take long to search
+            gc.freeze()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return result, time.perf_counter() - begun

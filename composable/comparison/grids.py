@@ -9,14 +9,17 @@ from typing import Any, TypeAlias, get_args
 import torch
 
 from composable.comparison.arms import Arm
-from composable.comparison.records import Scalar, Settings
+from composable.comparison.records import AMOUNT, Scalar, Settings
 from composable.core.key import Key
 
 __all__ = ["configurations", "grids_of", "hyperparameters", "sample"]
 
 Grid: TypeAlias = Mapping[str, tuple[Scalar, ...]]
 
-_PASSED = ("algorithms", "seed", "optimizers", "schedulers", "max_duration", "arm", "duration")
+_PASSED = (
+    *("algorithms", "seed", "optimizers", "schedulers", "max_duration"),
+    *("arm", "duration", AMOUNT),
+)
 
 
 def hyperparameters(

@@ -1,4 +1,4 @@
-"""The plot of a comparison: the speed-up by result, and the results by cost."""
+"""The plot of a comparison: the speed-up by result, and the results by cost or amount of data."""
 
 import re
 import textwrap
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from composable._support.printable import printable
+from composable.comparison.axis import axis_of
 from composable.comparison.records import Study
 from composable.comparison.table import NOTHING, headline, verdict_name
 from composable.comparison.verdict import Analysis, ArmAnalysis, Verdict, show_number, show_ratio
@@ -47,7 +48,7 @@ class _Line(NamedTuple):
 def draw_plot(
     study: Study, analysis: Analysis, references: Mapping[str, float] | None = None
 ) -> Figure:
-    """Draw the speed-up by result, and the mean final results by cost.
+    """Draw the speed-up by result, and the mean final results by cost or amount of data.
 
     Of many arms, the five with the smallest p values are drawn, and the baseline. References are
     results that are drawn as lines, by their names.
@@ -116,13 +117,13 @@ def _speedups(arm: ArmAnalysis) -> list[tuple[float, float, float, float]]:
 def _results(arm: ArmAnalysis) -> list[tuple[float, float, float, float]]:
     return sorted(
         (
-            one.seconds,
+            one.extent,
             one.mean,
             one.mean if one.low is None else one.low,
             one.mean if one.high is None else one.high,
         )
         for one in arm.qualities
-        if one.mean is not None and one.seconds > 0
+        if one.mean is not None and one.extent > 0
     )
 
 
@@ -132,9 +133,9 @@ def _caption(study: Study, analysis: Analysis, drawn: int) -> str:
     noise = analysis.noise_floor
     floor = f" {study.protocol.baseline} against itself: {noise}." if noise else ""
     return (
-        f"Speed-up: the {_clock(study)} of {study.protocol.baseline} to a result divided by those "
-        f"of the arm. Bands and bars: 95 % intervals, {len(study.protocol.seeds)} seeds. Points: "
-        f"mean final results of the schedules.{floor}{shown}"
+        f"{axis_of(study.protocol).ratio.capitalize()}: what {study.protocol.baseline} needs for a "
+        "result, divided by what the arm needs. Bands and bars: 95 % intervals, "
+        f"{len(study.protocol.seeds)} seeds. Points: mean results.{floor}{shown}"
     )
 
 
@@ -163,7 +164,7 @@ def _logarithmic(axis: Any) -> None:
 
 def _draw_speedups(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
     better = "right" if study.protocol.mode == "max" else "left"
-    _frame(axes, f"{study.protocol.metric}, better to the {better}", "speed-up")
+    _frame(axes, f"{study.protocol.metric}, better to the {better}", axis_of(study.protocol).ratio)
     axes.set_yscale("log")
     for one in lines:
         x, y, low, high = one.columns
@@ -181,7 +182,8 @@ def _draw_speedups(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
 def _draw_results(
     axes: "Axes", lines: Sequence[_Line], study: Study, references: Mapping[str, float]
 ) -> None:
-    _frame(axes, f"{_clock(study)} of training", study.protocol.metric)
+    label = axis_of(study.protocol).unit.format(clock=_clock(study))
+    _frame(axes, label, study.protocol.metric)
     axes.set_xscale("log")
     for one in lines:
         x, y, low, high = one.columns

@@ -11,6 +11,7 @@ from composable._support.printable import shorten
 from composable.core.time import Time
 
 __all__ = [
+    "AMOUNT",
     "Evaluation",
     "Outcome",
     "Protocol",
@@ -24,6 +25,8 @@ __all__ = [
     "TrialResult",
 ]
 
+AMOUNT = "data_amount"
+"""The hyperparameter that is the amount of training data."""
 Purpose = Literal["tuning", "reporting"]
 Outcome = Literal["finished", "diverged", "failed", "stopped"]
 Scalar: TypeAlias = bool | int | float | str | None
@@ -51,13 +54,16 @@ def _is_duration(value: str) -> bool:
 
 
 def _are_ascending(values: Sequence[float]) -> bool:
-    return list(values) == sorted(values) and all(0 <= one <= 1 for one in values)
+    return list(values) == sorted(values) and min(values, default=0) >= 0
 
 
 _duration = _check(_is_duration, "a duration, such as '300ba'")
 _durations = attrs.validators.deep_iterable(_duration)
 _amount = _check(lambda value: not value < 0, "at least 0")
-_ascending = _check(_are_ascending, "ascending, from 0 to 1")
+_ascending = _check(
+    lambda values: _are_ascending(values) and max(values, default=0) <= 1, "ascending, from 0 to 1"
+)
+_positive = _check(lambda values: _are_ascending(values) and 0 not in values, "ascending, above 0")
 
 
 @attrs.frozen
@@ -71,6 +77,12 @@ class Trial:
     """The `max_duration` of the run, such as "300ba"."""
     seed: int
     purpose: Purpose
+
+    @property
+    def data_amount(self) -> float | None:
+        """The amount of training data, if it is compared."""
+        amount = self.settings.get(AMOUNT)
+        return amount if isinstance(amount, (int, float)) else None
 
 
 @attrs.frozen
@@ -147,7 +159,7 @@ class Protocol:
     metric: str
     """The reported metric, by its logged name."""
     tuning_metric: str
-    """The metric on which settings are chosen."""
+    """The metric on which settings are chosen, and with amounts of data the evaluation."""
     mode: Literal["min", "max"]
     target: float | None = attrs.field(
         validator=_check(lambda value: value is None or isfinite(value), "finite, or None")
@@ -160,7 +172,7 @@ class Protocol:
     grids: Mapping[str, Mapping[str, tuple[Scalar, ...]]]
     """The tried values of each hyperparameter, by arm."""
     chosen: Mapping[str, Settings]
-    """The settings of each arm after tuning."""
+    """The settings of each arm after tuning, with the most data; trials have those of less."""
     clock: Literal["cpu", "wall"]
     """Whether `seconds` are CPU seconds of one thread, or seconds of a wall clock."""
     versions: Mapping[str, str]
@@ -174,6 +186,10 @@ class Protocol:
         validator=attrs.validators.deep_mapping(attrs.validators.instance_of(str), _durations),
     )
     """The schedules of arms that do not have those of the baseline."""
+    tuning_mode: Literal["min", "max"] | None = None
+    """That of `tuning_metric`; None for that of `metric`."""
+    data_amounts: tuple[float, ...] = attrs.field(default=(), validator=_positive)
+    """The amounts of training data that are compared; empty: time is."""
 
     def __attrs_post_init__(self) -> None:
         if len(set(self.arms)) < len(self.arms):
@@ -210,6 +226,12 @@ class Study:
     def __attrs_post_init__(self) -> None:
         named = (*(one.trial.arm for one in self.results), *(one.arm for one in self.costs))
         _check_arms(self.protocol, named)
+        known = self.protocol.data_amounts
+        for one in self.reported:
+            if known and one.trial.data_amount not in known:
+                raise ValueError(
+                    f"{AMOUNT}={one.trial.data_amount!r} of a trial must be one of {list(known)}"
+                )
 
 
 def _check_arms(protocol: Protocol, named: Iterable[str]) -> None:

@@ -92,15 +92,15 @@ class Comparison:
         return self.analysis[arm].verdict
 
     def speedup(self, arm: str) -> "Estimate | None":
-        """Return the baseline's time to a result divided by the arm's, with its interval.
+        """Return the baseline's time to a result, or data, divided by the arm's.
 
         Args:
             arm: The name of the arm.
 
         Returns:
-            The mean over the results that both reach, or the value at the target; above 1 if the
-            arm is faster. None for the baseline, and without two schedules and seeds.
-            `analysis[arm].curve` has the speed-up by result.
+            The mean over the results that both reach, or the value at the target, with its
+            interval; above 1 if the arm is faster, or needs less data. None for the baseline, and
+            without two schedules and seeds. `analysis[arm].curve` has the speed-up by result.
 
         Raises:
             ValueError: There is no such arm.
@@ -138,7 +138,7 @@ class Comparison:
     def plot(
         self, path: str | Path | None = None, *, references: Mapping[str, float] | None = None
     ) -> "Figure":
-        """Plot the speed-up by result, and the metric against the seconds of training.
+        """Plot the speed-up by result, and the metric against the seconds, or amount of data.
 
         Args:
             path: A file to write, such as "plot.svg"; matplotlib derives the format from its

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import attrs
 
+from composable.comparison.best_epoch import stop_at_best
 from composable.comparison.budget import (
     BudgetError,
     Estimates,
@@ -83,6 +84,8 @@ class _Plan:
     def scale(self, arm: str, duration: str) -> str:
         """Return the duration in which an arm is tuned for the seconds of the baseline."""
         base = self.design.protocol.baseline
+        if self.design.protocol.data_amounts:
+            return duration
         measured = base if arm == self.design.protocol.repeated else arm
         rate = self.estimates.relative_rate(measured, base)
         return equal_seconds(duration, rate, self.estimates.epoch_length)
@@ -200,7 +203,7 @@ def train_design(design: Design, workers: Workers, until: float = math.inf) -> S
 def _estimated(plan: _Plan, until: float) -> _Plan:
     """Measure the costs of the arms, where tuning or a budget depends on them."""
     design, workers, limited = plan.design, plan.workers, until < math.inf
-    if not design.tuned and not limited:
+    if not limited and (not design.tuned or design.protocol.data_amounts):
         return plan
     shortest = {arm: durations[0] for arm, durations in plan.schedules.items()}
     trials = short_trials(design.tried, shortest, plan.tuning_seeds, design.epoch_length)
@@ -319,10 +322,13 @@ def tune(
 
 
 def _score(design: Design, result: TrialResult | None) -> float:
-    if result is None or result.outcome != "finished" or not result.curve:
+    protocol = design.protocol
+    if result is None or result.outcome != "finished":
         return -math.inf
-    sign = 1 if design.tuning_mode == "max" else -1
-    return sign * result.curve[-1].metrics.get(design.protocol.tuning_metric, math.nan)
+    if not (result := stop_at_best(protocol, [result])).curve:
+        return -math.inf
+    sign = 1 if (protocol.tuning_mode or protocol.mode) == "max" else -1
+    return sign * result.curve[-1].metrics.get(protocol.tuning_metric, math.nan)
 
 
 def _known(score: float) -> float:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from composable._support.printable import printable
 from composable._support.table import format_table
 from composable._version import __version__
+from composable.comparison.axis import axis_of
 from composable.comparison.records import Study, TrialResult
 from composable.comparison.verdict import (
     Analysis,
@@ -40,26 +41,18 @@ Table: TypeAlias = Sequence[Mapping[str, str]]
 NOTHING = "–"
 """Shown for a number that the trials do not determine."""
 _WIDTH = 100
-_LEGEND = (
-    "speed-up: the baseline's cost of reaching a result divided by the arm's, the mean over the "
-    "results that both reach, with its 95 % interval. worst to best result: the speed-up at the "
-    "worst of them, in the middle, and at the best. covered: the share of the baseline's range of "
-    "results that the arm reaches as well. p: after Holm's correction over the arms. step, set-up: "
-    "in milliseconds; set-up has the compilation and first steps, and does not count as a cost. "
-    "detectable: the smallest speed-up that this number of seeds finds with probability 0.8. "
-    "seeds: those that find the observed one."
-)
 
 
 # --- tables ---
 
 
-def _arms(analysis: Analysis) -> Table:
+def _arms(study: Study, analysis: Analysis) -> Table:
     """Return the speed-up and the verdict of each arm."""
+    ratio = axis_of(study.protocol).ratio
     return [
         {
             "arm": arm.arm,
-            "speed-up": _unless_baseline(arm, arm.speedup),
+            ratio: _unless_baseline(arm, arm.speedup),
             "worst to best result": " ".join(
                 show_ratio(point.speedup.value) for point in arm.at_results[::2]
             ),
@@ -72,31 +65,50 @@ def _arms(analysis: Analysis) -> Table:
 
 
 def _costs(study: Study, analysis: Analysis) -> Table:
-    """Return the final results and the costs of each arm."""
-    rows = []
-    for arm in analysis.arms:
-        detectable, seeds = arm.power or (None, 0)
-        rows.append(
-            {
-                "arm": arm.arm,
-                "final result": f"{_final(arm.qualities[-1])} at {arm.qualities[-1].duration}",
-                "step": show_number(1e3 * arm.step_cost),
-                "step / baseline": _unless_baseline(arm, arm.step_cost_ratio),
-                "set-up": _mean_setup(study, arm),
-                "detectable": show_ratio(detectable),
-                "seeds": ">1000" if seeds is None else str(seeds or NOTHING),
-            }
-        )
-    return rows
+    """Return the final results and the costs of each arm, or its results by amount of data."""
+    if study.protocol.data_amounts:
+        return _amounts(analysis)
+    return [
+        {
+            "arm": arm.arm,
+            "final result": f"{_final(arm.qualities[-1])} at {arm.qualities[-1].duration}",
+            "step": show_number(1e3 * arm.step_cost),
+            "step / baseline": _unless_baseline(arm, arm.step_cost_ratio),
+            "set-up": _mean_setup(study, arm),
+            **_power(arm),
+        }
+        for arm in analysis.arms
+    ]
+
+
+def _amounts(analysis: Analysis) -> Table:
+    return [
+        {
+            "arm": arm.arm,
+            "data": f"{one.amount:g}",
+            "result": _final(one),
+            "batches": str(one.steps),
+            **_power(arm),
+        }
+        for arm in analysis.arms
+        for one in arm.qualities
+    ]
+
+
+def _power(arm: ArmAnalysis) -> Mapping[str, str]:
+    detectable, seeds = arm.power or (None, 0)
+    shown = ">1000" if seeds is None else str(seeds or NOTHING)
+    return {"detectable": show_ratio(detectable), "seeds": shown}
 
 
 def _trials(study: Study, results: Iterable[TrialResult]) -> Table:
     """Return some trials, with the settings that were chosen marked."""
-    rows, metric, chosen = [], study.protocol.tuning_metric, study.protocol.chosen
+    rows, metric = [], study.protocol.tuning_metric
+    chosen = [(one.trial.arm, one.trial.settings) for one in study.reported]
     for result in results:
         trial = result.trial
         value = result.curve[-1].metrics.get(metric) if result.curve else None
-        best = trial.purpose == "tuning" and chosen.get(trial.arm) == trial.settings
+        best = trial.purpose == "tuning" and (trial.arm, trial.settings) in chosen
         rows.append(
             {
                 "arm": trial.arm,
@@ -125,13 +137,26 @@ def _protocol(study: Study) -> Table:
 def headline(study: Study, analysis: Analysis) -> str:
     """Return the main finding in one sentence."""
     baseline, target = study.protocol.baseline, study.protocol.target
+    axis = axis_of(study.protocol)
     paying = [arm for arm in analysis.arms if arm.verdict is Verdict.PAYS]
     if not paying:
-        return f"No evidence that an arm trains faster than {baseline}"
+        return axis.unclaimed.format(baseline=baseline)
     best = max(paying, key=lambda arm: arm.at_least or (arm.speedup and arm.speedup.low) or 0.0)
     goal = "" if target is None else f" to {study.protocol.metric} {show_number(target)}"
     ratio = best.speedup if best.at_least is None else f"at least {show_ratio(best.at_least)}"
-    return f"{best.arm} trains {ratio} as fast as {baseline}{goal}"
+    return axis.claim.format(arm=best.arm, ratio=ratio, baseline=baseline, goal=goal)
+
+
+def _legend(study: Study) -> str:
+    axis = axis_of(study.protocol)
+    return (
+        f"{axis.ratio}: what the baseline needs for a result divided by what the arm needs, the "
+        "mean over the results that both reach, with its 95 % interval. worst to best result: the "
+        "ratio at the worst of them, in the middle, and at the best. covered: the share of the "
+        "baseline's range of results that the arm reaches as well. p: after Holm's correction over "
+        f"the arms. {axis.results}. detectable: the smallest ratio that this number of seeds finds "
+        "with probability 0.8. seeds: those that find the observed one."
+    )
 
 
 def _summary(study: Study) -> str:
@@ -141,10 +166,14 @@ def _summary(study: Study) -> str:
     seeds = len(protocol.seeds)
     unfinished = sum(one.outcome != "finished" for one in study.results)
     failed = f", {unfinished} of which did not finish" if unfinished else ""
+    compared = f"{'CPU ' * (protocol.clock == 'cpu')}seconds of training"
+    if protocol.data_amounts:
+        shown = ", ".join(f"{one:g}" for one in protocol.data_amounts)
+        compared = f"amounts of data {shown}; each run at its best {protocol.tuning_metric}"
     return (
         f"{protocol.metric} ({better} is better); {seeds} seed{'s' * (seeds != 1)}, "
         f"{purposes.count('reporting')} reporting and {purposes.count('tuning')} tuning "
-        f"trials{failed}; {'CPU ' * (protocol.clock == 'cpu')}seconds of training"
+        f"trials{failed}; {compared}"
     )
 
 
@@ -179,13 +208,13 @@ def format_text(study: Study, analysis: Analysis, *, details: bool = True) -> st
     """Format a comparison as text of at most 100 columns; without details as the first table."""
     sections = [
         _wrap(f"{headline(study, analysis)}.") + "\n" + _wrap(_summary(study)),
-        _narrow(_arms(analysis)),
+        _narrow(_arms(study, analysis)),
     ]
     if details:
         sections += [
             "\n".join(_wrap(line, "", "  ") for line in _sentences(analysis)),
             _narrow(_costs(study, analysis)),
-            _wrap(_LEGEND),
+            _wrap(_legend(study)),
             "\n".join(_wrap(note, "- ", "  ") for note in _notes(analysis)),
         ]
     return "\n\n".join(filter(None, sections))
@@ -209,7 +238,7 @@ def _wrap(text: str, first: str = "", later: str = "") -> str:
 
 def format_markdown(study: Study, analysis: Analysis) -> str:
     """Format a comparison as Markdown: one table, a sentence for each verdict, and the command."""
-    table = _arms(analysis)
+    table = _arms(study, analysis)
     rows = [[*table[0]], ["---"] * len(table[0]), *([*row.values()] for row in table)]
     lines = [f"| {' | '.join(map(_escape, row))} |" for row in rows]
     told = [_escape(line) for line in (*_sentences(analysis), *_notes(analysis))]
@@ -238,7 +267,7 @@ def _escape(text: str) -> str:
 
 def format_html(study: Study, analysis: Analysis, plot: str | None = None) -> str:
     """Format a comparison as a page around an SVG image, or without one for a notebook."""
-    tables = {"arms": _arms(analysis), "costs": _costs(study, analysis)}
+    tables = {"arms": _arms(study, analysis), "costs": _costs(study, analysis)}
     if plot is not None:
         tuning = [one for one in study.results if one.trial.purpose == "tuning"]
         failures = [one for one in study.results if one.outcome != "finished"]
@@ -255,7 +284,8 @@ def format_html(study: Study, analysis: Analysis, plot: str | None = None) -> st
         summary=_summary(study),
         sentences=_sentences(analysis),
         notes=_notes(analysis),
-        legend=_LEGEND,
+        legend=_legend(study),
+        ratio=axis_of(study.protocol).ratio,
         version=__version__,
         css=Markup(css),
         plot=None if plot is None else Markup(plot),

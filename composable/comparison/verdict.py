@@ -1,6 +1,7 @@
 """What an analysis finds: speed-ups, and the verdict on each arm with its reason.
 
 Every speed-up is the cost of the baseline divided by that of the arm: above 1, the arm is faster.
+Of a comparison by amounts of data it is the ratio of these: above 1, the arm needs less.
 An open bound of an interval is None, and so is a number that the trials do not determine.
 """
 
@@ -10,6 +11,7 @@ from typing import Literal
 
 import attrs
 
+from composable.comparison.axis import Axis
 from composable.comparison.cost import run_seconds
 from composable.comparison.records import StepCost
 from composable.comparison.statistics import Power, Shares
@@ -76,7 +78,7 @@ class SpeedupAt:
 
 @attrs.frozen
 class Quality:
-    """The final results of an arm on one schedule."""
+    """The final results of an arm on one schedule, or with one amount of data."""
 
     duration: str
     steps: int
@@ -89,6 +91,13 @@ class Quality:
     low: float | None
     high: float | None
     """The two-sided 95 % confidence interval of the mean."""
+    amount: float | None = None
+    """The amount of training data, if it is compared: the results are those at the best epochs."""
+
+    @property
+    def extent(self) -> float:
+        """What the result has taken: the amount of data if it is compared, or else the time."""
+        return self.seconds if self.amount is None else self.amount
 
     @property
     def seconds(self) -> float:
@@ -122,7 +131,7 @@ class ArmAnalysis:
     noisy: bool = False
     """Whether the results of a curve's schedules differ by too little for their noise."""
     needs: str | None = None
-    """The schedule to add, so that the curves reach the same results, such as "40ba"."""
+    """The schedule or amount to add, so that the curves reach the same results: "40ba"."""
     power: Power | None = None
     p: float | None = None
     """The p value of the verdict, after Holm's correction over the arms; that of the A/A arm is not
@@ -173,7 +182,9 @@ class Analysis:
 # --- verdicts ---
 
 
-def judge(found: ArmAnalysis, target: float | None, p: float | None, compared: int) -> ArmAnalysis:
+def judge(
+    found: ArmAnalysis, target: float | None, p: float | None, compared: int, axis: Axis
+) -> ArmAnalysis:
     """Return an arm with its verdict after the correction, and the sentence that gives the reason.
 
     An arm pays, or costs, if its speed-up differs from 1 with p < 0.05 after Holm's correction.
@@ -184,7 +195,7 @@ def judge(found: ArmAnalysis, target: float | None, p: float | None, compared: i
     """
     ratio, goal = found.speedup, None if target is None else show_number(target)
     if ratio is None or found.shares is None:
-        return attrs.evolve(found, verdict=Verdict.NO_EVIDENCE, why=_why_not(found, goal))
+        return attrs.evolve(found, verdict=Verdict.NO_EVIDENCE, why=_why_not(found, goal, axis))
     verdict, bound = _verdict(ratio, found.shares, p, whole=target is not None)
     why = _describe(found, ratio, goal)
     if bound is not None and ratio.value is not None:
@@ -192,7 +203,7 @@ def judge(found: ArmAnalysis, target: float | None, p: float | None, compared: i
     if p is not None:
         many = f" after Holm's correction over {compared} arms" if compared > 1 else ""
         why += f", p {'< 0.0001' if p < 0.0001 else f'= {p:.2g}'}{many}"
-    why = "; ".join([why, *_remarks(found, ratio.seeds, verdict, p)])
+    why = "; ".join([why, *_remarks(found, ratio.seeds, verdict, p, axis)])
     return attrs.evolve(found, p=p, verdict=verdict, at_least=bound, why=why)
 
 
@@ -215,20 +226,20 @@ def _verdict(
 # --- sentences ---
 
 
-def _why_not(found: ArmAnalysis, goal: str | None) -> str:
+def _why_not(found: ArmAnalysis, goal: str | None, axis: Axis) -> str:
     """Return why there is no speed-up."""
     if found.shares is None:
         return (
-            "needs at least two schedules on which all runs finished, such as "
-            'durations=["5ep", "10ep", "20ep"], and two seeds'
+            f"needs at least two {axis.point}s on which all runs finished, such as {axis.example}, "
+            "and two seeds"
         )
     if found.noisy:
         return (
-            "the results of its schedules, or of the baseline's, differ by too little for their "
-            "noise: add shorter schedules, or seeds"
+            f"the results of its {axis.point}s, or of the baseline's, differ by too little for "
+            f"their noise: add {axis.shorter}, or seeds"
         )
     reason = "hardly reach the same results" if goal is None else f"end before {goal}"
-    added = f"; add its schedule of {found.needs}" if found.needs else ""
+    added = f"; add its {axis.point} of {found.needs}" if found.needs else ""
     return f"its curve and the baseline's {reason}{added}"
 
 
@@ -237,9 +248,9 @@ def _describe(found: ArmAnalysis, ratio: Estimate, goal: str | None) -> str:
     if goal is not None:
         return f"{ratio} at {goal}{', by the ends of the curves' * is_bound}"
     if is_bound:
-        end = "shortest schedule is better than the baseline's longest one"
+        end = "worst result is better than the baseline's best one"
         if ratio.low is None:
-            end = "longest schedule is worse than the baseline's shortest one"
+            end = "best result is worse than the baseline's worst one"
         return f"{ratio}, since its {end}"
     ends = " and ".join(
         f"{show_ratio(one.speedup.value)} at {show_number(one.result)}"
@@ -248,13 +259,15 @@ def _describe(found: ArmAnalysis, ratio: Estimate, goal: str | None) -> str:
     return f"{ratio} over {found.covered:.0%} of the baseline's range of results, {ends}"
 
 
-def _remarks(found: ArmAnalysis, seeds: int, verdict: Verdict, p: float | None) -> Iterator[str]:
+def _remarks(
+    found: ArmAnalysis, seeds: int, verdict: Verdict, p: float | None, axis: Axis
+) -> Iterator[str]:
     """Yield where an arm pays and where not, and what would show more."""
     points = found.at_results
     faster = [one for one in points if one.speedup.low is not None and one.speedup.low > 1]
     slower = [one for one in points if one.speedup.high is not None and one.speedup.high < 1]
     if faster and slower:
-        yield f"faster {_between(faster)}, slower {_between(slower)}"
+        yield f"{axis.above} {_between(faster)}, {axis.below} {_between(slower)}"
     elif verdict is Verdict.PAYS and len(faster) < len(points):
         yield f"shown {_between(faster)}" if faster else "shown for the mean only"
     if seeds < MINIMAL_SEEDS:
@@ -264,7 +277,7 @@ def _remarks(found: ArmAnalysis, seeds: int, verdict: Verdict, p: float | None) 
     elif verdict is Verdict.NO_EVIDENCE and p < LEVEL:
         yield "the curves share too little of the baseline's range for a verdict"
     if found.needs is not None:
-        yield f"add its schedule of {found.needs} to compare more results"
+        yield f"add its {axis.point} of {found.needs} to compare more results"
 
 
 def _between(points: Sequence[SpeedupAt]) -> str:

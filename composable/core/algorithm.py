@@ -185,7 +185,9 @@ class Algorithm:
         fields = {f.name: getattr(self, f.name) for f in attrs.fields(cls) if f.repr}
         if fields["name"] == cls.__name__:
             del fields["name"]
-        return f"{cls.__name__}({', '.join(f'{k}={v!r}' for k, v in fields.items())})"
+        # A function by its name: its repr has an address, which differs between processes.
+        shown = {k: getattr(v, "__name__", None) or repr(v) for k, v in fields.items()}
+        return f"{cls.__name__}({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
 
 @attrs.frozen(repr=False)

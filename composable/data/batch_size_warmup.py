@@ -117,7 +117,7 @@ class BatchSizeWarmupSampler(GlobalBatchSampler):
             if number < start:
                 continue
             parts = [size * i // self.world_size for i in (self.rank, self.rank + 1)]
-            positions = torch.arange(first, first + size)[slice(*parts)] % self.length
+            positions = torch.arange(first, first + size)[slice(*parts)]
             yield choose(positions).tolist()
 
     def _bounds(self, earlier: int) -> Iterator[tuple[int, int]]:

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils.data import Dataset
 
 from composable.core.key import Key
-from composable.data.fetching import current_fetch_epoch
+from composable.data.shared_epoch import SharedEpoch
 from composable.utils.reproducibility import seed_example
 
 __all__ = ["PerExample"]
@@ -53,19 +52,17 @@ class PerExample(Dataset[Any]):
         self.dataset = dataset
         self.transform = transform
         self._key = (seed if isinstance(seed, Key) else Key(seed)).fold("example")
-        self._epoch = torch.zeros((), dtype=torch.int64)
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # workers must see changes
+        self._epoch = SharedEpoch()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, in a loop that does not use `seeded_batches`."""
-        self._epoch.fill_(epoch)
+        self._epoch.set(epoch)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
         index = range(len(self))[index]  # -1 is the last example, with the same random numbers
-        epoch = current_fetch_epoch()
-        seed_example(self._key.fold(int(self._epoch) if epoch is None else epoch, index))
+        seed_example(self._key.fold(self._epoch.current(), index))
         example = self.dataset[index]
         return example if self.transform is None else self.transform(example)

@@ -87,25 +87,32 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def batches_from(self, start: int) -> Iterator[list[int]]:
         """Yield this process's part of every batch of the epoch, starting at batch `start`."""
-        size, choose = self.batch_size, self._order()
-        total = len(self) * size  # beyond the length with "pad": the epoch is repeated
-        total = min(total, self.length) if self.last_batch == "keep" else total
+        size, choose, total = self.batch_size, self._order(), self.total
         block = max(_BLOCK // size, 1) * size
         for first in range(start * size, total, block):
-            positions = torch.arange(first, min(first + block, total)) % self.length
+            positions = torch.arange(first, min(first + block, total))
             for chosen in torch.split(choose(positions), size):
                 parts = (len(chosen) * i // self.world_size for i in (self.rank, self.rank + 1))
                 yield chosen[slice(*parts)].tolist()
 
+    @property
+    def total(self) -> int:
+        """The number of examples of the batches of an epoch."""
+        total = len(self) * self.batch_size
+        return min(total, self.length) if self.last_batch == "keep" else total
+
     def _order(self) -> Callable[[Tensor], Tensor]:
-        """Return the function from positions in the epoch to indices."""
+        """Return the function from positions in the epoch to indices.
+
+        Beyond the length, which "pad" reaches, the epoch is repeated.
+        """
         key = self.key.fold("order", self.epoch)
         if not self.shuffle:
-            return lambda positions: positions
+            return lambda positions: positions % self.length
         if self.length > _LARGEST_STORED:
-            return lambda positions: permute(positions, self.length, key)
+            return lambda positions: permute(positions % self.length, self.length, key)
         stored = torch.randperm(self.length, generator=key.generator())
-        return lambda positions: stored[positions]
+        return lambda positions: stored[positions % self.length]
 
     def _check(self) -> None:
         check_flag("shuffle", self.shuffle)

@@ -127,9 +127,11 @@ def failing_together(agreed: Callable[[], bool] = lambda: False) -> Iterator[Non
 def _end_with(error: BaseException) -> None:
     """Report an error, and close the connections.
 
-    Rank 0 has the store, unless that is the launcher's: it waits until the others have read.
+    Rank 0 has the store, unless that is the launcher's: it waits until the others have read, or
+    have failed themselves.
     """
     _say(f"rank {dist.get_rank()} failed: {type(error).__name__}: {error}")
+    _needs_no_store()
     store, others = _store(), range(1, 0 if dist.get_rank() else dist.get_world_size())
     _abort()
     if others and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -142,6 +144,11 @@ def _say(text: str) -> None:
         _store().set(_FAILED, text[:2000])
 
 
+def _needs_no_store() -> None:
+    with suppress(RuntimeError):  # the process that has it may be gone
+        _store().set(f"{_READ}/{dist.get_rank()}", "")
+
+
 def _failure_elsewhere(error: BaseException) -> ProcessError | None:
     """Return the error of another process, if it caused this one."""
     if not any(text in str(error) for text in _CLOSED) or isinstance(error, ProcessError):
@@ -150,7 +157,7 @@ def _failure_elsewhere(error: BaseException) -> ProcessError | None:
         if not _said() and "imed out" in str(error):
             _say(_silence(error))
         if said := _said():
-            _store().set(f"{_READ}/{dist.get_rank()}", "")
+            _needs_no_store()
             return ProcessError(said)
     return ProcessError(f"another process ended without a report: {error}")
 

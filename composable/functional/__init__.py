@@ -53,9 +53,12 @@ if TYPE_CHECKING:
     from composable.functional.cutout import apply_cutout as apply_cutout
     from composable.functional.cutout import cutout as cutout
     from composable.functional.cutout import draw_cutout as draw_cutout
+    from composable.functional.distillation_loss import distillation_loss as distillation_loss
     from composable.functional.ema import ema as ema
     from composable.functional.ema import ema_smoothing as ema_smoothing
     from composable.functional.ema_nesterov import ema_nesterov_step as ema_nesterov_step
+    from composable.functional.ensembles import average_probabilities as average_probabilities
+    from composable.functional.ensembles import mixture_weights as mixture_weights
     from composable.functional.exclusive_self_attention import (
         exclusive_self_attention as exclusive_self_attention,
     )
@@ -73,12 +76,16 @@ if TYPE_CHECKING:
     from composable.functional.ghost_batchnorm import GhostBatchNorm2d as GhostBatchNorm2d
     from composable.functional.ghost_batchnorm import GhostBatchNorm3d as GhostBatchNorm3d
     from composable.functional.ghost_batchnorm import ghost_batchnorm as ghost_batchnorm
+    from composable.functional.group_by_length import group_by_length as group_by_length
     from composable.functional.gyro_dropout import GyroDropoutLayer as GyroDropoutLayer
     from composable.functional.gyro_dropout import gyro_dropout as gyro_dropout
     from composable.functional.infobatch import Pruning as Pruning
     from composable.functional.infobatch import apply_infobatch as apply_infobatch
     from composable.functional.infobatch import draw_infobatch as draw_infobatch
     from composable.functional.infobatch import infobatch as infobatch
+    from composable.functional.initialize_convolutions import (
+        initialize_convolutions as initialize_convolutions,
+    )
     from composable.functional.initialize_projections import (
         initialize_projections as initialize_projections,
     )
@@ -135,6 +142,8 @@ if TYPE_CHECKING:
     from composable.functional.pack_documents import document_mask as document_mask
     from composable.functional.pack_documents import pack_documents as pack_documents
     from composable.functional.pack_documents import pack_lengths as pack_lengths
+    from composable.functional.paired_augment import draw_paired_augment as draw_paired_augment
+    from composable.functional.paired_augment import paired_augment as paired_augment
     from composable.functional.partial_key_offset import partial_key_offset as partial_key_offset
     from composable.functional.polar_express_coefficients import (
         polar_express_coefficients as polar_express_coefficients,
@@ -148,6 +157,13 @@ if TYPE_CHECKING:
     from composable.functional.randaugment import apply_randaugment as apply_randaugment
     from composable.functional.randaugment import draw_randaugment as draw_randaugment
     from composable.functional.randaugment import randaugment as randaugment
+    from composable.functional.random_translation import (
+        apply_random_translation as apply_random_translation,
+    )
+    from composable.functional.random_translation import (
+        draw_random_translation as draw_random_translation,
+    )
+    from composable.functional.random_translation import random_translation as random_translation
     from composable.functional.register_attention import register_attention as register_attention
     from composable.functional.replace_modules import Replacement as Replacement
     from composable.functional.replace_modules import replace_modules as replace_modules
@@ -162,10 +178,12 @@ if TYPE_CHECKING:
     from composable.functional.sam_perturbation import sam_perturbation as sam_perturbation
     from composable.functional.schedule_free import schedule_free_average as schedule_free_average
     from composable.functional.schedule_free import schedule_free_step as schedule_free_step
+    from composable.functional.select_highest import select_highest as select_highest
     from composable.functional.select_using_loss import apply_selection as apply_selection
     from composable.functional.select_using_loss import draw_selection as draw_selection
     from composable.functional.select_using_loss import select_using_loss as select_using_loss
     from composable.functional.select_using_loss import should_select as should_select
+    from composable.functional.set_dropout import set_dropout as set_dropout
     from composable.functional.set_sequence_length import sequence_length as sequence_length
     from composable.functional.set_sequence_length import set_sequence_length as set_sequence_length
     from composable.functional.set_sequence_length import warmed_up_length as warmed_up_length
@@ -184,6 +202,9 @@ if TYPE_CHECKING:
     from composable.functional.stochastic_depth import scale_drop_rates as scale_drop_rates
     from composable.functional.stochastic_depth import stochastic_depth as stochastic_depth
     from composable.functional.swa import swa as swa
+    from composable.functional.tta import average_tta as average_tta
+    from composable.functional.tta import tta as tta
+    from composable.functional.tta import tta_views as tta_views
     from composable.functional.value_embeddings import value_embeddings as value_embeddings
     from composable.functional.value_residual import value_residual as value_residual
     from composable.functional.warmed_up_batch_size import (

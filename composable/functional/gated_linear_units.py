@@ -214,7 +214,8 @@ def _kind(path: str, linear: nn.Module) -> type[_Gated]:
         return _GatedConv1D
     raise TypeError(
         f"{path} must be a torch.nn.Linear to be gated, not {kind_of(linear)}; call functions that "
-        "replace linear layers, such as factorize, after gated_linear_units."
+        "replace linear layers, such as factorize and peft.get_peft_model, after "
+        "gated_linear_units."
     )
 
 

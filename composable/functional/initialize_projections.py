@@ -1,7 +1,8 @@
 """Initialization of projections: residual blocks that start at or near zero.
 
 Zero: Zhang, Dauphin and Ma, "Fixup Initialization: Residual Learning Without Normalization", ICLR
-2019, https://arxiv.org/abs/1901.09321; mimetic: Trockman and Kolter, "Mimetic Initialization of
+2019, https://arxiv.org/abs/1901.09321; last norms: Goyal et al., "Accurate, Large Minibatch SGD",
+2017, https://arxiv.org/abs/1706.02677; mimetic: Trockman and Kolter, "Mimetic Initialization of
 Self-Attention Layers", ICML 2023, https://arxiv.org/abs/2305.09828
 """
 
@@ -48,7 +49,7 @@ def initialize_projections(
     noise: float = 0.01,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    r"""Initialize the output projections of attention and of feed-forward blocks.
+    r"""Initialize the output projections of attention, of feed-forward and convolutional blocks.
 
     - "zero": $W = 0$, so that each block starts as the identity of the residual stream;
     - "fan_in": $W_{ij} \sim \mathcal{N}(0, s^2 / n)$ for $n$ inputs, with the `scale` $s$;
@@ -59,14 +60,15 @@ def initialize_projections(
 
     - "keep": no change.
 
-    Biases of these projections start at zero. With grouped queries, $I$ in $W_O$ is that of the
+    Biases of these projections start at zero. The output of a block of a residual network is its
+    last norm, whose weight starts at 0 or stays. With grouped queries, $I$ in $W_O$ is that of the
     values of each group, shared by its heads. `register_projections` lists the known blocks, and
     adds others.
 
     Args:
         model: Any module. It is not modified. The result shares all other parameters.
         attention: "zero", "fan_in", "mimetic" or "keep".
-        feed_forward: "zero", "fan_in" or "keep".
+        feed_forward: "zero", "fan_in" or "keep", of feed-forward and convolutional blocks.
         scale: Scale $s$ of "fan_in", 0 or more.
         beta: Strength $\beta$ of "mimetic", 0 or more.
         noise: Standard deviation $\sigma$ of "mimetic", 0 or more.
@@ -78,7 +80,7 @@ def initialize_projections(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: An option does not exist, a number is out of range, a known block lacks a
-            projection, its shapes don't fit "mimetic", or it is on the meta device.
+            projection, it doesn't fit "mimetic" or "fan_in", or it is on the meta device.
 
     Warns:
         NoEffectWarning: The model has no such block.
@@ -109,7 +111,7 @@ def initialize_projections(
         elif method == "zero":
             new[f"{name}.weight"] = torch.zeros_like(layer.weight)
         else:
-            spread = Draw(scale / sqrt(_rows(layer, layer.weight).shape[1]), generator)
+            spread = Draw(scale / sqrt(_inputs(layer, name, block)), generator)
             new[f"{name}.weight"] = spread(layer.weight)
         tensors |= {f"{path}.{at}".lstrip("."): tensor for at, tensor in new.items()}
     if tensors:
@@ -159,6 +161,21 @@ def _names_of_values(block: nn.Module, parts: Projections) -> tuple[str, str]:
 def _rows(layer: nn.Module, weight: Tensor) -> Tensor:
     """Return a weight with a row for each output; or that of the layer, from such a weight."""
     return weight.detach().T if is_transposed(layer) else weight.detach()
+
+
+def _inputs(layer: nn.Module, name: str, block: nn.Module) -> int:
+    """Return the number of inputs of each output of a projection.
+
+    Raises:
+        ValueError: It is a norm.
+    """
+    weight = _rows(layer, layer.weight)  # type: ignore[arg-type]
+    if weight.ndim < 2:
+        raise ValueError(
+            f"feed_forward='fan_in' does not fit {name} of {type(block).__name__}, a "
+            f"{type(layer).__name__} without inputs; pass 'zero' or 'keep'."
+        )
+    return weight[0].numel()
 
 
 def _layer(name: str, block: nn.Module) -> Any:

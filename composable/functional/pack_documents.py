@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int, Integer
 from torch import Tensor
 
 from composable._support.checks import check_count, check_flag, check_integer, check_tensor
+from composable._support.documents import check_document_list, check_list
 from composable._support.targets import IGNORE_INDEX
 
 __all__ = ["cumulative_lengths", "document_mask", "pack_documents", "pack_lengths"]
@@ -65,7 +66,7 @@ def pack_documents(
     check_integer("pad_id", pad_id)
     check_flag("shift_labels", shift_labels)
     check_integer("ignore_index", ignore_index)
-    _check_documents(documents)
+    check_document_list(documents)
     rows = pack_lengths([len(document) for document in documents], length)
 
     order, starts, numbers = _places(rows, documents, length)
@@ -121,7 +122,7 @@ def pack_lengths(lengths: Sequence[int], length: int) -> list[list[int]]:
         [[1, 3], [2, 0]]
     """
     check_count("length", length, 1)
-    _check_list("lengths", lengths, "integers")
+    check_list("lengths", lengths, "integers")
     for index, one in enumerate(lengths):
         advice = "truncate or split longer documents first"
         check_count(f"lengths[{index}]", one, 1, advice=advice)
@@ -229,33 +230,6 @@ class _Room:
             node //= 2
             self.most[node] = max(self.most[2 * node], self.most[2 * node + 1])
         return row
-
-
-def _check_list(name: str, value: Any, of: str) -> None:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"{name}={value!r} must be a list of {of}.")
-
-
-def _check_documents(documents: Any) -> None:
-    _check_list("documents", documents, "one-dimensional tensors")
-    if not documents:
-        raise ValueError("documents=[] must have at least one document.")
-    for index, document in enumerate(documents):
-        name = f"documents[{index}]"
-        check_tensor(name, document)
-        integer = not (
-            document.is_floating_point() or document.is_complex() or document.dtype is torch.bool
-        )
-        if document.ndim != 1 or not integer:
-            raise ValueError(
-                f"{name} must have one dimension and an integer dtype, not the shape "
-                f"{tuple(document.shape)} and {document.dtype}."
-            )
-        if (document.dtype, document.device) != (documents[0].dtype, documents[0].device):
-            raise ValueError(
-                f"{name} must be {documents[0].dtype} on {documents[0].device}, as documents[0], "
-                f"not {document.dtype} on {document.device}."
-            )
 
 
 def _check_ids(document_ids: Any) -> None:

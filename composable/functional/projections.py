@@ -43,6 +43,7 @@ _FAMILIES = {
         "MLP": Projections("c_proj"),
     },
 }
+_OF_RESNET = {"BasicBlock": Projections("bn2"), "Bottleneck": Projections("bn3")}
 REGISTRY: Registry[Projections] = Registry(
     {
         nn.MultiheadAttention: Projections("out_proj", "in_proj", fused=True),
@@ -52,6 +53,8 @@ REGISTRY: Registry[Projections] = Registry(
             "out_lin", "v_lin"
         ),
         f"{_MODELS}.distilbert.modeling_distilbert.FFN": Projections("lin2"),
+        **{f"torchvision.models.resnet.{name}": parts for name, parts in _OF_RESNET.items()},
+        **{f"timm.models.resnet.{name}": parts for name, parts in _OF_RESNET.items()},
         **{
             f"{_MODELS}.{module}.modeling_{module}.{family}{name}": parts
             for family, blocks in _FAMILIES.items()
@@ -72,19 +75,20 @@ def register_projections(
     value: str | None = None,
     fused: bool = False,
 ) -> None:
-    """Register the projections of a class of attention or of feed-forward blocks.
+    """Register the projections of a class of attention, feed-forward or convolutional blocks.
 
     `initialize_projections`, `value_residual` and `value_embeddings` read the descriptions. They
     know GPT-2, Llama, Mistral, Qwen2, Qwen3, BERT, DistilBERT, RoBERTa and XLM-RoBERTa of Hugging
-    Face, and `nn.MultiheadAttention` and the layers of `nn.Transformer`.
+    Face, `nn.MultiheadAttention`, the layers of `nn.Transformer`, and the last norms of the blocks
+    of the residual networks of torchvision and timm.
 
     Args:
         kind: The class, or its full name, so that it need not be imported. The entry applies to
             subclasses too. A second entry for a class replaces the first.
-        output: Name of the linear layer whose outputs are added to the residual stream, as in
-            `get_submodule`.
+        output: Name of the layer whose outputs are added to the residual stream, as in
+            `get_submodule`: a linear layer, a convolution, or a norm.
         value: Of attention: name of the linear layer that makes the values. Without it, the block
-            is a feed-forward block.
+            is a feed-forward or convolutional block.
         fused: Whether that layer makes the queries, the keys and the values, in this order; the
             values are the last third of its outputs.
 

@@ -85,7 +85,7 @@ def draw_selection(
     check_count("batch_size", batch_size)
     check_range("keep", keep, 0, 1, ends="(]")
     check_generator(generator)
-    kept = min(batch_size, max(1, round(keep * batch_size)))
+    kept = kept_count(batch_size, keep)
     ranks = torch.arange(batch_size, device=generator_device(generator), dtype=torch.float64)
     log_weight = (1 / keep - 1) * ((ranks + 0.5) / max(batch_size, 1)).log()
     # Exponential arrival times with rates p: the first arrivals are a sample without replacement.
@@ -167,6 +167,11 @@ def should_select(
     check_count("interrupt", interrupt)
     standard = interrupt > 0 and (batch_index + 1) % interrupt == 0
     return start <= elapsed < end and not standard
+
+
+def kept_count(batch_size: int, keep: float) -> int:
+    """Return the number of examples to keep: at least one, unless there is none."""
+    return min(batch_size, max(1, round(keep * batch_size)))
 
 
 def _check(losses: Tensor) -> None:

@@ -19,8 +19,8 @@ class Accumulation:
     A loop divides the loss of each microbatch by `accumulate_batches`, as PyTorch's examples do. If
     microbatches differ in their weights, or the last step of an epoch has fewer of them, the sum is
     not the loss of the whole step. Its total weight is unknown until the last microbatch, so losses
-    are weighted relative to the examples of the first one, and the gradients are rescaled in the
-    end.
+    are weighted relative to the first one, and the gradients are rescaled in the end. What a loop
+    logs and clips before that has the size of a mean.
     """
 
     accumulate_batches: int = 1
@@ -47,7 +47,7 @@ class Accumulation:
         self.weights.append(weight)
         if weight.value is None or len(self.sizes) == 1 == self.accumulate_batches:
             return loss
-        return _times(loss, weight.factor / self.sizes[0])
+        return _times(loss, weight.factor / self._first)
 
     def loss(self) -> Tensor:
         """Return the loss of the whole step."""
@@ -63,6 +63,14 @@ class Accumulation:
         return sum(shares)  # type: ignore[return-value]
 
     @property
+    def _first(self) -> Any:
+        """The weight of the first microbatch, or its examples if it has no weight."""
+        value = self.weights[0].value
+        if isinstance(value, Tensor):
+            return value.masked_fill(value == 0, self.sizes[0])
+        return value or self.sizes[0]
+
+    @property
     def _total(self) -> Any:
         return sum(one.value for one in self.weights)
 
@@ -72,7 +80,7 @@ class Accumulation:
             return
         factor: Any = self.accumulate_batches
         if self.weights[0].value is not None:
-            factor = factor * self.sizes[0] / self._total
+            factor = factor * self._first / self._total
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients and not (isinstance(factor, (int, float)) and factor == 1):
             torch._foreach_mul_(gradients, factor)

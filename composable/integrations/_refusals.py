@@ -41,8 +41,10 @@ _OF_THE_LOSS = (
 _OF_EVALUATED_BATCHES = {
     Event.EVAL_BATCH_START,
     Event.EVAL_BEFORE_FORWARD,
+    Event.EVAL_AFTER_FORWARD,
     Event.PREDICT_BATCH_START,
     Event.PREDICT_BEFORE_FORWARD,
+    Event.PREDICT_AFTER_FORWARD,
 }
 _REQUESTS = {
     "second_pass": "a second pass over the batch, at other weights",

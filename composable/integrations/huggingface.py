@@ -34,6 +34,8 @@ except ModuleNotFoundError as error:
 
 _REFUSED = "layers were replaced: load these weights into a model that was changed in the same way"
 
+_MEANS = (None, "nll")
+
 __all__ = [
     "STATE_NAME",
     "TRAINING_WEIGHTS",
@@ -168,7 +170,8 @@ class LoopAdapterMixin:
 
     Put it before `transformers.Trainer` in the list of bases. It adds a `LoopAdapterCallback`; do
     not add another. A class whose other bases define `compute_loss` is rejected, because the mixin
-    would hide it in training; so are `compute_loss_func` and `label_smoothing_factor`.
+    would hide it in training; so are `compute_loss_func` and `label_smoothing_factor`. TRL's
+    `SFTTrainer` defines it for its metrics: write `compute_loss = LoopAdapterMixin.compute_loss`.
 
     Args:
         args: Positional arguments of `transformers.Trainer`.
@@ -302,6 +305,12 @@ def _check_loss(trainer: Any) -> None:
         raise ValueError(
             f"label_smoothing_factor={trainer.args.label_smoothing_factor} must be 0, because the "
             "loss is that of adapt_loop: use LabelSmoothing instead."
+        )
+    loss_type = getattr(trainer.args, "loss_type", None)  # of TRL
+    if loss_type not in _MEANS:
+        raise ValueError(
+            f"loss_type={loss_type!r} must be 'nll', because the loss is that of adapt_loop: pass "
+            "the loss to LogitsModel."
         )
 
 

@@ -96,11 +96,15 @@ class CrossEntropy:
 
     def count(self, targets: Targets, dtype: torch.dtype) -> Tensor:
         """Sum the weights of the labels, by which the mean divides."""
-        if isinstance(targets, MixedTargets):
-            pair = (self._weights(t, dtype) for t in (targets.partner_targets, targets.targets))
-            partner, kept = pair
-            return torch.lerp(partner, kept, broadcast_weight(targets.weight, kept)).sum()
-        return self._weights(targets, dtype).sum()
+        return self.weights(targets, dtype).sum()
+
+    def weights(self, targets: Targets, dtype: torch.dtype) -> Tensor:
+        """Return the weight of each position: that of its label, or 0 without one."""
+        if not isinstance(targets, MixedTargets):
+            return self._weights(targets, dtype)
+        pair = (self._weights(t, dtype) for t in (targets.partner_targets, targets.targets))
+        partner, kept = pair
+        return torch.lerp(partner, kept, broadcast_weight(targets.weight, kept))
 
     def _weights(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
         indices = targets.long()

@@ -23,7 +23,7 @@ from composable.batches.divisors import Divisor, divisor_of, is_loss_function, n
 from composable.batches.source import FOLLOWED, Sources
 from composable.losses.terms import Factor, Term, Terms
 
-__all__ = ["LossWatch", "eagerly", "ratio", "with_divisor"]
+__all__ = ["LossWatch", "eagerly", "mean_like", "ratio", "with_divisor"]
 
 
 class LossWatch(TorchFunctionMode):
@@ -192,6 +192,19 @@ def with_divisor(loss: Tensor, mean: Tensor, count: int, total: Tensor | None) -
         marked: Tensor = handle_torch_function(with_divisor, (mean,), loss, mean, count, total)
         return marked
     return loss
+
+
+def mean_like(mean: Tensor, loss: Tensor) -> Tensor:
+    """Return a mean, and let a `LossWatch` know that it is divided by what a loss is divided by.
+
+    Args:
+        mean: A mean over the positions of the loss, with the same weights.
+        loss: The loss.
+    """
+    if has_torch_function((loss,)):
+        marked: Tensor = handle_torch_function(mean_like, (loss,), mean, loss)
+        return marked
+    return mean
 
 
 def ratio(count: int, total: Tensor) -> Tensor:
@@ -384,6 +397,13 @@ def _divided_again(call: LossCall) -> Terms | None:
     return Terms((Term(call.result, divisor),))
 
 
+def _alike(call: LossCall) -> Terms | None:
+    terms = call.before[1]
+    if terms is None or not terms.terms or not terms.single:
+        return None
+    return Terms((Term(call.result, terms.terms[0].divisor),))
+
+
 def _constant(call: LossCall) -> Terms | None:
     """Follow a new tensor of zeros, to which losses are added."""
     return None if call.result.requires_grad else Terms()
@@ -429,5 +449,6 @@ _FOLLOWED: dict[str, Follow] = {
     **dict.fromkeys(("rsub", "__rsub__"), _subtracted_from),
     **dict.fromkeys(("lerp", "lerp_"), _interpolated),
     "with_divisor": _divided_again,
+    "mean_like": _alike,
     **dict.fromkeys(("zeros", "new_zeros", "zeros_like"), _constant),
 }

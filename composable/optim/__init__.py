@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from composable.optim.ema_nesterov import with_ema_nesterov as with_ema_nesterov
     from composable.optim.find_lr import find_lr as find_lr
     from composable.optim.layerwise import layerwise_groups as layerwise_groups
+    from composable.optim.lookahead import with_lookahead as with_lookahead
     from composable.optim.momentum_warmup import with_momentum_warmup as with_momentum_warmup
     from composable.optim.multi import MultiOptimizer as MultiOptimizer
     from composable.optim.muon import Muon as Muon

@@ -137,7 +137,10 @@ class RunPart:
             check_saved_module(module, saved[key], path, key)
             check_saved_tensors(module, saved["raw"][key], f"{where}/raw/{key}")
         for name, average in saved["averages"].items():
-            check_saved_tensors(state.model, average, f"{where}/averages/{name}", every=True)
+            place = f"{where}/averages/{name}"
+            check_saved_tensors(state.model, average, place)
+            if not average:
+                raise MismatchError(f"{place} is empty, and must have tensors of this model.")
         best = saved["weights"]["best"]
         if best is not None:
             check_saved_tensors(state.model, best["model"], f"{where}/weights/best/model")

@@ -14,8 +14,6 @@ from tests.support.mlperf import problems
 from tests.support.observers import Raise
 from tests.support.runs import make_trainer
 
-SUBMISSION = {"submitter": "us", "platform": "one"}
-
 
 def lines(path):
     """Return the keys of a log, each with its value and its metadata."""

@@ -26,7 +26,7 @@ from tests.support.invalid import (
 def averaged(a: Any, s: State) -> Mapping[str, Any]:
     """Update the average."""
     average = s.averages[a.name]
-    return {"averages": {a.name: F.ema(average, EMA.weights_of(s), smoothing=a.share_kept)}}
+    return {"averages": {a.name: F.ema(average, a.weights_of(s), smoothing=a.share_kept)}}
 
 
 CASE = Case(

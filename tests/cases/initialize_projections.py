@@ -53,6 +53,6 @@ CASE = Case(
         cost="none per step",
         evidence="wide: [Zhang et al. 2019](https://arxiv.org/abs/1901.09321), "
         "[Trockman and Kolter 2023](https://arxiv.org/abs/2305.09828)",
-        use_for="transformers that are trained from scratch",
+        use_for="transformers and residual networks that are trained from scratch",
     ),
 )

@@ -19,7 +19,7 @@ from tests.support.invalid import NO_INTERVAL, NO_TIME, no_count
 def run_mean(a: Any, s: State) -> Mapping[str, Any]:
     """Update the mean."""
     average = s.averages[a.name]
-    mean = F.swa(average, SWA.weights_of(s), s.memory[a.name]["count"])
+    mean = F.swa(average, a.weights_of(s), s.memory[a.name]["count"])
     return {"averages": {a.name: mean}, "memory": {a.name: {"count": 2, "seen": 0}}}
 
 
@@ -55,6 +55,7 @@ CASE = Case(
         },
         meaning=run_mean,
         acts_at=lambda a: Event.EPOCH_END if a.by_epoch else Event.BATCH_END,
+        memory={"count": 1, "seen": 0},
         invalid_sets=[
             ({"swa_start": "0.98dur"}, "swa_end='0.97dur' must be after swa_start"),
             ({"swa_start": "3ep", "swa_end": "3ep"}, "swa_end='3ep' must be after"),

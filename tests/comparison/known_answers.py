@@ -15,7 +15,7 @@ from composable.comparison.records import Study
 from composable.comparison.verdict import Verdict
 
 from .small import clouds
-from .synthetic import draw_study, loss_after
+from .synthetic import draw_data_study, draw_study, loss_after
 
 THREE, TWO = (100, 200, 400), (100, 400)
 NOISE = 0.1 * (loss_after(100) - loss_after(400)) / 2**0.5
@@ -85,6 +85,26 @@ ANSWERS: dict[str, Answer] = {
         2, 2, process_noise=0.05, cost_noise=0.005, shared=NOISE / 20, own=NOISE / 20
     ),
     "little noise": answer(2, 2, TWO, shared=NOISE / 20, own=NOISE / 20),
+}
+
+
+def by_data(worth: float, **changes: Any) -> Answer:
+    """Return studies of an arm that needs so much less data."""
+    settings = {"shared": NOISE, "own": NOISE, "chance": NOISE, **changes}
+    return Answer(worth, lambda seed: draw_data_study(seed, {"arm": worth}, **settings))
+
+
+BY_DATA: dict[str, Answer] = {
+    "the baseline": by_data(1),
+    "the baseline with other seeds": by_data(1, repeated="arm"),
+    "1.3 times the data": by_data(1.3),
+    "twice the data": by_data(2),
+    "twice the data, 20 seeds": by_data(2, seeds=20),
+    "twice the data, two amounts": by_data(2, amounts=(100, 900)),
+    "half the data": by_data(0.5),
+    "no more data, at a given target": by_data(1, target=loss_after(320)),
+    "1.5 times the data, at a given target": by_data(1.5, target=loss_after(320)),
+    "no more data, 20 seeds and much chance": by_data(1, seeds=20, chance=3 * NOISE),
 }
 
 

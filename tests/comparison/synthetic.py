@@ -18,6 +18,7 @@ from composable.comparison.records import (
 METRIC = "test/loss"
 STEPS = (100, 200, 400, 800)
 PROCESSES = 4
+AMOUNTS, EPOCHS = (100, 300, 900), (40, 80)
 
 
 def loss_after(steps: float, speed: float = 1.0) -> float:
@@ -78,6 +79,53 @@ def draw_study(  # noqa: PLR0913
     own = {arm: tuple(f"{one}ba" for one in each) for arm, each in own_steps.items()}
     made = protocol(arms, steps, seeds, target, repeated, own_durations=own)
     return Study(made, tuple(results), tuple(cost))
+
+
+def draw_data_study(  # noqa: PLR0913
+    seed: int,
+    speeds: Mapping[str, float],
+    *,
+    seeds: int = 5,
+    amounts: Sequence[float] = AMOUNTS,
+    target: float | None = None,
+    shared: float = 0.02,
+    own: float = 0.02,
+    chance: float = 0.02,
+    repeated: str | None = None,
+) -> Study:
+    """Draw a study by amounts of data, whose runs overfit: an arm of speed 2 needs half of them.
+
+    The noise is as in `draw_study`, and `chance` that of each evaluation, on the data that choose
+    the epoch and on the test data alike.
+    """
+    rng, arms, results = random.Random(seed), ("plain", *speeds), []
+    paired = {(one, s): rng.gauss(0, shared) for one in amounts for s in range(seeds)}
+    for arm in arms:
+        for amount in amounts:
+            for s in range(seeds):
+                common = rng.gauss(0, shared) if arm == repeated else paired[amount, s]
+                for length in EPOCHS:
+                    trial_seed = 100 + s if arm == repeated else s
+                    settings = {"data_amount": amount}
+                    trial = Trial(arm, settings, f"{length}ba", trial_seed, "reporting")
+                    level = loss_after(amount, speeds.get(arm, 1.0)) + common + rng.gauss(0, own)
+                    results.append(overfitted(trial, length, level, chance, rng))
+    lengths = {"data_amounts": tuple(amounts), "grids": {arm: {} for arm in arms}}
+    made = protocol(arms, EPOCHS, seeds, target, repeated, **lengths)
+    return Study(made, tuple(results), ())
+
+
+def overfitted(
+    trial: Trial, length: int, level: float, chance: float, rng: random.Random
+) -> TrialResult:
+    """Return a run that is at its best level at a point of its own, and worse before and after."""
+    best = rng.uniform(0.3, 0.9)
+    curve = []
+    for part in (0.2, 0.4, 0.6, 0.8, 1.0):
+        loss = level + 0.2 * (part - best) ** 2
+        found = {name: loss + rng.gauss(0, chance) for name in ("validation/loss", METRIC)}
+        curve.append(Evaluation(round(length * part), found))
+    return TrialResult(trial, "finished", length, Seconds(1.0, 0.5, length, 0.2), tuple(curve))
 
 
 def finished(trial: Trial, length: int, speed: float, noise: float, cost: float) -> TrialResult:

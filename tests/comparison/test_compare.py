@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
@@ -21,6 +20,7 @@ from composable.comparison.building import BuildError
 from composable.comparison.compare import NothingToCompareError, check_results, equal_arms
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
 from tests.comparison.small import build, descend, design
+from tests.support.processes import wait_until
 from tests.support.signals import signals_set
 
 compare_module = sys.modules["composable.comparison.compare"]
@@ -176,7 +176,7 @@ def test_an_algorithm_that_cannot_be_sent_is_found_before_training(tmp_path, mon
         with lock:
             return state
 
-    monkeypatch.setattr(compare_module, "train_design", lambda *_: pytest.fail("has trained"))
+    monkeypatch.setattr(compare_module, "train_designs", lambda *_: pytest.fail("has trained"))
     with pytest.raises(TypeError, match=r"the arguments of arm 'locked' cannot be sent.*algorithm"):
         composable.compare(build, {"locked": [locked]}, folder=tmp_path, **SMALL)
 
@@ -277,9 +277,7 @@ def interrupt(folder, trials):
     """Send the signal of Ctrl-C as soon as some trials are stored."""
 
     def watch():
-        until = time.monotonic() + 300
-        while time.monotonic() < until and len(list(folder.glob("trials/*.json"))) < trials:
-            time.sleep(0.02)
+        wait_until(lambda: len(list(folder.glob("trials/*.json"))) >= trials, 300)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -43,13 +43,16 @@ def test_the_defaults_follow_from_the_trainer():
 
 def test_tuning_uses_the_other_evaluator():
     made = design(tune=RATES)
-    assert (made.protocol.tuning_metric, made.tuning_mode) == ("validation/accuracy", "max")
+    assert (made.protocol.tuning_metric, made.protocol.tuning_mode) == (
+        "validation/accuracy",
+        "max",
+    )
     assert made.protocol.notes == ()
 
 
 def test_another_metric_of_tuning_has_its_own_mode():
     made = design(tune=RATES, tuning_metric="validation/loss")
-    assert (made.protocol.tuning_metric, made.tuning_mode) == ("validation/loss", "min")
+    assert (made.protocol.tuning_metric, made.protocol.tuning_mode) == ("validation/loss", "min")
     assert made.protocol.mode == "max"
 
 

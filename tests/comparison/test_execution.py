@@ -23,6 +23,7 @@ from composable.comparison.execution import ProcessRun, TrialProgress, Worker, W
 from composable.comparison.study_file import Cache
 from composable.comparison.trial import Compared, run_trial
 from tests.support.comparison import build, build_or_die, request, trial
+from tests.support.processes import is_alive, wait_until
 
 REQUESTS = {
     "first": request(MixUp(0.3), seed=1),
@@ -205,21 +206,6 @@ Workers(subject, Cache(folder / "cache", subject), 1, folder).train("trials", re
 """
 
 
-def _is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _within(seconds, condition):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.05)
-    return condition()
-
-
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGKILL")
 def test_a_comparison_that_is_killed_leaves_no_workers_and_keeps_finished_trials(tmp_path):
     script = tmp_path / "script.py"
@@ -228,8 +214,8 @@ def test_a_comparison_that_is_killed_leaves_no_workers_and_keeps_finished_trials
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, script, tmp_path], env=environment) as process:
         try:
-            assert _within(300, lambda: pid.exists() and pid.read_text())
+            wait_until(lambda: pid.exists() and pid.read_text(), 300)
         finally:
             process.send_signal(signal.SIGKILL)
-    assert _within(60, lambda: not _is_alive(int(pid.read_text())))
+    wait_until(lambda: not is_alive(int(pid.read_text())))
     assert len(list((tmp_path / "cache").iterdir())) == 1

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from composable.comparison import Comparison, Verdict
 from tests.comparison.studies import make_study
+from tests.comparison.synthetic import draw_data_study
 
 HOSTILE = "</style><script>alert(1)</script> | `a` *b* \x1b[2J"
 LONG = "ALiBi on quarter-length sequences + Muon + sequence-length warm-up + EMA"
@@ -38,10 +39,13 @@ STUDIES = {
     "a wide span of schedules": {"batches": (20, 100, 400)},
     "steps that take no time": {"step": 0.0},
     "schedules of one arm": {"batches": (300,), "own_batches": {"MuonClip": (40, 80, 160)}},
+    "amounts of data": {"by_data": True},
 }
 
 
 def make(name):
+    if "by_data" in STUDIES[name]:
+        return Comparison(draw_data_study(0, {LONG: 2.0, HOSTILE: 30.0}, repeated=HOSTILE))
     return Comparison(make_study(**STUDIES[name]))
 
 
@@ -251,12 +255,15 @@ def test_the_headline_is_the_finding():
 def test_settings_at_the_edge_failures_and_protocol_notes_are_shown():
     study = make_study(failing={"MuonClip": 5})
     protocol = attrs.evolve(
-        study.protocol,
-        chosen={**study.protocol.chosen, "MuonClip": {"lr": 4e-3}},
-        notes=("the budget ended",),
-        command="composable compare `x`",
+        study.protocol, notes=("the budget ended",), command="composable compare `x`"
     )
-    comparison = Comparison(attrs.evolve(study, protocol=protocol))
+
+    def at_the_edge(one):
+        own = {"lr": 4e-3} if one.trial.arm == "MuonClip" else one.trial.settings
+        return attrs.evolve(one, trial=attrs.evolve(one.trial, settings=own))
+
+    results = tuple(map(at_the_edge, study.results))
+    comparison = Comparison(attrs.evolve(study, protocol=protocol, results=results))
     for text in (comparison.table(), comparison.markdown()):
         assert "he budget ended" in text
         assert "lr=0.004" in text

@@ -91,7 +91,8 @@ def test_rank_0_waits_until_its_error_is_read_where_it_has_the_store(
     if agent is not None:
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
     starting._end_with(OSError("the disk is gone"))
-    assert store.said == {"composable/failed": f"rank {rank} failed: OSError: the disk is gone"}
+    said = {"composable/failed": f"rank {rank} failed: OSError: the disk is gone"}
+    assert store.said == {**said, f"composable/read/{rank}": ""}  # it waits for no other report
     assert store.waited == waited
     assert aborted == [[]]  # first: the others wait for it in a collective
 

@@ -6,20 +6,12 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.signals import set_signals
-
-LIMIT = 90  # seconds, after which a launch counts as hanging
-COMMAND = [sys.executable, "-m", "composable", "launch"]
-
-
-def environment(**variables):
-    kept = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "LOGLEVEL")}
-    return {**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+from tests.support.commands import LIMIT, Command
+from tests.support.processes import free_port, is_alive, wait_until
 
 
 def script(folder, *lines, name="script.py"):
@@ -35,53 +27,19 @@ def script(folder, *lines, name="script.py"):
 
 def launch(folder, *arguments, limit=LIMIT, **variables):
     """Run the command to its end, and return its result."""
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        cwd=folder,
-        env=environment(**variables),
-        capture_output=True,
-        text=True,
-        timeout=limit,
-    )
+    process = start(folder, *arguments, **variables)
+    return subprocess.CompletedProcess(process, *process.finish(limit))
 
 
-def start(folder, *arguments):
+def start(folder, *arguments, **variables):
     """Start the command, with the signals of a terminal."""
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=set_signals,
-    )
+    kept = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "LOGLEVEL")}
+    variables = {**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+    return Command(folder, ["launch", *map(str, arguments)], variables)
 
 
 def wait_for(*paths):
-    end = time.monotonic() + LIMIT
-    while not all(path.exists() for path in paths):
-        assert time.monotonic() < end, f"no {paths} within {LIMIT} s"
-        time.sleep(0.05)
-
-
-def finish(process):
-    """Return the exit status and the output of a command that was started."""
-    try:
-        output, errors = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-    return process.returncode, output, errors
-
-
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # An orphan that has ended, and that the init process of a container has not reaped.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    wait_until(lambda: all(path.exists() for path in paths))
 
 
 # A script that waits until every rank is there, and then for the failure of another.
@@ -218,8 +176,8 @@ SAVES = (
 def test_signal_reaches_every_rank(sent, status, tmp_path):
     process = start(tmp_path, "-n", 2, script(tmp_path, *SAVES))
     wait_for(tmp_path / "ready0", tmp_path / "ready1")
-    process.send_signal(getattr(signal, sent))
-    assert finish(process)[0] == status
+    os.kill(process.pid, getattr(signal, sent))
+    assert process.finish()[0] == status
     assert (tmp_path / "saved0").exists()
     assert (tmp_path / "saved1").exists()
 
@@ -231,7 +189,7 @@ def test_rank_that_ignores_a_signal_is_killed_after_the_grace_period(tmp_path):
     wait_for(tmp_path / "ready0", tmp_path / "ready1")
     pids = [int((tmp_path / f"ready{rank}").read_text()) for rank in (0, 1)]
     process.terminate()
-    assert finish(process)[0] == 143
+    assert process.finish()[0] == 143
     assert not any(map(is_alive, pids))
 
 
@@ -240,18 +198,12 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path):
     process = start(tmp_path, "-n", 2, script(tmp_path, *SAVES))
     wait_for(tmp_path / "ready0", tmp_path / "ready1")
     process.kill()
-    assert finish(process)[0] == -signal.SIGKILL  # which waits until the ranks close their output
+    assert process.finish()[0] == -signal.SIGKILL
     wait_for(tmp_path / "saved0", tmp_path / "saved1")
 
 
 # ------------------------------------------------------------------------------------------------
 # Several machines, which are launchers on this one
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_two_launchers_form_one_group(tmp_path):
@@ -267,8 +219,8 @@ def test_two_launchers_form_one_group(tmp_path):
     name = script(tmp_path, *lines)
     second = start(tmp_path, *where, "--base_rank", 1, name)
     first = start(tmp_path, *where, "--node_rank", 0, name)
-    assert finish(first)[:2] == (0, "0 0 1.0\n")
-    assert finish(second)[:2] == (0, "1 0 1.0\n")
+    assert first.finish()[:2] == (0, "0 0 1.0\n")
+    assert second.finish()[:2] == (0, "1 0 1.0\n")
 
 
 def test_machine_without_the_others_ends_with_an_error(tmp_path):

@@ -25,6 +25,7 @@ from composable.optim import (
     Muon,
     with_cautious_weight_decay,
     with_ema_nesterov,
+    with_lookahead,
     with_momentum_warmup,
 )
 from tests.support import parallel_requests as requests
@@ -49,7 +50,8 @@ def fit(options):
 
 def wrapped_muon(parameters):
     optimizer = with_momentum_warmup(Muon(parameters, lr=0.01, dtype=torch.float64), num_steps=5)
-    return with_ema_nesterov(with_cautious_weight_decay(optimizer), decay=0.5)
+    optimizer = with_lookahead(with_cautious_weight_decay(optimizer), interval=2)
+    return with_ema_nesterov(optimizer, decay=0.5)
 
 
 def compared(size, **options):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from composable.checkpoint import find
-from tests.distributed.test_launch import finish, start, wait_for
+from tests.distributed.test_launch import start, wait_for
+from tests.support.processes import wait_until
 
 SCRIPT = """
 import sys
@@ -63,7 +64,7 @@ def children(pid):
 @pytest.mark.parametrize(
     ("sent_to", "slow"),
     [
-        ("launcher", "data"),
+        pytest.param("launcher", "data", marks=pytest.mark.campaign),
         ("all processes", "step"),
         pytest.param("all processes", "data", marks=pytest.mark.campaign),
     ],
@@ -77,8 +78,8 @@ def test_preempted_run_saves_a_checkpoint(sent_to, slow, tmp_path):
         assert len(processes) == 4  # two ranks, each with a worker
         for pid in sorted(processes):  # a rank before its worker
             os.kill(pid, signal.SIGTERM)
-        assert "finishing this batch" in process.stderr.readline()
+        wait_until(lambda: "finishing this batch" in process.output(2))
     process.terminate()
-    status, _, errors = finish(process)
+    status, _, errors = process.finish()
     assert status == 143, errors
     assert len(find(tmp_path / "run")[0]) == 1, errors

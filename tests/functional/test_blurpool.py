@@ -15,6 +15,7 @@ from composable.functional import (
     blur,
     blurpool,
 )
+from tests.support.folded import folded
 from tests.support.tensors import randn
 
 
@@ -95,7 +96,7 @@ def test_only_strided_dimensions_are_blurred():
     assert_close(blurpool(conv)(x), conv(rows))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
+@folded("size", [1, 2, 3, 4, 5, 8, 9])
 @pytest.mark.parametrize("stride", [2, 3])
 @pytest.mark.parametrize("options", [(1, 0, 1), (2, 0, 1), (2, 1, 1), (3, 1, 1), (3, 1, 2)])
 @pytest.mark.parametrize("ceil_mode", [False, True])

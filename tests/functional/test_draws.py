@@ -74,6 +74,7 @@ LINEAR = [
     method("cutout"),
     method("cutout", per_sample=False),
     method("cutout", num_holes=2, length=0.3),
+    method("random_translation", max_shift=3),
     method("colout", p_row=0.3, p_col=0.4),
     Method(
         "colout-per_sample",
@@ -168,7 +169,7 @@ def test_gradients_do_not_change_the_result(method):
     assert torch.equal(result, without)
 
 
-@pytest.mark.parametrize("name", ["mixup", "cutmix", "cutout", "colout"])
+@pytest.mark.parametrize("name", ["mixup", "cutmix", "cutout", "random_translation", "colout"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_same_draw_applies_to_images_without_channels(name, size):
     x, one = uniform(4, size), method(name)
@@ -176,7 +177,8 @@ def test_same_draw_applies_to_images_without_channels(name, size):
     apply = getattr(F, f"apply_{name}")
 
     whole = images_of(one.apply(x, draw))
-    masks = apply(x[:, 0], draw) if name == "cutout" else apply(x[:, 0], x[:, 1].long(), draw)
+    of_inputs = name in ("cutout", "random_translation")
+    masks = apply(x[:, 0], draw) if of_inputs else apply(x[:, 0], x[:, 1].long(), draw)
 
     assert_close(images_of(masks), whole[:, 0])
     assert name != "colout" or torch.equal(masks.targets, whole[:, 1].long())

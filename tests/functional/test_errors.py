@@ -45,6 +45,11 @@ REFUSED = [
     (F.apply_cutmix, (Y[:, None], Y, F.draw_cutmix(4, (5, 6))), "draw has a box of 2 dimensions"),
     (F.apply_cutout, (X, F.draw_cutout(3, (5, 6))), "draw has holes for 3 examples, but .* has 4"),
     (F.apply_cutout, (Y[:, None], F.draw_cutout(4, (5, 6))), "does not match inputs of shape"),
+    (
+        F.apply_random_translation,
+        (X, F.draw_random_translation(3, (5, 6))),
+        "does not match inputs of shape",
+    ),
     (F.apply_colout, (Y[:, None], None, F.draw_colout((5, 6))), "draw has rows and columns, but"),
     (F.apply_colout, (X, None, F.draw_colout((5, 6), batch_size=9)), "draw is for 9 examples, but"),
     (F.apply_colout, (X, None, (1, 2)), "a ColOutDraw, not a tuple; draw_colout returns one"),

@@ -7,6 +7,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from torch.testing import assert_close
 
 import composable.functional as F
+from tests.support.folded import folded
 from tests.support.tensors import noise, seeded
 
 
@@ -80,7 +81,7 @@ def largest_difference(ours, theirs):
 
 
 @pytest.mark.parametrize("images", IMAGES.values(), ids=IMAGES)
-@pytest.mark.parametrize(("name", "strength", "pillow"), CASES, ids=lambda c: str(c)[:12])
+@folded("name,strength,pillow", CASES)
 def test_matches_pillow_within_one_grey_level(name, strength, pillow, images):
     operation, expected = getattr(F.images, name), through_pillow(images, pillow)
     given = () if strength is None else (strength,)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import composable.functional as F
+from tests.support.calls import unchanged_registries
 from tests.support.hugging_face import HEADS, WIDTH, build, layers, tokens
 from tests.support.models import Hidden
 from tests.support.tensors import seeded as generator
@@ -100,3 +101,37 @@ def test_rejects_what_it_cannot_initialize():
         F.initialize_projections(nn.Linear(2, 2))
     keep, model = {"attention": "keep", "feed_forward": "keep"}, Hidden(4)
     assert F.initialize_projections(model, **keep) is model
+
+
+class Residual(nn.Module):
+    """A block of a residual network."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 300, 3, padding=1), nn.BatchNorm2d(300)
+
+    def forward(self, x):
+        return x + self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())).mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("package", ["torchvision", "timm"])
+def test_blocks_of_residual_networks_start_as_the_identity(package):
+    kind = type("BasicBlock", (Residual,), {"__module__": f"{package}.models.resnet"})
+    model = nn.Sequential(kind(), kind())
+    new = F.initialize_projections(model)
+    images = torch.randn(2, 4, 5, 5)
+
+    assert torch.equal(new(images), images)
+    assert new[0].bn1.weight is model[0].bn1.weight
+    assert F.initialize_projections(model, attention="keep", feed_forward="keep") is model
+    with pytest.raises(ValueError, match="'fan_in' does not fit bn2 of BasicBlock, a BatchNorm2d"):
+        F.initialize_projections(model, feed_forward="fan_in")
+
+
+def test_standard_deviation_of_a_convolution_follows_all_its_inputs():
+    with unchanged_registries():
+        F.register_projections(Residual, output="conv2")
+        new = F.initialize_projections(Residual(), feed_forward="fan_in", generator=generator())
+
+    assert new.conv2.weight.std().item() == pytest.approx(0.5 / 36**0.5, rel=0.03)

@@ -2,13 +2,14 @@
 
 from functools import partial
 
+import attrs
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
-from composable.algorithms import AlternatingFlip, SelectiveBackprop
+from composable.algorithms import SelectiveBackprop
 from composable.integrations import adapt_loop
 from composable.utils.reproducibility import seed_context
 from tests.support.algorithms import six_algorithms
@@ -26,6 +27,8 @@ SETS = {
     WITHIN: [SelectiveBackprop(start=0.2, end=1.0, interrupt=0)],
 }
 ON_SEQUENCES = {name for name, case in CASES.items() if not case.acts_on(VISION)}
+INDEXED = {name for name, case in CASES.items() if hasattr(case.example, "index_key")}
+"""They need the index of each example."""
 ASKS = r"requests a .*, which an external loop does not support"
 OPTIONS = {name: case.external_options for name, case in CASES.items()}
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -144,8 +147,8 @@ def begin(name, model=None, **options):
 
 def set_of(name, options):
     """Return the algorithms of a row; one that needs indices takes the labels for them."""
-    if name == "AlternatingFlip" and options.get("target_key") == "labels":
-        return [AlternatingFlip(index_key="labels")]
+    if name in INDEXED and options.get("target_key") == "labels":
+        return [attrs.evolve(one, index_key="labels") for one in SETS[name]]
     return SETS[name]
 
 

@@ -85,3 +85,33 @@ def test_loss_of_the_whole_alone_is_refused_before_a_weight_changes(loss_fn):
     with pytest.raises(SplitLossError, match="loss_mean_over="):
         t.loss(model(inputs))
     accumulated(loss_fn, parts, loss_mean_over="examples")
+
+
+def of_tokens(outputs, targets):
+    return cross_entropy(outputs.mT, targets)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "none in the first part"])
+def test_loss_of_a_microbatch_has_the_size_of_a_mean_of_tokens(masked):
+    targets = torch.arange(16).reshape(2, 8) % 3
+    first = torch.full_like(targets, -100) if masked else targets
+    parts = [(torch.randn(2, 8, 4), one) for one in (first, targets)]
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    t = adapt_loop([], model, optimizer, loss_fn=of_tokens, seed=17)
+
+    found = []
+    for inputs, labels in t.epoch(parts, accumulate_batches=2):
+        outputs = model(inputs)
+        found.append((t.loss(outputs), of_tokens(outputs, labels)))
+        (found[-1][0] / 2).backward()
+        if len(found) == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    (one, mean), (other, second) = found
+    size = 8 if masked else 1  # of the examples, of which none has a weight
+    assert one.item() == (0 if masked else pytest.approx(mean.item()))
+    assert other.item() == pytest.approx(size * second.item())
+    expected = second if masked else (mean + second) / 2
+    assert t.state.loss.item() == pytest.approx(expected.item())

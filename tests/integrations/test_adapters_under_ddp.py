@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from composable import Trainer
 from composable.distributed import DDP
-from tests.integrations.table import SETS, SGD, SIX, net, works_in
+from tests.integrations.table import INDEXED, SETS, SGD, SIX, net, works_in
 from tests.support import adapters_under_ddp as loops
 from tests.support.campaign import drawn
 from tests.support.processes import attempt, run
@@ -18,13 +18,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
 ]
 
-INDEXED = "AlternatingFlip"
-"""Needs an index, which the dictionaries of these tests lack."""
-
 
 def names(loop):
     """Return some of the algorithms that work in a loop, or all of them in a campaign."""
-    all_ = [name for name in works_in(loop) if not (loop == "HF, mixin" and name == INDEXED)]
+    all_ = [name for name in works_in(loop) if not (loop == "HF, mixin" and name in INDEXED)]
     return list(dict.fromkeys(["EMA", SIX, *drawn(all_, 10)]))
 
 

@@ -34,7 +34,13 @@ from tests.support.models import same, weights
 
 KEYS = {"loss_fn": None, "input_key": "pixel_values", "target_key": "labels"}
 # What these replace or need isn't in a residual net.
-NOT_ON_RESNET = {"GyroDropout", "LowPrecisionGroupNorm", "LowPrecisionLayerNorm", *ON_SEQUENCES}
+NOT_ON_RESNET = {
+    "Dropout",
+    "GyroDropout",
+    "LowPrecisionGroupNorm",
+    "LowPrecisionLayerNorm",
+    *ON_SEQUENCES,
+}
 
 
 def resnet():

@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from composable.loggers import (
     WandBLogger,
 )
 from composable.loggers._wandb_log import read_history
+from tests.support.processes import wait_until
 
 __all__ = ["BACK_ENDS", "WITH_PICTURES", "BackEnd", "size"]
 
@@ -313,10 +313,8 @@ def finish(logger: Any, *, killed: int = 0) -> None:
 
 def _wait_for_wandb(folder: Path, killed: int) -> None:
     """Wait until the process that writes the files has written the last record."""
-    end = time.monotonic() + 30
-    while len(list(_wandb_records(folder, "exit"))) < len(list(folder.glob(_WANDB))) - killed:
-        assert time.monotonic() < end, "wandb did not write the end of the run"
-        time.sleep(0.02)
+    files = len(list(folder.glob(_WANDB))) - killed
+    wait_until(lambda: len(list(_wandb_records(folder, "exit"))) >= files, 30)
 
 
 # --- pages of TensorBoard

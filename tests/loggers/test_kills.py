@@ -1,10 +1,11 @@
 """A run that is killed and resumed has every step once in what each back end's reader shows.
 
-`python -m tools.kill_campaign --loggers` kills at random moments.
+`python -m tools.kill_campaign --back-ends 30` kills at random moments.
 """
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.loggers.readers import BACK_ENDS
+from tests.support.campaign import drawn
 from tests.support.logged_run import BATCHES, INTERVAL
 
 # Warnings of the packages about one another.
@@ -23,17 +25,16 @@ pytestmark = [
 
 ROOT = Path(__file__).resolve().parents[2]
 # Before the first checkpoint; with one just saved, before the evaluation of its step; after that.
-MOMENTS = ["batch_end 1", "after_save 3", "eval_end 6"]
+MOMENTS = drawn(["batch_end 1", "after_save 3", "eval_end 6"], 1)
 
 
-def run(folder, moment):
-    """Run a part of the run in a process, and return its exit status."""
-    command = [sys.executable, "-m", "tests.support.logged_run", str(folder), moment]
-    process = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.PIPE
-    )
-    assert process.returncode in (0, -signal.SIGKILL), process.stderr.decode()[-3000:]
-    return process.returncode
+def run(folder, *moments):
+    """Run the parts of the run, each in a process, and return their exit statuses."""
+    command = [sys.executable, "-m", "tests.support.logged_run", str(folder), "0", *moments]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [int(line) for line in done.stdout.splitlines() if re.fullmatch(r"-?\d+", line)]
 
 
 EXPECTED = {
@@ -55,8 +56,6 @@ def found_by(name, folder, metric):
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills processes")
 def test_every_step_is_shown_once_after_kills(tmp_path):
     """One test of all back ends, which log the same runs."""
-    statuses = [run(tmp_path, moment) for moment in [*MOMENTS, "end"]]
-
-    assert statuses == [*[-signal.SIGKILL] * len(MOMENTS), 0]
+    assert run(tmp_path, *MOMENTS, "end") == [*[-signal.SIGKILL] * len(MOMENTS), 0]
     for name in [*BACK_ENDS, "json lines"]:
         assert {metric: found_by(name, tmp_path, metric) for metric in EXPECTED} == EXPECTED, name

@@ -1,4 +1,4 @@
-"""Wrappers of any optimizer: EMA-Nesterov, cautious weight decay and momentum warm-up."""
+"""Wrappers of any optimizer: EMA-Nesterov, cautious decay, momentum warm-up and Lookahead."""
 
 import copy
 from functools import partial
@@ -19,8 +19,10 @@ from composable.optim import (
     MultiOptimizer,
     Muon,
     cosine,
+    per_option,
     with_cautious_weight_decay,
     with_ema_nesterov,
+    with_lookahead,
     with_momentum_warmup,
 )
 from tests.support.data import batches
@@ -29,7 +31,13 @@ from tests.support.runs import PROBLEMS, make_trainer
 
 NESTEROV = partial(with_ema_nesterov, decay=0.5)
 WARMUP = partial(with_momentum_warmup, start=0.5, num_steps=4)
-WRAPPERS = {"nesterov": NESTEROV, "decay": with_cautious_weight_decay, "warmup": WARMUP}
+LOOKAHEAD = partial(with_lookahead, interval=2)
+WRAPPERS = {
+    "nesterov": NESTEROV,
+    "decay": with_cautious_weight_decay,
+    "warmup": WARMUP,
+    "lookahead": LOOKAHEAD,
+}
 OPTIMIZERS = {
     "sgd": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1),
     "foreach": partial(AdamW, lr=0.02, weight_decay=0.5, foreach=True),
@@ -174,6 +182,7 @@ def test_without_effect_the_steps_are_those_of_the_optimizer(wrapper, inner):
         "nesterov": partial(with_ema_nesterov, lookahead=0.0),
         "decay": lambda one: one,  # there is none
         "warmup": partial(with_momentum_warmup, start=0.9, num_steps=0),
+        "lookahead": partial(with_lookahead, decay=0.0, interval=2),
     }[wrapper]
     ours, theirs = mlp(), mlp()
     one, other = (OPTIMIZERS[inner](list(model.parameters())[:1]) for model in (ours, theirs))
@@ -197,6 +206,45 @@ def test_weights_behind_the_lookahead_move_by_the_steps_of_the_optimizer(seed, l
     assert_close(point["w"] - lookahead * new["w"], after["w"])
     step = after["w"] - (before["w"] - 0.25 * average["w"])
     assert_close(new["w"], decay * average["w"] + (1 - decay) * step)
+
+
+def test_every_few_steps_lookahead_averages_the_weights_with_the_slow_ones():
+    params, plain = parameters(), parameters()
+    optimizer = with_lookahead(SGD(params, lr=0.1), decay=0.75, interval=3)
+    inner = SGD(plain, lr=0.1)
+    slow = {str(i): p.detach().clone() for i, p in enumerate(plain)}
+    generator = torch.Generator().manual_seed(1)
+    for step in range(1, 8):
+        for i, (p, q) in enumerate(zip(params, plain, strict=True)):
+            # The second never has a gradient in the first step of an interval.
+            q.grad = torch.randn(q.shape, generator=generator, dtype=q.dtype)
+            q.grad = None if i == 1 and step % 3 == 1 else q.grad
+            p.grad = q.grad
+        optimizer.step()
+        inner.step()
+        if step % 3 == 0:
+            fast = {str(i): p.detach() for i, p in enumerate(plain)}
+            slow = F.ema(slow, fast, smoothing=0.75)
+            for i, p in enumerate(plain):
+                p.data.copy_(slow[str(i)])
+
+        assert_close([p.detach() for p in params], [p.detach() for p in plain])
+
+
+def test_decay_of_lookahead_can_rise_over_a_run():
+    seen = []
+    make_trainer(
+        optimizers=lambda params: with_lookahead(SGD(params, lr=0.1), decay=0.8, interval=1),
+        schedulers=per_option({"lr": cosine(), "lookahead_decay": lambda s: s.elapsed**3}),
+        max_duration="4ba",
+        callbacks=lambda event, state, logger: (
+            seen.append(state.optimizers[0].param_groups[0]["lookahead_decay"])
+            if event.value == "before_optimizer_step"
+            else None
+        ),
+    ).fit()
+
+    assert seen == pytest.approx([0.8 * (step / 4) ** 3 for step in range(4)])
 
 
 # --- a loop of one's own ---
@@ -315,6 +363,9 @@ TENSORS = [torch.ones(1, requires_grad=True)]
         (lambda: with_momentum_warmup(Adagrad(TENSORS)), "Adagrad has no momentum"),
         (lambda: with_momentum_warmup(SGD(TENSORS)), r"start=0\.85 must be at most 0\.0"),
         (lambda: with_momentum_warmup(ADAMW, num_steps=-1), "num_steps=-1 must be"),
+        (lambda: with_lookahead(ADAMW, decay=1.5), r"decay=1\.5 must be"),
+        (lambda: with_lookahead(ADAMW, interval=0), "interval=0 must be"),
+        (lambda: with_lookahead(LOOKAHEAD(SGD(TENSORS))), "SGD has with_lookahead already"),
     ],
 )
 def test_invalid_arguments_are_rejected_by_name(make, message):
@@ -363,7 +414,7 @@ def test_optimizer_of_several_resumes_with_wrappers_outside_or_inside(outside, t
     resumed = make_trainer(mlp(), load_path=tmp_path / "ep0-ba2", **options).fit()
 
     assert same(weights(whole.model), weights(resumed.model))
-    with pytest.raises(MismatchError, match=r"MultiOptimizer with EMANesterov, Cautious.*"):
+    with pytest.raises(MismatchError, match=r"MultiOptimizer with EMANesterov, Caut.*"):
         make_trainer(mlp(), load_path=tmp_path / "ep0-ba2", optimizers=several).fit()
 
 

@@ -9,16 +9,17 @@ from composable.plan.ordering import topological_sort
 from tests.support.algorithm_cases import ALGORITHMS
 
 ORDER = [  # one line per stage
-    "SelectiveBackprop",
+    *("ProxyFilter", "SelectiveBackprop"),
     *("Alibi", "FixRes", "ProgressiveResizing", "SeqLengthWarmup"),
-    *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "RandAugment"),
-    *("CutMix", "MixUp", "PrefixTokens"),
+    *("AlternatingFlip", "AugMix", "ColOut", "CutOut", "PairedAugment", "RandAugment"),
+    *("RandomTranslation", "TTA"),
+    *("SnapshotDistillation", "CutMix", "MixUp", "PrefixTokens"),
     "LabelSmoothing",
     # They come before the surgeries that would replace their layers.
-    *("AttentionOutputGate", "ExclusiveSelfAttention", "GatedLinearUnits", "GhostBatchNorm"),
-    *("GyroDropout", "InitializeProjections", "NGramEmbeddings", "PartialKeyOffset", "QKNorm"),
-    *("Rotary", "SkipConnections", "Smear", "SoftcapLogits", "SplitHead", "SquaredReLUs"),
-    *("StochasticDepth", "ValueEmbeddings"),
+    *("AttentionOutputGate", "Dropout", "ExclusiveSelfAttention", "GatedLinearUnits"),
+    *("GhostBatchNorm", "GyroDropout", "InitializeConvolutions", "InitializeProjections"),
+    *("NGramEmbeddings", "PartialKeyOffset", "QKNorm", "Rotary", "SkipConnections", "Smear"),
+    *("SoftcapLogits", "SplitHead", "SquaredReLUs", "StochasticDepth", "ValueEmbeddings"),
     *("WhitenedFirstLayer", "Factorize", "BlurPool", "SqueezeExcite", "WeightStandardization"),
     "WindowWarmup",
     "ChannelsLast",

@@ -1,4 +1,4 @@
-"""The recipe for residual networks composes without warnings, trains, and checks its arguments."""
+"""The recipes for images compose without warnings, train, and check their arguments."""
 
 import pytest
 import torch
@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from composable import Trainer
+from composable.algorithms import TTA, LabelSmoothing, RandomTranslation
 from composable.optim import Muon
-from composable.recipes import small_resnet
+from composable.recipes import small_resnet, speedrun_vision
 
 
 def network() -> nn.Module:
@@ -18,8 +19,13 @@ def network() -> nn.Module:
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_recipe_trains_a_network_that_learns():
-    images, labels = torch.randn(32, 3, 8, 8), torch.arange(32) % 4
+@pytest.mark.parametrize(
+    ("recipe", "share"),
+    [(small_resnet, 0.5), (speedrun_vision, 0.7)],  # the loss of smoothed labels is never 0
+)
+def test_the_recipe_trains_a_network_that_learns(recipe, share):
+    labels = torch.arange(32) % 4
+    images = torch.randn(32, 3, 8, 8) + 2 * labels[:, None, None, None]
     losses = []
     trainer = Trainer(
         network(),
@@ -30,12 +36,12 @@ def test_the_recipe_trains_a_network_that_learns():
             losses.append(float(state.loss)) if event.value == "batch_end" else None
         ),
         progress_bar=False,
-        **small_resnet(lr=0.02).arguments(),
+        **recipe(lr=0.02).arguments(),
     )
 
     model = trainer.fit().model
 
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < share * losses[0]
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -46,10 +52,22 @@ def test_muon_has_the_rates_of_the_recipe():
     assert {group["lr"] for group in optimizer.param_groups} == {0.02, 0.004}
 
 
+def test_parts_of_the_speedrun_have_its_arguments():
+    recipe = speedrun_vision(smoothing=0.1, max_shift=4, flip=True, lr=0.02)
+
+    assert recipe.algorithms[1:] == (LabelSmoothing(0.1), RandomTranslation(4), TTA(flip=True))
+    assert recipe.optimizers(network()).param_groups[0]["lr"] == 0.02
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"lr": -1.0}, "lr"), ({"momentum": 1.0}, "momentum"), ({"warmup": "soon"}, "soon")],
+    [
+        ({"lr": -1.0}, "lr"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"max_shift": -1}, "max_shift"),
+        ({"smoothing": 2.0}, "smoothing"),
+    ],
 )
 def test_arguments_out_of_range_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        small_resnet(**wrong)
+        speedrun_vision(**wrong)

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.support.cases import all_cases
 from tests.support.data import batches, examples
 from tests.support.observers import Asks
 from tests.support.runs import make_trainer, sgd
+from tests.support.tiny_llama import llama
 
 PACKAGES = (
     *("composable", "composable.callbacks", "composable.checkpoint", "composable.batches.batch"),
@@ -107,16 +108,21 @@ def public_calls() -> Iterator[PublicCall]:
 @contextmanager
 def unchanged_registries() -> Iterator[None]:
     """Remove the classes that are registered in a block."""
-    modules = [
-        one for name, one in sys.modules.items() if name.startswith("composable.functional.")
-    ]
-    registries = [one.REGISTRY for one in modules if hasattr(one, "REGISTRY")]
-    before = [dict(registry.entries) for registry in registries]
+    before = [dict(registry.entries) for registry in _registries()]
     try:
         yield
     finally:
-        for registry, entries in zip(registries, before, strict=True):
+        for registry, entries in zip(_registries(), before, strict=True):
             registry.entries = entries
+
+
+@cache
+def _registries() -> list[Any]:
+    list(public_calls())  # imports every module
+    modules = [
+        one for name, one in sys.modules.items() if name.startswith("composable.functional.")
+    ]
+    return [one.REGISTRY for one in modules if hasattr(one, "REGISTRY")]
 
 
 def _passed_on(name: str) -> tuple[frozenset[str], frozenset[str]]:
@@ -192,6 +198,13 @@ def a_run() -> Path:
     return write_run(a_folder(), [2.0, 1.0])
 
 
+def a_mixture() -> dict[str, Any]:
+    """Make arguments to fit a mixture of one model."""
+    data = TensorDataset(*examples(8))
+    held_out, trained_on = (torch.utils.data.Subset(data, rows) for rows in ([0, 1], [2, 3]))
+    return {"models": [models.mlp()], "held_out": held_out, "trained_on": trained_on}
+
+
 def a_recorded_run() -> Any:
     """Record a run, and read it."""
     return composable.report.RecordedRun(a_run())
@@ -263,6 +276,12 @@ def trainer_arguments() -> dict[str, Any]:
         "device": "cpu",
         "progress_bar": False,
     }
+
+
+def a_filtered_run() -> composable.State:
+    """Train with a filter that records its masks."""
+    proxy = composable.algorithms.ProxyFilter(models.linear(1), sgd)
+    return a_trainer(model=models.mlp(), algorithms=[proxy]).fit()
 
 
 def a_timestamp() -> composable.Timestamp:
@@ -452,6 +471,7 @@ OTHERS: list[Any] = [
     (optim.warmup_stable_decay, given()),
     (optim.with_cautious_weight_decay, given(optimizer=OPTIMIZER)),
     (optim.with_ema_nesterov, given(optimizer=OPTIMIZER)),
+    (optim.with_lookahead, given(optimizer=OPTIMIZER)),
     (optim.with_momentum_warmup, given(optimizer=OPTIMIZER)),
     (optim.ConstantScheduler, given()),
     (optim.ConstantWithWarmupScheduler, given(t_warmup="1ep")),
@@ -470,6 +490,16 @@ OTHERS: list[Any] = [
     (data.InfoBatch, given(sampler=data.InfoBatchSampler(4, batch_size=2, seed=3))),
     (data.InfoBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
     (data.Indexed, given(dataset=[1, 2])),
+    (
+        data.ReplayMasks,
+        given(masks=Fresh(lambda: data.load_masks(a_filtered_run()))),
+    ),
+    (data.load_masks, given(source=Fresh(a_filtered_run)), *FILES),
+    (
+        data.LengthGroupedBatchSampler,
+        given(lengths=[3, 1, 2, 4, 5], batch_size=2, seed=3, shuffle=True),
+    ),
+    (data.PackedDocuments, given(documents=[torch.arange(5)], length=2, seed=3, shuffle=True)),
     (data.PerExample, given(dataset=[1, 2], seed=3)),
     (data.TokenFiles, given(paths=Fresh(token_files), length=2, rows=3), OSError),
     (data.WorkerShard, given(dataset=[1, 2], batch_size=2)),
@@ -485,7 +515,11 @@ OTHERS: list[Any] = [
     (composable.models.AuxiliaryLoss, given(loss_fn=cross_entropy, weight=0.4)),
     (composable.models.Classifier, given(module=MODEL)),
     (composable.models.Detector, given(module=MODEL)),
+    (composable.models.Ensemble, given(members=Fresh(lambda: [models.mlp()]))),
+    (composable.models.fit_mixture, a_mixture),
     (composable.models.HuggingFaceModel, given(model=MODEL)),
+    (composable.models.lora_config, given(rank=2, alpha=4), ModuleNotFoundError),
+    (composable.models.with_liger_kernels, given(model=Fresh(llama)), ModuleNotFoundError),
     (checkpoint.Region, given(offsets=(0, 2), sizes=(1, 2))),
     (checkpoint.TensorShard, given(tensor=torch.ones(2), shape=(4,), offsets=(2,))),
     (checkpoint.consolidate, lambda: {**a_copy(), "overwrite": False}, *FILES),

@@ -166,6 +166,7 @@ class AlgorithmCase:
         meaning: The fields of the state that its function changes, as a function of the algorithm
             and the state: see `tests/support/meaning.py`.
         acts_at: The event at which it calls its function, if not at its first.
+        memory: Its memory before that event, if it has one.
         neutral: Of a surgery: an instance that changes no result, or why there is none.
         invalid_sets: Hyperparameters that are invalid together, or with the defaults of the
             others, each with a pattern of the error message.
@@ -189,6 +190,7 @@ class AlgorithmCase:
     hyperparameters: Mapping[str, Sequence[Any]] = EMPTY
     meaning: Meaning | None = None
     acts_at: Callable[[Any], Event] | None = None
+    memory: Mapping[str, Any] = EMPTY
     neutral: Algorithm | str = ""
     invalid_sets: InvalidSets = ()
     cannot: Mapping[Problem, str] = EMPTY

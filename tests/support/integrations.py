@@ -35,7 +35,7 @@ SECOND_FORWARD = (
 )
 EVALUATED_BATCHES = (
     "It changes the batches of evaluations, which an external loop does not pass to algorithms. "
-    "`adapt_loop` raises an `UnsupportedRequestError`; call `fixres` in the evaluation."
+    "`adapt_loop` raises an `UnsupportedRequestError`; call `fixres` or `tta` in the evaluation."
 )
 LATE_STATISTICS = (
     "SWA recomputes batch norm statistics on the batches after `swa_end`, to which the callback "

@@ -1,10 +1,11 @@
 """A run that logs to every back end at once, and may be killed.
 
-    python -m tests.support.logged_run FOLDER MOMENT
+    python -m tests.support.logged_run FOLDER PAUSE MOMENT...
 
-Run again, it resumes. `MOMENT` is the name of an event and a number of batches, such as
-"after_save 3", at which the process kills itself, or "end". A third word is a number of seconds to
-wait before, while training continues.
+For each moment a process starts or resumes the run, and its exit status is printed. `MOMENT` is the
+name of an event and a number of batches, such as "after_save 3", at which the process kills itself,
+or "end". A third word is a number of seconds to wait before, while training continues. `PAUSE` is
+the number of seconds that a step takes longer.
 """
 
 import os
@@ -12,6 +13,8 @@ import signal
 import sys
 import threading
 import time
+from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -81,4 +84,12 @@ def train(folder: Path, moment: str, pause: float) -> None:
 
 if __name__ == "__main__":
     quiet()
-    train(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else 0.0)
+    for package in ("comet_ml", "mlflow", "torch.utils.tensorboard", "wandb"):
+        import_module(package)  # longer than the run, and once for all processes
+    folder, pause, *moments = sys.argv[1:]
+    context = get_context("fork")
+    for moment in moments:
+        process = context.Process(target=train, args=(Path(folder), moment, float(pause)))
+        process.start()
+        process.join()
+        print(process.exitcode, flush=True)

@@ -24,6 +24,7 @@ STRATEGIES: dict[str, Callable[[], Any]] = {
 REFUSED_BY_FSDP2 = {
     "ChannelsLast": "only contiguous parameters can be sharded",
     "SWA": "cannot recompute the statistics of the batch norms of a sharded model",
+    "SnapshotDistillation": "a sharded model does not allow",
     "NoOpModel": "doesn't support scalar parameters",
     "WindowWarmup": "model must not be wrapped in FSDPModule",
 }

@@ -6,6 +6,7 @@ starting them takes longer than most functions. Those of `attempt`, which may fa
 
 import atexit
 import contextlib
+import inspect
 import multiprocessing
 import os
 import socket
@@ -13,14 +14,15 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 SECONDS = 150
 """The time limit of all processes together; one that waits for another must fail, not hang."""
 
-_context = multiprocessing.get_context("forkserver")
+forkserver = multiprocessing.get_context("forkserver")
 # What a first step imports: a second of each process that is not forked with it.
-_context.set_forkserver_preload(
+forkserver.set_forkserver_preload(
     ["tests.support.parallel_runs", "torch._dynamo", "torch.distributed.fsdp"]
 )
 
@@ -69,11 +71,11 @@ class _Group:
     """Processes that call functions."""
 
     def __init__(self, size: int) -> None:
-        pipes = [_context.Pipe() for _ in range(size)]
+        pipes = [forkserver.Pipe() for _ in range(size)]
         port = free_port()
         self.pipes = [own for own, _ in pipes]
         self.processes = [
-            _context.Process(target=_serve, args=(other, rank, size, port))
+            forkserver.Process(target=_serve, args=(other, rank, size, port))
             for rank, (_, other) in enumerate(pipes)
         ]
         for process, (_, other) in zip(self.processes, pipes, strict=True):
@@ -121,6 +123,23 @@ _groups: dict[int, _Group] = {}
 def _end_groups() -> None:
     for group in _groups.values():
         group.end()
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs: it has not ended, reaped or not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 90) -> None:
+    """Wait until a condition holds, and fail if that takes too long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{inspect.getsource(condition)} after {seconds} s"
+        time.sleep(0.02)
 
 
 def free_port() -> int:

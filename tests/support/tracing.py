@@ -224,7 +224,7 @@ def check_brackets(trace: Trace) -> None:
             assert who == alone + both, f"{firing.event}: {who}, opened by {at_first}"
 
 
-_BY_EXAMPLE = {"AlternatingFlip"}
+_BY_EXAMPLE = {"AlternatingFlip", "PairedAugment"}
 
 
 def check_streams(trace: Trace, seed: int) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from composable.loggers import InMemoryLogger, JSONLinesLogger, ProgressBarLogge
 from tests.support.data import batches
 from tests.support.models import same, weights
 from tests.support.observers import Asks, Raise, Watch
+from tests.support.processes import wait_until
 from tests.support.runs import make_trainer, trained
 from tests.support.signals import set_signals
 
@@ -155,11 +155,7 @@ def test_ctrl_c_in_a_process_with_workers(tmp_path):
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     try:
-        limit = time.monotonic() + 120
-        while not (tmp_path / "started").exists():
-            assert run.poll() is None, run.communicate()
-            assert time.monotonic() < limit
-            time.sleep(0.01)
+        wait_until(lambda: (tmp_path / "started").exists() or run.poll() is not None)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the workers get it too
         out, err = run.communicate(timeout=60)
     finally:

@@ -50,10 +50,6 @@ def wrapped(model):
     return nn.Sequential(model, nn.Softmax(-1))
 
 
-def other_root(model):
-    return nn.ModuleList(model)[0]
-
-
 def replaced_layer(model):
     model[0] = nn.Sequential(model[0], nn.Tanh())
     return model

@@ -1,0 +1,23 @@
+"""Dropout, as an algorithm."""
+
+import attrs
+
+from composable.algorithms._surgery import Surgery
+from composable.algorithms._validators import in_range
+from composable.functional import set_dropout
+
+__all__ = ["Dropout"]
+
+
+@attrs.frozen(repr=False)
+class Dropout(Surgery):
+    """Set the rates of all dropouts of the model: see `composable.functional.set_dropout`.
+
+    Args:
+        p: Probability that an element is dropped, in [0, 1).
+    """
+
+    p: float = attrs.field(default=0.1, validator=in_range(0, 1, ends="[)"))
+
+    surgery = staticmethod(set_dropout)
+    replaces = frozenset({"dropout"})

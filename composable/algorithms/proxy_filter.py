@@ -1,0 +1,312 @@
+"""Filters of batches by a small proxy of the model, as an algorithm."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from composable._support.checks import check_is_callable, check_module, check_range
+from composable.algorithms._scoring import example_losses
+from composable.algorithms._validators import boolean, integer_at_least
+from composable.batches.batch import describe_batch
+from composable.batches.precision import widest_float
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.event import Event
+from composable.core.state import State
+from composable.data.grouping import ShardedBatch, parts_of, shards_in
+from composable.data.masks import gather_rows, merge_rows, row_of
+from composable.distributed.processes import Processes
+from composable.distributed.reduction import TreeSum, all_reduce_exactly
+from composable.functional import select_highest
+from composable.losses.loss import OutputLoss
+from composable.optim.building import build_optimizers
+from composable.resume.optimizers import capture_optimizer, parameter_names, restore_optimizer
+
+__all__ = ["ProxyFilter"]
+
+_KEEP = 0.5
+_MOST_ROWS = 512
+"""The masks that are held as tensors of their own before they are merged."""
+
+
+def _check_optimizer(_: Any, attribute: Any, value: Any) -> None:
+    if isinstance(value, Optimizer) or not callable(value):
+        raise TypeError(
+            f"{attribute.name}={value!r} must be a function of the parameters of the proxy, such "
+            "as functools.partial(torch.optim.SGD, lr=0.1)."
+        )
+
+
+def _check_proxy(_: Any, attribute: Any, value: Any) -> None:
+    check_module(attribute.name, value)
+
+
+def _check_function(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None:
+        check_is_callable(attribute.name, value)
+
+
+def _check_keep(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None:
+        check_range(attribute.name, value, 0, 1, ends="(]")
+
+
+@attrs.frozen(repr=False)
+class ProxyFilter(Algorithm):
+    """Train on the examples of each batch whose loss under a small proxy is the highest.
+
+    The proxy is a model of its own, with its own optimizer. It scores the whole batch in one
+    forward pass, before any augmentation, and learns from the examples that are kept in every
+    `interval`-th batch. The given module is not changed: its weights and the state of its
+    optimizer are in the memory of the run. It is called in its own mode, training or evaluation,
+    and its buffers stay as they are. With several processes or shards, each shard of a batch is
+    filtered by itself, and all processes have the same proxy.
+
+    Args:
+        proxy: The proxy, whose outputs `loss_fn` takes.
+        optimizer: A function of the parameters of the proxy that returns its optimizer, such as
+            `functools.partial(torch.optim.SGD, lr=0.1)`.
+        keep: Share of each batch to keep, in (0, 1]. Default: 0.5, unless `rule` is given.
+        rule: `rule(losses, generator=generator)` returns the indices to keep, an alternative to
+            `keep`: `functools.partial(composable.functional.select_using_loss, keep=0.5)` draws
+            them. Default: `composable.functional.select_highest`.
+        interval: The proxy learns from every `interval`-th batch.
+        schedule: A function of time that scales the learning rate of the proxy, such as those of
+            `composable.optim`. Default: it is constant.
+        record: Keep the masks of all batches in the memory, and so in checkpoints, so that
+            `composable.data.ReplayMasks` can filter another run by them: one bit an example.
+    """
+
+    proxy: nn.Module = attrs.field(validator=_check_proxy, eq=repr)
+    optimizer: Callable[[Any], Optimizer] = attrs.field(validator=_check_optimizer, eq=repr)
+    keep: float | None = attrs.field(default=None, validator=_check_keep)
+    rule: Callable[..., Tensor] | None = attrs.field(
+        default=None, validator=_check_function, eq=repr
+    )
+    interval: int = attrs.field(default=4, validator=integer_at_least(1))
+    schedule: Callable[[State], float] | None = attrs.field(
+        default=None, validator=_check_function, eq=repr
+    )
+    record: bool = attrs.field(default=True, validator=boolean)
+
+    events = frozenset({Event.AFTER_DATALOADER, Event.BATCH_START})
+    stage = Stage.SELECT
+    reads = frozenset(
+        {"batch", "model", "loss_fn", "key", "timestamp", "max_duration", "memory", "device"}
+    )
+    writes = frozenset({"batch", "memory"})
+    incompatible_with = MappingProxyType(
+        dict.fromkeys(("SelectiveBackprop", "InfoBatch"), "both select examples by their losses")
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.keep is not None and self.rule is not None:
+            raise ValueError(
+                f"keep={self.keep!r} and rule={self.rule!r} must not both be given: pass one, such "
+                "as rule=functools.partial(composable.functional.select_using_loss, keep=0.5)."
+            )
+
+    def match(self, event: Event, state: State) -> bool:
+        """Match at each batch; at its start if the proxy learns from it, or it is recorded."""
+        if event is Event.AFTER_DATALOADER:
+            return True
+        memory = state.memory.get(self.name)
+        return memory is not None and bool(memory["pending"] or memory["own_rows"])
+
+    def apply(self, event: Event, state: State) -> State:
+        """Filter a batch, or let the proxy learn from it, and record its mask."""
+        if event is Event.AFTER_DATALOADER:
+            return self._filtered(state)
+        memory = dict(state.memory[self.name])
+        if memory["pending"]:
+            memory |= {**self._learned(state, memory), "pending": ()}
+        if memory["own_rows"]:
+            new = gather_rows(memory["own_rows"], processes_of(state.batch))
+            memory |= {"rows": (*memory["rows"], *new), "own_rows": ()}
+        if len(memory["rows"]) >= _MOST_ROWS:
+            memory |= {"masks": merge_rows(memory["masks"], memory["rows"]), "rows": ()}
+        return state.remember(self.name, memory)
+
+    # --- filtering ---
+
+    def _filtered(self, state: State) -> State:
+        memory = dict(state.memory.get(self.name) or self._first_memory(state))
+        size, weights = state.batch_spec.count(state.batch), memory["weights"]
+        learns = state.timestamp.batch % self.interval == 0
+        trained = [name for name, one in self.proxy.named_parameters() if one.requires_grad]
+        leaves = {name: weights[name].detach().requires_grad_(learns) for name in trained}
+        with torch.set_grad_enabled(learns):
+            losses = self._losses(state, {**weights, **self._buffers(weights), **leaves}, size)
+            chosen = self._chosen(state, losses.detach())
+            loss = losses[chosen].sum()
+        if learns:
+            gradients = torch.autograd.grad(
+                loss, [*leaves.values()], allow_unused=True, materialize_grads=True
+            )
+            memory["pending"] = (*memory["pending"], (list(gradients), len(chosen)))
+        if self.record:
+            row = row_of(state.timestamp.batch, state.batch, size, chosen)
+            memory["own_rows"] = (*memory["own_rows"], row)
+        batch = state.batch_spec.select(state.batch, chosen)
+        return state.evolve(batch=batch).remember(self.name, memory)
+
+    def _first_memory(self, state: State) -> dict[str, Any]:
+        """Return the memory before the first batch, with the weights of rank 0."""
+        self._check_is_separate(state)
+        weights = {
+            name: state.precision.cast(one.detach()).to(state.device, copy=True).contiguous()
+            for name, one in (*self.proxy.named_parameters(), *self.proxy.named_buffers())
+        }
+        if Processes.current().several:
+            for one in weights.values():
+                dist.broadcast(one, 0)
+        return {
+            "seed": (state.key.of_step or state.key).seed,
+            "weights": weights,
+            "optimizers": [],
+            "pending": (),
+            "own_rows": (),
+            "rows": (),
+            "masks": None,
+        }
+
+    def _check_is_separate(self, state: State) -> None:
+        trained = {id(one) for module in state.modules.values() for one in _parts(module)}
+        if any(id(one) in trained for one in _parts(self.proxy)):
+            raise ValueError(
+                f"the proxy of {self.name} is the trained model, or shares a part with it, and "
+                "learns by itself: pass a separate, smaller module, or use SelectiveBackprop, "
+                "which scores examples by the model."
+            )
+
+    def _buffers(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: weights[name].clone() for name, _ in self.proxy.named_buffers()}
+
+    def _losses(self, state: State, tensors: Mapping[str, Tensor], size: int) -> Tensor:
+        try:
+            losses = example_losses(state, self.proxy, tensors, self.name)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or isinstance(state.loss_fn, OutputLoss):
+                raise
+            raise ValueError(
+                f"the proxy of {self.name}, called as the model is, or loss_fn with its outputs "
+                f"raised {type(error).__name__}: {error}\nBuild a proxy that takes the batch, "
+                f"{describe_batch(state.batch)}, and has the outputs of the model, such as one for "
+                "each class."
+            ) from error
+        if losses.shape != (size,):
+            raise ValueError(
+                f"the outputs of the proxy of {self.name} have losses of shape "
+                f"{tuple(losses.shape)}, and the batch has {size} examples: build a proxy with an "
+                "output for each example, as the model has."
+            )
+        return losses
+
+    def _chosen(self, state: State, losses: Tensor) -> Tensor:
+        if self.rule is None:
+            return select_highest(losses, keep=_KEEP if self.keep is None else self.keep)
+        chosen = self.rule(losses, generator=state.generator(self.name))
+        if not isinstance(chosen, Tensor) or chosen.dtype != torch.int64 or chosen.ndim != 1:
+            raise TypeError(
+                f"rule returned {chosen!r:.200} and must return the indices to keep, an int64 "
+                "tensor [kept]. A rule that also weights losses, such as that of "
+                "composable.data.InfoBatch, is an algorithm of its own."
+            )
+        if not len(chosen):
+            raise ValueError(
+                f"rule kept none of the {len(losses)} examples of batch {state.timestamp.batch}: "
+                "let it return at least one index, as select_highest does."
+            )
+        return chosen.to(losses.device, non_blocking=True)
+
+    # --- learning ---
+
+    def _learned(self, state: State, memory: Mapping[str, Any]) -> dict[str, Any]:
+        """Step the optimizer of the proxy by the mean loss of the examples that were kept."""
+        weights = memory["weights"]
+        model = self._module(weights)
+        optimizers = build_optimizers(self.optimizer, model)
+        names = parameter_names(model)
+        rates = [[group["lr"] for group in one.param_groups] for one in optimizers]
+        for one, saved in zip(optimizers, copy.deepcopy(memory["optimizers"]), strict=False):
+            restore_optimizer(one, _numbered(saved, int), names)
+        trained = [one for one in model.parameters() if one.requires_grad]
+        for parameter, gradient in zip(
+            trained, mean_gradients(state.batch, memory["pending"]), strict=True
+        ):
+            parameter.grad = gradient
+        for one, bases in zip(optimizers, rates, strict=True):
+            if self.schedule is not None:
+                for group, base in zip(one.param_groups, bases, strict=True):
+                    group["lr"] = base * self.schedule(state)
+            one.step()
+        new = {name: one.detach() for name, one in model.named_parameters()}
+        saved = [_numbered(capture_optimizer(one, names), str) for one in optimizers]
+        return {"weights": {**weights, **new}, "optimizers": saved}
+
+    def _module(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """Return a copy of the proxy with copies of some weights; tied ones stay tied."""
+        memo: dict[int, Any] = {
+            id(one): nn.Parameter(weights[name].clone(), one.requires_grad)
+            for name, one in self.proxy.named_parameters()
+        }
+        return copy.deepcopy(self.proxy, memo)
+
+    def check_memory(self, memory: Any, state: State) -> None:
+        """Raise a `ValueError` if a loaded memory is not that of this proxy."""
+        names = {"seed", "weights", "optimizers", "pending", "own_rows", "rows", "masks"}
+        if not isinstance(memory, Mapping) or memory.keys() != names:
+            raise ValueError(f"it must have the entries {', '.join(sorted(names))}.")
+        own = (*self.proxy.named_parameters(), *self.proxy.named_buffers())
+        ours = {name: tuple(one.shape) for name, one in own}
+        theirs = {name: tuple(one.shape) for name, one in memory["weights"].items()}
+        if ours != theirs:
+            raise ValueError(
+                f"its weights have the shapes {theirs}, and the proxy has {ours}: pass the proxy "
+                "of the saved run."
+            )
+
+
+def mean_gradients(batch: Any, pending: Sequence[tuple[list[Tensor], int]]) -> list[Tensor]:
+    """Return the gradients of the mean loss over the examples that all processes keep.
+
+    Args:
+        batch: The batch of the step.
+        pending: The gradients of the summed losses of each of its parts on this process, and the
+            number of their examples.
+    """
+    parts, total = iter(pending), TreeSum()
+    for shard in shards_in(batch):
+        for inner in parts_of(shard.batch):
+            gradients, kept = next(parts)
+            wide = widest_float(gradients[0].device)
+            flat = torch.cat([one.to(wide).flatten() for one in gradients])
+            one = torch.cat([flat, flat.new_full((1,), kept)])
+            total.add([torch.zeros_like(one) if shard.empty or inner.empty else one])
+    whole = all_reduce_exactly(total.value[0], processes_of(batch))
+    *sums, count = whole.split_with_sizes([*(one.numel() for one in pending[0][0]), 1])
+    return [
+        (one / count).view(like.shape).to(like.dtype)
+        for one, like in zip(sums, pending[0][0], strict=True)
+    ]
+
+
+def processes_of(batch: Any) -> Processes:
+    """Return the processes that share the batch of a step."""
+    return batch.shards.processes if isinstance(batch, ShardedBatch) else Processes.current()
+
+
+def _parts(module: nn.Module) -> list[Any]:
+    """Return the parameters of a module, and the modules that have them."""
+    return [*module.parameters(), *(one for one in module.modules() if one._parameters)]
+
+
+def _numbered(saved: Mapping[str, Any], kind: Callable[[Any], Any]) -> dict[str, Any]:
+    """Convert the numbers of parameters, which are the keys of a state of an optimizer."""
+    return {**saved, "state": {kind(number): one for number, one in saved["state"].items()}}

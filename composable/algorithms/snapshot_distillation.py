@@ -1,0 +1,195 @@
+"""Distillation from snapshots, as an algorithm."""
+
+from collections.abc import Mapping
+from fractions import Fraction
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from composable._support.checks import check_tensors
+from composable._support.dtensors import is_sharded
+from composable._support.foreach import compute_dtype
+from composable._support.targets import check_class_dim
+from composable.algorithms._validators import in_range, integer_at_least, passes
+from composable.core.algorithm import Algorithm, Stage
+from composable.core.evaluation_mode import evaluation_mode
+from composable.core.event import Event
+from composable.core.state import State
+from composable.core.time import Time, TimeLike, TimeUnit, check_time
+from composable.core.window import Window
+from composable.functional import distillation_loss
+from composable.losses.positions import class_logits, positions_of
+from composable.losses.watch import mean_like
+from composable.plan.spans import fraction_of_run
+
+__all__ = ["SnapshotDistillation"]
+
+_UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
+
+
+def _cycle(value: TimeLike) -> Time:
+    return check_time("cycle", value)
+
+
+@attrs.frozen(repr=False)
+class SnapshotDistillation(Algorithm):
+    """Learn from the snapshot of the previous cycle: see `composable.functional.distillation_loss`.
+
+    At the end of each cycle the weights and buffers are copied. In the next cycle the copy is the
+    teacher: it predicts each batch in evaluation mode, as it was augmented and mixed, and the loss
+    becomes `(1 - alpha) * loss + alpha * distillation_loss`. The teacher is saved in checkpoints.
+
+    The divergence is a mean over the positions over which the loss is one: those with a label, with
+    the class weights of a cross entropy. For a loss that shifts or flattens its targets, it is one
+    over all positions.
+
+    Give the schedule the same cycle, such as `cosine_restarts("2ep")`, so that a snapshot is taken
+    where the learning rate is low.
+
+    Args:
+        cycle: Length of a cycle, in batches or epochs. It must divide the run.
+        alpha: Share of the divergence in the loss, in (0, 1).
+        temperature: Temperature of the predictions, above 0.
+        first_cycle: The first cycle with a teacher, counted from 1, at least 2.
+        class_dim: Dimension of the classes in the logits: 1, or -1 for the last. Default: found
+            from the shapes of logits and targets.
+
+    Raises:
+        ValueError: `cycle` is not in batches or epochs.
+    """
+
+    cycle: Time = attrs.field(converter=_cycle, eq=str)
+    alpha: float = attrs.field(default=0.5, validator=in_range(0, 1, ends="()"))
+    temperature: float = attrs.field(default=1.0, validator=in_range(0, ends="()"))
+    first_cycle: int = attrs.field(default=2, validator=integer_at_least(2))
+    class_dim: int | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional(passes(lambda _, dim: check_class_dim(dim))),
+    )
+
+    stage = Stage.MIX
+    reads = frozenset(
+        {"batch", "loss", "loss_fn", "max_duration", "memory", "model", "outputs", "timestamp"}
+    )
+    writes = frozenset({"loss", "memory"})
+    before = frozenset({"CutMix", "MixUp", "PrefixTokens"})
+    """They replace the labels, which weight the positions of the divergence."""
+    discouraged_with = MappingProxyType({"SnapshotDistillation": "each adds a divergence"})
+
+    def __attrs_post_init__(self) -> None:
+        if self.cycle.unit not in _UNITS or not self.cycle.value:
+            raise ValueError(
+                f"cycle={str(self.cycle)!r} must be greater than 0, in batches or epochs, such as "
+                "'2ep'."
+            )
+
+    @property
+    def events(self) -> frozenset[Event]:
+        """The start of training, both sides of the loss, and the end of batches or epochs."""
+        return frozenset({Event.FIT_START, Event.BEFORE_LOSS, Event.AFTER_LOSS, self._end})
+
+    @property
+    def _end(self) -> Event:
+        return Event.EPOCH_END if self.cycle.unit is TimeUnit.EPOCH else Event.BATCH_END
+
+    def window(self) -> Window:
+        """Return the window from the end of the first cycle on."""
+        return Window(Time(self.cycle.value * (self.first_cycle - 1), self.cycle.unit))
+
+    def match(self, event: Event, state: State) -> bool:
+        """Match if a cycle ends, or there is a teacher."""
+        if event is Event.FIT_START:
+            return True
+        if event is not self._end:
+            return self.name in state.memory
+        now = state.timestamp.epoch if event is Event.EPOCH_END else state.timestamp.batch
+        cycles, rest = divmod(now, self.cycle.value)
+        return not rest and cycles + 1 >= self.first_cycle
+
+    def apply(self, event: Event, state: State) -> State:
+        """Check the cycle, take a snapshot, or add the divergence from the teacher to the loss."""
+        if event is Event.FIT_START:
+            return self._checked(state)
+        if event is self._end:
+            tensors = _tensors_of(state.model)
+            copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            return state.remember(self.name, {"teacher": copies})
+        memory = state.memory[self.name]
+        if event is Event.BEFORE_LOSS:
+            return state.remember(self.name, {**memory, "divergence": self._divergence(state)})
+        own: Any = state.loss
+        divergence = mean_like(memory["divergence"], own)
+        loss = (1 - self.alpha) * own + self.alpha * divergence
+        return state.remember(self.name, {"teacher": memory["teacher"]}).evolve(loss=loss)
+
+    def check_memory(self, memory: Any, state: State) -> None:
+        """Raise a `ValueError` if a loaded memory is not a teacher for the model."""
+        if not isinstance(memory, Mapping) or memory.keys() != {"teacher"}:
+            raise ValueError("it must have the entry teacher.")
+        check_tensors("teacher", memory["teacher"])
+        self._check_fits(memory["teacher"], state)
+
+    def _divergence(self, state: State) -> Tensor:
+        """Compute the divergence of the outputs from those of the teacher."""
+        positions = positions_of(state, self.name, self.class_dim)
+        logits, weights = positions.logits, positions.weights
+        teacher = state.memory[self.name]["teacher"]
+        self._check_fits(teacher, state)
+        with evaluation_mode(state.model), state.precision.autocast(state.device):
+            batch, call = state.precision.cast(state.batch), _with_weights(state.model, teacher)
+            outputs = state.model_call(call, batch, state.batch_spec)
+        divergence = distillation_loss(
+            logits.to(compute_dtype(logits.dtype)),
+            class_logits(outputs, self.name),
+            temperature=self.temperature,
+            class_dim=positions.class_dim,
+            weights=weights,
+        )
+        return (
+            divergence * weights.sum() if positions.is_sum and weights is not None else divergence
+        )
+
+    def _check_fits(self, teacher: Mapping[str, Tensor], state: State) -> None:
+        """Raise a ValueError if the model has other tensors than the teacher."""
+        own = _tensors_of(state.model)
+        for name in sorted(own.keys() | teacher.keys()):
+            shapes = [tuple(one[name].shape) if name in one else None for one in (teacher, own)]
+            if shapes[0] != shapes[1]:
+                was, now = ("missing" if one is None else f"of shape {one}" for one in shapes)
+                raise ValueError(
+                    f"the teacher of {self.name} does not fit the model: {name} is {was} in the "
+                    f"teacher, and {now} in the model. A model that changes during training can "
+                    "only learn from snapshots that are taken later: pass a higher first_cycle, or "
+                    "load a checkpoint of the same model."
+                )
+
+    def _checked(self, state: State) -> State:
+        """Raise a ValueError if the cycle doesn't divide the run, or the model is sharded."""
+        if is_sharded(state.model) or any(hasattr(p, "ds_id") for p in state.model.parameters()):
+            raise ValueError(
+                f"{self.name} calls the model with the weights of a snapshot, which a sharded "
+                "model does not allow between its passes; use parallel='ddp'."
+            )
+        whole = state.max_duration
+        share = None if whole is None else fraction_of_run(self.cycle, whole, state.epoch_length)
+        if share and Fraction(1) / Fraction(share) % 1:
+            count = max(self.first_cycle, round(1 / share))
+            raise ValueError(
+                f"cycle={str(self.cycle)!r} does not divide the run of {whole}, so the last cycle "
+                f"would be cut; pass max_duration='{self.cycle * count}', or another cycle."
+            )
+        return state
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _with_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> Any:
+    """Return a function that calls a model with other weights, and with copies of buffers."""
+    buffers = dict(model.named_buffers())
+    own = {name: t.clone() if name in buffers else t for name, t in tensors.items()}
+    return lambda *args, **kwargs: functional_call(model, own, args, kwargs)

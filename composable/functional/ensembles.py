@@ -1,0 +1,138 @@
+"""Ensembles: averages of probabilities, and their weights.
+
+Huang, Li, Pleiss, Liu, Hopcroft and Weinberger, "Snapshot Ensembles: Train 1, Get M for Free",
+ICLR 2017, https://arxiv.org/abs/1704.00109, averages the predictions of snapshots. The weights of a
+mixture are fitted by expectation-maximization: Dempster, Laird and Rubin, "Maximum Likelihood from
+Incomplete Data via the EM Algorithm", 1977, section 4.3.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from composable._support.checks import check_blendable, check_count, check_tensor, kind_of
+from composable._support.foreach import compute_dtype
+from composable._support.targets import check_class_dim
+
+__all__ = ["average_probabilities", "mixture_weights"]
+
+
+def average_probabilities(
+    logits: Sequence[Float[Tensor, "batch ..."]],
+    *,
+    weights: Float[Tensor, " models"] | None = None,
+    class_dim: int = 1,
+) -> Float[Tensor, "batch ..."]:
+    r"""Average the probabilities of several models, not their logits.
+
+    $$\log \sum_k w_k \, \mathrm{softmax}(z_k)$$
+
+    The result is the logarithm of the average, and so logits of it: a cross entropy and an accuracy
+    take it like the logits of one model.
+
+    Args:
+        logits: Logits of each model, `[batch, classes, ...]`, of one shape.
+        weights: Weights of the models, 0 or more, with a sum of 1, such as those of
+            `mixture_weights`. By default all equal.
+        class_dim: Dimension of the classes: 1, or -1 for `[batch, ..., classes]`.
+
+    Returns:
+        Logarithms of probabilities, in the dtype of the first logits. They are computed in at least
+        float32.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: There are no models, or shapes differ.
+
+    Example:
+        >>> sure, unsure = torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 0.0]])
+        >>> average_probabilities([sure, unsure]).exp()
+        tensor([[0.7500, 0.2500]])
+    """
+    check_class_dim(class_dim)
+    if not isinstance(logits, Sequence):
+        raise TypeError(f"logits must be a list of tensors, one a model, not {kind_of(logits)}.")
+    if not logits:
+        raise ValueError("logits=[] must have the logits of at least one model.")
+    for i, one in enumerate(logits):
+        check_blendable(f"logits[{i}]", one)
+        if one.ndim < 2 or one.shape != logits[0].shape:
+            raise ValueError(
+                f"logits[{i}] has shape {tuple(one.shape)} and logits[0] {tuple(logits[0].shape)}; "
+                "the models of an ensemble must have outputs of one shape, [batch, classes, ...]."
+            )
+    dtype = compute_dtype(logits[0].dtype)
+    logs = torch.stack([one.to(dtype).log_softmax(class_dim) for one in logits])
+    if weights is None:
+        weights = torch.full((len(logits),), 1 / len(logits), dtype=dtype, device=logs.device)
+    check_tensor("weights", weights)
+    if weights.shape != (len(logits),):
+        raise ValueError(
+            f"weights must have one value for each of the {len(logits)} models, not the shape "
+            f"{tuple(weights.shape)}."
+        )
+    shares = weights.to(logs).log().reshape(-1, *[1] * logits[0].ndim)
+    return (logs + shares).logsumexp(0).to(logits[0].dtype)
+
+
+def mixture_weights(
+    log_likelihoods: Float[Tensor, "models examples"],
+    *,
+    top: int | None = None,
+    iterations: int = 1000,
+) -> Float[Tensor, " models"]:
+    r"""Fit the weights of a mixture of models to examples that none of them was trained on.
+
+    They minimize $-\frac{1}{n} \sum_i \log \sum_k w_k \, p_{ki}$ by expectation-maximization, which
+    has no learning rate and lowers the loss in each iteration. After $t$ iterations the loss is at
+    most $\log(\text{models}) / t$ above its minimum.
+
+    Args:
+        log_likelihoods: Log-likelihood $\log p_{ki}$ of each example under each model. An example
+            is an image, a token or a document: what the mixture is evaluated on.
+        top: Number of models to keep, those with the largest weights, whose weights are then fitted
+            again. By default all.
+        iterations: Number of iterations of each fit, at least 1.
+
+    Returns:
+        The weights, 0 or more, with a sum of 1, in the dtype of `log_likelihoods`. They are fitted
+        in float64.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: The shape is wrong, or a number is out of range.
+
+    Example:
+        >>> likelihoods = torch.tensor([[0.9, 0.9, 0.1], [0.1, 0.1, 0.9], [0.1, 0.1, 0.1]])
+        >>> mixture_weights(likelihoods.log())
+        tensor([0.7083, 0.2917, 0.0000])
+    """
+    check_blendable("log_likelihoods", log_likelihoods)
+    check_count("iterations", iterations, 1)
+    if log_likelihoods.ndim != 2 or not log_likelihoods.numel():
+        raise ValueError(
+            "log_likelihoods must be [models, examples], with at least one of each, not of shape "
+            f"{tuple(log_likelihoods.shape)}."
+        )
+    models = len(log_likelihoods)
+    if top is not None:
+        check_count("top", top, 1)
+        if top > models:
+            raise ValueError(f"top={top} must be at most the number of models, {models}.")
+    logs = log_likelihoods.detach().double()
+    weights = _maximize(logs, iterations)
+    if top is not None and top < models:
+        kept = weights.topk(top).indices
+        weights = torch.zeros_like(weights).index_copy(0, kept, _maximize(logs[kept], iterations))
+    return weights.to(log_likelihoods.dtype)
+
+
+def _maximize(logs: Tensor, iterations: int) -> Tensor:
+    """Maximize the likelihood of a mixture from equal weights."""
+    likelihoods = (logs - logs.amax(0)).exp()  # relative to the best model of each example
+    weights = torch.full_like(logs[:, 0], 1 / len(logs))
+    for _ in range(iterations):
+        weights = weights * (likelihoods @ (weights @ likelihoods).reciprocal()) / logs.shape[1]
+    return weights

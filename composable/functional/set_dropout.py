@@ -1,0 +1,69 @@
+"""Set the rates of the dropouts of a model.
+
+Srivastava, Hinton, Krizhevsky, Sutskever and Salakhutdinov, "Dropout: A Simple Way to Prevent
+Neural Networks from Overfitting", JMLR 2014, https://jmlr.org/papers/v15/srivastava14a.html
+"""
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from composable._support.checks import check_module, check_range
+from composable._support.surgery import check_unwrapped, copy_on_write, report_nothing
+
+__all__ = ["set_dropout"]
+
+_IN_ATTENTION = "attention_dropout"
+"""The rate in the attention of Llama and others of Transformers, which have no layer for it."""
+ADVICE = "Add nn.Dropout layers to the model, or drop whole layers by stochastic_depth."
+
+
+def set_dropout(model: nn.Module, *, p: float = 0.1) -> nn.Module:
+    """Set the rates of all dropouts of a model, those with a rate of 0 included.
+
+    These are the dropout layers of PyTorch, the attention of `nn.MultiheadAttention`, and that of
+    the models of Transformers which keep the rate of attention as a number. The keys of the state
+    dict and the results in evaluation don't change.
+
+    Args:
+        model: Any module. It is not modified. The result shares its parameters.
+        p: Probability that an element is dropped, in [0, 1).
+
+    Returns:
+        The new model; `model` itself if it has these rates already.
+
+    Raises:
+        TypeError: An argument is of the wrong type.
+        ValueError: `p` is out of range, or the model is wrapped for distributed training.
+
+    Warns:
+        NoEffectWarning: The model has no dropout.
+
+    Example:
+        >>> set_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), p=0.1)[1]
+        Dropout(p=0.1, inplace=False)
+    """
+    check_module("model", model)
+    check_range("p", p, 0, 1, ends="[)")
+    check_unwrapped(model)
+    rates = [getattr(module, name) for module, name in _dropouts(model)]
+    if not rates:
+        report_nothing("set_dropout", "dropout layers, and attention with a rate", ADVICE)
+    if all(rate == p for rate in rates):
+        return model
+    new = copy_on_write(model)
+    for module, name in _dropouts(new):
+        setattr(module, name, p)
+    return new
+
+
+def _dropouts(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the modules that drop elements, each with the name of its rate."""
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            yield module, "p"
+        elif isinstance(module, nn.MultiheadAttention):
+            yield module, "dropout"
+        elif isinstance(getattr(module, _IN_ATTENTION, None), (int, float)):
+            yield module, _IN_ATTENTION

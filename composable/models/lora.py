@@ -1,0 +1,43 @@
+"""Low-rank adapters, which PEFT adds to a model."""
+
+from math import inf
+from typing import Any
+
+from composable._support.checks import check_count, check_range
+
+__all__ = ["lora_config"]
+
+
+def lora_config(*, rank: int = 16, alpha: float = 32, **options: Any) -> Any:
+    """Return PEFT's configuration of LoRA for every linear layer of a model but its head.
+
+    Args:
+        rank: The rank of the adapters, at least 1. More data needs more.
+        alpha: The scale of the adapters, above 0: their product is multiplied by `alpha / rank`, so
+            that the learning rate need not change with the rank.
+        options: Further arguments of `peft.LoraConfig`. `task_type="SEQ_CLS"` also trains the new
+            head of a classifier.
+
+    Raises:
+        ModuleNotFoundError: PEFT is not installed.
+        TypeError: An argument is of the wrong type.
+        ValueError: A number is out of range.
+
+    Sources: as of `composable.recipes.lora`.
+
+    Example:
+        >>> from composable.models import lora_config
+        >>> config = lora_config(rank=8)
+        >>> config.r, config.lora_alpha, config.target_modules
+        (8, 32, 'all-linear')
+    """
+    check_count("rank", rank, 1)
+    check_range("alpha", alpha, 0, inf, ends="()")
+    try:
+        from peft import LoraConfig  # on use: it is slow to import, and an extra
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "lora_config requires the package peft, which is not installed: pip install "
+            '"composable[finetuning]".'
+        ) from error
+    return LoraConfig(**{"target_modules": "all-linear", **options}, r=rank, lora_alpha=alpha)

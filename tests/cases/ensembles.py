@@ -1,0 +1,52 @@
+"""Ensembles and mixtures of models."""
+
+import torch
+from torch import Tensor
+
+import composable.functional as F
+from tests.support.cases import OPTIMIZATION, Case, FunctionCase, Overview
+from tests.support.invalid import NO_TENSOR, no_count
+
+
+def of_models(size: int) -> tuple[list[Tensor]]:
+    """Return the logits of three models."""
+    return ([torch.randn(size, 5) for _ in range(3)],)
+
+
+CASE = Case(
+    functions=[
+        FunctionCase(
+            F.average_probabilities,
+            arguments=of_models,
+            invalid={
+                "logits": (3, None, [], [3], [torch.zeros(2)], [torch.zeros(2, 3).long()]),
+                "weights": (3, "x", [0.5, 0.5, 0.0], torch.ones(2)),
+            },
+        ),
+        FunctionCase(
+            F.mixture_weights,
+            needs={"iterations": 20},
+            arguments=lambda n: (torch.randn(3, 2 * n + 1),),
+            invalid={"top": (0, 4, 2.5, "3", True)},
+            expected_failures={"gradients": "the weights are fitted, and detached"},
+        ),
+    ],
+    invalid={
+        "log_likelihoods": (
+            *NO_TENSOR,
+            torch.zeros(4),
+            torch.zeros(0, 3),
+            torch.zeros(2, 3).long(),
+        ),
+        "iterations": no_count(1),
+        "class_dim": (0, 2, True, "1"),
+    },
+    overview=Overview(
+        group=OPTIMIZATION,
+        summary="averages the probabilities of snapshots, with weights fitted to held-out data",
+        changes="predictions: averages over models",
+        cost="none in training; an evaluation for each model",
+        evidence="wide: [Huang et al. 2017](https://arxiv.org/abs/1704.00109)",
+        use_for="the best result from the snapshots of one run, or from several runs",
+    ),
+)

@@ -1,0 +1,372 @@
+"""Comparisons by amounts of training data: the shares, the plan, the choice and the verdict."""
+
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import attrs
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import composable
+from composable.algorithms import LabelSmoothing
+from composable.comparison import Comparison, Verdict
+from composable.comparison.amounts import check_amounts, plan_amounts
+from composable.comparison.analysis import analyze
+from composable.comparison.best_epoch import stop_at_best
+from composable.comparison.building import BuildError, build_trainer, draw_part
+from composable.comparison.records import Evaluation, Seconds, Study, Trial, TrialResult
+from tests.comparison import small
+from tests.comparison.synthetic import METRIC, draw_data_study, protocol
+
+VALIDATION = "validation/loss"
+
+
+# --- amounts ---
+
+
+def test_amounts_are_sorted_and_keep_their_type():
+    assert check_amounts([80, 5, 20.5]) == (5, 20.5, 80)
+    assert type(check_amounts([80, 5])[0]) is int
+
+
+@pytest.mark.parametrize(
+    ("amounts", "error", "message"),
+    [
+        ("0.1,1", TypeError, "must be a list of numbers"),
+        (0.5, TypeError, "must be a list of numbers"),
+        ([0.5], ValueError, "at least two amounts"),
+        ([0.5, 0.5], ValueError, "at least two amounts"),
+        ([0, 1], ValueError, "data_amounts=0 must be"),
+        ([0.5, float("inf")], ValueError, "data_amounts=inf must be"),
+        ([0.5, True], TypeError, "data_amounts"),
+    ],
+)
+def test_amounts_that_give_no_curve_are_refused(amounts, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        check_amounts(amounts)
+
+
+# --- a share of the training data ---
+
+
+def rows(loader):
+    return sorted(int(one) for (batch,) in loader for one in batch)
+
+
+def loader(count=40, **options):
+    return DataLoader(TensorDataset(torch.arange(count)), **{"batch_size": 4, **options})
+
+
+def test_a_share_is_a_part_of_every_larger_one_and_each_seed_draws_its_own():
+    parts = {
+        (share, seed): rows(draw_part(loader(), share, seed))
+        for share in (0.1, 0.5, 1.0)
+        for seed in (0, 1)
+    }
+    assert [len(parts[share, 0]) for share in (0.1, 0.5, 1.0)] == [4, 20, 40]
+    assert set(parts[0.1, 0]) < set(parts[0.5, 0])
+    assert parts[0.5, 0] != parts[0.5, 1]
+    assert rows(draw_part(loader(), 0.5, 0)) == parts[0.5, 0]  # whatever the global state is
+
+
+def test_a_share_keeps_how_the_data_are_loaded():
+    generator = torch.Generator()
+    part = draw_part(loader(shuffle=True, drop_last=True, generator=generator), 0.5, 0)
+    assert isinstance(part.sampler, torch.utils.data.RandomSampler)
+    assert part.sampler.generator is generator
+    assert (part.drop_last, len(part)) == (True, 5)
+    assert len(draw_part([1, 2, 3, 4], 0.5, 0)) == 2
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+@pytest.mark.parametrize(
+    ("data", "share", "message"),
+    [
+        (loader(), 20, "at most 1"),
+        (DataLoader(Stream(), batch_size=2), 0.5, "Give build a parameter data_amount instead"),
+        (loader(drop_last=True), 0.05, "2 examples: fewer than a batch of 4"),
+    ],
+)
+def test_what_has_no_share_is_an_error_that_says_what_to_do(data, share, message):
+    with pytest.raises(BuildError, match=message):
+        draw_part(data, share, 0)
+
+
+def test_a_build_that_takes_the_amount_gets_it_and_loads_its_own_data():
+    given = []
+
+    def build(algorithms, seed, data_amount=None):
+        given.append(data_amount)
+        return small.build(algorithms, seed)
+
+    arguments = {"algorithms": [], "data_amount": 0.5}
+    assert len(build_trainer(build, arguments, 0, "1ep")._options.train_dataloader) == 10
+    assert given == [0.5]
+    assert len(build_trainer(small.build, arguments, 0, "1ep")._options.train_dataloader) == 5
+
+
+# --- the plan ---
+
+
+def plan(**changes):
+    return lambda **given: small.design(**changes, **given)
+
+
+def test_all_amounts_train_for_as_many_batches_each_on_its_own_settings():
+    designs = plan_amounts(plan(tune={"lr": [0.1, 0.2]}), [0.1, 1.0], ["1ep", "4ep"])
+    assert [one.protocol.durations for one in designs] == [("10ba", "40ba")] * 2
+    assert [one.epoch_length for one in designs] == [1, 10]
+    assert designs[0].tried["other"] == (
+        {"lr": 0.1, "data_amount": 0.1},
+        {"lr": 0.2, "data_amount": 0.1},
+    )
+    assert designs[0].protocol.repeated is not None
+
+
+def test_arms_keep_schedules_of_their_own():
+    durations = {"baseline": ["4ep"], "other": ["8ep"]}
+    design = plan_amounts(plan(), [0.1, 1.0], durations)[0]
+    assert design.protocol.schedules["other"] == ("80ba",)
+    assert design.protocol.schedules["baseline (repeated)"] == ("40ba",)
+
+
+def test_the_epoch_is_not_chosen_on_the_test_data():
+    with pytest.raises(ValueError, match="are of one evaluator"):
+        plan(tuning_metric="test/loss")(data_amount=0.5)
+    made = plan()(data_amount=0.5)
+    assert made.protocol.tuning_metric == "validation/accuracy"
+
+
+def test_the_amount_is_no_hyperparameter_to_tune():
+    with pytest.raises(ValueError, match=r"'data_amount'.*which compare itself passes"):
+        plan(tune={"data_amount": [0.1]})(data_amount=0.5)
+
+
+def test_an_arm_may_know_the_amount_and_build_gets_it_too():
+    def arm(data_amount=1.0):
+        return [LabelSmoothing(0.1 / data_amount)]
+
+    made = plan(arms={"other": arm})(data_amount=0.5)
+    arguments = made.arms["other"].arguments(made.tried["other"][0])
+    assert arguments["algorithms"] == [LabelSmoothing(0.2)]
+    assert arguments["data_amount"] == 0.5
+
+
+# --- the epoch that is chosen ---
+
+
+def run(length, scores, results=None, outcome="finished"):
+    """Return a run with these results on the data that choose, and on the test data."""
+    pairs = zip(scores, results or scores, strict=True)
+    curve = tuple(
+        Evaluation(10 * (at + 1), {VALIDATION: one, METRIC: other})
+        for at, (one, other) in enumerate(pairs)
+    )
+    trial = Trial("plain", {"data_amount": 5}, f"{length}ba", 0, "reporting")
+    return TrialResult(trial, outcome, length, Seconds(1, 0, 8, 0), curve)
+
+
+DATA = protocol(["plain", "arm"], [20, 40], 1, None, data_amounts=(5, 20))
+
+
+def test_a_run_stops_where_it_is_best_on_the_data_that_choose():
+    runs = [run(20, [0.5, 0.4]), run(40, [0.6, 0.3, 0.2, 0.9], [0.1, 0.2, 0.7, 0.3])]
+    best = stop_at_best(DATA, runs)
+    assert best.trial.duration == "40ba"
+    assert best.curve[-1].metrics == {VALIDATION: 0.2, METRIC: 0.7}  # not its best on the test
+    assert (best.batches, best.seconds.training) == (30, 6)
+    upwards = attrs.evolve(DATA, tuning_mode="max")
+    assert stop_at_best(upwards, runs).curve[-1].metrics[VALIDATION] == 0.9
+
+
+def test_of_equal_evaluations_the_earliest_is_chosen():
+    runs = [run(40, [0.5, 0.4, 0.4, 0.4]), run(20, [0.4, 0.4])]
+    best = stop_at_best(DATA, runs)
+    assert (best.trial.duration, best.batches) == ("20ba", 10)
+
+
+def test_only_finished_runs_and_finite_results_are_chosen():
+    nan = float("nan")
+    runs = [run(20, [0.1, 0.1], outcome="diverged"), run(40, [0.2, nan, 0.4, 0.3], [nan, 1, 1, 2])]
+    assert stop_at_best(DATA, runs).curve[-1].metrics == {VALIDATION: 0.3, METRIC: 2}
+    assert stop_at_best(DATA, runs[:1]).curve == ()
+
+
+# --- the analysis ---
+
+
+def test_an_arm_is_worth_as_much_data_as_the_curves_are_apart():
+    found = analyze(draw_data_study(0, {"arm": 2.0, "same": 1.0}, seeds=20, repeated="same"))
+    arm = found["arm"]
+    assert arm.verdict is Verdict.PAYS
+    assert arm.speedup.value == pytest.approx(2.0, rel=0.2)
+    assert [one.amount for one in arm.qualities] == [100, 300, 900]
+    assert arm.step_cost_ratio is None
+    assert "less data" not in arm.why
+    assert found["same"].speedup.value == pytest.approx(1.0, rel=0.2)
+    assert not any("step cost" in note for one in found.arms for note in one.notes)
+
+
+def test_far_apart_curves_give_a_bound_and_the_amount_to_add():
+    arm = analyze(draw_data_study(0, {"arm": 30.0}))["arm"]
+    assert arm.speedup.value is None
+    assert 1 < arm.at_least == arm.speedup.low < 9
+    assert arm.why.startswith(f"at least {arm.at_least:.2f}x, since its worst result is better")
+    assert float(arm.needs) < 100
+
+
+def test_the_words_are_those_of_data():
+    comparison = Comparison(draw_data_study(0, {"arm": 1.2}, seeds=20))
+    text = comparison.table()
+    assert re.match(r"arm is worth [12]\.\d+x \(.* to .*\) the data, against plain\.", text)
+    assert "data 100, 300, 900; each run at its best validation/loss" in " ".join(text.split())
+    assert "times the data" in comparison.markdown()
+    for word in ("speed-up", "faster", "seconds of"):
+        assert word not in text + comparison.markdown() + comparison._html("<svg></svg>")
+    none = Comparison(draw_data_study(0, {"arm": 1.0}))
+    assert none.table().startswith("No evidence that an arm needs less data than plain.")
+
+
+def test_a_schedule_that_diverges_leaves_the_others():
+    def fail(one):
+        return attrs.evolve(one, outcome="diverged", error="nan") if one.batches == 80 else one
+
+    study = draw_data_study(0, {"arm": 2.0})
+    found = analyze(attrs.evolve(study, results=tuple(map(fail, study.results))))
+    assert found["arm"].verdict is Verdict.PAYS
+
+
+def test_an_amount_without_a_result_of_each_seed_is_not_on_the_curve():
+    def fail(one):
+        lost = (one.trial.arm, one.trial.data_amount, one.trial.seed) == ("arm", 900, 3)
+        return attrs.evolve(one, outcome="diverged", error="nan") if lost else one
+
+    study = draw_data_study(0, {"arm": 2.0})
+    arm = analyze(attrs.evolve(study, results=tuple(map(fail, study.results))))["arm"]
+    assert [one.mean is None for one in arm.qualities] == [False, False, True]
+    assert arm.notes == (
+        "1 of 5 runs of 900 did not finish (diverged: nan): this amount is not part of the curve",
+    )
+
+
+def test_settings_at_the_edge_of_their_grid_are_noted_for_each_amount():
+    study = draw_data_study(0, {"arm": 2.0})
+
+    def tuned(one):
+        rate = {100: 0.1, 300: 0.1, 900: 0.3}[one.trial.data_amount]
+        settings = {"lr": rate, "data_amount": one.trial.data_amount}
+        return attrs.evolve(one, trial=attrs.evolve(one.trial, settings=settings))
+
+    grids = {arm: {"lr": (0.1, 0.2, 0.3)} for arm in study.protocol.arms}
+    study = Study(attrs.evolve(study.protocol, grids=grids), tuple(map(tuned, study.results)), ())
+    assert analyze(study)["arm"].notes == (
+        "lr=0.1 is the lowest value that was tried: a lower one may be better "
+        "(data_amount=100, 300)",
+        "lr=0.3 is the highest value that was tried: a higher one may be better (data_amount=900)",
+    )
+
+
+def test_a_trial_of_another_amount_is_not_of_the_study():
+    study = draw_data_study(0, {"arm": 2.0})
+    with pytest.raises(ValueError, match=r"data_amount=900 of a trial must be one of \[100, 300\]"):
+        attrs.evolve(study, protocol=attrs.evolve(study.protocol, data_amounts=(100, 300)))
+    with pytest.raises(ValueError, match=r"data_amounts=.* must be ascending"):
+        attrs.evolve(study.protocol, data_amounts=(300, 100))
+
+
+# --- from beginning to end ---
+
+
+def learn(arm, seed, duration, data_amount, lr=0.5):
+    """Fit a number by so many noisy examples, and then overfit."""
+    rng = random.Random(f"{seed} {data_amount}")
+    level = (arm["factor"] * data_amount) ** -0.5 + rng.gauss(0, 0.01)
+    for step in range(5, duration.value + 1, 5):
+        yield step, None
+        loss = level + (lr - 0.5) ** 2 + abs(step - 10) / 100
+        yield step, {"test/loss": loss, "validation/loss": loss + rng.gauss(0, 1e-4)}
+
+
+def compare_loop(folder, **changes):
+    given = {
+        "run": learn,
+        "arms": {"better": {"factor": 2}},
+        "baseline": {"factor": 1},
+        "metric": "test/loss",
+        "durations": ["10ba", "20ba"],
+        "data_amounts": [1, 4, 16],
+        "tune": {"lr": [0.4, 0.5]},
+        "tuning_seeds": 1,
+        "seeds": 5,
+        "repeat_baseline": False,
+        "progress_bar": False,
+    }
+    with ThreadPoolExecutor(2) as executor:
+        return composable.compare(folder=folder, executor=executor, **{**given, **changes})
+
+
+def test_a_loop_is_compared_by_amounts_of_data_and_the_next_call_reuses_it(tmp_path):
+    comparison = compare_loop(tmp_path)
+    study = comparison.study
+    assert comparison.verdict("better") is Verdict.PAYS
+    assert comparison.speedup("better").value == pytest.approx(2, rel=0.1)
+    assert {one.trial.settings["lr"] for one in study.reported} == {0.5}
+    assert len(study.reported) == 2 * 3 * 2 * 5
+    assert study.costs == ()
+    assert Comparison.load(tmp_path).study == study
+    assert (tmp_path / "report.html").exists()
+    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "trials").iterdir()}
+    more = compare_loop(tmp_path, data_amounts=[1, 4, 16, 64])
+    assert {path: path.stat().st_mtime_ns for path in stored} == stored
+    assert more.study.protocol.data_amounts == (1, 4, 16, 64)
+
+
+def test_shares_of_the_data_of_a_trainer_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(Comparison, "save", lambda self, folder: folder)
+    with ThreadPoolExecutor(1) as executor:
+        comparison = composable.compare(
+            small.build,
+            {"smoothing": [LabelSmoothing(0.1)]},
+            metric="test/loss",
+            tuning_metric="validation/loss",
+            durations=["1ep", "2ep"],
+            data_amounts=[0.2, 1.0],
+            seeds=3,
+            folder=tmp_path,
+            executor=executor,
+            progress_bar=False,
+        )
+    study = comparison.study
+    assert {one.batches for one in study.reported} == {10, 20}
+    assert [one.outcome for one in study.results] == ["finished"] * (3 * 2 * 2 * 3)
+    few = [one for one in study.reported if one.trial.data_amount == 0.2]
+    assert {len(one.curve) for one in few} == {5, 10}  # epochs of two batches
+    assert comparison.analysis.noise_floor is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"run": small.descend, "tune": None},
+            r"must take arm, seed, duration, data_amount by these names",
+        ),
+        ({"cost": {"baseline": 1.0, "better": 1.0}}, "are for comparisons by time"),
+        ({"extend": True}, "are for comparisons by time"),
+        ({"tuning_metric": "test/error"}, "are of one evaluator"),
+    ],
+)
+def test_what_a_comparison_by_data_cannot_do_is_refused(tmp_path, changes, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        compare_loop(tmp_path, **changes)
+
+
+def test_a_budget_is_divided_between_the_amounts(tmp_path):
+    comparison = compare_loop(tmp_path, budget="10min", seeds=3)
+    assert comparison.study.protocol.seeds == (0, 1, 2)

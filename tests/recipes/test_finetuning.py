@@ -1,0 +1,89 @@
+"""The recipe for adapters: every linear layer, ten times the rate of full fine-tuning."""
+
+import builtins
+
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from composable import Trainer
+from composable.models import lora_config
+from composable.recipes import lora
+from tests.support.adapters import adapters, base, text, with_lora
+from tests.support.tiny_llama import llama
+
+
+def layers(model, kind=nn.Linear):
+    return {name for name, one in model.named_modules() if isinstance(one, kind)}
+
+
+def test_every_linear_layer_but_the_head_has_an_adapter():
+    names = {name.split(".lora_")[0] for name in adapters(with_lora())}
+
+    assert names == {f"base_model.model.{name}" for name in layers(llama()) - {"lm_head"}}
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")
+def test_layers_of_gpt2_are_linear_too():
+    from transformers.pytorch_utils import Conv1D
+
+    model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=17))
+
+    names = {name.split(".lora_")[0] for name in adapters(with_lora(model))}
+
+    assert len(names) == 4
+    assert names == {
+        f"base_model.model.{name}" for name in layers(GPT2LMHeadModel(model.config), Conv1D)
+    }
+
+
+def test_the_recipe_trains_the_adapters_alone_at_ten_times_the_rate():
+    losses = []
+    model, (batch,) = with_lora(), text(1)
+    before = {name: one.detach().clone() for name, one in base(model).items()}
+    trainer = Trainer(
+        model,
+        train_dataloader=[batch],
+        max_duration="30ba",
+        callbacks=lambda event, state, logger: (
+            losses.append(float(state.loss)) if event.value == "batch_end" else None
+        ),
+        progress_bar=False,
+        **lora(full_lr=2e-3).arguments(),
+    )
+    assert trainer.state.optimizers[0].defaults["lr"] == pytest.approx(2e-2)
+
+    after = base(trainer.fit().model)
+
+    assert losses[-1] < 0.9 * losses[0]
+    assert all(torch.equal(one, before[name]) for name, one in after.items())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: lora(full_lr=0.0), "full_lr=0.0 must be greater than 0"),
+        (lambda: lora(full_lr=1e-4, factor=-1), "factor=-1 must be"),
+        (lambda: lora(full_lr=1e-4, weight_decay=-0.1), "weight_decay=-0.1 must be"),
+        (lambda: lora(full_lr=1e-4, warmup="soon"), "soon"),
+        (lambda: lora_config(rank=0), "rank=0 must be"),
+        (lambda: lora_config(alpha=0), "alpha=0 must be"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_without_peft_the_package_to_install_is_named(monkeypatch):
+    found = builtins.__import__
+
+    def without_peft(name, *args, **kwargs):
+        if name.partition(".")[0] == "peft":
+            raise ModuleNotFoundError(name)
+        return found(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_peft)
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "composable\[finetuning\]"'):
+        lora_config()

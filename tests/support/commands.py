@@ -1,0 +1,49 @@
+"""The command `composable` in a process that is forked with torch imported.
+
+Importing torch takes longer than most commands.
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from composable.cli import main
+from tests.support.processes import forkserver
+from tests.support.signals import set_signals
+
+LIMIT = 90  # seconds, after which a command counts as hanging
+
+
+class Command(forkserver.Process):
+    """A command that runs in a folder, with the signals of a terminal."""
+
+    def __init__(self, folder: Path, arguments: list[str], variables: dict[str, str]) -> None:
+        super().__init__()
+        self.given = folder, arguments, variables
+        self.written = Path(tempfile.mkdtemp(dir=folder, prefix=".output"))
+        self.start()
+
+    def run(self) -> None:
+        """Run the command, in the process."""
+        folder, arguments, variables = self.given
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(variables)
+        for number in (1, 2):
+            os.dup2(os.open(self.written / str(number), os.O_WRONLY | os.O_CREAT), number)
+        set_signals()
+        sys.exit(main(arguments))
+
+    def output(self, number: int) -> str:
+        """Return what it has written to the standard output, 1, or to the standard error, 2."""
+        path = self.written / str(number)
+        return path.read_text() if path.exists() else ""
+
+    def finish(self, seconds: float = LIMIT) -> tuple[int | None, str, str]:
+        """Wait for the end; return the exit status and the output."""
+        self.join(seconds)
+        if self.is_alive():
+            self.kill()
+            raise TimeoutError(f"after {seconds} s, it has not ended: {self.output(2)}")
+        return self.exitcode, self.output(1), self.output(2)
