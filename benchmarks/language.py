@@ -1,6 +1,7 @@
 """The comparison of small language models that docs/evidence.md reports.
 
     python benchmarks/language.py search     # tune every arm: the same space, the same trials
+    python benchmarks/language.py refine     # and the neighbors of the best of two arms
     python benchmarks/language.py targets    # the results of the baseline that arms are held to
     python benchmarks/language.py compare    # train the chosen settings on four schedules
     python benchmarks/language.py more       # twice as long, and on another text
@@ -99,7 +100,7 @@ ADAMW_LR, MUON_LR = (1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3), (8e-3, 11e-3, 16e-3, 22e
 TABLES = {"table_lr": (0.05, 0.1, 0.2), "rows": (2**16, 2**18, 2**20), "n": (2, 3, 4)}
 MEGABYTES = 2000.0
 LONGER = {"evaluated_context": (EVALUATED_CONTEXT,)}
-BASELINE, RECIPE, SPEEDRUN = "AdamW", "small_gpt", "speedrun_gpt"
+BASELINE, RECIPE = "AdamW", "speedrun_gpt"
 STORED = ROOT / "docs/evidence/language"
 GPT2, GPT2_RATES = "GPT-2 on bytes", (1e-3, 2e-3, 4e-3)
 GPT2_SETTINGS: dict[str, Any] = {
@@ -188,9 +189,9 @@ ARMS: dict[str, tuple[Any, dict[str, Sequence[Any]]]] = {
     BASELINE: ([], {"lr": ADAMW_LR}),
     "Muon": (muon, {"lr": MUON_LR}),
     "ALiBi": ([Alibi(EVALUATED_CONTEXT, 1.0)], {"lr": ADAMW_LR, **LONGER}),
-    RECIPE: (alibi_muon, {"lr": MUON_LR, **LONGER}),
+    "small_gpt": (alibi_muon, {"lr": MUON_LR, **LONGER}),
     "NGramEmbeddings": (ngrams, {"lr": ADAMW_LR, **TABLES}),
-    SPEEDRUN: (speedrun, {"lr": MUON_LR, **LONGER, **TABLES}),
+    RECIPE: (speedrun, {"lr": MUON_LR, **LONGER, **TABLES}),
     "AdamWScheduleFree": (schedule_free, {"lr": ADAMW_LR}),
 }
 
@@ -325,9 +326,9 @@ def refine(arms: Sequence[str], folder: Path, workers: int) -> dict[str, dict[st
         trials.
     """
     file = folder / "search.jsonl"
-    if SPEEDRUN in arms:
-        short = Trial(SPEEDRUN, RECIPE_BY_HAND, SECONDS[1], TUNING_SEEDS[0])
-        long = [Trial(SPEEDRUN, RECIPE_BY_HAND, SECONDS[-1], seed) for seed in TUNING_SEEDS]
+    if RECIPE in arms:
+        short = Trial(RECIPE, RECIPE_BY_HAND, SECONDS[1], TUNING_SEEDS[0])
+        long = [Trial(RECIPE, RECIPE_BY_HAND, SECONDS[-1], seed) for seed in TUNING_SEEDS]
         trials = [short, *long]
         trained(trials, file, workers)
     results = list(map(json.loads, file.read_text().splitlines()))
@@ -497,7 +498,7 @@ def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) ->
 def main() -> None:
     """Tune, or compare."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    stages = ["search", "targets", "compare", "more", "costs", "reference"]
+    stages = ["search", "refine", "targets", "compare", "more", "costs", "reference"]
     parser.add_argument("stage", choices=stages)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--folder", type=Path, default=Path("comparisons/language"))
@@ -515,6 +516,8 @@ def main() -> None:
         return
     arms = list(dict.fromkeys([BASELINE, *options.arms]))
     chosen = search(arms, options.folder, options.workers)
+    if options.stage == "refine":
+        chosen |= refine([BASELINE, RECIPE], options.folder, options.workers)
     for arm, one in chosen.items():
         print(arm, json.dumps(one))
     if options.stage == "targets":

@@ -39,7 +39,7 @@ import language
 import small_gpt
 from evidence import store, with_new_costs
 
-BASELINE = "speedrun_gpt"
+BASELINE = language.RECIPE
 STORED = language.ROOT / "docs/evidence/language-parts"
 SECONDS = (6.0, 12.0)
 """CPU seconds of training of the two schedules of each arm."""

@@ -89,9 +89,10 @@ STUDIES: tuple[Evidence, ...] = (
         "nats per byte on other files. [The protocol](protocol.md) was written before the results: "
         "it has the space of hyperparameters, the same for all arms, the targets and what is "
         "reported. The baseline has rotary positions and AdamW with two learning rates. "
-        "[`small_gpt`](recipes.md) has ALiBi and Muon. To the four schedules of the protocol, a "
-        "shorter one was added for `small_gpt` and for schedule-free AdamW, as the comparison "
-        "proposes, so that the curves share more results. Repeat with `python "
+        "[`speedrun_gpt`](recipes.md) has n-gram embeddings, ALiBi and Muon; `small_gpt` has the "
+        "latter two. All runs see their text once: where a text is repeated, the recipe can be "
+        "worse than the baseline (question 7). The protocol lists what was changed after first "
+        "results. Repeat with `python "
         "benchmarks/language.py compare`.",
         more=(target_lines, question_lines),
     ),
