@@ -7,7 +7,7 @@ import composable.functional as F
 from composable.algorithms import NGramEmbeddings
 from tests.support.arguments import token_ids
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_POSITIVE, NO_TENSOR, no_count
+from tests.support.invalid import NO_FLAG, NO_POSITIVE, NO_TENSOR, no_count
 from tests.support.meaning import surgery
 from tests.support.models import language_model
 from tests.support.runs import VISION
@@ -64,6 +64,7 @@ CASE = Case(
         "rows": (0, 2.5, "3", True),
         "megabytes": NO_POSITIVE,
         "target": (3, nn.Linear),
+        "sparse": NO_FLAG,
         "document_ids": NO_DOCUMENTS,
     },
     overview=Overview(

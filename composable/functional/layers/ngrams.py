@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_tensor
+from composable._support.checks import check_count, check_flag, check_tensor
 
 __all__ = ["NGramEmbedding", "embed_ngrams", "hash_ngrams"]
 
@@ -101,6 +101,7 @@ def embed_ngrams(
         torch.Size([1, 3, 8])
     """
     check_tensor("table", table)
+    check_flag("sparse", sparse)
     if table.ndim != 2 or not table.is_floating_point():
         raise ValueError(
             f"table must be of a floating-point dtype and the shape [rows, width], not "
@@ -143,6 +144,7 @@ class NGramEmbedding(nn.Module):
         _check_rows(rows)
         check_count("width", width, 1)
         check_count("n", n, 2)
+        check_flag("sparse", sparse)
         self.n, self.sparse = n, sparse
         self.weight = nn.Parameter(torch.zeros(rows, width, device=device, dtype=dtype))
 
