@@ -34,6 +34,7 @@ __all__ = [
     "check_tensor",
     "check_tensors",
     "kind_of",
+    "parameters_of",
 ]
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -300,3 +301,16 @@ def _is_number(value: Any) -> bool:
 def _some(names: set[str]) -> str:
     shown = ", ".join(sorted(map(str, names))[:5]) or "none"
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+
+
+def parameters_of(params: Any) -> list[Any]:
+    """Return the parameters, or groups of them, that an optimizer is built with."""
+    lone = (str, bytes, Mapping, Tensor, nn.Module)  # an nn.Sequential is iterable too
+    several = isinstance(params, Iterable) and not isinstance(params, lone)
+    found = list(params) if several else []
+    if not found or not all(isinstance(one, (Tensor, dict, tuple)) for one in found):
+        raise TypeError(
+            "params must be parameters or groups of them, and not be empty: pass "
+            "model.parameters(), or groups such as those of decay_groups(model)."
+        )
+    return found

@@ -20,4 +20,4 @@ class Dropout(Surgery):
     p: float = attrs.field(default=0.1, validator=in_range(0, 1, ends="[)"))
 
     surgery = staticmethod(set_dropout)
-    replaces = frozenset({"dropout"})
+    replaces = frozenset({"dropout rate"})

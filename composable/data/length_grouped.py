@@ -98,6 +98,8 @@ def _numbers(lengths: object) -> Tensor:
             "lengths must be a list of numbers, or a tensor of one dimension, not "
             f"{kind_of(lengths)}: pass the length of each example, [len(one) for one in dataset]."
         )
+    if not len(numbers):
+        raise ValueError("lengths must not be empty: pass the length of each example.")
     if not numbers.isfinite().all():
         raise ValueError("lengths must be finite: the order of others is not defined.")
     return numbers

@@ -44,9 +44,9 @@ def random_translation(
     Example:
         >>> images = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]).expand(3, 1, 4)
         >>> random_translation(images, generator=torch.Generator().manual_seed(0))[:, 0]
-        tensor([[2., 3., 4., 3.],
+        tensor([[3., 4., 3., 2.],
                 [2., 3., 4., 3.],
-                [3., 2., 1., 2.]])
+                [1., 2., 3., 4.]])
     """
     check_spatial("inputs", inputs)
     draw = draw_random_translation(

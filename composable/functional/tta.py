@@ -5,6 +5,7 @@ NeurIPS 2012; the views: Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GP
 https://arxiv.org/abs/2404.00498
 """
 
+import inspect
 from math import log
 from typing import Any
 
@@ -60,8 +61,21 @@ def tta(
         True
     """
     check_is_callable("model", model)
+    _check_takes_views(model)
     views = tta_views(inputs, flip=flip, shift=shift)
     return average_tta(model(views), flip=flip, shift=shift, average=average)
+
+
+def _check_takes_views(model: Any) -> None:
+    """Raise a TypeError if a function does not take one argument, or is a class."""
+    try:
+        inspect.signature(model).bind(None)
+    except (TypeError, ValueError) as error:
+        refused = isinstance(error, TypeError)  # others have no signature
+    else:
+        refused = False
+    if refused or isinstance(model, type):
+        raise TypeError(f"model={model!r} must be a function or module that takes a batch alone.")
 
 
 def tta_views(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from composable._support.checks import check_range
+from composable._support.checks import check_range, parameters_of
 
 __all__ = ["RowAdagrad"]
 
@@ -42,7 +42,7 @@ class RowAdagrad(Optimizer):
         ValueError: A number is out of range.
 
     Example:
-        >>> table = nn.Embedding(9, 2, sparse=True)
+        >>> table = torch.nn.Embedding(9, 2, sparse=True)
         >>> optimizer = RowAdagrad(table.parameters(), lr=0.1)
         >>> table(torch.tensor([1, 4])).sum().backward()
         >>> optimizer.step()
@@ -51,6 +51,7 @@ class RowAdagrad(Optimizer):
     def __init__(
         self, params: Any, lr: float = 0.1, *, eps: float = 1e-10, weight_decay: float = 0.0
     ) -> None:
+        params = parameters_of(params)
         check_range("lr", lr, 0)
         check_range("eps", eps, 0)
         check_range("weight_decay", weight_decay, 0)

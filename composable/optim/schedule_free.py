@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from composable._support.checks import check_count, check_range
+from composable._support.checks import check_count, check_range, parameters_of
 
 __all__ = ["AdamWScheduleFree", "SGDScheduleFree", "ScheduleFree"]
 
@@ -29,14 +29,7 @@ class ScheduleFree(Optimizer):
     _moments: tuple[str, ...] = ()
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
-        lone = (str, bytes, dict, Tensor, nn.Module)  # an nn.Sequential is iterable too
-        several = isinstance(params, Iterable) and not isinstance(params, lone)
-        params = list(params) if several else []
-        if not params or not all(isinstance(one, (Tensor, dict, tuple)) for one in params):
-            raise TypeError(
-                "params must be parameters or groups of them, and not be empty: pass "
-                "model.parameters(), or groups such as those of decay_groups(model)."
-            )
+        params = parameters_of(params)
         counts = {"k": 0, "weight_sum": 0.0, "lr_max": -1.0, "scheduled_lr": 0.0}
         super().__init__(params, {**defaults, **counts, "train_mode": True})
 

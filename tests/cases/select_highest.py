@@ -14,14 +14,29 @@ from composable.algorithms import ProxyFilter
 from composable.algorithms._scoring import example_losses
 from tests.support.cases import BOTH_FAIL, COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_FLAG, NO_SHARE, NO_TENSOR, no_count
-from tests.support.models import CLASSES, seeded
+from tests.support.models import seeded
 from tests.support.runs import LANGUAGE
+
+MOST_CLASSES = 10
+
+
+class Proxy(nn.Module):
+    """A linear classifier of images of any size and dtype, also of a batch by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.score = nn.AdaptiveAvgPool2d(2), nn.Linear(4, MOST_CLASSES)
+
+    def forward(self, inputs: Any) -> torch.Tensor:
+        """Classify images."""
+        images = next(iter(inputs.values())) if isinstance(inputs, Mapping) else inputs
+        pooled = self.pool(images.mean(1, keepdim=True)).flatten(1)
+        return self.score(pooled.to(self.score.weight.dtype))  # type: ignore[no-any-return]
 
 
 def proxy() -> nn.Module:
-    """Build a linear classifier of images of any size."""
-    layers = (nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(8, CLASSES))
-    return seeded(lambda: nn.Sequential(*layers), 1)  # type: ignore[no-any-return]
+    """Build a proxy."""
+    return seeded(Proxy, 1)  # type: ignore[no-any-return]
 
 
 def filtered(a: Any, s: State) -> Mapping[str, Any]:

@@ -82,7 +82,7 @@ def test_run_resumes_bit_for_bit_in_mid_epoch_with_workers(tmp_path):
         ({"lengths": ["a"]}, TypeError, r"pass the length of each example, \[len"),
         ({"lengths": [[1, 2]]}, TypeError, "lengths must be a list of numbers"),
         ({"lengths": [1.0, float("nan")]}, ValueError, "lengths must be finite"),
-        ({"lengths": []}, ValueError, "dataset has 0 examples"),
+        ({"lengths": []}, ValueError, "lengths must not be empty"),
         ({"window": 0}, ValueError, "window=0 must be"),
         ({"batch_size": 3, "world_size": 2}, ValueError, "batch_size=3 must be a multiple"),
         ({"world_size": 2}, ValueError, "has 1 examples for 2 processes"),

@@ -457,6 +457,9 @@ def test_model_that_wraps_one_is_recognized():
             super().__init__()
             self.base_model = model
 
+        def get_base_model(self):
+            return self.base_model
+
         def forward(self, *args, **kwargs):
             return self.base_model(*args, **kwargs)
 
