@@ -173,7 +173,7 @@ def comparison(chosen: Mapping[str, Any]) -> dict[str, Any]:
             arm: [f"{round(one / cost)}ba" for one in (CURVE if arm == BASELINE else SECONDS)]
             for arm in named
         },
-        "tune": {name: [value] for name, value in {**fixed, "parts": ("test",)}.items()},
+        "tune": {name: [value] for name, value in fixed.items()},
         "seeds": SEEDS,
     }
 

@@ -26,7 +26,8 @@ from composable._support.warn import warn_user
 from composable.batches.batch import tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.state import State
-from composable.engines.modules import check_dense
+from composable.engines.modules import sparse_tables
+from composable.functional import NGramEmbedding
 from composable.plan.compatibility import occurrences
 
 __all__ = [
@@ -62,11 +63,10 @@ def compile_outputs(
         algorithms: The algorithms of the run.
 
     Raises:
-        ValueError: The model has a TorchScript module, or sparse gradients.
+        ValueError: The model has a TorchScript module, or tables of n-grams with sparse gradients.
         RuntimeError: There is no C++ compiler.
     """
     _check_compilable(state, options)
-    check_dense(state, "compile=True", "drop compile")  # Inductor fails in some graphs
     logging.getLogger("torch._dynamo.convert_frame").addHandler(_limits)
     given = options if isinstance(options, Mapping) else {}
     resizes = any(_resizes(one.algorithm) for a in algorithms for one in occurrences(a))
@@ -241,6 +241,11 @@ def _check_compilable(state: State, options: bool | Mapping[str, Any]) -> None:
                 "compile=False."
             )
     backend = options.get("backend", "inductor") if isinstance(options, Mapping) else "inductor"
+    if backend == "inductor" and sparse_tables(state, (NGramEmbedding,)):
+        raise ValueError(
+            f"compile={options!r} does not support sparse gradients of n-grams: Inductor fails in "
+            "some graphs. Use sparse=False, compile=False or compile={'backend': 'aot_eager'}."
+        )
     if backend == "inductor" and state.device.type == "cpu":
         _check_cpp_compiler()
 

@@ -7,6 +7,7 @@ import attrs
 from torch import Tensor, nn
 
 from composable.core.state import State
+from composable.functional import NGramEmbedding
 from composable.losses.loss import ModelLoss
 
 __all__ = [
@@ -90,23 +91,32 @@ class Buffers:
             buffer.data.copy_(copy)
 
 
-def sparse_tables(state: State) -> list[nn.Parameter]:
-    """Return the trained parameters with sparse gradients: those of embeddings with `sparse`."""
-    sparse = (one for one in all_modules(state) if getattr(one, "sparse", False) is True)
-    found = dict.fromkeys(getattr(one, "weight", None) for one in sparse)
-    return [one for one in found if isinstance(one, nn.Parameter) and one.requires_grad]
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, NGramEmbedding)
 
 
-def check_dense(state: State, name: str, fix: str = "use parallel=DDP()") -> None:
+def sparse_tables(
+    state: State, kinds: tuple[type[nn.Module], ...] = _EMBEDDINGS
+) -> list[nn.Parameter]:
+    """Return the trained parameters with sparse gradients.
+
+    Args:
+        state: The state of a run.
+        kinds: The classes of the embeddings that may have them.
+    """
+    embeddings: Any = [one for one in all_modules(state) if isinstance(one, kinds)]
+    found = dict.fromkeys(one.weight for one in embeddings if one.sparse)
+    return [one for one in found if one.requires_grad]
+
+
+def check_dense(state: State, name: str) -> None:
     """Raise a ValueError if a parameter has sparse gradients.
 
     Args:
         state: The state of a run.
-        name: What does not support them.
-        fix: What to do where `sparse` is to stay.
+        name: The strategy that does not support them.
     """
     if sparse_tables(state):
         raise ValueError(
             f"the model has embeddings with sparse=True, and {name} does not support sparse "
-            f"gradients; use sparse=False, or {fix}."
+            "gradients; use sparse=False, or parallel=DDP()."
         )

@@ -192,7 +192,7 @@ class GradientReducer:
 
     def _sum_sparse(self) -> None:
         for one in self.sparse:
-            gradient = torch.zeros_like(one).to_sparse(1) if one.grad is None else one.grad
+            gradient = _no_rows(one) if one.grad is None else one.grad
             total = gradient.coalesce() if _gathers_rows(one) else gradient.to_dense().contiguous()
             dist.all_reduce(total)
             one.grad = total / self._messages.means
@@ -206,6 +206,13 @@ class GradientReducer:
 
     def _has_gradients(self) -> list[bool]:
         return [one.grad is not None for one in self.parameters]
+
+
+def _no_rows(parameter: Tensor) -> Tensor:
+    """Return a sparse gradient of zeros."""
+    places = torch.empty(1, 0, dtype=torch.long, device=parameter.device)
+    values = parameter.detach()[:0]
+    return torch.sparse_coo_tensor(places, values, parameter.shape, check_invariants=False)
 
 
 def _gathers_rows(parameter: Tensor) -> bool:

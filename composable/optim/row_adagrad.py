@@ -68,7 +68,7 @@ class RowAdagrad(Optimizer):
             The value of `closure`, or None.
 
         Raises:
-            RuntimeError: A sparse gradient has entries that are not rows.
+            RuntimeError: An entry of a sparse gradient is no row, or a parameter is complex.
         """
         loss = None
         if closure is not None:
@@ -81,18 +81,21 @@ class RowAdagrad(Optimizer):
         return loss
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        if parameter.is_complex():
+            raise RuntimeError(
+                "RowAdagrad does not support complex parameters: pass torch.view_as_real of them."
+            )
+        table = parameter if parameter.ndim else parameter.view(1)
         state = self.state[parameter]
         if not state:
             dtype = torch.promote_types(parameter.dtype, torch.float32)
-            state["sum"] = torch.zeros(len(parameter), dtype=dtype, device=parameter.device)
-        table = parameter.view(len(parameter), -1)
+            state["sum"] = torch.zeros(len(table), dtype=dtype, device=parameter.device)
         if gradient.is_sparse:
             rows, gradients = _rows(gradient)
             sums, table[rows] = _changed(table[rows], state["sum"][rows], gradients, group)
             state["sum"][rows] = sums
         else:
-            gradients = gradient.reshape_as(table)
-            state["sum"], changed = _changed(table, state["sum"], gradients, group)
+            state["sum"], changed = _changed(table, state["sum"], gradient.view_as(table), group)
             table.copy_(changed)
 
 
@@ -101,9 +104,11 @@ def _changed(
 ) -> tuple[Tensor, Tensor]:
     """Return the accumulators and the rows after a step."""
     lr, decay = group["lr"], 1 - group["lr"] * group["weight_decay"]
-    sums = sums + gradients.to(sums.dtype).square().mean(-1)
-    steps = gradients / (sums.sqrt() + group["eps"]).to(gradients.dtype).unsqueeze(-1)
-    present = (gradients != 0).any(-1, keepdim=True)
+    by_row = (-1, *[1] * (gradients.ndim - 1))
+    flat = gradients.reshape(len(gradients), -1)
+    sums = sums + flat.to(sums.dtype).square().mean(-1)
+    steps = gradients / (sums.sqrt() + group["eps"]).to(gradients.dtype).view(by_row)
+    present = (flat != 0).any(-1).view(by_row)
     return sums, torch.where(present, table * decay - lr * steps, table)
 
 
@@ -115,4 +120,4 @@ def _rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
             f"sparse_dim() == {gradient.sparse_dim()}: pass gradient.to_dense()."
         )
     gradient = gradient.coalesce()
-    return gradient.indices()[0], gradient.values().flatten(1)
+    return gradient.indices()[0], gradient.values()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Precision
+from composable import Precision, State
 from composable.algorithms import EMA, SAM, SWA, GradientClipping, LayerFreezing, MixUp
 from composable.checkpoint.errors import MismatchError
 from composable.core.algorithm import Algorithm
@@ -202,3 +202,10 @@ def test_each_process_restores_its_part(rank, monkeypatch):
     (partition,) = engine.engine.optimizer.single_partition_of_fp32_groups
     assert torch.equal(partition, own["exp_avg"])
     assert engine.engine.global_samples == 2
+
+
+def test_sparse_gradients_are_refused():
+    state = State(nn.Embedding(3, 2, sparse=True))
+
+    with pytest.raises(ValueError, match="DeepSpeed does not support sparse gradients; use sparse"):
+        Zero.prepare(None, state, None)

@@ -509,6 +509,7 @@ def mean_square(outputs, batch):
 def of_kinds(ddp):
     words = torch.tensor([0, 1, 1, 3])
     loss, grads = Reduction(ddp, 2)(state_of(Kinds(), (words, words), mean_square))
+    assert any(one.is_sparse for one in grads) is not ddp.exact  # gloo gathers the rows
     return loss, [one.to_dense() if one.is_sparse else one for one in grads]
 
 
@@ -523,6 +524,36 @@ def test_gradients_of_sparse_complex_and_low_precision_parameters(ddp):
             tolerance = 1e-2 if grad.dtype == torch.bfloat16 else 1e-5
             torch.testing.assert_close(grad, expected, rtol=tolerance, atol=1e-5)
         torch.testing.assert_close(loss, mean_square(alone(words), None).detach())
+
+
+class Sometimes(nn.Module):
+    """An embedding that only tokens above 1 use."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.score = nn.Embedding(5, 3, sparse=True), nn.Linear(1, 3)
+        filled(self)
+
+    def forward(self, x):
+        scored = self.score(x.float().unsqueeze(-1))
+        return scored + self.words(x) if x.max() > 1 else scored
+
+
+def of_words_of_one_rank(ddp):
+    words = torch.tensor([0, 1, 2, 3])
+    _, grads = Reduction(ddp, 2)(state_of(Sometimes(), (words, words), mean_square))
+    return [one.to_dense() for one in grads]
+
+
+@IN_ANY_WAY
+def test_sparse_gradient_that_one_process_lacks(ddp):
+    words, alone = torch.tensor([0, 1, 2, 3]), Sometimes()
+    outputs = torch.cat([alone(part) for part in words.split(2)])
+    mean_square(outputs, None).backward()
+
+    for found in run(of_words_of_one_rank, 2, ddp):
+        for grad, parameter in zip(found, alone.parameters(), strict=True):
+            torch.testing.assert_close(grad, parameter.grad.to_dense(), rtol=1e-5, atol=1e-5)
 
 
 def in_bfloat16(ddp):

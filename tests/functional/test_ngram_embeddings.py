@@ -174,3 +174,16 @@ def test_trains_compiled_as_eager():
 def test_make_trainer_with_a_model_without_tokens_warns():
     with pytest.warns(F.NoEffectWarning, match="ngram_embeddings found nothing to replace"):
         make_trainer(algorithms=[NGramEmbeddings(rows=16)])
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_gradient_of_the_table_has_the_layout_that_is_asked_for(sparse):
+    tokens, table = torch.tensor([[5, 7, 5]]), torch.zeros(50, 4, requires_grad=True)
+    F.embed_ngrams(tokens, table, n=3, sparse=sparse).sum().backward()
+
+    model = F.ngram_embeddings(nn.Sequential(nn.Embedding(9, 4)), rows=50, sparse=sparse)
+    model(tokens).sum().backward()
+
+    assert table.grad.is_sparse is sparse
+    assert model[0].ngrams.weight.grad.is_sparse is sparse
+    assert_close(model[0].ngrams.weight.grad.to_dense(), table.grad.to_dense())

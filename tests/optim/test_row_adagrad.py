@@ -78,6 +78,27 @@ def test_accumulators_are_resumed_to_the_bit():
     assert torch.equal(module.weight, expected)
 
 
+def test_rows_of_any_shape_and_layout_are_those_of_a_matrix():
+    gradient = seeded(lambda: torch.randn(3, 2, 2))
+    kernel = nn.Parameter(torch.ones(3, 2, 2).transpose(1, 2))  # not contiguous
+    matrix = nn.Parameter(torch.ones(3, 4))
+    scalar = nn.Parameter(torch.ones(()))
+    kernel.grad, matrix.grad, scalar.grad = gradient, gradient.flatten(1), torch.tensor(-2.0)
+
+    RowAdagrad([kernel, matrix, scalar], lr=0.1).step()
+
+    assert_close(kernel.flatten(1), matrix)
+    assert_close(scalar, torch.tensor(1.1))
+
+
+def test_complex_parameters_are_refused():
+    weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    weight.grad = torch.ones(2, dtype=torch.complex64)
+
+    with pytest.raises(RuntimeError, match=r"complex parameters: pass torch\.view_as_real"):
+        RowAdagrad([{"params": [weight]}]).step()
+
+
 def test_entries_that_are_not_rows_are_refused():
     weight = nn.Parameter(torch.ones(3, 2))
     weight.grad = torch.ones(3, 2).to_sparse()

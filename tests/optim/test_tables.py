@@ -12,7 +12,7 @@ from composable.functional import ngram_embeddings
 from composable.optim import Muon, RowAdagrad, by_role, decay_groups, muon_groups
 from tests.support.models import language_model, same, weights
 from tests.support.outcomes import resumed
-from tests.support.parallel_runs import fit_tables
+from tests.support.parallel_runs import fit_sparse_in_name, fit_tables
 from tests.support.processes import attempt, run
 from tests.support.runs import LANGUAGE
 
@@ -120,6 +120,7 @@ def with_sparse_table(sparse=True, **options):
         {"accumulate_batches": 2},
         {"precision": "amp_bf16"},
         {"precision": "amp_fp16"},
+        {"compile": {"backend": "aot_eager"}},
     ],
     ids=lambda options: "-".join(options),
 )
@@ -164,6 +165,12 @@ def test_sharded_parameters_refuse_sparse_gradients():
 
 def test_compiled_models_refuse_sparse_gradients():
     with pytest.raises(
-        ValueError, match="compile=True does not support sparse gradients; use spar"
+        ValueError, match="compile=True does not support sparse gradients of n-grams"
     ):
         with_sparse_table(compile=True).fit()
+
+
+def test_modules_with_an_attribute_of_that_name_have_dense_gradients():
+    (alone,) = run(fit_sparse_in_name, 1)
+
+    assert run(fit_sparse_in_name, 2) == [pytest.approx(alone, abs=1e-6)] * 2

@@ -421,7 +421,7 @@ def fit_tables(parallel: Any, sparse: bool) -> list[float]:
     from composable.distributed.starting import join_processes
 
     join_processes()
-    tokens = torch.arange(22 * 6).view(22, 6) % 7 % 4  # the last batch is smaller
+    tokens = torch.arange(17 * 6).view(17, 6) % 7 % 4  # the last batch is that of one process
     trainer = Trainer(
         tabled_net(),
         train_dataloader=DataLoader(TensorDataset(tokens, tokens.roll(-1, 1)), batch_size=8),
@@ -448,3 +448,29 @@ def tabled_net() -> nn.Module:
 def flat_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Compute the mean over all tokens."""
     return cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+class Mixed(nn.Linear):
+    """A layer whose attribute `sparse` is not that of an embedding."""
+
+    sparse = True
+
+
+def fit_sparse_in_name() -> list[float]:
+    """Train a layer with an attribute `sparse`, and return its weights."""
+    from composable.distributed.starting import join_processes
+
+    join_processes()
+    with seed_context(0):
+        model = nn.Sequential(nn.Flatten(), Mixed(2 * SIDE * SIDE, CLASSES))
+    trainer = Trainer(
+        model,
+        train_dataloader=DataLoader(images(16), batch_size=8),
+        loss_fn=cross_entropy,
+        optimizers=partial(torch.optim.SGD, lr=0.1),
+        max_duration="1ep",
+        progress_bar=False,
+        parallel=DDP(shards=2),
+    )
+    trainer.fit()
+    return [float(one) for one in model[1].weight.flatten()]
