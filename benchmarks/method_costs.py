@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from torch.nn.functional import cross_entropy, interpolate, one_hot, pad
 from torch.optim.swa_utils import AveragedModel
 
 import composable.functional as F
+from composable.optim import RowAdagrad
 
 Candidates = dict[str, Callable[[], object]]
 
@@ -626,7 +628,29 @@ def ngram_embeddings() -> list[Candidates]:
             "hash_ngrams": lambda: F.hash_ngrams(ids, rows=62500),
             "embed_ngrams": lambda: F.embed_ngrams(ids, table),
         },
+        {
+            f"{rows:,} rows, {'sparse' if sparse else 'dense'}": table_step(ids, rows, sparse)
+            for sparse in (True, False)
+            for rows in (2**14, 2**18)
+        },
     ]
+
+
+def table_step(ids: Tensor, rows: int, sparse: bool) -> Callable[[], None]:
+    """Return a step of a token embedding with n-grams alone, clipped and by `RowAdagrad`."""
+    model: Any = F.ngram_embeddings(
+        nn.Sequential(nn.Embedding(1000, 96)), rows=rows, megabytes=200, sparse=sparse
+    )
+    table = model[0].ngrams.weight
+    optimizer = RowAdagrad([table])
+
+    def step() -> None:
+        model.zero_grad()
+        model(ids).square().sum().backward()
+        table.grad = F.clip_gradients(table.grad, threshold=1.0)
+        optimizer.step()
+
+    return step
 
 
 def attention_methods() -> list[Candidates]:
