@@ -68,7 +68,7 @@ class RowAdagrad(Optimizer):
             The value of `closure`, or None.
 
         Raises:
-            RuntimeError: An entry of a sparse gradient is no row, or a parameter is complex.
+            RuntimeError: An entry of a sparse gradient is not a row, or a parameter is complex.
         """
         loss = None
         if closure is not None:
