@@ -128,7 +128,9 @@ def build_text(
     from examples import small_gpt
 
     context = 64
-    model = small_gpt.small_gpt(small_gpt.Sizes(vocabulary, depth=2, context=context), seed)
+    model = small_gpt.small_gpt(
+        small_gpt.Sizes(vocabulary, depth=1, width=96, context=context), seed
+    )
     for module in model:
         if isinstance(module, small_gpt.Block):
             output = nn.Sequential(module.attention.output, nn.Dropout(dropout))

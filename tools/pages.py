@@ -20,7 +20,7 @@ from tests.support.integrations import LOOPS, REASONS
 from tests.support.other_trainers import NAMES
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
-from tools import evidence, gallery, hooks, laws, migration, quality, recipes, reference
+from tools import evidence, gallery, hooks, laws, migration, parts, quality, recipes, reference
 from tools.trainer_arguments import argument_tables
 
 MATRIX = METHODS / "matrix.md"
@@ -245,6 +245,7 @@ def index_page() -> str:
         lines += [""] * bool(shown)
     contents = ["```{toctree}", ":hidden:", "", "matrix", *(c.name for c in methods()), "```"]
     text = with_generated(INDEX, "methods", lines[:-1])
+    text = _between(text, "parts", parts.part_lines(), INDEX)
     return _between(text, "contents", contents, INDEX)
 
 
