@@ -16,7 +16,7 @@ from torch import Tensor
 from composable.batches.batch import tensors_of
 from composable.core.state import State
 from composable.core.time import TimeUnit
-from composable.data.fetching import copy_loader
+from composable.data.fetching import without_workers
 from composable.data.grouping import batches_of
 from composable.data.order import get_generator_states, set_generator_states
 from composable.losses.loss import check_loss
@@ -157,9 +157,7 @@ def _first(loader: Any) -> list[Any]:
     """Return the first batch of a loader, read in this process, in a list."""
     states = get_generator_states(loader)
     try:
-        copied = isinstance(loader, torch.utils.data.DataLoader) and loader.num_workers
-        options = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None}
-        return [next(iter(copy_loader(loader, **options) if copied else loader))]
+        return [next(iter(without_workers(loader)))]
     except StopIteration:
         raise ValueError("the loader returned no batch; check the dataset.") from None
     finally:
