@@ -326,6 +326,11 @@ class Engine:
     # --- checkpoints ---
 
     @property
+    def can_undo(self) -> bool:
+        """Whether a step can be undone by restoring what this process has of the run."""
+        return not self.processes.several
+
+    @property
     def why_withdrawn(self) -> str | None:
         """Why the given model can't be used between calls; None if it can."""
         return None

@@ -410,15 +410,13 @@ def check_ready(run: "Run", duration: Any) -> None:
         )
 
 
-def check_trial(run: "Run", strategy: Any) -> None:
+def check_trial(run: "Run") -> None:
     """Check that steps of a run can be tried and undone.
 
     Raises:
-        ValueError: It has several processes or an engine of DeepSpeed, or an argument is missing.
+        ValueError: Its engine can't undo them, or an argument is missing.
     """
-    from composable.distributed.deepspeed import DeepSpeed  # on use
-
-    if run.engine.processes.several or isinstance(strategy, DeepSpeed):
+    if not run.engine.can_undo:
         raise ValueError(
             "trial, check and summary cannot restore the parts that several processes, or "
             "DeepSpeed, have of a run: call them in one process, with parallel=None."
@@ -461,13 +459,12 @@ def check_schedule_free(
     optimizers: Iterable[Optimizer], rates: "LearningRates", plan: Plan
 ) -> None:
     """Warn about a schedule or an average beside a schedule-free optimizer."""
-    from composable.optim.multi import base_optimizers  # on use
-    from composable.optim.schedule_free import ScheduleFree
+    from composable.optim.schedule_free import schedule_free_parts  # on use
 
-    parts = base_optimizers(optimizers)
-    own = next((type(one).__name__ for one in parts if isinstance(one, ScheduleFree)), None)
-    if own is None:
+    found = schedule_free_parts(optimizers)
+    if not found:
         return
+    own = type(found[0]).__name__
     changing = [one for one in rates.all if not _is_constant(one)]
     if changing:
         warn_user(

@@ -8,8 +8,7 @@ from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.filters import expanded, replaced
 from composable.core.event import Event
 from composable.core.state import State
-from composable.optim.multi import base_optimizers
-from composable.optim.schedule_free import ScheduleFree
+from composable.optim.schedule_free import schedule_free_parts
 from composable.resume.best import (
     check_best,
     check_complete,
@@ -22,7 +21,7 @@ from composable.resume.modules import check_saved_module, module_tensors
 from composable.resume.select import latest_valid, read_point
 from composable.resume.verify import ResumePoint
 from composable.trainer.checkpoints import Checkpoints
-from composable.trainer.evaluated_weights import Weights, averaging_names
+from composable.trainer.evaluated_weights import BestWeights, averaging_names
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.records import Records
@@ -136,7 +135,9 @@ def checkpoint_values(run: Run, point: ResumePoint) -> dict[str, Any]:
     return upgraded(point.load(run.state).tree, averaging_names(run.dispatcher.plan))
 
 
-def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path: str) -> Weights:
+def _best_weights(
+    state: State, saved: Mapping[str, Any], names: set[str], path: str
+) -> BestWeights:
     """Return the weights with which a saved run was evaluated.
 
     Args:
@@ -150,7 +151,7 @@ def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path:
     """
     modules = state.modules
     old, saved = is_old(saved), upgraded(saved, names)
-    if old and any(isinstance(one, ScheduleFree) for one in base_optimizers(state.optimizers)):
+    if old and schedule_free_parts(state.optimizers):
         raise MismatchError(
             f"{path} was written by an earlier version, which did not save the averages of "
             "schedule-free optimizers; pass load_best_at_end=False, and resume from it to evaluate "
@@ -161,7 +162,7 @@ def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path:
             f"{path} has no {', '.join(missing)}, on which evaluations depend; do not exclude it "
             "with save_weights_only or save_ignore_keys."
         )
-    found = {}
+    found: dict[str, dict[str, Any]] = {"model": {}, "loss_fn": {}}
     for key, module in modules.items():
         check_saved_module(module, saved[key], path, key)
         own, values = module_tensors(module), {**saved[key]["weights"], **saved[key]["buffers"]}
@@ -170,4 +171,4 @@ def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path:
     for average in averages.values() if old else ():
         found["model"] |= {n: value.to(found["model"][n]) for n, value in average.items()}
     memory = {n: v for n, v in saved.get("memory", {}).items() if n in names}
-    return Weights(**found, averages=averages, memory=memory)
+    return BestWeights(**found, averages=averages, memory=memory)  # type: ignore[typeddict-item]

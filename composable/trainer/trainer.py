@@ -212,7 +212,7 @@ class Trainer:
 
         if self._session.in_call:
             raise RuntimeError("trial was called while the Trainer runs; call it after fit.")
-        check.check_trial(self._run, self._options.parallel)
+        check.check_trial(self._run)
         with (
             preserve_rng(),
             self._training(),
