@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from composable._support.checks import check_count, check_range, parameters_of
-from composable.optim.multi import base_optimizers
 
-__all__ = ["AdamWScheduleFree", "SGDScheduleFree", "ScheduleFree", "schedule_free_parts"]
+__all__ = ["AdamWScheduleFree", "SGDScheduleFree", "ScheduleFree"]
 
 
 class ScheduleFree(Optimizer):
@@ -166,11 +165,6 @@ class ScheduleFree(Optimizer):
         check_count("warmup_steps", options["warmup_steps"])
         for name in ("weight_decay", "r", "weight_lr_power"):
             check_range(name, options[name], 0, math.inf, ends="[)")
-
-
-def schedule_free_parts(optimizers: Iterable[Optimizer]) -> list[ScheduleFree]:
-    """Return the schedule-free optimizers, also those inside of a `MultiOptimizer`."""
-    return [one for one in base_optimizers(optimizers) if isinstance(one, ScheduleFree)]
 
 
 class SGDScheduleFree(ScheduleFree):

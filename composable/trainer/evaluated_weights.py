@@ -26,7 +26,8 @@ from composable.core.state import State
 from composable.core.stateful import SavedFields, saved
 from composable.engines.modules import bind_loss
 from composable.functional import with_tensors
-from composable.optim.schedule_free import ScheduleFree, schedule_free_parts
+from composable.optim.multi import schedule_free_parts
+from composable.optim.schedule_free import ScheduleFree
 from composable.plan.plan import Plan
 from composable.resume.modules import module_tensors
 from composable.trainer.parameters import temporary_weights

@@ -13,7 +13,7 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.engines.modules import bind_loss
 from composable.optim.building import update_param_groups
-from composable.optim.schedule_free import schedule_free_parts
+from composable.optim.multi import schedule_free_parts
 
 __all__ = [
     "drop_batch",

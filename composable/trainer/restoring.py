@@ -8,7 +8,7 @@ from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.filters import expanded, replaced
 from composable.core.event import Event
 from composable.core.state import State
-from composable.optim.schedule_free import schedule_free_parts
+from composable.optim.multi import schedule_free_parts
 from composable.resume.best import (
     check_best,
     check_complete,
@@ -171,4 +171,9 @@ def _best_weights(
     for average in averages.values() if old else ():
         found["model"] |= {n: value.to(found["model"][n]) for n, value in average.items()}
     memory = {n: v for n, v in saved.get("memory", {}).items() if n in names}
-    return BestWeights(**found, averages=averages, memory=memory)  # type: ignore[typeddict-item]
+    return {
+        "model": found["model"],
+        "loss_fn": found["loss_fn"],
+        "averages": averages,
+        "memory": memory,
+    }
