@@ -310,7 +310,8 @@ def absent_events(evaluators: Sequence[Evaluator], schedulers: Any) -> dict[Even
 
 def check_token_counter(function: Callable[[Any], Any] | None) -> Callable[[Any], int] | None:
     """Return a function that counts the tokens of a batch, and checks the count."""
-    if check_callable("count_tokens", function, "of the batch") is None:
+    check_callable("count_tokens", function, "of the batch")
+    if function is None:
         return None
 
     def count(batch: Any) -> int:

@@ -59,6 +59,11 @@ def _duration(given: TimeLike | None) -> Time | None:
     return None if given is None else check.check_duration(given)
 
 
+def _accumulate_batches(given: int) -> int:
+    check_count("accumulate_batches", given, 1)
+    return int(given)  # an integer of NumPy can't be saved
+
+
 def _parallel(given: Strategy | str | None) -> Strategy:
     join_processes(getattr(given, "timeout", None))
     from composable.engines.build import check_engine  # on use
@@ -168,7 +173,7 @@ class DataOptions:
     max_duration: Time | None = attrs.field(default=None, converter=_duration)
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(check.check_positive))
-    accumulate_batches: int = attrs.field(default=1, validator=_valid(partial(check_count, low=1)))
+    accumulate_batches: int = attrs.field(default=1, converter=_accumulate_batches)
     microbatch_size: int | str | None = attrs.field(default=None, validator=_valid(_size))
     count_tokens: Callable[[Any], int] | None = attrs.field(
         default=None, converter=check.check_token_counter
