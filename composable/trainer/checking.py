@@ -1,5 +1,6 @@
 """One batch of everything that a run does: what it takes, and what would fail."""
 
+import copy
 import math
 import os
 import tempfile
@@ -187,13 +188,10 @@ def _restore(checkpoints: "Checkpoints", path: Path) -> None:
     from composable.resume.select import read_point  # on use
     from composable.trainer.restoring import checkpoint_values
 
-    run, callbacks = checkpoints.run, CallbackStates(checkpoints.session)
     point = read_point(path, checkpoints.options.reader, run=checkpoints.records.run_id)
-    callbacks.follow(path, point.description)
-    with run.engine.restoring(checkpoint_values(run, point), str(path)) as own:
-        parts = checkpoints.parts(run.state, callbacks)
-        parts.check(own, str(path))
-        parts.restore(own, str(path), but=_KEPT)
+    restored = copy.copy(checkpoints)
+    restored.callbacks = CallbackStates(checkpoints.session)  # callbacks that wait stay so
+    restored.restore(checkpoint_values(checkpoints.run, point), point, but=_KEPT)
 
 
 @contextmanager

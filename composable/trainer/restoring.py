@@ -1,6 +1,6 @@
 """Restore a run from a checkpoint: when resuming, when rolling back, and its best weights."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from composable._support.notes import add_note
@@ -62,7 +62,8 @@ class RestoredCheckpoints(Checkpoints):
         tree, ignored = checkpoint_values(run, point), options.load_ignore_keys
         if ignored:
             tree = replaced(tree, self.capture(False), expanded(ignored))
-        self._restore(tree, point)
+        self.restore(tree, point)
+        self.mark_saved(run.state)
         run.engine.check_weights(run.state)
         run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
         run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
@@ -93,7 +94,8 @@ class RestoredCheckpoints(Checkpoints):
             add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
             raise error
         whole = run.state.max_duration
-        self._restore(checkpoint_values(run, point), point, but=("guard", "progress"))
+        self.restore(checkpoint_values(run, point), point, but=("guard", "progress"))
+        self.mark_saved(run.state)
         if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
             run.state = run.state.evolve(max_duration=whole)
         rolled_back = {"nonfinite/rolled_back": run.guard.num_rollbacks}
@@ -117,17 +119,6 @@ class RestoredCheckpoints(Checkpoints):
         point = read_point(best.checkpoint, self.options.reader, run=self.records.run_id)
         tree, names = point.load(state).tree, averaging_names(run.dispatcher.plan)
         run.weights.best = _best_weights(state, tree, names, str(point.path))
-
-    def _restore(
-        self, tree: Mapping[str, Any], point: ResumePoint, but: Collection[str] = ()
-    ) -> None:
-        path, run = str(point.path), self.run
-        self.callbacks.follow(point.path, point.description)
-        with run.engine.restoring(tree, path) as own:
-            parts = self.parts(run.state)
-            parts.check(own, path)
-            parts.restore(own, path, but)
-            self.mark_saved(run.state)
 
 
 def checkpoint_values(run: Run, point: ResumePoint) -> dict[str, Any]:
