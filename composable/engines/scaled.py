@@ -192,7 +192,7 @@ def skipping(
         step: The step.
         dispatcher: It has the loggers.
         error: The error.
-        record: Counts a skipped batch, and returns what is logged of it.
+        record: Counts a skipped batch, and returns metrics to log.
         keeps_buffers: Whether the buffers keep what the forward pass wrote.
     """
 

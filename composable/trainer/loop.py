@@ -156,8 +156,10 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     if logs:
         rates.record()
     state = run.step(state)
+    agreed = run.engine.seconds
+    seconds = time.perf_counter() - started if agreed is None else agreed
     state = state.evolve_unchecked(
-        timestamp=state.timestamp.next_batch(samples, tokens, run.engine.seconds_since(started)),
+        timestamp=state.timestamp.next_batch(samples, tokens, seconds),
         previous_timestamp=before.timestamp,
         loss_fn=before.loss_fn,
     )
