@@ -1,10 +1,10 @@
-"""Text from files, made safe to print."""
+"""Text from files, made safe to print, and durations."""
 
 import reprlib
 from types import NoneType
 from typing import Any
 
-__all__ = ["printable", "shorten"]
+__all__ = ["format_duration", "printable", "shorten"]
 
 _MOST_BITS = 256
 
@@ -44,3 +44,20 @@ def printable(text: str) -> str:
         loss\x1b[2J
     """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def format_duration(seconds: float) -> str:
+    """Format finite seconds in two units at most.
+
+    Example:
+        >>> from composable._support.printable import format_duration
+        >>> [format_duration(seconds) for seconds in (0.25, 75, 3 * 3600 + 59)]
+        ['0.25 s', '1 min 15 s', '3 h 0 min']
+    """
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

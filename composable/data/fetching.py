@@ -36,6 +36,7 @@ __all__ = [
     "loader_length",
     "with_new_workers",
     "with_seeded_fetch",
+    "without_workers",
 ]
 
 _current_fetch_epoch: ContextVar[int | None] = ContextVar("current_fetch_epoch", default=None)
@@ -148,6 +149,14 @@ def copy_loader(dataloader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     # DataLoader.__setattr__ forbids assignment after construction.
     vars(loader).update(vars(dataloader), _iterator=None, **changes)
     return loader
+
+
+def without_workers(loader: Any) -> Any:
+    """Return a loader that fetches in this process, since workers may persist; else the same."""
+    if not isinstance(loader, DataLoader):
+        return loader
+    options = {"num_workers": 0, "prefetch_factor": None, "timeout": 0}
+    return copy_loader(loader, **options, pin_memory=False, persistent_workers=False)
 
 
 def fetch_in_process(

@@ -64,7 +64,7 @@ class Strategy:
             ValueError: It is not a multiple of the number of processes.
         """
         size = processes.size
-        count = self.shards or saved or size
+        count = int(self.shards or saved or size)  # an integer of NumPy can't be saved
         if count % size and self.shards is None:
             raise ValueError(
                 f"the checkpoint is that of a run with {count} shards, which {size} processes "

@@ -113,6 +113,11 @@ class Zero(Partitioned):
         """The stage of ZeRO."""
         return self.engine.zero_optimization_stage()  # type: ignore[no-any-return]
 
+    @property
+    def can_undo(self) -> bool:
+        """False: DeepSpeed keeps the state of its optimizer itself."""
+        return False
+
     def check_whole(self, message: str) -> None:
         """Raise a ValueError in stage 3, where each process has a part of the parameters."""
         if self.stage == 3:

@@ -5,7 +5,6 @@ shards of a batch, the signals of the process, and whether its loader has its ow
 engines of several processes are derived from `Engine` and replace methods.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -147,6 +146,8 @@ class Engine:
     """Whether the announcement of the next batch is sent with the sums of a step."""
     announcement: Announcement | None = attrs.field(init=False, default=None)
     """That of the next batch, from its fetch until it is due."""
+    seconds: float | None = attrs.field(init=False, default=None)
+    """How long the last batch took on rank 0, or None where each process is its own clock."""
     buffers: WrittenBuffers = attrs.field(init=False)
     """The buffers that are exchanged in a step."""
     _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
@@ -286,10 +287,6 @@ class Engine:
         """Iterate over steps that are due, with the numbers of all processes."""
         return steps
 
-    def seconds_since(self, started: float) -> float:
-        """Return how long a batch took: the same on every process."""
-        return time.perf_counter() - started
-
     def begin(self, description: Mapping[str, Any], dispatcher: Dispatcher) -> None:
         """Check that the processes train the same run, and start the clock."""
 
@@ -324,6 +321,11 @@ class Engine:
         """Raise a ValueError with a message if each process has a part of the parameters."""
 
     # --- checkpoints ---
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether a step can be undone by restoring what this process has of the run."""
+        return not self.processes.several
 
     @property
     def why_withdrawn(self) -> str | None:

@@ -43,8 +43,6 @@ _END = object()
 class Parallel(Engine):
     """The shards of a global batch, and the processes that compute them."""
 
-    seconds: float = attrs.field(init=False, default=0.0)
-    """How long the last batch took, on rank 0."""
     joined_events: frozenset[Event] = attrs.field(init=False, default=frozenset())
     """The events after which the requests of processes may differ."""
     _announced: float = attrs.field(init=False, factory=time.perf_counter)
@@ -183,7 +181,7 @@ class Parallel(Engine):
         presents, samples, tokens, signals, seconds, ended, changes = announcement.wait()
         if self.processes.several:
             self.signals.received = max(signals) or None
-        self.seconds = seconds[0] / 1e9
+            self.seconds = seconds[0] / 1e9
         if any(changes):
             self.buffers.forget()
         if any(ended):
@@ -191,10 +189,6 @@ class Parallel(Engine):
                 "a signal has ended the loader of another process"
             )
         return max(presents) > 1, sum(samples), sum(tokens)
-
-    def seconds_since(self, started: float) -> float:
-        """Return how long a batch took, on rank 0."""
-        return self.seconds if self.processes.several else super().seconds_since(started)
 
     def failing_together(self) -> AbstractContextManager[None]:
         """Return a context in which the failure of one process ends all of them."""

@@ -12,11 +12,19 @@ from composable._support.dtensors import local_part
 from composable.batches.precision import Precision
 from composable.core.state import State
 from composable.core.stateful import Count, Factor
+from composable.engines.modules import Buffers
 from composable.optim.loss_scaling import unscale_, update_scale
 from composable.optim.stepping import count_skipped_step, zero_grad
 from composable.plan.dispatch import Dispatcher
 
-__all__ = ["GradientOverflowError", "LossScaler", "skip_overflow", "unscale_gradients"]
+__all__ = [
+    "GradientOverflowError",
+    "LossScaler",
+    "SkippedStep",
+    "skip_overflow",
+    "skipping",
+    "unscale_gradients",
+]
 
 _LOWEST = 2.0**-10
 
@@ -25,12 +33,16 @@ class GradientOverflowError(RuntimeError):
     """Gradients are not finite at any loss scale."""
 
 
-class Overflow(Exception):
-    """Raised before the optimizers step, to skip the batch."""
+class SkippedStep(Exception):
+    """Raised before the optimizers step, to skip the batch with this loss: see `skipping`."""
 
     def __init__(self, loss: Tensor) -> None:
         super().__init__()
         self.loss = loss
+
+
+class Overflow(SkippedStep):
+    """Gradients are not finite."""
 
 
 class ScalerState(TypedDict):
@@ -155,16 +167,44 @@ def skip_overflow(
     The buffers keep what the forward pass wrote, as with `torch.amp.GradScaler`.
     """
 
-    def guarded(state: State) -> State:
-        try:
-            after = step(state)
-        except Overflow as overflow:
-            zero_grad(state)
-            count_skipped_step(state.optimizers)
-            metrics = scaler.record_skip(state.timestamp.batch)
-            dispatcher.logger.log_metrics(metrics, state.timestamp)
-            return state.evolve_unchecked(loss=overflow.loss, frozen=frozenset())
+    def scaled(state: State) -> State:
+        state = step(state)
         scaler.update(overflow=False)
-        return after
+        return state
+
+    def record(state: State) -> dict[str, float]:
+        return scaler.record_skip(state.timestamp.batch)
+
+    return skipping(scaled, dispatcher, Overflow, record)
+
+
+def skipping(
+    step: Callable[[State], State],
+    dispatcher: Dispatcher,
+    error: type[SkippedStep],
+    record: Callable[[State], dict[str, float]],
+    *,
+    keeps_buffers: bool = True,
+) -> Callable[[State], State]:
+    """Skip the batches whose step raises an error: return the state before it, but for its loss.
+
+    Args:
+        step: The step.
+        dispatcher: It has the loggers.
+        error: The error.
+        record: Counts a skipped batch, and returns metrics to log.
+        keeps_buffers: Whether the buffers keep what the forward pass wrote.
+    """
+
+    def guarded(state: State) -> State:
+        buffers = Buffers([]) if keeps_buffers else Buffers.of(state)
+        try:
+            return step(state)
+        except error as skipped:
+            zero_grad(state)
+            buffers.restore()
+            count_skipped_step(state.optimizers)
+            dispatcher.logger.log_metrics(record(state), state.timestamp)
+            return state.evolve_unchecked(loss=skipped.loss, frozen=frozenset())
 
     return guarded

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-__all__ = ["MultiOptimizer", "base_optimizers"]
+from composable.optim.schedule_free import ScheduleFree
+
+__all__ = ["MultiOptimizer", "base_optimizers", "schedule_free_parts"]
 
 
 class MultiOptimizer(Optimizer):
@@ -129,3 +131,8 @@ def base_optimizers(optimizers: Iterable[Optimizer]) -> Iterator[Optimizer]:
             yield from base_optimizers(one.optimizers)
         else:
             yield one
+
+
+def schedule_free_parts(optimizers: Iterable[Optimizer]) -> list[ScheduleFree]:
+    """Return the schedule-free optimizers, also those of a `MultiOptimizer`."""
+    return [one for one in base_optimizers(optimizers) if isinstance(one, ScheduleFree)]

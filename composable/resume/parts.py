@@ -9,7 +9,7 @@ declared one, then each part compares the values with its own, and only then any
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from typing import get_type_hints as hints_of
 
 import attrs
@@ -20,9 +20,6 @@ from composable.core.state import State
 from composable.core.stateful import ChecksState, Stateful, declared_state
 from composable.core.structure import StructureError, check_type
 from composable.distributed.processes import Processes
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ALL", "ENGINE", "Parts", "Saved"]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from composable._support.dtensors import is_sharded, sharded_like
+from composable._support.dtensors import sharded_like
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
@@ -69,9 +69,9 @@ class ResumePoint:
         Args:
             state: The state of the run that was built.
         """
-        if not (self.reader.sharded or is_sharded(state.model)):
-            return self
         like = {id(tensor): parameter for tensor, parameter in _sharded_pairs(state, self.tree)}
+        if not (like or self.reader.sharded):
+            return self
         named = {n: like[id(one)] for n, one in self.contents.tensors.items() if id(one) in like}
         contents = self.reader.read_values(self.contents, named)
         tree = self.reader.unpack(contents)["state"]
@@ -232,13 +232,16 @@ def _sharded_pairs(state: State, saved: Mapping[str, Any]) -> list[tuple[Tensor,
         state: The state of the run that was built, with its parameters sharded.
         saved: The state in the checkpoint, whatever it is; its tensors need no values.
     """
-    parameters, loss = dict(state.model.named_parameters()), state.loss_module
-    of_loss = {} if loss is None else dict(loss.named_parameters())
-    return [
-        (tensor, parameter)
-        for tensor, parameter in _pairs(saved, parameters, of_loss)
-        if hasattr(parameter, "device_mesh") and tensor.shape == parameter.shape
-    ]
+    parameters, of_loss = _sharded(state.model), _sharded(state.loss_module)
+    if not (parameters or of_loss):
+        return []
+    pairs = _pairs(saved, parameters, of_loss)
+    return [(tensor, parameter) for tensor, parameter in pairs if tensor.shape == parameter.shape]
+
+
+def _sharded(module: nn.Module | None) -> dict[str, Tensor]:
+    named = () if module is None else module.named_parameters()
+    return {name: parameter for name, parameter in named if hasattr(parameter, "device_mesh")}
 
 
 def _pairs(

@@ -3,7 +3,7 @@
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from composable.core.algorithm import Algorithm, Stage, leaves
 from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.state import State
-from composable.core.time import Time, TimeUnit, check_time
+from composable.core.time import Time, TimeLike, TimeUnit, check_time
 from composable.distributed.starting import local_device
 from composable.losses.loss import Loss, ModelLoss, OutputLoss, TargetLoss
 from composable.metrics import Evaluator
@@ -67,7 +67,7 @@ def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> Loss | Non
     return OutputLoss(type(model).__name__) if is_transformers_model(model) else None
 
 
-def find_device(device: Any) -> torch.device:
+def find_device(device: torch.device | str | int | None) -> torch.device:
     """Return the device; by default "cuda" if available."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -101,7 +101,7 @@ def find_device(device: Any) -> torch.device:
     return chosen
 
 
-def check_duration(max_duration: Any, name: str = "max_duration") -> Time:
+def check_duration(max_duration: TimeLike, name: str = "max_duration") -> Time:
     """Return a positive length of training."""
     length = check_time(name, max_duration)
     if length.unit is TimeUnit.DURATION:
@@ -219,7 +219,17 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
     return tuple(complete)
 
 
-def metrics_by_name(metrics: Any) -> dict[str, Any]:
+class Metric(Protocol):
+    """A metric of torchmetrics, or one like it."""
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Add a batch."""
+
+    def compute(self) -> Any:
+        """Return the value."""
+
+
+def metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[str, Any]:
     """Return metrics by name."""
     if metrics is None:
         return {}
@@ -252,7 +262,7 @@ def metrics_of(model: nn.Module, loss: Loss | None) -> dict[str, Any]:
     return metrics_by_name(define(train=False))
 
 
-def check_log_interval(interval: Any) -> Time:
+def check_log_interval(interval: TimeLike) -> Time:
     """Return a positive interval for logging."""
     length = check_time("log_interval", interval)
     if not length.value:
@@ -298,9 +308,10 @@ def absent_events(evaluators: Sequence[Evaluator], schedulers: Any) -> dict[Even
     return absent
 
 
-def check_token_counter(function: Any) -> "Callable[[Any], int] | None":
+def check_token_counter(function: Callable[[Any], Any] | None) -> Callable[[Any], int] | None:
     """Return a function that counts the tokens of a batch, and checks the count."""
-    if check_callable("count_tokens", function, "of the batch") is None:
+    check_callable("count_tokens", function, "of the batch")
+    if function is None:
         return None
 
     def count(batch: Any) -> int:
@@ -328,7 +339,7 @@ def check_seed(seed: int | None, saved: int | None) -> int | None:
     return saved if seed is None else seed
 
 
-def check_iteration_length(length: Any) -> int | None:
+def check_iteration_length(length: TimeLike | None) -> int | None:
     """Return a number of epochs, or None."""
     if length is None:
         return None
@@ -361,13 +372,15 @@ def check_start(run: "Run", longer: Time | None) -> State:
     Raises:
         ValueError: The run has ended, or counts nothing in the unit of its length.
     """
+    from composable.trainer.loop import finished  # on use
+
     state, progress = run.state, run.progress
     if longer is not None:
-        progress.fit_in_progress = progress.fit_in_progress and not run.finished(state)
+        progress.fit_in_progress = progress.fit_in_progress and not finished(run, state)
         state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
     check_iterations(state.max_duration, run.iteration_length)
     check_countable("max_duration", state.max_duration, run.data.count_tokens)
-    if not progress.fit_in_progress and run.finished(state):
+    if not progress.fit_in_progress and finished(run, state):
         raise ValueError(
             f"max_duration={str(state.max_duration)!r} is reached, at {state!r}; call "
             "fit(duration=...) to train for longer."
@@ -410,15 +423,13 @@ def check_ready(run: "Run", duration: Any) -> None:
         )
 
 
-def check_trial(run: "Run", strategy: Any) -> None:
+def check_trial(run: "Run") -> None:
     """Check that steps of a run can be tried and undone.
 
     Raises:
-        ValueError: It has several processes or an engine of DeepSpeed, or an argument is missing.
+        ValueError: Its engine can't undo them, or an argument is missing.
     """
-    from composable.distributed.deepspeed import DeepSpeed  # on use
-
-    if run.engine.processes.several or isinstance(strategy, DeepSpeed):
+    if not run.engine.can_undo:
         raise ValueError(
             "trial, check and summary cannot restore the parts that several processes, or "
             "DeepSpeed, have of a run: call them in one process, with parallel=None."
@@ -461,13 +472,12 @@ def check_schedule_free(
     optimizers: Iterable[Optimizer], rates: "LearningRates", plan: Plan
 ) -> None:
     """Warn about a schedule or an average beside a schedule-free optimizer."""
-    from composable.optim.multi import base_optimizers  # on use
-    from composable.optim.schedule_free import ScheduleFree
+    from composable.optim.multi import schedule_free_parts  # on use
 
-    parts = base_optimizers(optimizers)
-    own = next((type(one).__name__ for one in parts if isinstance(one, ScheduleFree)), None)
-    if own is None:
+    found = schedule_free_parts(optimizers)
+    if not found:
         return
+    own = type(found[0]).__name__
     changing = [one for one in rates.all if not _is_constant(one)]
     if changing:
         warn_user(

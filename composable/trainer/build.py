@@ -105,7 +105,7 @@ def _copies(engine: Engine, device: torch.device) -> Copies | None:
     """Return how batches are copied ahead of their steps; None if none is fetched ahead."""
     if device.type == "cuda":
         return CopyStream(device)
-    return OnHost() if device.type == "cpu" and engine.processes.several else None
+    return OnHost() if engine.carries else None
 
 
 def after_load(dispatcher: Dispatcher, state: State) -> State:

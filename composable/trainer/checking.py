@@ -1,5 +1,6 @@
 """One batch of everything that a run does: what it takes, and what would fail."""
 
+import copy
 import math
 import os
 import tempfile
@@ -16,7 +17,7 @@ from torch import Tensor
 from composable.batches.batch import tensors_of
 from composable.core.state import State
 from composable.core.time import TimeUnit
-from composable.data.fetching import copy_loader
+from composable.data.fetching import without_workers
 from composable.data.grouping import batches_of
 from composable.data.order import get_generator_states, set_generator_states
 from composable.losses.loss import check_loss
@@ -157,9 +158,7 @@ def _first(loader: Any) -> list[Any]:
     """Return the first batch of a loader, read in this process, in a list."""
     states = get_generator_states(loader)
     try:
-        copied = isinstance(loader, torch.utils.data.DataLoader) and loader.num_workers
-        options = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None}
-        return [next(iter(copy_loader(loader, **options) if copied else loader))]
+        return [next(iter(without_workers(loader)))]
     except StopIteration:
         raise ValueError("the loader returned no batch; check the dataset.") from None
     finally:
@@ -189,13 +188,10 @@ def _restore(checkpoints: "Checkpoints", path: Path) -> None:
     from composable.resume.select import read_point  # on use
     from composable.trainer.restoring import checkpoint_values
 
-    run, callbacks = checkpoints.run, CallbackStates(checkpoints.session)
     point = read_point(path, checkpoints.options.reader, run=checkpoints.records.run_id)
-    callbacks.follow(path, point.description)
-    with run.engine.restoring(checkpoint_values(run, point), str(path)) as own:
-        parts = checkpoints.parts(run.state, callbacks)
-        parts.check(own, str(path))
-        parts.restore(own, str(path), but=_KEPT)
+    restored = copy.copy(checkpoints)
+    restored.callbacks = CallbackStates(checkpoints.session)  # callbacks that wait stay so
+    restored.restore(checkpoint_values(checkpoints.run, point), point, but=_KEPT)
 
 
 @contextmanager

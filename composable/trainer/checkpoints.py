@@ -1,6 +1,7 @@
 """The checkpoints of a run: when it is saved, and what they hold."""
 
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from composable.resume.best import Best
     from composable.resume.manager import CheckpointManager
     from composable.resume.parts import Parts
+    from composable.resume.verify import ResumePoint
 
 __all__ = ["Checkpoints"]
 
@@ -170,7 +172,18 @@ class Checkpoints:
                 return self.run.engine.captured({**RunPart(self.run, state).weights()})
             return self.run.engine.captured(self.parts(state).capture())
 
-    def parts(self, state: State, callbacks: CallbackStates | None = None) -> "Parts":
+    def restore(
+        self, tree: Mapping[str, Any], point: "ResumePoint", but: Collection[str] = ()
+    ) -> None:
+        """Check a checkpoint against the run that was built, and restore all parts `but` some."""
+        path, run = str(point.path), self.run
+        self.callbacks.follow(point.path, point.description)
+        with run.engine.restoring(tree, path) as own:
+            parts = self.parts(run.state)
+            parts.check(own, path)
+            parts.restore(own, path, but)
+
+    def parts(self, state: State) -> "Parts":
         """Return the parts of the run at a state, in the order in which they are restored.
 
         That of callbacks is the only one that may fail after it was checked, so it is the first.
@@ -179,4 +192,4 @@ class Checkpoints:
         from composable.trainer.run_part import RunPart
 
         whole = RunPart(self.run, state)
-        return Parts({"callbacks": callbacks or self.callbacks, ALL: whole, **self.run.parts})
+        return Parts({"callbacks": self.callbacks, ALL: whole, **self.run.parts})

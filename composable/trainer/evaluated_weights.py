@@ -9,7 +9,7 @@ their tensors.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 import torch
@@ -23,15 +23,17 @@ from composable._support.warn import warn_user
 from composable.core.algorithm import leaves
 from composable.core.event import Event
 from composable.core.state import State
+from composable.core.stateful import SavedFields, saved
 from composable.engines.modules import bind_loss
 from composable.functional import with_tensors
-from composable.optim.multi import base_optimizers
+from composable.optim.multi import schedule_free_parts
 from composable.optim.schedule_free import ScheduleFree
 from composable.plan.plan import Plan
 from composable.resume.modules import module_tensors
 from composable.trainer.parameters import temporary_weights
 
 __all__ = [
+    "BestWeights",
     "ChangedWeightsWarning",
     "EvaluatedWeights",
     "Weights",
@@ -49,25 +51,15 @@ class ChangedWeightsWarning(UserWarning):
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-@attrs.frozen(eq=False)
-class Weights:
-    """Values of tensors by name, for the model and for the module that computes the loss.
-
-    With the averages and the memory of the algorithms that determine them, if they belong to
-    another moment than those of the state.
-    """
+class Weights(NamedTuple):
+    """Values of tensors by name, for the model and for the module that computes the loss."""
 
     model: Mapping[str, Tensor] = _NONE
     loss_fn: Mapping[str, Tensor] = _NONE
-    averages: Mapping[str, Any] | None = None
-    memory: Mapping[str, Any] | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.model or self.loss_fn)
 
 
-class BestState(TypedDict):
-    """The fields of `Weights`."""
+class BestWeights(TypedDict):
+    """Values of tensors, and the averages and the memory of the algorithms that determine them."""
 
     model: dict[str, Any]
     loss_fn: dict[str, Any]
@@ -75,14 +67,8 @@ class BestState(TypedDict):
     memory: dict[str, Any]
 
 
-class WeightsState(TypedDict):
-    """The weights of the best checkpoint, if the run is evaluated with them."""
-
-    best: BestState | None
-
-
 @attrs.define(eq=False)
-class EvaluatedWeights:
+class EvaluatedWeights(SavedFields):
     """The evaluated weights of a run: a part that its checkpoints save.
 
     Args:
@@ -94,7 +80,7 @@ class EvaluatedWeights:
 
     plan: Callable[[], Plan]
     strict: bool = False
-    best: Weights | None = None
+    best: BestWeights | None = saved(BestWeights | None, default=None)
     """The weights of the best checkpoint, from the end of training until it continues."""
     installed: bool = False
     """Whether the model holds the evaluated weights."""
@@ -102,7 +88,7 @@ class EvaluatedWeights:
     """Tensors of the model, and their training values."""
     _switched: list[ScheduleFree] = attrs.field(factory=list)
     """The optimizers that are in evaluation mode while the weights are installed."""
-    _kept: Weights | None = None
+    _kept: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     """The averages and the memory of the training weights, while those of `best` are used."""
     _left: Any = None
     """The digest of the tensors when the last call ended, and their names and shapes."""
@@ -110,7 +96,7 @@ class EvaluatedWeights:
     def of(self, state: State) -> Weights:
         """Return the evaluated values of the tensors for which they are not those of the model."""
         if self.best is not None:
-            return self.best
+            return Weights(self.best["model"], self.best["loss_fn"])
         averages = averaged_weights(state.model, state.optimizers)
         loss = averaged_weights(loss_module_of(state), state.optimizers)
         model = with_tensors(state.model, averages) if averages else state.model
@@ -165,7 +151,7 @@ class EvaluatedWeights:
             evaluated: The model that is evaluated, if it is known; by default that of the plan.
         """
         self.installed = True
-        for optimizer in _schedule_free(state):
+        for optimizer in schedule_free_parts(state.optimizers):
             if all(group["train_mode"] for group in optimizer.param_groups):
                 optimizer.eval()
                 self._switched.append(optimizer)
@@ -178,11 +164,11 @@ class EvaluatedWeights:
                     self._exchange(own[name], value)
         averages = bool(self._held or self._switched)
         self._left = _names(state), _digest(state) if averages else None
-        if weights.averages is None:
+        if self.best is None:
             return state
-        self._kept = Weights(averages=state.averages, memory=state.memory)
-        memory = {**state.memory, **(weights.memory or {})}
-        return state.evolve(averages=weights.averages, memory=memory)
+        self._kept = state.averages, state.memory
+        memory = {**state.memory, **self.best["memory"]}
+        return state.evolve(averages=self.best["averages"], memory=memory)
 
     def remove(self, state: State) -> State:
         """Restore the training weights, and return the state that belongs to them."""
@@ -194,7 +180,7 @@ class EvaluatedWeights:
         self.forget()
         if kept is None:
             return state
-        return state.evolve(averages=kept.averages, memory=kept.memory)
+        return state.evolve(averages=kept[0], memory=kept[1])
 
     def forget(self) -> None:
         """Take the weights that the model holds for those that are trained."""
@@ -221,7 +207,7 @@ class EvaluatedWeights:
             ChangedWeightsWarning,
         )
         self._held, self._switched, self._kept, self.best, self._left = [], [], None, None, None
-        for optimizer in _schedule_free(state):
+        for optimizer in schedule_free_parts(state.optimizers):
             optimizer.restart_average()
         names = averaging_names(self.plan())
         memory = {name: value for name, value in state.memory.items() if name not in names}
@@ -244,17 +230,6 @@ class EvaluatedWeights:
                     "earlier one; build a new Trainer for the changed model."
                 )
 
-    # --- checkpoints ---
-
-    def state_dict(self) -> WeightsState:
-        """Return the weights of the best checkpoint, if the run is evaluated with them."""
-        best: Any = None if self.best is None else attrs.asdict(self.best, recurse=False)
-        return {"best": best}
-
-    def load_state_dict(self, state: WeightsState) -> None:
-        """Restore what `state_dict` returned."""
-        self.best = None if state["best"] is None else Weights(**state["best"])
-
 
 @contextmanager
 def at_averaged_weights(state: State) -> Iterator[State]:
@@ -263,9 +238,7 @@ def at_averaged_weights(state: State) -> Iterator[State]:
     Its model is a copy; the model of `state` keeps its weights. The parameters of the loss are set
     to their averages, and restored at the end.
     """
-    if not any(
-        isinstance(optimizer, ScheduleFree) for optimizer in base_optimizers(state.optimizers)
-    ):
+    if not schedule_free_parts(state.optimizers):
         yield state
         return
     tensors = averaged_weights(state.model, state.optimizers)
@@ -277,9 +250,8 @@ def at_averaged_weights(state: State) -> Iterator[State]:
 def averaged_weights(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
     """Return the averages of schedule-free optimizers in training mode, by parameter name."""
     averages: dict[Tensor, Tensor] = {}
-    for optimizer in base_optimizers(optimizers):
-        if isinstance(optimizer, ScheduleFree):
-            averages |= optimizer.averaged_weights()
+    for optimizer in schedule_free_parts(optimizers):
+        averages |= optimizer.averaged_weights()
     named = module.named_parameters()
     return {name: averages[p] for name, p in named if averages.get(p, p) is not p}
 
@@ -293,10 +265,6 @@ def averaging_names(plan: Plan) -> set[str]:
 def loss_module_of(state: State) -> nn.Module:
     """Return the module that computes the loss, or one without tensors."""
     return nn.Module() if state.loss_module is None else state.loss_module
-
-
-def _schedule_free(state: State) -> Iterator[ScheduleFree]:
-    return (one for one in base_optimizers(state.optimizers) if isinstance(one, ScheduleFree))
 
 
 def _replaced(model: nn.Module, evaluated: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -315,8 +283,11 @@ def _replaced(model: nn.Module, evaluated: nn.Module) -> Iterator[tuple[str, Ten
 
 
 def equal_bits(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors of one shape on one device have the same bits."""
-    if one.dtype != other.dtype or one.device != other.device:
+    """Return whether two tensors of one shape on one device have the same bits.
+
+    Of a `DTensor`, each process has other bits, so False is what all of them return.
+    """
+    if one.dtype != other.dtype or one.device != other.device or local_part(one) is not one:
         return False
     return torch.equal(_bits(one), _bits(other))
 

@@ -14,8 +14,8 @@ from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.core.state import State
 from composable.core.stateful import Count, SavedFields, saved
-from composable.engines.modules import Buffers
-from composable.optim.stepping import count_skipped_step, zero_grad
+from composable.engines.scaled import SkippedStep, skipping
+from composable.optim.stepping import count_skipped_step
 from composable.plan.dispatch import Dispatcher
 
 __all__ = [
@@ -46,12 +46,8 @@ class NonFiniteLossWarning(UserWarning):
     """A loss was NaN or infinite: of a batch, which was skipped, or of an evaluation."""
 
 
-class SkipBatch(Exception):
-    """Raised before the optimizers step, to skip the batch."""
-
-    def __init__(self, loss: Tensor) -> None:
-        super().__init__()
-        self.loss = loss
+class SkipBatch(SkippedStep):
+    """The loss of a batch is not finite."""
 
 
 @attrs.define(eq=False)
@@ -73,19 +69,11 @@ class NonFiniteGuard(SavedFields):
     _consecutive: int = saved(Count, default=0)
     _pending: list[tuple[int, Tensor]] = attrs.field(factory=list)
 
-    def check(self, state: State) -> None:
-        """Check the loss of a batch, now or later.
-
-        Raises:
-            SkipBatch: The loss is not finite, and the policy is "skip".
-            NonFiniteLossError: It is not finite, and the policy is another one.
-        """
-        if not self.immediate:
-            self._pending.append((state.timestamp.batch, state.loss))  # type: ignore[arg-type]
-            if len(self._pending) >= _MAX_PENDING:
-                self.flush()
-            return
-        self.check_now(state)
+    def check_later(self, state: State) -> None:
+        """Check the loss of a batch with those of others: see `flush`."""
+        self._pending.append((state.timestamp.batch, state.loss))  # type: ignore[arg-type]
+        if len(self._pending) >= _MAX_PENDING:
+            self.flush()
 
     def check_now(self, state: State) -> None:
         """Check the loss of a batch before the optimizers step.
@@ -207,32 +195,16 @@ def _weights_error(value: float, batch: int, weight: str) -> NonFiniteLossError:
 def skip_batches(
     step: Callable[[State], State], dispatcher: Dispatcher, guard: NonFiniteGuard
 ) -> Callable[[State], State]:
-    """Skip the batches that the policy says, if it says any."""
+    """Skip the batches that the policy says, if it says any: as if they had not been there."""
+
+    def record(_: State) -> dict[str, float]:
+        return {"nonfinite/skipped": guard.num_skipped}
+
     if guard.policy == "skip":
-        step = skip_nonfinite(step, dispatcher, guard)
+        step = skipping(step, dispatcher, SkipBatch, record, keeps_buffers=False)
     if guard.policy == "rollback" or guard.skipped_batches:
         step = skip_listed(step, guard)
     return step
-
-
-def skip_nonfinite(
-    step: Callable[[State], State], dispatcher: Dispatcher, guard: NonFiniteGuard
-) -> Callable[[State], State]:
-    """Skip a batch whose loss is not finite: restore the state from before it, but for its loss."""
-
-    def guarded(state: State) -> State:
-        buffers = Buffers.of(state)
-        try:
-            return step(state)
-        except SkipBatch as skipped:
-            zero_grad(state)
-            buffers.restore()
-            count_skipped_step(state.optimizers)
-            skips = {"nonfinite/skipped": guard.num_skipped}
-            dispatcher.logger.log_metrics(skips, state.timestamp)
-            return state.evolve_unchecked(loss=skipped.loss, frozen=frozenset())
-
-    return guarded
 
 
 def skip_listed(step: Callable[[State], State], guard: NonFiniteGuard) -> Callable[[State], State]:

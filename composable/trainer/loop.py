@@ -15,7 +15,7 @@ from typing import Any
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, crossed
+from composable.core.time import Time, TimeUnit, crossed, reached
 from composable.data.dead_workers import LOADER_ERRORS, explain_dead_worker
 from composable.engines.forward import explain_float16
 from composable.optim.stepping import zero_grad
@@ -24,7 +24,7 @@ from composable.trainer.parameters import drop_batch, start_training, surgery
 from composable.trainer.run import Run
 from composable.trainer.training_data import Loaded
 
-__all__ = ["fit", "start", "train", "train_batch", "train_epoch"]
+__all__ = ["finished", "fit", "start", "train", "train_batch", "train_epoch"]
 
 # Module globals, since on Python 3.11 reading a member of an Enum costs more than firing it.
 BEFORE_DATALOADER = Event.BEFORE_DATALOADER
@@ -68,11 +68,11 @@ def fit(run: Run, state: State) -> State:
 
 def train(run: Run, state: State) -> State:
     """Train until `state.max_duration`, or until a callback requests the end."""
-    if run.finished(state) and state.timestamp.batch_in_epoch == state.epoch_length:
+    if finished(run, state) and state.timestamp.batch_in_epoch == state.epoch_length:
         state = train_epoch(run, state)  # an interruption came before its end
     if state.timestamp.epoch_in_iteration == run.iteration_length:
         state = end_iteration(run, state)  # likewise
-    while not run.finished(state):
+    while not finished(run, state):
         if state.timestamp.epoch_in_iteration == state.timestamp.batch_in_epoch == 0:
             state = run.fire(Event.ITERATION_START, state)
         state = train_epoch(run, state)
@@ -90,6 +90,18 @@ def train(run: Run, state: State) -> State:
     return run.fire(Event.FIT_END, state)
 
 
+def finished(run: Run, state: State) -> bool:
+    """Return whether training is over, or a callback requested its end."""
+    if run.dispatcher.pending and Control.STOP in run.dispatcher.requests:
+        return True
+    whole = state.max_duration
+    if whole is None:
+        return False
+    if whole.unit is TimeUnit.EPOCH:  # an epoch ends with the loader, whatever its length
+        return state.timestamp.epoch >= whole.value
+    return reached(state, whole)
+
+
 def train_epoch(run: Run, state: State) -> State:
     """Train on the batches of the loader, or on the remaining ones."""
     if state.timestamp.batch_in_epoch == 0:
@@ -100,7 +112,7 @@ def train_epoch(run: Run, state: State) -> State:
     run.rates.set(state)
     run.rates.check_epoch()
     complete = state.timestamp.batch_in_epoch == state.epoch_length
-    batches, over = run.data.batches(state), complete and run.finished(state)
+    batches, over = run.data.batches(state), complete and finished(run, state)
     listens, seconds = run.dispatcher.listens(BEFORE_DATALOADER), run.seconds
     while True:
         started = time.perf_counter()
@@ -117,7 +129,7 @@ def train_epoch(run: Run, state: State) -> State:
             run.interrupt(state)
         if run.dispatcher.pending and run.dispatcher.pop(Control.END_EPOCH):
             return end_epoch(run, state)
-        over = run.finished(state)
+        over = finished(run, state)
         if over and state.timestamp.batch_in_epoch != state.epoch_length:
             run.data.pause()
             return state  # a later fit continues in this epoch
@@ -144,8 +156,10 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     if logs:
         rates.record()
     state = run.step(state)
+    agreed = run.engine.seconds
+    seconds = time.perf_counter() - started if agreed is None else agreed
     state = state.evolve_unchecked(
-        timestamp=state.timestamp.next_batch(samples, tokens, run.engine.seconds_since(started)),
+        timestamp=state.timestamp.next_batch(samples, tokens, seconds),
         previous_timestamp=before.timestamp,
         loss_fn=before.loss_fn,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import torch
@@ -43,16 +43,6 @@ BatchKey: TypeAlias = int | str | list[int | str] | tuple[Any, ...] | Callable[[
 """The place of a part of a batch."""
 
 
-class Metric(Protocol):
-    """A metric of torchmetrics, or one like it."""
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """Add a batch."""
-
-    def compute(self) -> Any:
-        """Return the value."""
-
-
 _POLICIES = ("raise", "skip", "rollback", "ignore")
 
 
@@ -67,6 +57,11 @@ def _flag(default: bool = False) -> Any:
 
 def _duration(given: TimeLike | None) -> Time | None:
     return None if given is None else check.check_duration(given)
+
+
+def _accumulate_batches(given: int) -> int:
+    check_count("accumulate_batches", given, 1)
+    return int(given)  # an integer of NumPy can't be saved
 
 
 def _parallel(given: Strategy | str | None) -> Strategy:
@@ -86,26 +81,6 @@ def _compile(given: bool | Mapping[str, Any]) -> bool | dict[str, Any]:
 
 def _precision(given: str | Precision) -> Precision:
     return Precision.of(given)
-
-
-def _device(given: torch.device | str | int | None) -> torch.device:
-    return check.find_device(given)
-
-
-def _metrics(given: Mapping[str, Any] | Metric | None) -> dict[str, Any]:
-    return check.metrics_by_name(given)
-
-
-def _log_interval(given: TimeLike) -> Time:
-    return check.check_log_interval(given)
-
-
-def _iteration_length(given: TimeLike | None) -> int | None:
-    return check.check_iteration_length(given)
-
-
-def _token_counter(given: Callable[[Any], Any] | None) -> Callable[[Any], int] | None:
-    return check.check_token_counter(given)
 
 
 def _save_folder(given: str | Path | None) -> Path | None:
@@ -196,11 +171,13 @@ class DataOptions:
 
     train_dataloader: Iterable[Any] | None = attrs.field(default=None, validator=_valid(_loader))
     max_duration: Time | None = attrs.field(default=None, converter=_duration)
-    iteration_length: int | None = attrs.field(default=None, converter=_iteration_length)
+    iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(check.check_positive))
-    accumulate_batches: int = attrs.field(default=1, validator=_valid(partial(check_count, low=1)))
+    accumulate_batches: int = attrs.field(default=1, converter=_accumulate_batches)
     microbatch_size: int | str | None = attrs.field(default=None, validator=_valid(_size))
-    count_tokens: Callable[[Any], int] | None = attrs.field(default=None, converter=_token_counter)
+    count_tokens: Callable[[Any], int] | None = attrs.field(
+        default=None, converter=check.check_token_counter
+    )
 
 
 @attrs.frozen(eq=False, kw_only=True, slots=False)
@@ -246,7 +223,7 @@ class EvaluationOptions:
     """
 
     eval_dataloader: Iterable[Any] | Evaluator | None = None
-    metrics: Mapping[str, Any] = attrs.field(default=None, converter=_metrics)
+    metrics: Mapping[str, Any] = attrs.field(default=None, converter=check.metrics_by_name)
     eval_interval: IntervalLike = "1ep"
 
 
@@ -268,7 +245,7 @@ class LoggingOptions:
 
     callbacks: OneOrSeveral[Callback | type[Callback] | Callable[..., Any]] = ()
     loggers: OneOrSeveral[Destination] = attrs.field(default=(), converter=_loggers)
-    log_interval: Time = attrs.field(default=Time.parse("1ba"), converter=_log_interval)
+    log_interval: Time = attrs.field(default=Time.parse("1ba"), converter=check.check_log_interval)
     progress_bar: bool = _flag(default=True)
     record_command: bool = _flag(default=True)
 
@@ -290,7 +267,7 @@ class HardwareOptions:
             "fullgraph", "dynamic", "backend", "options".
     """
 
-    device: torch.device = attrs.field(default=None, converter=_device)
+    device: torch.device = attrs.field(default=None, converter=check.find_device)
     precision: Precision = attrs.field(default="fp32", converter=_precision)  # type: ignore[assignment]
     parallel: Strategy = attrs.field(default=None, converter=_parallel)
     deepspeed_config: Mapping[str, Any] | None = None

@@ -109,12 +109,13 @@ class TrainerOptions(
         if self.deepspeed_config is not None:
             from composable.distributed.deepspeed import DeepSpeed  # on use
 
-            if self.parallel not in (OneProcess(), DDP()):
+            strategy = DeepSpeed(config=self.deepspeed_config)
+            if self.parallel not in (OneProcess(), DDP(), strategy):
                 raise ValueError(
                     f"deepspeed_config and parallel={self.parallel!r} exclude each other; for "
                     "other arguments of the strategy, pass parallel=DeepSpeed(config=...)."
                 )
-            object.__setattr__(self, "parallel", DeepSpeed(config=self.deepspeed_config))
+            object.__setattr__(self, "parallel", strategy)
         object.__setattr__(self, "precision", self.parallel.precision(self.precision))
         self.parallel.check_options(self)
 

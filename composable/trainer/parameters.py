@@ -13,8 +13,7 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.engines.modules import bind_loss
 from composable.optim.building import update_param_groups
-from composable.optim.multi import base_optimizers
-from composable.optim.schedule_free import ScheduleFree
+from composable.optim.multi import schedule_free_parts
 
 __all__ = [
     "drop_batch",
@@ -46,9 +45,8 @@ def start_training(state: State) -> None:
 
     A module in training mode is left as it is: parts in evaluation mode stay so.
     """
-    for optimizer in base_optimizers(state.optimizers):
-        if isinstance(optimizer, ScheduleFree):
-            optimizer.train()
+    for optimizer in schedule_free_parts(state.optimizers):
+        optimizer.train()
     for module in state.modules.values():
         if not module.training:
             module.train()

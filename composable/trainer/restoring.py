@@ -1,6 +1,6 @@
 """Restore a run from a checkpoint: when resuming, when rolling back, and its best weights."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from composable._support.notes import add_note
@@ -8,8 +8,7 @@ from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.filters import expanded, replaced
 from composable.core.event import Event
 from composable.core.state import State
-from composable.optim.multi import base_optimizers
-from composable.optim.schedule_free import ScheduleFree
+from composable.optim.multi import schedule_free_parts
 from composable.resume.best import (
     check_best,
     check_complete,
@@ -22,7 +21,7 @@ from composable.resume.modules import check_saved_module, module_tensors
 from composable.resume.select import latest_valid, read_point
 from composable.resume.verify import ResumePoint
 from composable.trainer.checkpoints import Checkpoints
-from composable.trainer.evaluated_weights import Weights, averaging_names
+from composable.trainer.evaluated_weights import BestWeights, averaging_names
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.records import Records
@@ -63,7 +62,8 @@ class RestoredCheckpoints(Checkpoints):
         tree, ignored = checkpoint_values(run, point), options.load_ignore_keys
         if ignored:
             tree = replaced(tree, self.capture(False), expanded(ignored))
-        self._restore(tree, point)
+        self.restore(tree, point)
+        self.mark_saved(run.state)
         run.engine.check_weights(run.state)
         run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
         run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
@@ -94,7 +94,8 @@ class RestoredCheckpoints(Checkpoints):
             add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
             raise error
         whole = run.state.max_duration
-        self._restore(checkpoint_values(run, point), point, but=("guard", "progress"))
+        self.restore(checkpoint_values(run, point), point, but=("guard", "progress"))
+        self.mark_saved(run.state)
         if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
             run.state = run.state.evolve(max_duration=whole)
         rolled_back = {"nonfinite/rolled_back": run.guard.num_rollbacks}
@@ -119,24 +120,15 @@ class RestoredCheckpoints(Checkpoints):
         tree, names = point.load(state).tree, averaging_names(run.dispatcher.plan)
         run.weights.best = _best_weights(state, tree, names, str(point.path))
 
-    def _restore(
-        self, tree: Mapping[str, Any], point: ResumePoint, but: Collection[str] = ()
-    ) -> None:
-        path, run = str(point.path), self.run
-        self.callbacks.follow(point.path, point.description)
-        with run.engine.restoring(tree, path) as own:
-            parts = self.parts(run.state)
-            parts.check(own, path)
-            parts.restore(own, path, but)
-            self.mark_saved(run.state)
-
 
 def checkpoint_values(run: Run, point: ResumePoint) -> dict[str, Any]:
     """Return the state of a checkpoint with its values, in the current format."""
     return upgraded(point.load(run.state).tree, averaging_names(run.dispatcher.plan))
 
 
-def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path: str) -> Weights:
+def _best_weights(
+    state: State, saved: Mapping[str, Any], names: set[str], path: str
+) -> BestWeights:
     """Return the weights with which a saved run was evaluated.
 
     Args:
@@ -150,7 +142,7 @@ def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path:
     """
     modules = state.modules
     old, saved = is_old(saved), upgraded(saved, names)
-    if old and any(isinstance(one, ScheduleFree) for one in base_optimizers(state.optimizers)):
+    if old and schedule_free_parts(state.optimizers):
         raise MismatchError(
             f"{path} was written by an earlier version, which did not save the averages of "
             "schedule-free optimizers; pass load_best_at_end=False, and resume from it to evaluate "
@@ -161,7 +153,7 @@ def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path:
             f"{path} has no {', '.join(missing)}, on which evaluations depend; do not exclude it "
             "with save_weights_only or save_ignore_keys."
         )
-    found = {}
+    found: dict[str, dict[str, Any]] = {"model": {}, "loss_fn": {}}
     for key, module in modules.items():
         check_saved_module(module, saved[key], path, key)
         own, values = module_tensors(module), {**saved[key]["weights"], **saved[key]["buffers"]}
@@ -170,4 +162,9 @@ def _best_weights(state: State, saved: Mapping[str, Any], names: set[str], path:
     for average in averages.values() if old else ():
         found["model"] |= {n: value.to(found["model"][n]) for n, value in average.items()}
     memory = {n: v for n, v in saved.get("memory", {}).items() if n in names}
-    return Weights(**found, averages=averages, memory=memory)
+    return {
+        "model": found["model"],
+        "loss_fn": found["loss_fn"],
+        "averages": averages,
+        "memory": memory,
+    }

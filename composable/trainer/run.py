@@ -16,7 +16,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import FLOPS, State
 from composable.core.stateful import Count, SavedFields, Stateful, saved
-from composable.core.time import Time, TimeUnit, reached
+from composable.core.time import Time, TimeUnit
 from composable.data.grouping import each_batch
 from composable.distributed.signals import Signals
 from composable.engines.engine import Engine
@@ -234,17 +234,6 @@ class Run:
         """Add the floating-point operations of a batch to those of the run."""
         flops = counter.flops_of(state)
         return state.remember(FLOPS, (state.flops or 0.0) + flops) if flops else state
-
-    def finished(self, state: State) -> bool:
-        """Return whether training is over, or a callback requested its end."""
-        if self.dispatcher.pending and Control.STOP in self.dispatcher.requests:
-            return True
-        whole = state.max_duration
-        if whole is None:
-            return False
-        if whole.unit is TimeUnit.EPOCH:  # an epoch ends with the loader, whatever its length
-            return state.timestamp.epoch >= whole.value
-        return reached(state, whole)
 
     def evaluate_due(self, before: State, state: State, event: Event) -> State:
         """Run the evaluators that are due, or all of them if a callback requested it."""

@@ -11,7 +11,6 @@ import attrs
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
-from composable._support.dtensors import is_sharded
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
@@ -212,8 +211,7 @@ def _trained(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Ten
     return {
         name: own[name].detach()
         for name, value in evaluated.items()
-        # The processes of a sharded model must agree on the names.
-        if is_sharded(model) or not equal_bits(own[name].detach(), value.to(own[name].device))
+        if not equal_bits(own[name].detach(), value.to(own[name].device))
     }
 
 

@@ -298,7 +298,7 @@ def optimizer_step(
         change: Fires `BEFORE_OPTIMIZER_STEP`, if anything listens.
         update: Steps the optimizers, and drops the gradients.
     """
-    check = guard.check_now if guard.immediate else guard.check
+    check = guard.check_now if guard.immediate else guard.check_later
     checks = guard.policy != "ignore"
 
     def step(state: State) -> State:

@@ -1,6 +1,5 @@
 """The summary at the end of `fit`."""
 
-import math
 import shutil
 import sys
 import textwrap
@@ -12,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from composable._support.printable import printable
+from composable._support.printable import format_duration, printable
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed import Processes
@@ -74,18 +73,18 @@ class FitSummary:
         end = "" if _is_over(state) else f" It stopped before max_duration={state.max_duration}."
         return (
             f"Trained {type(state.model).__name__}: {', '.join(counted)} in "
-            f"{_duration(self.seconds)}{speed}.{end}"
+            f"{format_duration(self.seconds)}{speed}.{end}"
         )
 
     def _times(self, training: float) -> Iterator[str]:
         """Yield where the time went, from a hundredth of the call on."""
         taken = {n: s - self.before.get(n, 0.0) for n, s in self.checkpoints.run.seconds.items()}
         waited = taken.pop("data", 0.0)
-        waits = f" with {_duration(waited)} for data" if waited > 0.01 * self.seconds else ""
-        yield f"training {_duration(training)}{waits}"
+        waits = f" with {format_duration(waited)} for data" if waited > 0.01 * self.seconds else ""
+        yield f"training {format_duration(training)}{waits}"
         for name, seconds in taken.items():
             if seconds > 0.01 * self.seconds:
-                yield f"{name} {_duration(seconds)}"
+                yield f"{name} {format_duration(seconds)}"
 
     def _results(self) -> Iterator[str]:
         state = self.checkpoints.run.state
@@ -174,12 +173,3 @@ def _plural(name: str) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _duration(seconds: float) -> str:
-    """Format a duration by its two largest units."""
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(math.floor(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -210,9 +210,8 @@ class Trainer:
         """
         from composable.trainer.trial import trial  # on use
 
-        if self._session.in_call:
-            raise RuntimeError("trial was called while the Trainer runs; call it after fit.")
-        check.check_trial(self._run, self._options.parallel)
+        self._check_idle("trial", "call it after fit")
+        check.check_trial(self._run)
         with (
             preserve_rng(),
             self._training(),
@@ -371,11 +370,8 @@ class Trainer:
         """
         from composable.checkpoint.export import export_weights  # on use
 
-        if self._session.in_call:
-            raise RuntimeError(
-                "export_weights was called while the Trainer runs; call it after fit, or use "
-                "ExportForInference to export at intervals."
-            )
+        instead = "call it after fit, or use ExportForInference to export at intervals"
+        self._check_idle("export_weights", instead)
         check_flag("overwrite", overwrite)
         target = as_path("path", path)
         run = self._run
@@ -383,6 +379,11 @@ class Trainer:
         with run.engine.whole():
             processes = self._options.processes
             return export_weights(run.state.model, target, processes, overwrite=overwrite)
+
+    def _check_idle(self, method: str, instead: str) -> None:
+        """Raise a RuntimeError if a callback called a method that is for between two calls."""
+        if self._session.in_call:
+            raise RuntimeError(f"{method} was called while the Trainer runs; {instead}.")
 
     @contextmanager
     def _training(self) -> Iterator[None]:
@@ -455,11 +456,7 @@ class Trainer:
             RuntimeError: It was called while the Trainer runs.
             CheckpointError: The checkpoint cannot be written.
         """
-        if self._session.in_call:
-            raise RuntimeError(
-                "save_checkpoint was called while the Trainer runs; return Control.SAVE from a "
-                "callback instead."
-            )
+        self._check_idle("save_checkpoint", "return Control.SAVE from a callback instead")
         check_flag("weights_only", weights_only)
         check_flag("overwrite", overwrite)
         target = as_path("path", path)

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import attrs
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from typing_extensions import TypedDict
 
 from composable._support.warn import warn_user
@@ -18,7 +17,7 @@ from composable.checkpoint.errors import MismatchError
 from composable.core.state import State
 from composable.core.stateful import Count, Size
 from composable.data.digest import digest_of
-from composable.data.fetching import copy_loader, has_plain_order, is_map_style
+from composable.data.fetching import has_plain_order, is_map_style, without_workers
 from composable.data.grouping import batches_of, total_weight
 from composable.data.order import (
     check_loader_state,
@@ -143,10 +142,8 @@ class TrainingData:
         saved, loader = self._first_batch, self.loader
         if saved is None or not self._reads_again(saved["epoch"] == state.timestamp.epoch):
             return
-        if isinstance(loader, DataLoader):  # in this process, since workers may persist
-            loader = copy_loader(loader, num_workers=0, pin_memory=False, persistent_workers=False)
         where = {"epoch": saved["epoch"], "first_step": saved["step"]}
-        again = self._read(loader, state, **where, generators=self._generators)  # type: ignore[arg-type]
+        again = self._read(without_workers(loader), state, **where, generators=self._generators)
         digests = [digest_of(batches_of(batch)[0]) for batch in islice(again, 1)]
         if self._generators:
             set_generator_states(self.loader, self._generators)

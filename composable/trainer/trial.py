@@ -9,10 +9,9 @@ import attrs
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from composable.core.state import State
-from composable.data.fetching import copy_loader, is_map_style
+from composable.data.fetching import is_map_style, without_workers
 from composable.data.order import get_generator_states, is_stateful, set_generator_states
 from composable.engines.modules import all_modules
 from composable.optim.multi import base_optimizers
@@ -56,10 +55,8 @@ class TrialRun:
                 f"{name}={type(given).__name__} has a position of its own, which reading it would "
                 "change: pass batches as a list or a DataLoader that fetches by index."
             )
-        if isinstance(given, DataLoader):  # in this process, since workers may persist
-            given = copy_loader(given, num_workers=0, pin_memory=False, persistent_workers=False)
         try:
-            yield from self._endless(given, from_start=loader is not None)
+            yield from self._endless(without_workers(given), from_start=loader is not None)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{name}: {error}") from error
 

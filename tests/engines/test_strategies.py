@@ -1,20 +1,28 @@
-"""A strategy names its engine, and a derived one is run by the same."""
+"""A strategy names its engine, a derived one is run by the same, and nothing asks which it is."""
 
+import ast
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from composable import Trainer
-from composable.callbacks import ExportForInference, GradientNoise
-from composable.distributed import DDP, FSDP2, Processes
+from composable import Callback, Trainer
+from composable.callbacks import CheckpointSaver, ExportForInference, GradientNoise
+from composable.core.destination import LoggerDestination
+from composable.distributed import DDP, FSDP2, DeepSpeed, Processes
+from composable.distributed.strategies import Strategy
 from composable.engines.build import engine_type
 from composable.engines.ddp import Replicated
 from composable.engines.engine import Engine
 from composable.engines.exact import Exact
 from composable.engines.fsdp2 import Sharded
+from composable.loggers import JSONLinesLogger
+from composable.replay import DryRunOptions
+from composable.runs.recorder import RunRecorder
+from composable.trainer.options import TrainerOptions
 from tests.support import parallel_messages, parallel_runs
+from tests.support.cases import ROOT
 from tests.support.derived_strategies import Sharding, Undone
 from tests.support.processes import attempt, run
 from tests.support.runs import make_trainer
@@ -50,6 +58,58 @@ def test_an_engine_that_lacks_methods_is_an_error_before_anything_changes():
     with pytest.raises(TypeError, match=r"Undone\(.* engine Unfinished, .*lacks .*prepare, "):
         Trainer(model, parallel=Undone())
     assert torch.equal(model.weight, before)
+
+
+def test_a_replay_keeps_the_strategy_that_deepspeed_config_is_short_for():
+    options = TrainerOptions(nn.Linear(2, 2), deepspeed_config={"bf16": {"enabled": True}})
+    assert DryRunOptions.of(options).parallel == options.parallel
+
+
+@pytest.mark.parametrize("name", ["check", "summary"])
+def test_steps_that_an_engine_cannot_undo_are_not_tried(name, monkeypatch):
+    monkeypatch.setattr(Engine, "can_undo", False)
+    trainer = make_trainer()
+    with pytest.raises(ValueError, match="cannot restore the parts"):
+        getattr(trainer, name)()
+
+
+# --- the rule that nothing asks which engine a run has ---
+
+
+def derived(base):
+    """Return the names of all classes of the package that are derived from a class."""
+    found = base.__subclasses__()
+    own = {one.__name__ for one in found if one.__module__.startswith("composable.")}
+    return own.union(*map(derived, found))
+
+
+def classes_asked_for(path):
+    """Return the names in the second arguments of `isinstance` and `issubclass`."""
+    calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    asking = (one for one in calls if ast.unparse(one.func) in ("isinstance", "issubclass"))
+    return {name for one in asking for name in map(ast.unparse, ast.walk(one.args[1]))}
+
+
+def files(*folders):
+    return [path for folder in folders for path in (ROOT / "composable" / folder).rglob("*.py")]
+
+
+def test_nothing_outside_of_engines_asks_for_an_engine_or_a_strategy():
+    kinds = derived(Engine) | derived(Strategy)
+    assert {one.__name__ for one in (Sharded, Replicated, FSDP2, DeepSpeed)} <= kinds
+    outside = [one for one in files(".") if one.parent.name != "engines"]
+    assert {one.name for one in outside if kinds & classes_asked_for(one)} == set()
+
+
+def test_the_trainer_asks_for_no_callback_by_its_class():
+    kinds = derived(Callback) - {LoggerDestination.__name__}
+    assert {CheckpointSaver.__name__, RunRecorder.__name__, JSONLinesLogger.__name__} <= kinds
+    assert {one.name for one in files("trainer") if kinds & classes_asked_for(one)} == set()
+
+
+def test_no_part_of_a_run_asks_whether_parameters_are_sharded():
+    rooms = files("trainer", "resume", "plan", "callbacks", "loggers", "runs", "data", "optim")
+    assert {one.name for one in rooms if "is_sharded" in one.read_text()} == set()
 
 
 @pytest.mark.parametrize("callback", [GradientNoise("1ba"), ExportForInference("model.pt2")])

@@ -188,6 +188,14 @@ def test_error_names_the_part(failure, tmp_path):
     assert all(same_bits(one, other) for one, other in zip(before, after, strict=True))
 
 
+def test_loaders_with_workers_are_read_in_this_process():
+    def loader():
+        return DataLoader(images(), 8, num_workers=1, prefetch_factor=3, timeout=30)
+
+    trainer = make(train_dataloader=loader(), eval_dataloader=loader())
+    assert trainer.check().seconds["first batch"] > 0
+
+
 def test_loss_that_may_be_nan_passes():
     loss = FAILURES["loss that is NaN"]["loss_fn"]
     make(loss_fn=loss, nonfinite_loss="skip", eval_dataloader=None, metrics=None).check()

@@ -6,9 +6,11 @@ import re
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 from composable import Trainer
+from composable.distributed import DDP
 from composable.trainer.options import GROUPS, TrainerOptions
 from composable.trainer.session import overridden_runs
 from tests.support.models import linear
@@ -101,3 +103,17 @@ def test_runs_are_overridden_within_the_block_alone():
 
     seeds = [one.state.key.seed for one in (inside, innermost, again, outside)]
     assert seeds == [99, 5, 99, 3]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulate_batches": np.int64(2)},
+        {"parallel": DDP(shards=np.int64(2))},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_run_with_integers_of_numpy_is_saved_and_resumed(options, tmp_path):
+    make_trainer(save_folder=tmp_path, **options).fit(duration="1ep")
+    resumed = make_trainer(save_folder=tmp_path, autoresume=True, **options)
+    assert resumed.state.timestamp.epoch == 1

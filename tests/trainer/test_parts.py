@@ -15,7 +15,7 @@ from composable.checkpoint import DamagedCheckpointError, MismatchError
 from composable.checkpoint.tree import pack, unpack
 from composable.core.stateful import Count
 from composable.resume.parts import ENGINE, Parts
-from composable.trainer.evaluated_weights import Weights
+from composable.trainer.evaluated_weights import BestWeights
 from composable.trainer.run import Run
 from tests.support.data import batches, examples, shuffling_loader
 from tests.support.models import linear, same, weights
@@ -60,7 +60,7 @@ def trainer():
     run.dispatcher.request(Control.SAVE)
     run.progress.fit_in_progress = True
     kept = {name: tensor + 1 for name, tensor in weights(run.state.model).items()}
-    run.weights.best = Weights(kept, averages={}, memory={})
+    run.weights.best = BestWeights(model=kept, loss_fn={}, averages={}, memory={})
     run.loss_shares.unit = 8.0
     return trainer
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from composable import Callback, Control, Event
+from composable._support.printable import format_duration
 from composable.callbacks import CheckpointSaver
 from composable.distributed import Processes
 from composable.loggers import ProgressBarLogger
@@ -187,7 +188,7 @@ def test_quiet_runs_print_no_summary(quiet, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.01234, "0.0123 s"), (59.96, "60 s"), (61.9, "1 min 1 s"), (7384, "2 h 3 min")],
+    [(0.01234, "0.0123 s"), (59.96, "60 s"), (61.9, "1 min 2 s"), (7384, "2 h 3 min")],
 )
 def test_durations(seconds, text):
-    assert summary._duration(seconds) == text
+    assert format_duration(seconds) == text

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from composable._support import printable
 from composable.report.chart_data import color_of, run_color
 from composable.report.comparison import RunComparison
 from composable.report.html import HTML, element, join
@@ -77,22 +78,9 @@ def format_number(value: float | None, digits: int = 4) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Format seconds in two units at most.
-
-    Example:
-        >>> from composable.report.sections._common import format_duration
-        >>> [format_duration(seconds) for seconds in (0.25, 75, 3 * 3600 + 59, None)]
-        ['0.25 s', '1 min 15 s', '3 h 0 min', '—']
-    """
-    if seconds is None or not math.isfinite(seconds):
-        return EMPTY
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+    """Format seconds for a table, of which a file may have any value."""
+    unknown = seconds is None or not math.isfinite(seconds)
+    return EMPTY if unknown else printable.format_duration(seconds)  # type: ignore[arg-type]
 
 
 # --- values from files, which may be anything ---
