@@ -149,7 +149,7 @@ def _map(function: Callable[[Tensor], Tensor], tree: Any, other: Callable[[Any],
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:
-    """Iterate over the values of a tree that are no containers, tensors among them."""
+    """Iterate over the leaves of a tree: tensors, and other values that are not containers."""
     if type(tree) is tuple or type(tree) is list:  # almost every batch
         for child in tree:
             yield from leaves_of(child)
