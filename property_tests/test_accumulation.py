@@ -9,8 +9,8 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from composable import Event
+from composable._support.tree import map_tensors
 from composable.algorithms import GhostBatchNorm
-from composable.batches.batch import map_tensors
 from tests.support.algorithm_cases import algorithm_sets, cases_on, problems
 from tests.support.data import IGNORED, batches
 from tests.support.models import CLASSES, FEATURES, mlp, same

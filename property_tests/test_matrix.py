@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import composable.functional as F
-from composable.batches.batch import tensors_of
+from composable._support.tree import tensors_of
 from composable.testing.properties import PROPERTIES
 from tests.support.campaign import drawn
 from tests.support.cases import FunctionCase, MissingCaseError, public_functions

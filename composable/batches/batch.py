@@ -4,67 +4,16 @@ A batch is a tree: tensors in tuples, lists, dictionaries, named tuples, attrs c
 dataclasses. Batches are never changed in place: a changed tree is a new tree.
 """
 
-import copy
-import dataclasses
-import sys
-from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import attrs
 import torch
 from torch import Tensor
 
-from composable._support.checks import (
-    check_count,
-    check_size,
-    check_tensor,
-    kind_of,
-)
+from composable._support.checks import check_count, check_size, check_tensor
+from composable._support.tree import children_of, map_tensors, rebuild, refuses_depth, tensors_of
 
 __all__ = ["count_examples", "map_tensors", "select_examples", "split_batch"]
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def refuses_depth(function: Callable[P, T]) -> Callable[P, T]:
-    """Raise a ValueError for a batch that is too deep to be visited."""
-
-    @wraps(function)
-    def refusing(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return function(*args, **kwargs)
-        except RecursionError as error:
-            raise ValueError(
-                "the batch is nested too deep for Python's recursion limit of "
-                f"{sys.getrecursionlimit()}, or it contains itself; return flatter batches from "
-                "the dataset."
-            ) from error
-
-    return refusing
-
-
-def rebuild_mapping(like: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Build a mapping of `items` of the same type as `like`."""
-    if type(like) is dict:
-        return items
-    try:
-        if not isinstance(like, (dict, UserDict)):  # a shallow copy may share what it holds
-            return type(like)(items)  # type: ignore[call-arg]
-        new = copy.copy(like)
-        for key, value in items.items():  # update() adds to a Counter, and some refuse it
-            if key not in new or new[key] is not value:
-                new[key] = value
-        return new
-    except (AttributeError, TypeError):
-        return items
-
-
-def is_namedtuple(value: Any) -> bool:
-    return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def describe_batch(batch: Any) -> str:
@@ -75,75 +24,6 @@ def describe_batch(batch: Any) -> str:
     if isinstance(batch, (tuple, list)):
         return f"a {type(batch).__name__} of {len(batch)}"
     return f"a {type(batch).__name__}"
-
-
-@refuses_depth
-def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Apply `function` to every tensor of a tree; other values are kept.
-
-    Raises:
-        ValueError: The tree is too deep for Python's recursion limit.
-
-    Example:
-        >>> from composable.batches.batch import map_tensors
-        >>> map_tensors(lambda t: t + 1, {"x": torch.zeros(1), "name": "a"})
-        {'x': tensor([1.]), 'name': 'a'}
-    """
-    if not callable(function):
-        raise TypeError(f"function must be a function of a tensor, not {kind_of(function)}.")
-    return _map(function, tree)
-
-
-def _map(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if type(tree) is tuple or type(tree) is list:  # almost every batch
-        return type(tree)([_map(function, child) for child in tree])
-    children = children_of(tree)
-    if children is None:
-        return tree
-    new = {name: _map(function, child) for name, child in children.items()}
-    if all(new[name] is child for name, child in children.items()):
-        return tree
-    return rebuild(tree, new)
-
-
-def tensors_of(tree: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors of a tree."""
-    if isinstance(tree, Tensor):
-        yield tree
-    else:
-        for child in (children_of(tree) or {}).values():
-            yield from tensors_of(child)
-
-
-def children_of(tree: Any) -> Mapping[Any, Any] | None:
-    if isinstance(tree, Mapping):
-        return tree
-    if isinstance(tree, (tuple, list)):
-        return dict(enumerate(tree))
-    return {name: getattr(tree, name) for name in fields_of(tree)} or None
-
-
-def fields_of(tree: Any) -> Mapping[str, str]:
-    """Return the constructor argument of each field of an attrs class or dataclass."""
-    if attrs.has(type(tree)):
-        return {field.name: field.alias for field in attrs.fields(type(tree)) if field.init}
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        return {field.name: field.name for field in dataclasses.fields(tree) if field.init}
-    return {}
-
-
-def rebuild(tree: Any, children: dict[Any, Any]) -> Any:
-    if isinstance(tree, Mapping):
-        return rebuild_mapping(tree, children)
-    if is_namedtuple(tree):
-        return type(tree)(*children.values())
-    if isinstance(tree, (tuple, list)):
-        return type(tree)(children.values())
-    names = fields_of(tree)
-    evolve = attrs.evolve if attrs.has(type(tree)) else dataclasses.replace
-    return evolve(tree, **{names[name]: child for name, child in children.items()})
 
 
 def count_examples(inputs: Any) -> int:

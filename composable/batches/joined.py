@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.batches.batch import children_of, describe_batch, is_column, rebuild, refuses_depth
+from composable._support.tree import children_of, rebuild, refuses_depth
+from composable.batches.batch import describe_batch, is_column
 from composable.functional.mixed import MixedTargets
 
 __all__ = ["join_parts"]

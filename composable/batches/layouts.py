@@ -5,14 +5,8 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from composable.batches.batch import (
-    children_of,
-    describe_batch,
-    first_size,
-    rebuild,
-    refuses_depth,
-    tensors_of,
-)
+from composable._support.tree import children_of, rebuild, refuses_depth, tensors_of
+from composable.batches.batch import describe_batch, first_size
 
 __all__ = ["LAYOUTS", "infer_layout", "is_list", "length_of", "map_columns"]
 

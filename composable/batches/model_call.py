@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.notes import add_note
-from composable.batches.batch import tensors_of
+from composable._support.tree import tensors_of
 from composable.batches.spec import BatchSpec
 from composable.functional.mixed import MixedTargets
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from composable._support.checks import check_count, check_range
-from composable.batches.batch import map_tensors
+from composable._support.tree import map_tensors
 
 __all__ = ["Precision"]
 

@@ -12,7 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.batches.batch import children_of
+from composable._support.tree import children_of
 
 __all__ = ["Source", "Sources"]
 

@@ -10,14 +10,11 @@ import attrs
 from torch import Tensor
 
 from composable._support.checks import check_one_of
+from composable._support.tree import fields_of, is_namedtuple, rebuild, rebuild_mapping
 from composable.batches.batch import (
     count_examples,
     describe_batch,
-    fields_of,
     first_size,
-    is_namedtuple,
-    rebuild,
-    rebuild_mapping,
     select_examples,
     split_batch,
 )

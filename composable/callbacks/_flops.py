@@ -9,7 +9,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from composable.batches.batch import map_tensors, tensors_of
+from composable._support.tree import map_tensors, tensors_of
 from composable.data.grouping import batches_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from composable._support.checks import check_flag
-from composable.batches.batch import tensors_of
+from composable._support.tree import tensors_of
 from composable.callbacks._monitor import Monitor
 from composable.core.intervals import IntervalLike
 

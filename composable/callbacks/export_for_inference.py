@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from composable._support.checks import as_path, check_flag, check_one_of, check_range
 from composable._support.paths import replacing
+from composable._support.tree import map_tensors, tensors_of
 from composable._support.warn import warn_user
-from composable.batches.batch import map_tensors, tensors_of
 from composable.batches.model_call import call_with_batch, call_with_input, is_transformers_model
 from composable.callbacks._intervals import has_completed
 from composable.core.callback import AttachedRun, Callback

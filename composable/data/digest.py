@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.batches.batch import children_of
+from composable._support.tree import children_of
 
 __all__ = ["digest_of"]
 

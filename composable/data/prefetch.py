@@ -6,7 +6,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from composable.batches.batch import map_tensors, tensors_of, to_device
+from composable._support.tree import map_tensors, tensors_of
+from composable.batches.batch import to_device
 
 __all__ = ["Copies", "CopyStream", "OnHost", "Prefetcher", "on_device"]
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from composable._support.tree import tensors_of
 from composable._support.warn import warn_user
-from composable.batches.batch import tensors_of
 from composable.data.fetching import SeededIndex, copy_loader
 from composable.data.worker_shard import WorkerShard
 from composable.utils.reproducibility import seed_epoch, seed_fetch

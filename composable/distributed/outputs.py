@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from composable.batches.batch import children_of, map_tensors, rebuild, tensors_of
+from composable._support.tree import children_of, leaves_of, map_tensors, tensors_of
 from composable.distributed.processes import ProcessError, Processes
 
 __all__ = ["gather_outputs"]
@@ -57,7 +57,7 @@ def _describe(number: int, output: Any) -> dict[str, Any]:
         "number": number,
         "structure": _structure(output),
         "tensors": [[list(one.shape), str(one.dtype).removeprefix("torch.")] for one in tensors],
-        "values": [one for one in _values(output) if isinstance(one, _PLAIN)],
+        "values": [one for one in leaves_of(output) if isinstance(one, _PLAIN)],
     }
 
 
@@ -72,17 +72,6 @@ def _structure(tree: Any) -> Any:
     return [type(tree).__qualname__, inner]
 
 
-def _values(tree: Any) -> Iterator[Any]:
-    """Iterate over the leaves that are not tensors."""
-    if isinstance(tree, Tensor):
-        return
-    children = children_of(tree)
-    if children is None:
-        yield tree
-    for child in (children or {}).values():
-        yield from _values(child)
-
-
 def _rebuilt(template: Any, described: dict[str, Any], parts: Iterator[Tensor]) -> Any:
     """Return a tree like the template, with the tensors and values of a description."""
     if _structure(template) != described["structure"]:
@@ -93,19 +82,11 @@ def _rebuilt(template: Any, described: dict[str, Any], parts: Iterator[Tensor]) 
             "containers for every batch."
         )
     values = iter(described["values"])
-    with_tensors = map_tensors(lambda _: next(parts), template)
-    return _with_values(with_tensors, values)
-
-
-def _with_values(tree: Any, values: Iterator[Any]) -> Any:
-    if isinstance(tree, Tensor):
-        return tree
-    children = children_of(tree)
-    if children is None:
-        return next(values) if isinstance(tree, _PLAIN) else tree
-    new = {name: _with_values(child, values) for name, child in children.items()}
-    same = all(new[name] is child for name, child in children.items())
-    return tree if same else rebuild(tree, new)
+    return map_tensors(
+        lambda _: next(parts),
+        template,
+        lambda leaf: next(values) if isinstance(leaf, _PLAIN) else leaf,
+    )
 
 
 def _bytes_of(tensors: Sequence[Tensor], device: torch.device) -> Tensor:

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from composable._support.notes import add_note
+from composable._support.tree import tensors_of
 from composable._support.warn import warn_user
-from composable.batches.batch import tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.state import State
 from composable.engines.modules import sparse_tables

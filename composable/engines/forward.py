@@ -9,7 +9,7 @@ from torch import Tensor
 
 from composable._support.checks import LOW_PRECISION
 from composable._support.notes import add_note
-from composable.batches.batch import map_tensors
+from composable._support.tree import map_tensors
 from composable.batches.precision import Precision
 from composable.core.state import State
 from composable.losses.loss import ModelLoss, OutputLoss

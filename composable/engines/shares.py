@@ -23,7 +23,7 @@ from torch import Tensor
 
 from composable._support.dtensors import local_part
 from composable._support.foreach import compute_dtype
-from composable.batches.batch import tensors_of
+from composable._support.tree import tensors_of
 from composable.core.state import State
 from composable.core.stateful import Factor, SavedFields, saved
 from composable.data.grouping import Examples, total_weight

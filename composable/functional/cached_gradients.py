@@ -12,8 +12,7 @@ from torch import Tensor
 
 from composable._support.checks import check_generator, check_is_callable, check_tensors, kind_of
 from composable._support.generators import preserving_generators
-
-from ._tree import map_named_tensors, named_tensors
+from composable._support.tree import map_tensors, tensors_of
 
 __all__ = ["WholeGradients", "cached_gradients"]
 
@@ -49,9 +48,9 @@ def cached_gradients(
 
     Args:
         forward: Returns the outputs of a part: a tensor with a row for each example, or such
-            tensors in mappings, tuples and lists. It is called twice for each part, with the same
-            random numbers of PyTorch, and must return the same outputs. Each call writes running
-            statistics, such as those of batch norm.
+            tensors in mappings, tuples, lists and dataclasses. It is called twice for each part,
+            with the same random numbers of PyTorch, and must return the same outputs. Each call
+            writes running statistics, such as those of batch norm.
         parts: The parts of a batch, each in the form that `forward` takes.
         loss_fn: Returns the loss of the outputs for the whole batch, which are those of the parts,
             concatenated: a tensor without dimensions. It is called once.
@@ -104,24 +103,24 @@ def cached_gradients(
         del outputs
         for part, seed, cached in zip(parts, seeds, of_outputs, strict=True):
             seed_all(seed)
-            again = [tensor for _, tensor in named_tensors(forward(part))]
+            again = list(tensors_of(forward(part)))
             _add(grads, _product(again, cached, trained))
     return WholeGradients(loss, {name: grads.get(name) for name in params})
 
 
 def _as_leaves(outputs: Any) -> Any:
-    def leaf(_: Any, tensor: Tensor) -> Tensor:
+    def leaf(tensor: Tensor) -> Tensor:
         tensor = tensor.detach()
         return tensor.requires_grad_() if tensor.is_floating_point() else tensor
 
-    return map_named_tensors(leaf, outputs)
+    return map_tensors(leaf, outputs)
 
 
 def _gradients_of_loss(
     loss_fn: Callable[[Any], Tensor], outputs: list[Any], params: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor | None], list[list[Tensor | None]]]:
     """Return the loss of outputs, and its gradients: of parameters and of each part's outputs."""
-    columns = [[tensor for _, tensor in named_tensors(one)] for one in outputs]
+    columns = [list(tensors_of(one)) for one in outputs]
     leaves = [tensor for column in columns for tensor in column if tensor.requires_grad]
     with torch.enable_grad():
         loss = loss_fn(_joined(outputs[0], columns))
@@ -137,7 +136,9 @@ def _gradients_of_loss(
 def _joined(like: Any, columns: list[list[Tensor]]) -> Any:
     """Concatenate the tensors of trees of one structure."""
     if not columns[0]:
-        raise TypeError("forward must return a tensor, or tensors in mappings, tuples and lists.")
+        raise TypeError(
+            "forward must return a tensor, or tensors in mappings, tuples, lists and dataclasses."
+        )
     if len({len(column) for column in columns}) > 1:
         raise ValueError("forward must return the same number of tensors for all parts.")
     whole = []
@@ -152,7 +153,7 @@ def _joined(like: Any, columns: list[list[Tensor]]) -> Any:
             )
         whole.append(torch.cat(tensors))
     joined = iter(whole)
-    return map_named_tensors(lambda _, tensor: next(joined), like)
+    return map_tensors(lambda _: next(joined), like)
 
 
 def _product(

@@ -19,8 +19,7 @@ from composable._support.checks import (
     check_tensor,
     kind_of,
 )
-
-from ._tree import map_named_tensors, named_tensors
+from composable._support.tree import map_tensors, named_tensors
 
 __all__ = ["sequence_length", "set_sequence_length", "warmed_up_length"]
 
@@ -41,8 +40,8 @@ def set_sequence_length(
     belong to the examples.
 
     Args:
-        batch: A dict of tensors (or a BatchEncoding of Hugging Face), or tuples and lists of dicts
-            or tensors, nested in any way.
+        batch: A dict of tensors (or a BatchEncoding of Hugging Face), or tuples, lists and
+            dataclasses of dicts or tensors, nested in any way.
         length: New number of tokens, at least 1. Shorter sequences are not changed.
         truncate: Keep the first tokens of each sequence. Otherwise split each sequence into
             segments, `[batch * segments, length, ...]`, in the order of the examples, so that no
@@ -83,12 +82,10 @@ def set_sequence_length(
         return tensor.shape[:2] == (examples, tokens)
 
     if not truncate:
-        return map_named_tensors(_split(examples, tokens, length), batch)
+        return map_tensors(_split(tensors, examples, tokens, length), batch)
     if not preserve_end_of_sequence:
         # Contiguous, since models call view() on labels and masks.
-        return map_named_tensors(
-            lambda _, t: t[:, :length].contiguous() if is_sequence(t) else t, batch
-        )
+        return map_tensors(lambda t: t[:, :length].contiguous() if is_sequence(t) else t, batch)
     masks = [t for name, t in tensors if name == "attention_mask" and is_sequence(t)]
     if not masks:
         raise ValueError(
@@ -99,19 +96,19 @@ def set_sequence_length(
     end = (at * (masks[0] != 0)).amax(1, keepdim=True).clamp(min=length - 1)
     rows = torch.arange(examples, device=end.device).unsqueeze(1)
 
-    def keep_end(_: Any, tensor: Tensor) -> Tensor:
+    def keep_end(tensor: Tensor) -> Tensor:
         if not is_sequence(tensor):
             return tensor
         return torch.cat([tensor[:, : length - 1], tensor[rows, end]], 1)
 
-    return map_named_tensors(keep_end, batch)
+    return map_tensors(keep_end, batch)
 
 
 def sequence_length(batch: Any) -> int:
     """Return the number of tokens of the sequences of a batch; see `set_sequence_length`.
 
     Args:
-        batch: A dict of tensors, or tuples and lists of dicts or tensors, nested in any way.
+        batch: A dict of tensors, or tuples, lists and dataclasses of these, nested in any way.
 
     Raises:
         ValueError: The batch has no sequence.
@@ -164,11 +161,15 @@ def warmed_up_length(
     return min_seq_length + step_size * floor(steps)
 
 
-def _split(examples: int, tokens: int, length: int) -> Callable[[Any, Tensor], Tensor]:
+def _split(
+    tensors: list[tuple[Any, Tensor]], examples: int, tokens: int, length: int
+) -> Callable[[Tensor], Tensor]:
     count = -(-tokens // length)
     overlap = count * length - tokens
+    names = (name for name, _ in tensors)  # tensors are visited in the same order
 
-    def cut(name: Any, tensor: Tensor) -> Tensor:
+    def cut(tensor: Tensor) -> Tensor:
+        name = next(names)
         if tensor.shape[:2] != (examples, tokens):
             return tensor.repeat_interleave(count, 0) if tensor.shape[:1] == (examples,) else tensor
         if overlap:

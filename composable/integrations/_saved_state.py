@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from composable._support.tree import map_tensors
 from composable.checkpoint.errors import CheckpointError
 from composable.checkpoint.tree import pack, unpack
 from composable.core.key import Key
@@ -63,13 +64,8 @@ def place(state: State, *, memory: bool) -> State:
     state = state.evolve(device=device_of(state.model))
     if not memory:
         return state
-    moved = (_moved(one, state.device) for one in (state.memory, state.averages))
-    return state.evolve(**dict(zip(("memory", "averages"), moved, strict=True)))
 
+    def moved(tree: Any) -> Any:
+        return map_tensors(lambda tensor: tensor.to(state.device), tree)
 
-def _moved(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, Mapping):
-        return {key: _moved(value, device) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(_moved(value, device) for value in tree)
-    return tree.to(device) if isinstance(tree, Tensor) else tree
+    return state.evolve(memory=moved(state.memory), averages=moved(state.averages))

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from composable._support.foreach import compute_dtype
 from composable._support.generators import preserving_generators
-from composable.batches.batch import map_tensors, select_examples, tensors_of
+from composable._support.tree import map_tensors, tensors_of
+from composable.batches.batch import select_examples
 from composable.batches.layouts import is_list
 from composable.batches.source import Source
 from composable.core.state import State

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.notes import add_note
-from composable.batches.batch import map_tensors, tensors_of
+from composable._support.tree import map_tensors, tensors_of
 from composable.batches.layouts import is_list
 from composable.batches.model_call import (
     ModelCall,

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from composable._support.checks import check_count, check_module, kind_of
 from composable._support.foreach import compute_dtype
 from composable._support.targets import IGNORE_INDEX, check_class_dim
-from composable.batches.batch import map_tensors
+from composable._support.tree import map_tensors
 from composable.batches.model_call import (
     batch_spec_of,
     call_for_logits,

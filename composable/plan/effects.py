@@ -15,7 +15,7 @@ import attrs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable.batches.batch import tensors_of
+from composable._support.tree import tensors_of
 from composable.core.algorithm import Algorithm, leaves
 from composable.core.event import Event
 from composable.core.logger import Logger

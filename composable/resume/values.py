@@ -8,7 +8,7 @@ from torch import Tensor
 from composable.checkpoint.errors import MismatchError
 from composable.core.structure import short
 
-__all__ = ["alike", "check_alike", "check_as_many", "expect", "replace_tensors"]
+__all__ = ["alike", "check_alike", "check_as_many", "expect"]
 
 
 def expect(fits: bool, where: str, value: Any, kind: str) -> None:
@@ -72,12 +72,3 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.ndim == 0
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
-
-
-def replace_tensors(tree: Any, new: Mapping[int, Tensor]) -> Any:
-    """Replace tensors in a tree by others, by the `id` of each."""
-    if isinstance(tree, Mapping):
-        return {key: replace_tensors(value, new) for key, value in tree.items()}
-    if type(tree) in (list, tuple):
-        return type(tree)(replace_tensors(value, new) for value in tree)
-    return new.get(id(tree), tree) if isinstance(tree, Tensor) else tree

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.dtensors import sharded_like
+from composable._support.tree import map_tensors
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.structure import short
 from composable.core.time import Timestamp
 from composable.distributed.processes import ProcessError, Processes
-from composable.resume.values import replace_tensors
 
 if TYPE_CHECKING:
     from composable.checkpoint.files import Contents
@@ -77,7 +77,8 @@ class ResumePoint:
         tree = self.reader.unpack(contents)["state"]
         # A tensor whose dimensions were saved in another order, as channels_last, was read whole.
         sharded = {id(one): sharded_like(one, like) for one, like in _sharded_pairs(state, tree)}
-        return attrs.evolve(self, tree=replace_tensors(tree, sharded), contents=contents)
+        tree = map_tensors(lambda one: sharded.get(id(one), one), tree)
+        return attrs.evolve(self, tree=tree, contents=contents)
 
 
 @attrs.frozen

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable.batches.batch import map_tensors, tensors_of
+from composable._support.tree import map_tensors, tensors_of
 from composable.core.algorithm import Algorithm, leaves
 from composable.core.callback import Callback
 from composable.core.evaluation_mode import evaluation_mode

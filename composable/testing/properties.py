@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from composable.batches.batch import map_tensors, tensors_of
+from composable._support.tree import map_tensors, tensors_of
 from composable.testing.modules import description
 from composable.testing.no_sync import NoSync
 from composable.utils.reproducibility import (

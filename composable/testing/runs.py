@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from composable.batches.batch import tensors_of
+from composable._support.tree import tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.callback import Callback
 from composable.core.control import Control

@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.batches.batch import tensors_of
+from composable._support.tree import tensors_of
 from composable.core.state import State
 from composable.core.time import TimeUnit
 from composable.data.fetching import without_workers

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from composable.batches.batch import map_tensors, tensors_of
+from composable._support.tree import map_tensors, tensors_of
 from composable.batches.joined import join_parts
 from composable.core.state import State
 from composable.data.fetching import loader_length

@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 import torch
 
+from composable._support.tree import map_tensors
 from composable._support.warn import warn_user
-from composable.batches.batch import map_tensors
 from composable.batches.model_call import metric_outputs
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event

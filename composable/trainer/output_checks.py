@@ -6,7 +6,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.batches.batch import describe_batch, tensors_of
+from composable._support.tree import tensors_of
+from composable.batches.batch import describe_batch
 from composable.core.state import State
 from composable.engines.engine import Engine
 from composable.losses.confirmation import select, without_effects

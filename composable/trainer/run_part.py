@@ -11,6 +11,7 @@ import attrs
 from torch import Tensor, nn
 from typing_extensions import TypedDict
 
+from composable._support.tree import map_tensors
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
@@ -32,7 +33,7 @@ from composable.resume.optimizers import (
     parameter_names,
     restore_optimizer,
 )
-from composable.resume.values import check_as_many, replace_tensors
+from composable.resume.values import check_as_many
 from composable.trainer.arguments import check_countable, check_duration, check_iterations
 from composable.trainer.evaluated_weights import Weights, equal_bits, loss_module_of
 from composable.trainer.run import Run
@@ -199,7 +200,7 @@ class RunPart:
             key=saved["key"],
             max_duration=self._duration(saved),
             loss=saved["loss"],
-            memory=replace_tensors(saved["memory"], live),
+            memory=map_tensors(lambda one: live.get(id(one), one), saved["memory"]),
             averages=saved["averages"],
             metrics=saved["metrics"],
         )

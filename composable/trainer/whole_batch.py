@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.batches.batch import map_tensors, tensors_of
+from composable._support.tree import map_tensors, tensors_of
 from composable.batches.joined import join_parts
 from composable.batches.spec import BatchSpec
 from composable.core.state import State

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 import composable.functional as F
 from composable import Event
+from composable._support.tree import map_tensors
 from composable.algorithms import WholeLoss
-from composable.batches.batch import map_tensors
 from tests.support.cases import COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import SECOND_FORWARD, everywhere
 from tests.support.invalid import NO_TENSORS

@@ -9,14 +9,8 @@ import attrs
 import pytest
 import torch
 
-from composable.batches.batch import (
-    count_examples,
-    map_tensors,
-    microbatch_sizes,
-    select_examples,
-    split_batch,
-    tensors_of,
-)
+from composable._support.tree import map_tensors, tensors_of
+from composable.batches.batch import count_examples, microbatch_sizes, select_examples, split_batch
 from composable.batches.spec import BatchSpec
 
 Pair = namedtuple("Pair", ["x", "y"])

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from composable.batches.batch import map_tensors, tensors_of, to_device
+from composable._support.tree import map_tensors, tensors_of
+from composable.batches.batch import to_device
 from composable.batches.spec import BatchSpec
 
 COUNT = 3

@@ -5,7 +5,8 @@ from collections import Counter, OrderedDict, UserDict, defaultdict
 import pytest
 import torch
 
-from composable.batches.batch import map_tensors, split_batch
+from composable._support.tree import map_tensors
+from composable.batches.batch import split_batch
 from composable.batches.spec import BatchSpec
 
 SPEC = BatchSpec("image", "label")

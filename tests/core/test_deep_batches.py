@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from composable.batches.batch import count_examples, map_tensors, select_examples, split_batch
+from composable._support.tree import map_tensors
+from composable.batches.batch import count_examples, select_examples, split_batch
 
 CALLS = {
     "map_tensors": lambda batch: map_tensors(torch.neg, batch),

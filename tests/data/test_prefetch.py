@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from composable import Control, Event
-from composable.batches.batch import map_tensors
+from composable._support.tree import map_tensors
 from composable.data import ReplayedBatchesWarning
 from composable.data.prefetch import CopyStream, Prefetcher, on_device
 from tests.data.streams import Stateful

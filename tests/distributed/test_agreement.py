@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from composable import Callback, Event, Logger, Plan, State
-from composable.batches.batch import map_tensors
+from composable._support.tree import map_tensors
 from composable.callbacks import EarlyStopper
 from composable.core.control import Control
 from composable.data.grouping import ShardedBatch

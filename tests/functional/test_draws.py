@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 import composable.functional as F
-from composable.batches.batch import map_tensors, tensors_of
+from composable._support.tree import map_tensors, tensors_of
 from tests.support.tensors import FLOATS, SIZES, seeded, uniform
 
 

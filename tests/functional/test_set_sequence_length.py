@@ -1,14 +1,15 @@
 """The laws of shorter sequences, and of the schedule of their length."""
 
 from collections import OrderedDict, UserDict, namedtuple
+from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
 import pytest
 import torch
 
+from composable._support.tree import named_tensors
 from composable.functional import set_sequence_length, warmed_up_length
-from composable.functional._tree import named_tensors
 
 EXAMPLES, TOKENS = 3, 7
 
@@ -112,6 +113,14 @@ class Fixed(dict):
     """A mapping of a type of its own."""
 
 
+@dataclass
+class Texts:
+    """A container that is neither a mapping nor a sequence."""
+
+    texts: dict
+    labels: torch.Tensor
+
+
 Pair = namedtuple("Pair", ["texts", "labels"])
 LABELS = batch()["labels"]
 
@@ -129,6 +138,7 @@ LABELS = batch()["labels"]
         OrderedDict(batch()),
         Fixed(batch()),
         (MappingProxyType(batch()), 1),
+        [Texts(batch(), LABELS)],
     ],
     ids=lambda whole: type(whole).__name__,
 )

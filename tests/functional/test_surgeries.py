@@ -15,7 +15,7 @@ from torch.nn.functional import conv2d
 from torch.testing import assert_close
 
 import composable.functional as F
-from composable.batches.batch import tensors_of
+from composable._support.tree import tensors_of
 from tests.support import hugging_face
 from tests.support.models import Attention, ProjectedAttention
 from tests.support.tensors import seeded

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from composable import Callback, Trainer
-from composable.batches.batch import children_of
+from composable._support.tree import children_of
 from composable.distributed import Processes
 from composable.distributed.starting import join_processes
 from composable.metrics import accuracy

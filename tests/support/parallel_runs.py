@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from composable import Callback, Trainer
+from composable._support.tree import map_tensors
 from composable.algorithms import GradientClipping, LabelSmoothing, NGramEmbeddings
-from composable.batches.batch import map_tensors
 from composable.callbacks import (
     CheckpointSaver,
     ExportForInference,
