@@ -150,7 +150,11 @@ def test_labels_weight_the_positions_of_the_divergence():
 
 
 @pytest.mark.parametrize(
-    "head", ["causal", "masked", "tokens, as tuples", "classes", "sequences", "choices", "pictures"]
+    "head",
+    [
+        *("causal", "causal, Llama", "decoder that does not shift", "masked", "tokens, as tuples"),
+        *("classes", "sequences", "sequences, BART", "choices", "pictures"),
+    ],
 )
 def test_a_model_of_transformers_learns_where_its_own_loss_has_labels(head):
     model, batch = HEADS[head].build(), HEADS[head].batch(LENGTHS)
