@@ -92,7 +92,7 @@ def test_fit_keeps_the_modes_of_a_model_in_training_mode(training):
 
 
 @pytest.mark.parametrize("trained_first", [True, False])
-@pytest.mark.parametrize("algorithm", AVERAGERS, ids=repr)
+@pytest.mark.parametrize("algorithm", [EMA("1ba"), AVERAGERS[1]], ids=repr)
 def test_parameter_that_is_frozen_in_the_middle_stays_and_another_joins(algorithm, trained_first):
     model, watch = linear(), Watch(Event.BATCH_END, read=lambda s: s.model.weight.clone())
     model.weight.requires_grad_(trained_first)
@@ -107,6 +107,6 @@ def test_parameter_that_is_frozen_in_the_middle_stays_and_another_joins(algorith
         values = [third, third, third, fourth]
     expected = torch.stack(values).mean(0)
     if isinstance(algorithm, EMA):
-        expected = reduce(lambda mean, one: torch.lerp(one, mean, 0.5**0.25), values)
+        expected = reduce(lambda mean, one: torch.lerp(one, mean, 0.5), values)
     torch.testing.assert_close(average, expected)
     assert torch.equal(values[2], values[3]) is trained_first
