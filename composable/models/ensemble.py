@@ -180,12 +180,12 @@ def _refuse_diverged(log_likelihoods: Tensor) -> None:
     if wrong:
         raise ValueError(
             f"the models {wrong}, counted from 0, predict NaN for held_out, as models do that have "
-            "diverged: leave them out."
+            "diverged: omit them."
         )
     if not log_likelihoods.amax(0).isfinite().all():
         raise ValueError(
             "held_out has labels to which no model gives a probability above 0, with logits of "
-            "-inf: leave these examples out, or add a model that predicts their labels."
+            "-inf: omit these examples, or add a model that predicts their labels."
         )
 
 

@@ -196,7 +196,9 @@ def test_a_model_that_has_diverged_is_named():
     diverged = linear(1)
     nn.init.constant_(diverged.weight, nan)
 
-    with pytest.raises(ValueError, match=r"the models \[1\], counted from 0, predict NaN.*leave"):
+    with pytest.raises(
+        ValueError, match=r"the models \[1\], counted from 0, predict NaN.*omit them"
+    ):
         fit_mixture([linear(), diverged], held_out, trained_on=train)
 
 
