@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from composable._support.spatial import is_dense
+from composable.batches.batch import map_tensors, tensors_of
 from composable.core.state import State
 
 __all__ = ["check_no_dense_targets", "move_pixels"]
@@ -28,8 +29,8 @@ def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
         targets = state.targets
     except ValueError:  # a batch without targets
         return
-    for one in targets if isinstance(targets, (tuple, list)) else (targets,):
-        if isinstance(one, Tensor) and is_dense(one, inputs.shape[2:]):
+    for one in tensors_of(targets):
+        if is_dense(one, inputs.shape[2:]):
             raise ValueError(
                 f"{problem} targets {tuple(one.shape)} that have a value for each pixel; {fix}."
             )
@@ -39,6 +40,9 @@ def move_pixels(state: State, move: Callable[[Tensor], Tensor]) -> State:
     """Apply a function to the images of the batch, and to targets with a value for each pixel."""
     images, targets = state.inputs, state.targets
     parts = {"inputs": move(images)}
-    if isinstance(targets, Tensor) and is_dense(targets, images.shape[2:]):
-        parts["targets"] = move(targets)
+    size = images.shape[2:]
+    if any(is_dense(one, size) for one in tensors_of(targets)):
+        parts["targets"] = map_tensors(
+            lambda one: move(one) if is_dense(one, size) else one, targets
+        )
     return state.with_batch(**parts)

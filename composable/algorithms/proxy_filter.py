@@ -45,6 +45,11 @@ def _check_optimizer(_: Any, attribute: Any, value: Any) -> None:
 
 def _check_proxy(_: Any, attribute: Any, value: Any) -> None:
     check_module(attribute.name, value)
+    if not any(one.requires_grad for one in value.parameters()):
+        raise ValueError(
+            f"{attribute.name} must have a parameter that requires gradients, for its optimizer; "
+            "for a proxy that learns nothing more, pass an optimizer with lr=0."
+        )
 
 
 def _check_function(_: Any, attribute: Any, value: Any) -> None:
@@ -63,10 +68,11 @@ class ProxyFilter(Algorithm):
 
     The proxy is a model of its own, with its own optimizer. It scores the whole batch in one
     forward pass, before any augmentation, and learns from the examples that are kept in every
-    `interval`-th batch. The given module is not changed: its weights and the state of its
-    optimizer are in the memory of the run. It is called in its own mode, training or evaluation,
-    and its buffers stay as they are. With several processes or shards, each shard of a batch is
-    filtered by itself, and all processes have the same proxy.
+    `interval`-th batch, when the model has stepped: a batch that is skipped teaches nothing. The
+    given module is not changed: its weights and the state of its optimizer are in the memory of the
+    run. It is called in its own mode, training or evaluation, and its buffers stay as they are. If
+    its weights are not finite at the end of an epoch, an error is raised. With several processes or
+    shards, each shard of a batch is filtered by itself, and all processes have the same proxy.
 
     Args:
         proxy: The proxy, whose outputs `loss_fn` takes.
@@ -95,7 +101,15 @@ class ProxyFilter(Algorithm):
     )
     record: bool = attrs.field(default=True, validator=boolean)
 
-    events = frozenset({Event.AFTER_DATALOADER, Event.BATCH_START})
+    events = frozenset(
+        {
+            Event.AFTER_DATALOADER,
+            Event.BATCH_START,
+            Event.AFTER_OPTIMIZER_STEP,
+            Event.EPOCH_END,
+            Event.FIT_END,
+        }
+    )
     stage = Stage.SELECT
     reads = frozenset(
         {"batch", "model", "loss_fn", "key", "timestamp", "max_duration", "memory", "device"}
@@ -113,25 +127,35 @@ class ProxyFilter(Algorithm):
             )
 
     def match(self, event: Event, state: State) -> bool:
-        """Match at each batch; at its start if the proxy learns from it, or it is recorded."""
+        """Match at each batch; at its start if it is recorded, and at its end if it is learned."""
         if event is Event.AFTER_DATALOADER:
             return True
         memory = state.memory.get(self.name)
-        return memory is not None and bool(memory["pending"] or memory["own_rows"])
+        if memory is None:
+            return False
+        if event is Event.BATCH_START:
+            return bool(memory["own_rows"])
+        return event is not Event.AFTER_OPTIMIZER_STEP or bool(memory["pending"])
 
     def apply(self, event: Event, state: State) -> State:
-        """Filter a batch, or let the proxy learn from it, and record its mask."""
+        """Filter a batch, record its mask, let the proxy learn from it, or check its weights."""
         if event is Event.AFTER_DATALOADER:
             return self._filtered(state)
         memory = dict(state.memory[self.name])
-        if memory["pending"]:
+        if event is Event.BATCH_START:
+            return state.remember(self.name, self._recorded(state, memory))
+        if event is Event.AFTER_OPTIMIZER_STEP:
             memory |= {**self._learned(state, memory), "pending": ()}
-        if memory["own_rows"]:
-            new = gather_rows(memory["own_rows"], processes_of(state.batch))
-            memory |= {"rows": (*memory["rows"], *new), "own_rows": ()}
-        if len(memory["rows"]) >= _MOST_ROWS:
-            memory |= {"masks": merge_rows(memory["masks"], memory["rows"]), "rows": ()}
-        return state.remember(self.name, memory)
+            return state.remember(self.name, memory)
+        self._check_is_finite(memory["weights"])  # here, as the host waits for the device
+        return state
+
+    def _recorded(self, state: State, memory: dict[str, Any]) -> dict[str, Any]:
+        new = gather_rows(memory["own_rows"], processes_of(state.batch))
+        rows = (*memory["rows"], *new)
+        if len(rows) >= _MOST_ROWS:
+            memory, rows = {**memory, "masks": merge_rows(memory["masks"], rows)}, ()
+        return {**memory, "rows": rows, "own_rows": ()}
 
     # --- filtering ---
 
@@ -149,7 +173,9 @@ class ProxyFilter(Algorithm):
             gradients = torch.autograd.grad(
                 loss, [*leaves.values()], allow_unused=True, materialize_grads=True
             )
-            memory["pending"] = (*memory["pending"], (list(gradients), len(chosen)))
+            step = state.timestamp.batch
+            known = (one for one in memory["pending"] if one[0] == step)  # none of a skipped batch
+            memory["pending"] = (*known, (step, list(gradients), len(chosen)))
         if self.record:
             row = row_of(state.timestamp.batch, state.batch, size, chosen)
             memory["own_rows"] = (*memory["own_rows"], row)
@@ -250,6 +276,15 @@ class ProxyFilter(Algorithm):
         saved = [_numbered(capture_optimizer(one, names), str) for one in optimizers]
         return {"weights": {**weights, **new}, "optimizers": saved}
 
+    def _check_is_finite(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise a ValueError if the proxy has diverged: it would filter by NaN."""
+        for name, one in weights.items():
+            if one.is_floating_point() and not one.isfinite().all():
+                raise ValueError(
+                    f"the proxy of {self.name} has diverged: its weight {name} is not finite. "
+                    "Lower the learning rate of its optimizer, or clip its steps."
+                )
+
     def _module(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """Return a copy of the proxy with copies of some weights; tied ones stay tied."""
         memo: dict[int, Any] = {
@@ -273,27 +308,27 @@ class ProxyFilter(Algorithm):
             )
 
 
-def mean_gradients(batch: Any, pending: Sequence[tuple[list[Tensor], int]]) -> list[Tensor]:
+def mean_gradients(batch: Any, pending: Sequence[tuple[int, list[Tensor], int]]) -> list[Tensor]:
     """Return the gradients of the mean loss over the examples that all processes keep.
 
     Args:
         batch: The batch of the step.
-        pending: The gradients of the summed losses of each of its parts on this process, and the
-            number of their examples.
+        pending: The step, the gradients of the summed losses of each of its parts on this process,
+            and the number of their examples.
     """
     parts, total = iter(pending), TreeSum()
     for shard in shards_in(batch):
         for inner in parts_of(shard.batch):
-            gradients, kept = next(parts)
+            _, gradients, kept = next(parts)
             wide = widest_float(gradients[0].device)
             flat = torch.cat([one.to(wide).flatten() for one in gradients])
             one = torch.cat([flat, flat.new_full((1,), kept)])
             total.add([torch.zeros_like(one) if shard.empty or inner.empty else one])
     whole = all_reduce_exactly(total.value[0], processes_of(batch))
-    *sums, count = whole.split_with_sizes([*(one.numel() for one in pending[0][0]), 1])
+    *sums, count = whole.split_with_sizes([*(one.numel() for one in pending[0][1]), 1])
     return [
         (one / count).view(like.shape).to(like.dtype)
-        for one, like in zip(sums, pending[0][0], strict=True)
+        for one, like in zip(sums, pending[0][1], strict=True)
     ]
 
 

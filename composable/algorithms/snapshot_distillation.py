@@ -14,7 +14,7 @@ from composable._support.dtensors import is_sharded
 from composable._support.foreach import compute_dtype
 from composable._support.targets import check_class_dim
 from composable.algorithms._validators import in_range, integer_at_least, passes
-from composable.core.algorithm import Algorithm, Stage
+from composable.core.algorithm import Algorithm, Remark, Stage
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.state import State
@@ -99,6 +99,17 @@ class SnapshotDistillation(Algorithm):
         """Return the window from the end of the first cycle on."""
         return Window(Time(self.cycle.value * (self.first_cycle - 1), self.cycle.unit))
 
+    def remark(self, state: State) -> Remark | None:
+        """Warn if the run ends with the first snapshot."""
+        share = self._share_of_run(state)
+        if share is None or share * (self.first_cycle - 1) != 1:
+            return None
+        return Remark(
+            f"{self.name} has no teacher: the first snapshot is taken at the end of this run of "
+            f"{state.max_duration}. Pass a shorter cycle than '{self.cycle}', or train for longer.",
+            warns=True,
+        )
+
     def match(self, event: Event, state: State) -> bool:
         """Match if a cycle ends, or there is a teacher."""
         if event is Event.FIT_START:
@@ -173,15 +184,20 @@ class SnapshotDistillation(Algorithm):
                 f"{self.name} calls the model with the weights of a snapshot, which a sharded "
                 "model does not allow between its passes; use parallel='ddp'."
             )
-        whole = state.max_duration
-        share = None if whole is None else fraction_of_run(self.cycle, whole, state.epoch_length)
-        if share and Fraction(1) / Fraction(share) % 1:
+        share = self._share_of_run(state)
+        if share and 1 / share % 1:
             count = max(self.first_cycle, round(1 / share))
             raise ValueError(
-                f"cycle={str(self.cycle)!r} does not divide the run of {whole}, so the last cycle "
-                f"would be cut; pass max_duration='{self.cycle * count}', or another cycle."
+                f"cycle={str(self.cycle)!r} does not divide the run of {state.max_duration}, "
+                f"so the last cycle would be cut; pass max_duration='{self.cycle * count}', or "
+                "another cycle."
             )
         return state
+
+    def _share_of_run(self, state: State) -> Fraction | None:
+        """Return the share of a cycle in the run, if it is known."""
+        whole = state.max_duration
+        return None if whole is None else fraction_of_run(self.cycle, whole, state.epoch_length)
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ __all__ = [
     "logits_of",
     "metric_outputs",
     "needs_logits",
+    "shifts_labels",
 ]
 
 ModelCall: TypeAlias = Callable[[Any, Any, BatchSpec], Any]
@@ -188,6 +189,26 @@ def base_model_of(model: nn.Module) -> nn.Module:
     """Return the model inside PEFT's wrapper; another model as it is."""
     base: nn.Module = model.get_base_model() if has_adapters(model) else model  # type: ignore[operator]
     return base
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Return whether the own loss of a model is that of the causal models of Transformers.
+
+    Some decoders, such as `BartForCausalLM`, have this loss function, but compute their loss
+    without it, and without a shift. Other libraries' classes that do so are taken to shift.
+    """
+    base = base_model_of(model)
+    own = getattr(getattr(base, "loss_function", None), "__name__", "")
+    encodes = getattr(getattr(base, "config", None), "is_encoder_decoder", False)
+    return own == "ForCausalLMLoss" and not encodes and any(map(_computes_loss, type(base).__mro__))
+
+
+def _computes_loss(kind: type) -> bool:
+    """Return whether a class itself computes a loss by `loss_function`, or as Transformers did."""
+    forward = inspect.unwrap(vars(kind).get("forward", _computes_loss))
+    theirs = forward.__module__.startswith("transformers.")
+    code = forward.__code__
+    return "loss_function" in code.co_names or (not theirs and "labels" in code.co_varnames)
 
 
 def _is_of(value: Any, classes: frozenset[str]) -> bool:

@@ -14,17 +14,19 @@ from composable._support.surgery import check_unwrapped, copy_on_write, report_n
 
 __all__ = ["set_dropout"]
 
-_IN_ATTENTION = "attention_dropout"
-"""The rate in the attention of Llama and others of Transformers, which have no layer for it."""
+_RATES = tuple(f"{part}dropout" for part in ("", "attention_", "activation_", "hidden_"))
+"""The attributes with the rates of modules that drop without a layer, by a function."""
 ADVICE = "Add nn.Dropout layers to the model, or drop whole layers by stochastic_depth."
 
 
 def set_dropout(model: nn.Module, *, p: float = 0.1) -> nn.Module:
     """Set the rates of all dropouts of a model, those with a rate of 0 included.
 
-    These are the dropout layers of PyTorch, the attention of `nn.MultiheadAttention`, and that of
-    the models of Transformers which keep the rate of attention as a number. The keys of the state
-    dict and the results in evaluation don't change.
+    These are the dropout layers of PyTorch, and all modules with a number as their attribute
+    `dropout`, `attention_dropout`, `activation_dropout` or `hidden_dropout`, which are
+    `nn.MultiheadAttention`, recurrent networks of several layers, and modules of Transformers, such
+    as those of Llama and BART. The keys of the state dict and the results in evaluation don't
+    change.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -63,7 +65,9 @@ def _dropouts(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             yield module, "p"
-        elif isinstance(module, nn.MultiheadAttention):
-            yield module, "dropout"
-        elif isinstance(getattr(module, _IN_ATTENTION, None), (int, float)):
-            yield module, _IN_ATTENTION
+        elif not isinstance(module, nn.RNNBase) or module.num_layers > 1:  # between its layers
+            yield from ((module, name) for name in _RATES if _is_rate(vars(module).get(name)))
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

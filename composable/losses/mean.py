@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from composable._support.checks import check_tensor
 from composable._support.warn import warn_user
-from composable.batches.model_call import is_transformers_model
+from composable.batches.model_call import shifts_labels
 from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.functional.mixed import MixedTargets, broadcast_weight
@@ -20,7 +20,6 @@ from composable.losses.loss import ModelLoss, OutputLoss
 __all__ = ["LossMeanWarning", "count_loss_tokens"]
 
 _IGNORED = -100
-_SHIFTING = ("ForCausalLM", "LMHeadModel")
 
 
 class LossMeanWarning(UserWarning):
@@ -175,7 +174,7 @@ def _warn_if_shifting(model: nn.Module) -> None:
     for module in model.modules():
         if type(module).__name__ == "LogitsModel":  # its loss is a function of logits and labels
             return
-        if _shifts_by_name(type(module)):
+        if shifts_labels(module):
             warn_user(
                 f"The loss of {type(module).__name__} shifts the labels and excludes the first "
                 "token of an example, but loss_mean_over='tokens' counts that token; pass "
@@ -184,8 +183,3 @@ def _warn_if_shifting(model: nn.Module) -> None:
                 LossMeanWarning,
             )
             return
-
-
-def _shifts_by_name(kind: type) -> bool:
-    """Return whether a class is probably a causal language model of Transformers."""
-    return kind.__name__.endswith(_SHIFTING) and is_transformers_model(kind)

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from composable._support.foreach import compute_dtype
 from composable._support.targets import IGNORE_INDEX
-from composable.batches.model_call import is_transformers_model, logits_of
+from composable.batches.model_call import is_transformers_model, logits_of, shifts_labels
 from composable.core.state import State
 from composable.functional import MixedTargets
 from composable.losses.classes import CrossEntropy, InterpolatedLoss, refuse_regression
 from composable.losses.loss import ModelLoss, OutputLoss
 
-__all__ = ["Positions", "class_logits", "labels_of_logits", "positions_of"]
+__all__ = ["Positions", "class_logits", "default_class_dim", "labels_of_logits", "positions_of"]
 
 
 class Positions(NamedTuple):
@@ -79,16 +79,19 @@ def class_logits(outputs: Any, name: str) -> Tensor:
     return logits
 
 
+def default_class_dim(model: nn.Module, logits: Tensor) -> int:
+    """Return 1, but -1 for the logits of tokens of a model of Transformers."""
+    return -1 if is_transformers_model(model) and logits.ndim == 3 else 1
+
+
 def labels_of_logits(model: nn.Module, labels: Any, logits: Tensor) -> Any:
     """Return the label of each position of the logits of a model of Transformers.
 
-    A causal language model predicts the label of the next position.
+    Most causal language models predict the label of the next position.
     """
     if not isinstance(labels, Tensor) or labels.shape != logits.shape[:-1]:
         return labels
-    own = getattr(model, "loss_function", None)
-    encodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    if labels.ndim < 2 or encodes or getattr(own, "__name__", "") != "ForCausalLMLoss":
+    if labels.ndim < 2 or not shifts_labels(model):
         return labels
     last = torch.full_like(labels[:, :1], IGNORE_INDEX)
     return torch.cat([labels[:, 1:], last], 1)
@@ -123,10 +126,8 @@ def _dim_of(model: nn.Module, logits: Tensor, labels: Any, name: str) -> int:
         for dim in (1, -1):
             if labels.shape in (_shape(logits, dim), logits.shape):
                 return dim
-    if logits.ndim == 2:
-        return 1
-    if is_transformers_model(model):
-        return -1 if logits.ndim == 3 else 1  # tokens, or pixels
+    if logits.ndim == 2 or is_transformers_model(model):
+        return default_class_dim(model, logits)
     raise ValueError(
         f"{name} can't tell the dimension of the classes in logits of shape "
         f"{tuple(logits.shape)}; pass class_dim=1, or class_dim=-1 for [batch, ..., classes]."

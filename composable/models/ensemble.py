@@ -22,7 +22,7 @@ from composable.batches.model_call import (
 from composable.core.evaluation_mode import evaluation_mode
 from composable.data.digest import digest_of
 from composable.functional import average_probabilities, mixture_weights
-from composable.losses.positions import class_logits, labels_of_logits
+from composable.losses.positions import class_logits, default_class_dim, labels_of_logits
 
 __all__ = ["Ensemble", "fit_mixture"]
 
@@ -41,7 +41,7 @@ class Ensemble(nn.Module):
         weights: Weights of the models, 0 or more, such as those of `mixture_weights`. They are
             divided by their sum. By default all equal.
         class_dim: Dimension of the classes in the logits: 1, or -1 for the last. By default the
-            last for models of Transformers, and 1 otherwise.
+            last for tokens of models of Transformers, and 1 otherwise.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -67,10 +67,9 @@ class Ensemble(nn.Module):
         models = _checked_models("members", members)
         self.members = nn.ModuleList(models)
         self.register_buffer("weights", _shares(weights, len(models)))
-        if class_dim is None:
-            class_dim = -1 if is_transformers_model(models[0]) else 1
-        check_class_dim(class_dim)
-        self.class_dim: int = class_dim
+        if class_dim is not None:
+            check_class_dim(class_dim)
+        self.class_dim = class_dim
         self.eval()
 
     def train(self, mode: bool = True) -> "Ensemble":
@@ -86,7 +85,13 @@ class Ensemble(nn.Module):
         """
         found = [class_logits(one(*args, **kwargs), "Ensemble") for one in self.members]
         logits = [one.to(compute_dtype(one.dtype)) for one in found]
-        return average_probabilities(logits, weights=self.weights, class_dim=self.class_dim)
+        dim = self._class_dim_of(logits[0])
+        return average_probabilities(logits, weights=self.weights, class_dim=dim)
+
+    def _class_dim_of(self, logits: Tensor) -> int:
+        """Return the dimension of the classes in the logits of the members."""
+        given = self.class_dim
+        return default_class_dim(self.members[0], logits) if given is None else given
 
 
 def fit_mixture(
@@ -121,8 +126,8 @@ def fit_mixture(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: An example of `held_out` is in `trained_on`, the examples are random, or the
-            models have different outputs.
+        ValueError: An example of `held_out` is in `trained_on`, the examples are random, the models
+            have different outputs, or one predicts NaN.
 
     Example:
         >>> from torch.utils.data import TensorDataset, random_split
@@ -141,6 +146,7 @@ def fit_mixture(
     loader = DataLoader(held_out, batch_size=batch_size)
     with evaluation_mode(ensemble):
         found = torch.cat([_log_likelihoods(ensemble, batch) for batch in loader], 1)
+    _refuse_diverged(found)
     weights = mixture_weights(found, top=top).cpu()
     order = weights.argsort(descending=True, stable=True).tolist()[:top]
     return Ensemble([members[i] for i in order], weights=weights[order], class_dim=class_dim)
@@ -162,10 +168,25 @@ def _log_likelihoods(ensemble: Ensemble, batch: Any) -> Tensor:
                 "have the same classes."
             )
         labels = labels_of_logits(model, spec.targets(moved), logits)
-        precise = logits.to(compute_dtype(logits.dtype)).movedim(ensemble.class_dim, 1)
+        precise = logits.to(compute_dtype(logits.dtype)).movedim(ensemble._class_dim_of(logits), 1)
         losses = cross_entropy(precise, labels, reduction="none")
         found.append(-losses[labels != IGNORE_INDEX])
     return torch.stack(found)
+
+
+def _refuse_diverged(log_likelihoods: Tensor) -> None:
+    """Raise a ValueError if a mixture of the models has no likelihood of each label."""
+    wrong = [i for i, one in enumerate(log_likelihoods) if one.isnan().any()]
+    if wrong:
+        raise ValueError(
+            f"the models {wrong}, counted from 0, predict NaN for held_out, as models do that have "
+            "diverged: omit them."
+        )
+    if not log_likelihoods.amax(0).isfinite().all():
+        raise ValueError(
+            "held_out has labels to which no model gives a probability above 0, with logits of "
+            "-inf: omit these examples, or add a model that predicts their labels."
+        )
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

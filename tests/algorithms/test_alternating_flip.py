@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from composable import Callback
 from composable.algorithms import AlternatingFlip, SelectiveBackprop
+from composable.batches.spec import BatchSpec
 from composable.core.event import Event
 from composable.core.state import State
 from composable.data import Indexed, PerExample
@@ -131,6 +132,18 @@ def test_dense_targets_are_flipped_with_their_images():
     assert torch.equal(new.targets, new.inputs[:, 0] > 0)
     assert not torch.equal(new.targets, masks)
     assert new.batch[2] is indices
+
+
+def test_dense_targets_among_others_are_flipped_with_their_images():
+    images = torch.randn(6, 2, 3, 4)
+    batch = {"x": images, "mask": images[:, 0] > 0, "y": torch.arange(6), "index": torch.arange(6)}
+    state = State(torch.nn.Identity(), batch=batch, batch_spec=BatchSpec("x", ("mask", "y")))
+
+    new = AlternatingFlip(index_key="index")(Event.AFTER_DATALOADER, state)
+
+    assert torch.equal(new.batch["mask"], new.inputs[:, 0] > 0)
+    assert not torch.equal(new.batch["mask"], batch["mask"])
+    assert new.batch["y"] is batch["y"]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,5 +1,7 @@
 """Averages of 16-bit, scripted and partly frozen models."""
 
+from functools import reduce
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from composable import Event, Timestamp
 from composable.algorithms import EMA, SWA
 from tests.support.models import CLASSES, linear, same, weights
+from tests.support.observers import Watch
 from tests.support.runs import make_trainer, training_weights
 
 AVERAGERS = [EMA("4ba"), SWA(swa_start="1ba", swa_end="1dur", update_interval="1ba")]
@@ -86,3 +89,24 @@ def test_fit_keeps_the_modes_of_a_model_in_training_mode(training):
     assert trainer.state.model.training
     assert trainer.state.model[1].training is not training
     assert (trainer.state.model[1].num_batches_tracked > 0) is not training
+
+
+@pytest.mark.parametrize("trained_first", [True, False])
+@pytest.mark.parametrize("algorithm", [EMA("1ba"), AVERAGERS[1]], ids=repr)
+def test_parameter_that_is_frozen_in_the_middle_stays_and_another_joins(algorithm, trained_first):
+    model, watch = linear(), Watch(Event.BATCH_END, read=lambda s: s.model.weight.clone())
+    model.weight.requires_grad_(trained_first)
+    trainer = make_trainer(model, max_duration="2ba", algorithms=algorithm, callbacks=watch)
+    trainer.fit()
+    model.weight.requires_grad_(not trained_first)
+
+    average = trainer.fit(duration="2ba").averages[algorithm.name]["weight"]
+
+    *_, third, fourth = values = watch.values
+    if not trained_first:
+        values = [third, third, third, fourth]
+    expected = torch.stack(values).mean(0)
+    if isinstance(algorithm, EMA):
+        expected = reduce(lambda mean, one: torch.lerp(one, mean, 0.5), values)
+    torch.testing.assert_close(average, expected)
+    assert torch.equal(values[2], values[3]) is trained_first

@@ -16,6 +16,7 @@ from composable.algorithms import ProxyFilter
 from composable.distributed import DDP
 from composable.functional import select_highest, select_using_loss
 from composable.testing import NoSync
+from composable.trainer.guards import NonFiniteLossWarning
 from tests.support.data import batches, shuffling_loader
 from tests.support.models import CLASSES, linear, mlp, same, seeded, weights
 from tests.support.observers import Watch
@@ -239,8 +240,26 @@ def test_host_does_not_wait_for_the_device(optimizer, rule):
         with NoSync():
             state = algorithm(Event.AFTER_DATALOADER, state.evolve(batch=batch, timestamp=now))
             state = algorithm(Event.BATCH_START, state)
+            state = algorithm(Event.AFTER_OPTIMIZER_STEP, state)
 
     assert len(memory_of(state)["rows"]) == 3
+
+
+def test_a_skipped_batch_teaches_nothing():
+    data = batches([8, 6, 7, 8])
+    _, proxy = by_hand([*data[:1], *data[2:]], interval=1)
+    data[1][0][3, 0] = torch.nan
+
+    with pytest.warns(NonFiniteLossWarning, match="the loss of batch 1 was nan"):
+        state = trainer(data, max_duration="1ep", nonfinite_loss="skip").fit()
+
+    assert_close(dict(memory_of(state)["weights"]), dict(proxy.named_parameters()))
+
+
+@pytest.mark.parametrize("length", ["1ep", "3ba"])
+def test_proxy_that_has_diverged_is_an_error(length):
+    with pytest.raises(ValueError, match="proxy of ProxyFilter has diverged: its weight weight is"):
+        trainer(optimizer=partial(sgd, lr=torch.inf), max_duration=length).fit()
 
 
 def test_steps_change_no_earlier_memory():
@@ -250,7 +269,7 @@ def test_steps_change_no_earlier_memory():
 
     for _ in range(3):
         state = state.evolve(batch=batches([8])[0])
-        for event in (Event.AFTER_DATALOADER, Event.BATCH_START):
+        for event in (Event.AFTER_DATALOADER, Event.BATCH_START, Event.AFTER_OPTIMIZER_STEP):
             state = algorithm(event, state)
             states.append(state)
             copies.append(pickle.dumps(state.memory[algorithm.name]["optimizers"]))

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.testing import assert_close
 
-from composable import Algorithm, Event, Stage
+from composable import Algorithm, Event, IdleAlgorithmWarning, Stage
 from composable.algorithms import LabelSmoothing, MixUp, SnapshotDistillation, WholeLoss
 from composable.functional import distillation_loss
 from composable.losses.positions import positions_of
@@ -150,7 +150,11 @@ def test_labels_weight_the_positions_of_the_divergence():
 
 
 @pytest.mark.parametrize(
-    "head", ["causal", "masked", "tokens, as tuples", "classes", "sequences", "choices", "pictures"]
+    "head",
+    [
+        *("causal", "causal, Llama", "decoder that does not shift", "masked", "tokens, as tuples"),
+        *("classes", "sequences", "sequences, BART", "choices", "pictures"),
+    ],
 )
 def test_a_model_of_transformers_learns_where_its_own_loss_has_labels(head):
     model, batch = HEADS[head].build(), HEADS[head].batch(LENGTHS)
@@ -208,6 +212,11 @@ def test_a_cycle_that_does_not_divide_the_run_is_an_error_with_a_length_that_it_
         ValueError, match=r"cycle='4ba' does not divide the run .* max_duration='8ba"
     ):
         trainer.fit()
+
+
+def test_a_run_of_the_cycles_before_the_first_teacher_is_reported():
+    with pytest.warns(IdleAlgorithmWarning, match="no teacher.* shorter cycle than '3ba'"):
+        run(mlp(), taught(), max_duration="3ba")
 
 
 def test_a_regression_has_no_classes_to_learn():

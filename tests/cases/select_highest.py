@@ -65,6 +65,10 @@ CASE = Case(
         invalid_sets=[
             ({"keep": 0}, r"keep=0 must be in \(0, 1\]"),
             (
+                {"proxy": proxy().requires_grad_(False)},
+                "proxy must have a parameter that requires gradients",
+            ),
+            (
                 {"keep": 0.5, "rule": F.select_using_loss},
                 "keep=0.5 and rule=.* must not both be given",
             ),

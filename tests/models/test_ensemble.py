@@ -1,5 +1,7 @@
 """Ensembles of models, and mixtures that are fitted to held-out data."""
 
+from math import inf, nan
+
 import pytest
 import torch
 from torch import nn
@@ -92,6 +94,19 @@ def test_an_ensemble_of_models_of_transformers_averages_over_the_last_dimension(
     assert_close(found.exp(), expected)
 
 
+def test_an_ensemble_of_models_of_transformers_averages_over_the_classes_of_pixels():
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation  # it is optional
+
+    sizes = {name: [8] for name in ("hidden_sizes", "patch_sizes", "strides")}
+    ones = ("depths", "sr_ratios", "num_attention_heads", "mlp_ratios")
+    config = SegformerConfig(num_encoder_blocks=1, **sizes, **{name: [1] for name in ones})
+    model, images = SegformerForSemanticSegmentation(config), torch.randn(2, 3, 16, 16)
+
+    found = Ensemble([model, model])(images)
+
+    assert_close(found, model(images).logits.log_softmax(1))
+
+
 @pytest.mark.parametrize(
     ("members", "options", "error", "words"),
     [
@@ -148,7 +163,7 @@ def test_a_mixture_has_no_higher_loss_on_its_data_than_any_model_or_their_averag
     assert all(loss <= cross_entropy(model(inputs), targets) + 1e-3 for model in models)
 
 
-@pytest.mark.parametrize("head", ["causal", "classes"])
+@pytest.mark.parametrize("head", ["causal", "decoder that does not shift", "classes"])
 def test_a_mixture_of_models_of_transformers_reads_their_labels(head):
     def items(seed):
         batch = HEADS[head].batch(LENGTHS * 3, seed=seed)
@@ -174,6 +189,28 @@ class Random(Dataset):
 
     def __getitem__(self, index):
         return torch.rand(4), index % CLASSES
+
+
+def test_a_model_that_has_diverged_is_named():
+    train, held_out = divided()
+    diverged = linear(1)
+    nn.init.constant_(diverged.weight, nan)
+
+    with pytest.raises(
+        ValueError, match=r"the models \[1\], counted from 0, predict NaN.*omit them"
+    ):
+        fit_mixture([linear(), diverged], held_out, trained_on=train)
+
+
+def test_labels_that_no_model_can_predict_are_refused():
+    class Never(Sure):
+        def forward(self, inputs):
+            return super().forward(inputs).index_fill(1, torch.tensor(0), -inf)
+
+    train, held_out = divided()
+
+    with pytest.raises(ValueError, match="to which no model gives a probability above 0"):
+        fit_mixture([Never(), Never(1)], held_out, trained_on=train)
 
 
 def test_data_that_was_trained_on_is_refused():
