@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 import attrs
@@ -21,9 +22,11 @@ def check_amounts(amounts: Any) -> tuple[float, ...]:
     """Return at least two amounts of data, from the least on."""
     if isinstance(amounts, (str, bytes)) or not isinstance(amounts, Iterable):
         raise TypeError(f"data_amounts={amounts!r} must be a list of numbers, such as [0.1, 1.0].")
-    given = tuple(amounts)
-    for one in given:
+    listed = list(amounts)
+    for one in listed:
         check_range("data_amounts", one, 0, ends="()")
+    # NumPy's numbers are not written to files.
+    given = tuple(int(one) if isinstance(one, Integral) else float(one) for one in listed)
     if len(set(given)) < 2:
         raise ValueError(f"data_amounts={list(given)} must be at least two amounts, for a curve.")
     return tuple(sorted(set(given)))

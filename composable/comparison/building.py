@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 from composable.comparison.records import AMOUNT
 from composable.core.key import Key
 from composable.core.time import Time
+from composable.data.packed_documents import PackedDocuments
 from composable.data.permutation import permute
 from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
@@ -268,12 +269,20 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
 def _takes_each_example_once(loader: Any) -> bool:
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         return False
-    if not hasattr(loader.dataset, "__len__"):
+    if not hasattr(loader.dataset, "__len__") or _is_packed_again(loader.dataset):
         return False
     sampler: Any = loader.sampler
     if isinstance(sampler, RandomSampler):
         return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
     return isinstance(sampler, SequentialSampler)
+
+
+def _is_packed_again(dataset: Any) -> bool:
+    """Return whether a part of the rows has other documents in each epoch."""
+    while not isinstance(dataset, PackedDocuments):
+        if (dataset := getattr(dataset, "dataset", None)) is None:
+            return False
+    return dataset.shuffle
 
 
 def _part(loader: "DataLoader[Any]", indices: list[int], **options: Any) -> "DataLoader[Any]":
@@ -296,8 +305,9 @@ def draw_part(loader: Any, share: float, seed: int) -> Any:
     if share > 1 or not (listed or _takes_each_example_once(loader)):
         raise BuildError(
             f"data_amounts has {share:g}: a share must be at most 1, of a list of batches, or of a "
-            f"DataLoader that takes each example once, and not of a {type(loader).__name__}. Give "
-            f"build a parameter {AMOUNT} instead, and let it load so much data, in any unit."
+            f"DataLoader that takes each example once, and not of a {type(loader).__name__}, nor "
+            "of PackedDocuments, whose rows have other documents in each epoch. Give build a "
+            f"parameter {AMOUNT} instead, and let it load so much data, in any unit."
         )
     length = len(loader if listed else loader.dataset)
     order = permute(torch.arange(length), length, Key(seed).fold(AMOUNT)).tolist()

@@ -83,14 +83,14 @@ class LengthGroupedBatchSampler(GlobalBatchSampler):
 
 
 def _numbers(lengths: object) -> Tensor:
-    """Return the lengths as a tensor on the CPU."""
+    """Return a copy of the lengths as a tensor on the CPU."""
     if isinstance(lengths, IterableDataset):
         raise TypeError(
             f"lengths={type(lengths).__name__} is an iterable dataset, whose order is its own: "
             "pass the lengths of a map-style dataset, or sort a buffer of examples in its __iter__."
         )
     try:
-        numbers = torch.as_tensor(lengths).cpu()
+        numbers = torch.as_tensor(lengths).detach().cpu().clone()
     except (TypeError, ValueError, RuntimeError):
         numbers = None
     if numbers is None or numbers.ndim != 1 or numbers.is_complex():

@@ -26,6 +26,9 @@ class PackedDocuments(Dataset[dict[str, Tensor]]):
     epoch and its index alone, and their number is the same in each epoch. Each epoch has every
     token once. Shuffle the rows too, by the sampler of the loader.
 
+    A row may have no label, such as a last row of one token. The mean of a loss over it alone is
+    nan, so use batches of several rows.
+
     `seeded_batches`, and so the `Trainer`, sets the epoch. In other loops call `set_epoch`, which
     reaches persistent workers too.
 

@@ -24,7 +24,7 @@ __all__ = ["TokenFiles", "write_token_file"]
 _MAGIC, _VERSION = 20240520, 1
 _HEADER = 1024
 """The bytes of the header."""
-_VOCABULARY = 2**16
+_VOCABULARY, _LARGEST = 2**16, 2**31 - 1
 _CURE = (
     "Pass files of the format of llm.c with tokens of 16 bits, such as those of FineWeb that "
     "modded-nanogpt downloads, or write your own with write_token_file."
@@ -110,7 +110,8 @@ def write_token_file(path: str | PathLike[str], tokens: Tensor) -> Path:
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: `tokens` is empty or has another shape, or an id is out of range.
+        ValueError: `tokens` is empty, has another shape or 2**31 ids or more, or an id is out of
+            range.
         FileExistsError: The path is a link.
 
     Example:
@@ -190,6 +191,11 @@ def _check_tokens(tokens: Any) -> None:
         raise ValueError(
             f"tokens must have one dimension and at least one id, not the shape "
             f"{tuple(tokens.shape)}."
+        )
+    if len(tokens) > _LARGEST:
+        raise ValueError(
+            f"tokens has {len(tokens)} ids, and the header of a file counts at most {_LARGEST}: "
+            "write several files, such as tokens.split(10**8)."
         )
     if kind is not torch.uint16:
         low, high = (int(end) for end in tokens.aminmax())

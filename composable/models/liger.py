@@ -1,5 +1,6 @@
 """The fused kernels of Liger, for models of Transformers."""
 
+import inspect
 from typing import Any, TypeVar
 
 from torch import accelerator, nn
@@ -57,13 +58,14 @@ def with_liger_kernels(model: Model, **kernels: bool) -> Model:
             f"{', '.join(sorted(liger.MODEL_TYPE_TO_APPLY_LIGER_FN))}; train the model without "
             "with_liger_kernels."
         )
-    new = copy_on_write(model)
-    try:
-        apply(model=base_model_of(new), **kernels)
-    except TypeError as error:
+    known = inspect.signature(apply).parameters.keys() - {"model"}
+    if not kernels.keys() <= known:
         raise ValueError(
-            f"kernels={kernels!r} are not those that Liger has for models of type {kind!r}: {error}"
-        ) from error
+            f"kernels={kernels!r} are not those that Liger has for models of type {kind!r}: "
+            f"{', '.join(sorted(known))}."
+        )
+    new = copy_on_write(model)
+    apply(model=base_model_of(new), **kernels)
     return new
 
 

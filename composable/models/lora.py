@@ -33,6 +33,11 @@ def lora_config(*, rank: int = 16, alpha: float = 32, **options: Any) -> Any:
     """
     check_count("rank", rank, 1)
     check_range("alpha", alpha, 0, inf, ends="()")
+    for peft_name, name in (("r", "rank"), ("lora_alpha", "alpha")):
+        if peft_name in options:
+            raise TypeError(
+                f"{peft_name}={options[peft_name]!r} is named {name} here: pass {name}=."
+            )
     try:
         from peft import LoraConfig  # on use: it is slow to import, and an extra
     except ModuleNotFoundError as error:

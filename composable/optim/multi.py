@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from composable.optim.schedule_free import ScheduleFree
+from composable.optim.wrapping import restore_dtypes
 
 __all__ = ["MultiOptimizer", "base_optimizers", "schedule_free_parts"]
 
@@ -99,6 +100,14 @@ class MultiOptimizer(Optimizer):
                 one.__setstate__({"state": own, "param_groups": one.param_groups})
             self._share_states()
         super().__setstate__(values)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict, as of any optimizer; states keep the dtypes that one gives them."""
+        super().load_state_dict(state_dict)
+        groups = iter(state_dict["param_groups"])
+        for one in base_optimizers(self.optimizers):
+            own = list(islice(groups, len(one.param_groups)))
+            restore_dtypes(one, {**state_dict, "param_groups": own})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise a TypeError: a group belongs to one of the optimizers."""

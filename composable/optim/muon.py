@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from composable._support.checks import check_count, check_flag, check_place, check_range
@@ -32,7 +31,8 @@ from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.muon_groups import ADAMW, MUON, muon_groups
 from composable.optim.neurons import as_neurons, scaled_neurons
 from composable.optim.roles import MATRICES, TABLES, check_matrix, roles_of
-from composable.optim.soap_momentum import SQUARES, preconditioned
+from composable.optim.soap_momentum import SQUARES, STATES, preconditioned
+from composable.optim.wrapping import OwnDtypes
 
 __all__ = ["DEFAULT", "Muon"]
 
@@ -44,7 +44,7 @@ _ELEMENTS, _ELEMENTS_ON_CPU = 2**24, 2**18
 """The largest batch: larger ones save no time, and take memory."""
 
 
-class Muon(Optimizer):
+class Muon(OwnDtypes):
     r"""Muon for the hidden matrices, and AdamW for all other parameters.
 
     A hidden matrix $\theta$ with gradient $g$ is updated by
@@ -110,6 +110,7 @@ class Muon(Optimizer):
         [('matrices', 0.02), ('others', 0.001)]
     """
 
+    own_dtypes = STATES
     process_group: Any = None  # of a copy, and of an optimizer that was unpickled
 
     def __init__(  # noqa: PLR0913

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from composable._support.checks import check_range, parameters_of
+from composable.optim.wrapping import OwnDtypes
 
 __all__ = ["RowAdagrad"]
 
 
-class RowAdagrad(Optimizer):
+class RowAdagrad(OwnDtypes):
     r"""Adagrad with one accumulator for each row, for tables of embeddings.
 
     With the gradient $g_i$ of row $w_i$, which has $d$ elements, learning rate $\eta$ and weight
@@ -47,6 +47,8 @@ class RowAdagrad(Optimizer):
         >>> table(torch.tensor([1, 4])).sum().backward()
         >>> optimizer.step()
     """
+
+    own_dtypes = ("sum",)
 
     def __init__(
         self, params: Any, lr: float = 0.1, *, eps: float = 1e-10, weight_decay: float = 0.0

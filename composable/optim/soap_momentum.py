@@ -13,7 +13,7 @@ from torch import Tensor
 
 from composable._support.foreach import compute_dtype
 
-__all__ = ["preconditioned"]
+__all__ = ["SQUARES", "STATES", "preconditioned"]
 
 State: TypeAlias = dict[str, Any]
 
@@ -22,6 +22,7 @@ ROWS, COLUMNS = "soap_rows", "soap_columns"
 ROW_BASIS, COLUMN_BASIS = "soap_row_basis", "soap_column_basis"
 SQUARES = "soap_squares"
 """The average of the squared momentum in the eigenbases."""
+STATES = (ROWS, COLUMNS, ROW_BASIS, COLUMN_BASIS, SQUARES)
 _LEAST = 1e-12
 """The least root of an average, and the least norm, by which is divided."""
 

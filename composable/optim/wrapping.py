@@ -14,7 +14,14 @@ from torch.optim import Optimizer
 
 from composable._support.dtensors import local_part
 
-__all__ = ["StepWrapper", "check_wrappable", "local_values", "wrap"]
+__all__ = [
+    "OwnDtypes",
+    "StepWrapper",
+    "check_wrappable",
+    "local_values",
+    "restore_dtypes",
+    "wrap",
+]
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 Group = dict[str, Any]
@@ -83,13 +90,9 @@ class StepWrapper:
         self._loaded = state_dict
 
     def restore(self, optimizer: Optimizer) -> None:
-        """Restore the dtypes of the buffers, which PyTorch casts to those of the parameters."""
+        """Restore the dtypes of the buffers: the hook after it."""
         loaded, self._loaded = self._loaded, {}
-        for own, saved in zip(optimizer.param_groups, loaded["param_groups"], strict=True):
-            for p, number in zip(own["params"], saved["params"], strict=True):
-                values = loaded["state"].get(number, {})
-                kept = {name: values[name] for name in self.buffers if name in values}
-                optimizer.state[p] |= {n: v.to(p.device, copy=True) for n, v in kept.items()}
+        restore_dtypes(optimizer, loaded)
 
     def _started(self, parameter: Tensor, state: State) -> State:
         """Return the state of a parameter with its buffers, in float32 for 16-bit weights."""
@@ -98,6 +101,36 @@ class StepWrapper:
                 dtype = torch.float32 if parameter.element_size() < 4 else parameter.dtype
                 state[name] = torch.zeros_like(parameter, dtype=dtype)
         return state
+
+
+class OwnDtypes(Optimizer):
+    """An optimizer some of whose states are not in the dtype of their parameters."""
+
+    own_dtypes: ClassVar[tuple[str, ...]] = ()
+    """The names of these states."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict, as of any optimizer; those states keep their dtypes."""
+        super().load_state_dict(state_dict)
+        restore_dtypes(self, state_dict)
+
+
+def restore_dtypes(optimizer: Optimizer, loaded: Mapping[str, Any]) -> None:
+    """Restore the dtypes of states that PyTorch casts to those of the parameters.
+
+    They are those of `OwnDtypes`, and the buffers of wrappers. The states of other optimizers stay
+    as PyTorch loads them: a state in float32 may be for a model that is now in bfloat16.
+    """
+    names = set(optimizer.own_dtypes if isinstance(optimizer, OwnDtypes) else ())
+    for hook in optimizer._optimizer_step_pre_hooks.values():
+        wrapper = getattr(hook, "__self__", None)
+        names |= set(wrapper.buffers if isinstance(wrapper, StepWrapper) else ())
+    for own, saved in zip(optimizer.param_groups, loaded["param_groups"], strict=True):
+        for p, number in zip(own["params"], saved["params"], strict=True):
+            values = loaded["state"].get(number, {})
+            kept = {n: v.to(p.device, copy=True) for n, v in values.items() if n in names}
+            if kept:  # a parameter without a state gets none
+                optimizer.state[p] |= kept
 
 
 def wrap(optimizer: AnyOptimizer, wrapper: StepWrapper) -> AnyOptimizer:

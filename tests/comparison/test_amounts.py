@@ -5,6 +5,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -17,6 +18,7 @@ from composable.comparison.analysis import analyze
 from composable.comparison.best_epoch import stop_at_best
 from composable.comparison.building import BuildError, build_trainer, draw_part
 from composable.comparison.records import Evaluation, Seconds, Study, Trial, TrialResult
+from composable.data import Indexed, PackedDocuments
 from tests.comparison import small
 from tests.comparison.synthetic import METRIC, draw_data_study, protocol
 
@@ -29,6 +31,11 @@ VALIDATION = "validation/loss"
 def test_amounts_are_sorted_and_keep_their_type():
     assert check_amounts([80, 5, 20.5]) == (5, 20.5, 80)
     assert type(check_amounts([80, 5])[0]) is int
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_amounts_of_numpy_are_numbers_of_python(kind):
+    assert [type(one) for one in check_amounts(np.array([1, 4], dtype=kind))] == [kind, kind]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +87,14 @@ def test_a_share_keeps_how_the_data_are_loaded():
     assert len(draw_part([1, 2, 3, 4], 0.5, 0)) == 2
 
 
+def packed(**options):
+    return PackedDocuments([torch.arange(6), torch.arange(10)], 4, seed=0, **options)
+
+
+def test_rows_that_are_packed_once_have_a_share():
+    assert len(draw_part(DataLoader(packed(shuffle=False)), 0.5, 0)) == 2
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(range(4))
@@ -90,6 +105,8 @@ class Stream(IterableDataset):
     [
         (loader(), 20, "at most 1"),
         (DataLoader(Stream(), batch_size=2), 0.5, "Give build a parameter data_amount instead"),
+        (DataLoader(packed(), batch_size=2), 0.5, "other documents in each epoch"),
+        (DataLoader(Indexed(packed()), batch_size=2), 0.5, "other documents in each epoch"),
         (loader(drop_last=True), 0.05, "2 examples: fewer than a batch of 4"),
     ],
 )

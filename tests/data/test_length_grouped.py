@@ -59,6 +59,14 @@ def test_lengths_may_be_of_any_kind(kind):
     assert batches(kind(LENGTHS)) == batches()
 
 
+def test_the_order_does_not_change_with_the_lengths_of_the_caller():
+    lengths = torch.tensor(LENGTHS, dtype=torch.float64, requires_grad=True)
+    sampler = LengthGroupedBatchSampler(lengths, batch_size=2, seed=17)
+    lengths.detach().zero_()
+
+    assert list(sampler) == batches()
+
+
 def test_run_resumes_bit_for_bit_in_mid_epoch_with_workers(tmp_path):
     data = list(zip(*examples(11), strict=True))
 

@@ -238,6 +238,13 @@ def test_tokens_that_16_bits_can_not_hold_are_refused(tokens, error, message, tm
     assert not list(tmp_path.iterdir())
 
 
+def test_more_tokens_than_a_header_counts_are_refused_before_a_file_is_written(tmp_path):
+    tokens = torch.zeros(1, dtype=torch.uint8).expand(2**31)
+    with pytest.raises(ValueError, match=r"at most 2147483647: write several files"):
+        write_token_file(tmp_path / "a.bin", tokens)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_is_replaced_and_a_link_is_not(tmp_path):
     (path,) = written(tmp_path, 8)
     (tmp_path / "link.bin").symlink_to(path)

@@ -70,8 +70,18 @@ def test_kernels_can_be_left_out(liger, device):
 
 
 def test_a_kernel_that_the_model_does_not_have_is_refused(liger, device):
-    with pytest.raises(ValueError, match=r"kernels=\{'rope': False\} .* of type 'llama'"):
+    with pytest.raises(ValueError, match=r"kernels=\{'rope': False\} .* 'llama': rms_norm"):
         with_liger_kernels(llama(), rope=False)
+
+
+def test_an_error_within_liger_is_its_own(liger, device, monkeypatch):
+    monkeypatch.setitem(
+        sys.modules["liger_kernel.transformers"].monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN,
+        "llama",
+        lambda model: len(0),
+    )
+    with pytest.raises(TypeError, match="has no len"):
+        with_liger_kernels(llama())
 
 
 def test_a_model_without_kernels_is_refused(liger, device):

@@ -18,6 +18,7 @@ from composable.optim import (
     AdamWScheduleFree,
     MultiOptimizer,
     Muon,
+    RowAdagrad,
     cosine,
     per_option,
     with_cautious_weight_decay,
@@ -68,6 +69,10 @@ def several(params, wrappers=()):
 def parameters(dtype=torch.float64):
     shapes = [(3, 4), (4,), (), (2, 1, 3)]
     return seeded(lambda: [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes])
+
+
+def optimizer_parameters(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def stepped(optimizer, params, steps=6, between=lambda: None):
@@ -271,6 +276,48 @@ def test_wrapper_takes_effect_and_its_state_resumes_bit_for_bit(wrapper, inner, 
     assert same(stepped(again, resumed, steps=3), whole)
     plain = start()[0]
     assert not same(stepped(OPTIMIZERS[inner](plain), plain, steps=3), saved[0])
+
+
+SOAP = partial(Muon, soap_beta2=0.9)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        RowAdagrad,
+        lambda params: SOAP(params[:1]),
+        lambda params: several(params, [LOOKAHEAD]),
+        lambda params: MultiOptimizer([MultiOptimizer([RowAdagrad(params[1:])]), SOAP(params[:1])]),
+        lambda params: LOOKAHEAD(MultiOptimizer([SOAP(params[:1]), RowAdagrad(params[1:])])),
+        lambda params: copy.deepcopy(SOAP(params[:1])),
+    ],
+    ids=["rows", "soap", "wrapped in several", "nested", "several wrapped", "copy"],
+)
+def test_states_in_float32_of_16_bit_weights_are_loaded_to_the_bit(build):
+    optimizer, again = (build(parameters(torch.bfloat16)) for _ in range(2))
+    stepped(optimizer, optimizer_parameters(optimizer), steps=3)
+    saved = copy.deepcopy(optimizer.state_dict())
+
+    again.load_state_dict(saved)
+
+    found = again.state_dict()
+    assert found["param_groups"] == saved["param_groups"]
+    assert found["state"].keys() == saved["state"].keys()
+    states = [(found["state"][number], values) for number, values in saved["state"].items()]
+    assert any(value.dtype is torch.float32 for _, values in states for value in values.values())
+    for loaded, values in states:
+        assert same(list(loaded.values()), list(values.values()))
+
+
+def test_a_state_in_float32_is_loaded_for_a_model_that_is_now_in_bfloat16():
+    optimizer, again = (several(parameters(d)) for d in (torch.float32, torch.bfloat16))
+    stepped(optimizer, optimizer_parameters(optimizer))
+
+    again.load_state_dict(optimizer.state_dict())
+
+    assert {again.state[p]["exp_avg"].dtype for p in again.param_groups[0]["params"]} == {
+        torch.bfloat16
+    }
 
 
 @EACH

@@ -76,6 +76,12 @@ def test_arguments_out_of_range_are_refused(call, message):
         call()
 
 
+@pytest.mark.parametrize("option", [{"r": 8}, {"lora_alpha": 8}])
+def test_the_names_of_peft_are_refused_with_those_of_the_preset(option):
+    with pytest.raises(TypeError, match=r"(r|lora_alpha)=8 is named (rank|alpha) here"):
+        lora_config(**option)
+
+
 def test_without_peft_the_package_to_install_is_named(monkeypatch):
     found = builtins.__import__
 
