@@ -13,6 +13,8 @@ import pytest
 import torch
 from hypothesis import register_random, settings
 
+from tests.support.campaign import FULL
+
 # What a shell starts in the background ignores Ctrl-C, and so does what that starts in turn; the
 # tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -20,6 +22,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Results on one thread and on two differ in the last bits.
 torch.set_num_threads(1)
+
+# A disk takes 10 ms to sync a file, and the tests write tens of thousands. None cuts the power. In a
+# campaign, and in the processes that a test starts, files are synced.
+if not FULL:
+    os.fsync = os.fstat  # which rejects the same descriptors
 
 # Sphinx runs conf.py; pytest would import it in search of examples. tests/test_five_steps.py runs
 # the code of the guide, in a copy of the tree.
