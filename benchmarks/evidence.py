@@ -378,7 +378,7 @@ def little_text() -> dict[str, Any]:
         "tuning_metric": "validation/nats_per_byte",
         "mode": "min",
         "data_amounts": [0.15, 0.5, 1.5],
-        "durations": ["400ba", "1600ba"],
+        "durations": ["250ba", "1000ba"],
         "seeds": 20,
         "tuning_seeds": 1,
     }

@@ -143,7 +143,7 @@ def build_text(
             small_gpt.Windows(tokens, context), batch_size=8, shuffle=True, drop_last=True
         ),
         eval_dataloader=[
-            small_gpt.evaluator(name, vocabulary, context, interval=interval)
+            small_gpt.evaluator(name, vocabulary, context, count=8, interval=interval)
             for name in ("validation", "test")
         ],
         loss_fn=small_gpt.loss_of,
