@@ -78,14 +78,14 @@ words:
 docs:
 	$(BIN)/sphinx-build -q -E -W --keep-going -d docs/_build/doctrees docs docs/_build/html
 	$(BIN)/python -m tools.site_search docs/_build/html
+# The tests of the functions, which `tests` leaves out.
 shapes:
-	$(PYTEST) tests/functional -m 'not compile' --hypothesis-profile=quick \
-	    '--jaxtyping-packages=composable.functional,$(BEARTYPE)'
+	$(PYTEST) tests/functional '--jaxtyping-packages=composable.functional,$(BEARTYPE)'
 package:
 	$(PYTEST) tests/test_package.py
 # worksteal: half of the tests for each worker, in order, so that those of a file share fixtures.
 tests:
-	$(PYTEST) -n 2 --dist worksteal --durations=10
+	$(PYTEST) -n 2 --dist worksteal --durations=10 --ignore=tests/functional
 
 # ------------------------------------------------------------------------------------------------
 # Other tasks

@@ -21,6 +21,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Results on one thread and on two differ in the last bits.
 torch.set_num_threads(1)
 
+# A disk takes 10 ms to sync a file, and the tests write many thousands. None cuts the power.
+# The processes that a test starts sync.
+os.fsync = os.fstat  # which rejects the same descriptors
+
 # Sphinx runs conf.py; pytest would import it in search of examples. tests/test_five_steps.py runs
 # the code of the guide, in a copy of the tree.
 collect_ignore = ["docs/conf.py", "docs/contributing.md", "docs/adding_a_gradient_method.md"]
@@ -66,9 +70,15 @@ ABSENT = [library for library in ADAPTERS if importlib.util.find_spec(library) i
 collect_ignore += [path for library in ABSENT for path in ADAPTERS[library]]
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """Let the garbage collector ignore the modules and the tests: it would visit them for long."""
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header():
@@ -98,7 +108,6 @@ register_random(torch_random)
 # examples are the same in every run, except in "thorough", which looks for new ones. Laws whose
 # examples train take fewer: tests/support/strategies.py.
 settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=25)
-settings.register_profile("quick", settings.get_profile("ci"), max_examples=3)
 settings.register_profile("thorough", deadline=None, max_examples=100, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

@@ -23,6 +23,7 @@ from tests.support.algorithm_cases import (
     problems,
 )
 from tests.support.algorithms import Draws, Jitter
+from tests.support.campaign import each_once
 from tests.support.data import batches, noisy_loader, shuffling_loader
 from tests.support.models import conv_net, same
 from tests.support.observers import Gambler, Watch
@@ -79,8 +80,7 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("added", ADDED)
+@pytest.mark.parametrize(("added", "loader"), each_once(list(ADDED), list(LOADERS)))
 @fewer
 @given(seed=seeds, algorithms=algorithm_sets(), split=st.integers(1, 3), evaluates=st.booleans())
 def test_adding_what_does_nothing_or_draws_from_global_generators_changes_no_weight(

@@ -5,6 +5,8 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.testing import assert_close
 
 import composable.functional as F
 from composable._support.tree import tensors_of
@@ -46,6 +48,27 @@ def test_without_a_generator_a_function_draws_from_the_global_one(row):
     first, again, *others = results
     assert first == again
     assert any(first != other for other in others)
+
+
+@pytest.mark.compile
+def test_numbers_may_be_arguments_of_a_graph():  # not in tests/functional, which checks annotations
+    def everything(x, y, number, count):
+        mixed = F.mixup(x, y, alpha=number)
+        loss, soft = mixed.loss(cross_entropy, mixed.inputs), mixed.soft_targets(count)
+        chosen = F.select_using_loss(x[0], keep=number)
+        (clipped,) = F.clip_gradients([x], threshold=number)
+        average = F.ema({"x": x}, {"x": clipped}, smoothing=number)["x"]
+        smooth = F.smooth_labels(y, smoothing=number, num_classes=count)
+        return loss, soft, chosen, average, smooth
+
+    x, y = torch.eye(4), torch.arange(4)
+    compiled = torch.compile(everything, fullgraph=True, backend="aot_eager", dynamic=True)
+    for number in (0.25, 0.5, 0.75):
+        loss, soft, chosen, *others = compiled(x, y, number, 4)
+        assert loss.isfinite()
+        assert_close(soft.sum(1), torch.ones(4))
+        assert len(chosen) == 4 * number
+        assert_close(others, list(everything(x, y, number, 4)[3:]))
 
 
 def test_every_row_has_a_name_of_its_own_and_a_public_function():

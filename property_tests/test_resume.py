@@ -63,8 +63,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Cosine is measured in epochs"),  # of a stream
 ]
 
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Where files are safe from this process, and soon written."""
 EXAMPLES, BATCHES, EPOCHS = 18, 5, 3
 POINTS = EPOCHS * (BATCHES + 1)
 """The points at which a run can be saved: after each batch, and after each epoch."""
@@ -113,7 +111,7 @@ def build(folder: Path, at: int, logger: InMemoryLogger, stop: Stop, made: dict[
 
 def check_resuming(at: int, **made: Build) -> None:
     """Stop at a point, resume in another Trainer, and compare the outcomes."""
-    with TemporaryDirectory(dir=MEMORY) as folder:
+    with TemporaryDirectory() as folder:
         never, after = InMemoryLogger(), InMemoryLogger()
         whole = build(Path(folder, "whole"), at, never, Stop(None), made)
         whole.fit()
@@ -250,7 +248,7 @@ class LateSurgery(Algorithm):
 
 
 def test_memory_that_holds_the_model_holds_the_model_of_the_resumed_run():
-    with TemporaryDirectory(dir=MEMORY) as folder:
+    with TemporaryDirectory() as folder:
         made = {"algorithms": lambda: [Yesterdays()]}
         build(Path(folder), 4, InMemoryLogger(), Stop(None), made).fit()
         again = build(Path(folder), 4, InMemoryLogger(), Stop(None), made)

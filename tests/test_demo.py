@@ -7,7 +7,8 @@ import pytest
 
 from composable.comparison import Comparison
 from examples import demo, small_gpt
-from tests.test_small_gpt import short_texts  # noqa: F401 (a fixture of every test)
+
+pytestmark = pytest.mark.usefixtures("short_texts")
 
 
 def test_the_recipe_trains_and_its_model_writes(monkeypatch):

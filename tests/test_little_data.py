@@ -6,7 +6,6 @@ import torch
 from benchmarks import evidence, little_data
 from composable.algorithms import BlurPool
 from examples import small_gpt
-from tests.test_small_gpt import short_texts  # noqa: F401 (a fixture)
 
 
 def test_images_are_drawn_of_each_class_and_fewer_are_a_part_of_more():
@@ -26,7 +25,7 @@ def test_digits_train_on_so_many_images_a_class():
     assert {str(one.eval_interval) for one in trainer._options.evaluators} == {"2ba"}
 
 
-def test_text_is_drawn_file_by_file_until_there_is_enough(short_texts):  # noqa: F811
+def test_text_is_drawn_file_by_file_until_there_is_enough(short_texts):
     few, many = (little_data.drawn_text(size, 0) for size in (0.0005, 0.001))
     assert [sum(len(one.encode()) for one in drawn) for drawn in (few, many)] == [500, 1000]
     assert "".join(many).startswith("".join(few))
@@ -35,7 +34,7 @@ def test_text_is_drawn_file_by_file_until_there_is_enough(short_texts):  # noqa:
         little_data.drawn_text(1, 0)
 
 
-def test_the_model_of_text_trains_with_dropout(short_texts, monkeypatch):  # noqa: F811
+def test_the_model_of_text_trains_with_dropout(short_texts, monkeypatch):
     monkeypatch.setattr(small_gpt, "spans", lambda part, count: ["def add(a, b):\n" * 9] * 2)
     options = {"data_amount": 0.002, "max_duration": "2ba", "vocabulary": 257, "dropout": 0.2}
     trainer = little_data.build_text([], 0, **options)

@@ -1,8 +1,6 @@
 """The composition of the examples for modded-nanogpt's task, at its tiny size."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,8 @@ from composable import Callback
 from composable.data import TokenFiles
 from composable.loggers import InMemoryLogger
 from examples import nanogpt_speedrun, small_gpt
+from tests.support.commands import Command
 
-SCRIPT = "examples/nanogpt_speedrun.py"
 STEPS = 9
 FILES = {"train": 11, "validation": 6}  # of PyTorch's source
 
@@ -97,13 +95,13 @@ def test_it_resumes_to_the_bit_in_the_middle_of_a_file(folder, whole, tmp_path):
         assert torch.equal(weights(resumed)[name], expected), name
 
 
-def test_two_processes_train_as_one(folder, whole):
+def test_two_processes_train_as_one(folder, whole, tmp_path):
     arguments = [folder, "--size", "tiny", "--steps", STEPS]
-    command = [sys.executable, "-m", "composable", "launch", "-n", 2, SCRIPT, *arguments]
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=300)
+    command = ["launch", "-n", "2", nanogpt_speedrun.__file__, *map(str, arguments)]
+    status, printed, errors = Command(tmp_path, command).finish(300)
 
-    assert done.returncode == 0, done.stderr
-    assert f"{STEPS} steps in" in done.stdout
-    losses = [float(loss) for loss in re.findall(r"eval/loss (\S+)", done.stdout)]
+    assert status == 0, errors
+    assert f"{STEPS} steps in" in printed
+    losses = [float(loss) for loss in re.findall(r"eval/loss (\S+)", printed)]
     expected = [float(loss) for loss in whole.history.series("metrics/eval/loss")]
     assert losses == pytest.approx(expected, abs=2e-3)

@@ -3,9 +3,7 @@
 import copy
 import hashlib
 import json
-import os
 import runpy
-import subprocess
 import sys
 import textwrap
 from contextlib import ExitStack
@@ -25,11 +23,11 @@ from composable.optim import cosine
 from composable.replay import ReplayError
 from composable.runs import RunRecorder, records
 from composable.runs import recorder as run_recorder
+from tests.support.commands import Command
 from tests.support.data import batches, shuffling_loader, stream
 from tests.support.models import mlp
 from tests.support.runs import make_trainer
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore:Cosine is measured in epochs")  # of a stream
 
 
@@ -547,15 +545,9 @@ def test_a_damaged_checkpoint_is_skipped_for_an_older_one(script, tmp_path, caps
     assert "from the beginning" in capsys.readouterr().out
 
 
-def test_the_installed_command_replays_in_its_own_process(script, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "composable", "replay", "runs/a", "--batch", "5"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "from checkpoint ep0-ba4" in done.stdout
-    assert "bit-identical" in done.stdout
+def test_the_command_replays_in_a_process_of_its_own(script, tmp_path):
+    arguments = ["replay", "runs/a", "--batch", "5"]
+    status, printed, errors = Command(tmp_path, arguments).finish()
+    assert (status, errors) == (0, "")
+    assert "from checkpoint ep0-ba4" in printed
+    assert "bit-identical" in printed

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import random
-import subprocess
-import sys
 
 import numpy
 import pytest
@@ -22,6 +20,7 @@ from composable.utils.reproducibility import (
     seed_fetch,
     seed_step,
 )
+from tests.support.commands import Command
 from tests.support.runs import make_trainer
 
 
@@ -164,17 +163,15 @@ else:
         ("Trainer(torch.nn.Linear(1, 1), deterministic_mode=True, progress_bar=False)", None),
     ],
 )
-def test_deterministic_mode_raises_for_other_operations(call, workspace):
+def test_deterministic_mode_raises_for_other_operations(call, workspace, tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
     if workspace:  # what a user has set stays
         environment["CUBLAS_WORKSPACE_CONFIG"] = workspace
     script = DETERMINISTIC.format(call=call, workspace=workspace or ":4096:8")
 
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
-    )
+    status, _, said = Command(tmp_path, script, environment).finish()
 
-    assert done.returncode == 0, done.stderr
+    assert status == 0, said
 
 
 def test_deterministic_mode_is_off_by_default():

@@ -9,26 +9,7 @@ from composable.algorithms import Alibi, GradientClipping, Rotary
 from composable.optim import Muon
 from examples import small_gpt
 
-CODE = "def add(a, b):\n    return a + b\n\n\n"
-
-
-@pytest.fixture(autouse=True)
-def short_texts(monkeypatch, tmp_path):
-    """Replace the source of PyTorch by few lines, and the cache by an empty folder."""
-    parts = {
-        name: [CODE.replace("add", f"{name}_{number}") * 20 for number in range(4)]
-        for name in ("train", "validation", "test")
-    }
-    monkeypatch.setattr(small_gpt, "texts", lambda: parts)
-    monkeypatch.setattr(small_gpt, "SPAN", 300)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for function in (small_gpt.tokenizer, small_gpt.training_tokens):
-        function.cache_clear()
-    yield
-    for function in (small_gpt.tokenizer, small_gpt.training_tokens):
-        function.cache_clear()
-
-
+pytestmark = pytest.mark.usefixtures("short_texts")
 SPANS = 3
 SMALL = {
     "vocabulary": 300,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from composable._support.spatial import is_dense
-from composable.batches.batch import map_tensors, tensors_of
+from composable._support.tree import map_tensors, tensors_of
 from composable.core.state import State
 
 __all__ = ["check_no_dense_targets", "move_pixels"]

@@ -1,4 +1,7 @@
-"""Alternating flip, against the loop of its paper, and the indices that it needs."""
+"""Alternating flip, against the loop of its paper, and the indices that it needs.
+
+The laws of runs are those of paired augmentation too.
+"""
 
 import pytest
 import torch
@@ -6,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from composable import Callback
-from composable.algorithms import AlternatingFlip, SelectiveBackprop
+from composable.algorithms import AlternatingFlip, PairedAugment, SelectiveBackprop
 from composable.batches.spec import BatchSpec
 from composable.core.event import Event
 from composable.core.state import State
@@ -110,16 +113,24 @@ def test_batch_without_indices_is_an_error_that_names_the_data_set(batch, key):
 # --- runs ---
 
 
+def shifted(inputs, amount):
+    return inputs + amount.reshape(-1, *[1] * (inputs.ndim - 1))
+
+
+BOTH = pytest.mark.parametrize(
+    "algorithm", [AlternatingFlip(), PairedAugment(shifted)], ids=lambda one: one.name
+)
+
+
 def loader(workers=0, wrap=lambda data: data):
     inputs, targets = examples(10, images=True)
     data = Indexed(wrap(list(zip(inputs, targets, strict=True))))
     return DataLoader(data, batch_size=4, shuffle=True, num_workers=workers)
 
 
-def test_algorithm_keeps_the_laws_on_indexed_batches():
-    check_algorithm(
-        AlternatingFlip(), model=conv_net(), dataloader=list(loader()), loss_fn=cross_entropy
-    )
+@BOTH
+def test_algorithm_keeps_the_laws_on_indexed_batches(algorithm):
+    check_algorithm(algorithm, model=conv_net(), dataloader=list(loader()), loss_fn=cross_entropy)
 
 
 def test_dense_targets_are_flipped_with_their_images():
@@ -146,12 +157,13 @@ def test_dense_targets_among_others_are_flipped_with_their_images():
     assert new.batch["y"] is batch["y"]
 
 
+@BOTH
 @pytest.mark.parametrize("workers", [0, 2])
-def test_flips_of_a_shuffled_run_resume_and_do_not_depend_on_workers(workers, tmp_path):
+def test_a_shuffled_run_resumes_and_does_not_depend_on_workers(algorithm, workers, tmp_path):
     def run(workers=0, **options):
         return VISION.trainer(
             loader=loader(workers, lambda data: PerExample(data, 17)),
-            algorithms=[AlternatingFlip(), SelectiveBackprop(start=0.0, end=1.0)],
+            algorithms=[algorithm, SelectiveBackprop(start=0.0, end=1.0)],
             max_duration="3ep",
             **options,
         ).fit()
@@ -190,6 +202,7 @@ def test_flips_do_not_depend_on_the_batches_of_a_step():
     assert all(torch.equal(plain.seen[0, i].flip(-1), plain.seen[1, i]) for i in range(10))
 
 
-def test_batches_without_indices_are_refused():
-    with pytest.raises(ValueError, match="AlternatingFlip needs the index of each example"):
-        VISION.trainer(algorithms=[AlternatingFlip()]).fit()
+@BOTH
+def test_batches_without_indices_are_refused(algorithm):
+    with pytest.raises(ValueError, match=f"{algorithm.name} needs the index of each example"):
+        VISION.trainer(algorithms=[algorithm]).fit()

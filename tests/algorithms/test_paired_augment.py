@@ -4,22 +4,15 @@ from importlib import import_module
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from composable import Callback, chain
+from composable import chain
 from composable.algorithms import PairedAugment
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import draw_alternating_flip, draw_paired_augment, paired_augment
-from composable.testing import check_algorithm
-from tests.algorithms.test_alternating_flip import loader
-from tests.support.models import conv_net, same, weights
+from tests.algorithms.test_alternating_flip import Inputs, loader, shifted
 from tests.support.runs import VISION
-
-
-def shifted(inputs, amount):
-    return inputs + amount.reshape(-1, *[1] * (inputs.ndim - 1))
 
 
 def test_amounts_are_opposite_in_each_pair_of_epochs_and_new_in_the_next_pair():
@@ -83,15 +76,6 @@ def test_functions_are_shown_by_their_names():
 # --- runs ---
 
 
-def test_algorithm_keeps_the_laws_on_indexed_batches():
-    check_algorithm(
-        PairedAugment(shifted),
-        model=conv_net(),
-        dataloader=list(loader()),
-        loss_fn=cross_entropy,
-    )
-
-
 def test_targets_change_by_the_same_amounts_if_they_have_a_function():
     inputs, targets, indices = torch.zeros(6, 2), torch.zeros(6), torch.arange(6)
     state = State(torch.nn.Identity(), batch=(inputs, targets, indices))
@@ -105,33 +89,6 @@ def test_targets_change_by_the_same_amounts_if_they_have_a_function():
     assert both.targets.abs().min() > 0
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_amounts_of_a_shuffled_run_resume_and_do_not_depend_on_workers(workers, tmp_path):
-    def run(workers=0, **options):
-        return VISION.trainer(
-            loader=loader(workers), algorithms=[PairedAugment(shifted)], max_duration="3ep",
-            **options,
-        ).fit()  # fmt: skip
-
-    whole = run(save_folder=tmp_path, save_interval="1ba")
-
-    resumed = run(workers, load_path=tmp_path / "ep1-ba4")
-
-    assert same(weights(whole.model), weights(resumed.model))
-
-
-class Inputs(Callback):
-    """Records the inputs of every example, by index and epoch."""
-
-    def __init__(self):
-        self.seen = {}
-
-    def before_forward(self, state, logger):
-        inputs, _, indices = state.batch
-        for one, index in zip(inputs, indices.tolist(), strict=True):
-            self.seen[state.timestamp.epoch, index] = one
-
-
 def test_two_instances_have_amounts_of_their_own_and_both_are_opposite_in_the_next_epoch():
     recorder = Inputs()
     VISION.trainer(
@@ -143,8 +100,3 @@ def test_two_instances_have_amounts_of_their_own_and_both_are_opposite_in_the_ne
 
     for i in range(10):
         assert_close((recorder.seen[0, i] + recorder.seen[1, i]) / 2, originals[i])
-
-
-def test_batches_without_indices_are_refused():
-    with pytest.raises(ValueError, match="PairedAugment needs the index of each example"):
-        VISION.trainer(algorithms=[PairedAugment(shifted)]).fit()

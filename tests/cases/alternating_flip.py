@@ -6,7 +6,7 @@ import composable.functional as F
 from composable.algorithms import AlternatingFlip
 from tests.support.arguments import images
 from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_TENSOR, no_count
+from tests.support.invalid import NO_INDICES, NO_TENSOR
 from tests.support.runs import LANGUAGE
 
 CASE = Case(
@@ -49,10 +49,7 @@ CASE = Case(
     ),
     invalid={
         "images": NO_TENSOR,
-        "indices": (*NO_TENSOR, torch.zeros(4), torch.zeros(4).bool()),
-        "epoch": no_count(0),
-        "seed": no_count(0),
-        "index_key": (0.5, True, ["index"]),
+        **NO_INDICES,
     },
     overview=Overview(
         group=AUGMENTATION,

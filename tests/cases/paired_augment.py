@@ -6,7 +6,7 @@ import composable.functional as F
 from composable.algorithms import PairedAugment
 from tests.support.arguments import images
 from tests.support.cases import AUGMENTATION, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_TENSOR, no_count
+from tests.support.invalid import NO_INDICES
 from tests.support.runs import LANGUAGE
 
 
@@ -53,10 +53,7 @@ CASE = Case(
     invalid={
         "transform": NO_FUNCTION,
         "target_transform": NO_FUNCTION[:2],
-        "indices": (*NO_TENSOR, torch.zeros(4), torch.zeros(4).bool()),
-        "epoch": no_count(0),
-        "seed": no_count(0),
-        "index_key": (0.5, True, ["index"]),
+        **NO_INDICES,
     },
     overview=Overview(
         group=AUGMENTATION,

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,6 +9,7 @@ import torch
 from composable import Timestamp
 from composable.checkpoint import inspect, pack, write
 from composable.cli import main
+from tests.support.commands import Command
 
 RUN = {
     "seed": 17,
@@ -143,12 +142,9 @@ def test_norms_of_every_dtype():
     assert str(inspect._norm(torch.tensor([torch.nan]))) == "nan"
 
 
-def test_the_package_is_a_command(saved):
-    done = subprocess.run(
-        [sys.executable, "-m", "composable", "checkpoint", "verify", str(saved)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def test_the_command_has_the_status_of_the_check(saved):
+    arguments = ["checkpoint", "verify", str(saved)]
 
-    assert (done.returncode, done.stdout) == (0, f"{saved}: whole\n")
+    status, printed, _ = Command(saved.parent, arguments).finish()
+
+    assert (status, printed) == (0, f"{saved}: whole\n")

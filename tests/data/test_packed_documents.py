@@ -105,7 +105,8 @@ def test_documents_have_other_neighbours_in_each_epoch():
     assert not neighbours[1] & neighbours[2]
     assert torch.equal(stacked(read(rows, 1))["input_ids"], epochs[1])
     fixed = PackedDocuments(documents([2] * 40), 10, seed=3, shuffle=False)
-    assert all(same(first, second) for first, second in zip(read(fixed), read(fixed, 1)))  # noqa: B905
+    for first, second in zip(read(fixed), read(fixed, 1), strict=True):
+        assert same(first, second)
 
 
 def test_set_epoch_reaches_persistent_workers_in_a_plain_loop():

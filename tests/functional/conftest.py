@@ -16,6 +16,13 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", before)
 
 
+@pytest.fixture(autouse=True)
+def _compile_unchecked(request):
+    """Compile a function without the check, which breaks its graph."""
+    if request.node.get_closest_marker("compile"):
+        request.getfixturevalue("unchecked")
+
+
 @pytest.fixture
 def still_generators(unchecked):
     """Check that the test moves no global generator; the check of annotations moves one."""

@@ -6,7 +6,6 @@ from math import inf, nan
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 from composable._support.checks import (
@@ -16,17 +15,9 @@ from composable._support.checks import (
     check_order,
     check_range,
 )
-from composable.functional import (
-    clip_gradients,
-    ema,
-    ema_smoothing,
-    mixup,
-    select_using_loss,
-    smooth_labels,
-)
+from composable.functional import ema_smoothing, smooth_labels
 
-X, Y = torch.eye(4), torch.arange(4)
-SMOOTH = partial(smooth_labels, Y, num_classes=4)
+SMOOTH = partial(smooth_labels, torch.arange(4), num_classes=4)
 
 
 @pytest.mark.parametrize(
@@ -60,28 +51,6 @@ def test_error_names_the_argument_and_the_allowed_values(check, values, kind, me
 def test_accepts_numpy_numbers(unchecked):
     assert_close(SMOOTH(smoothing=np.float32(0.5)), SMOOTH(smoothing=0.5))
     assert ema_smoothing(np.int64(1), np.float64(1.0)) == 0.5
-
-
-@pytest.mark.compile
-def test_numbers_may_be_arguments_of_a_graph():
-    @partial(torch.compile, fullgraph=True, backend="aot_eager", dynamic=True)
-    def everything(x, y, number, count):
-        mixed = mixup(x, y, alpha=number)
-        loss, soft = mixed.loss(cross_entropy, mixed.inputs), mixed.soft_targets(count)
-        chosen = select_using_loss(x[0], keep=number)
-        (clipped,) = clip_gradients([x], threshold=number)
-        average = ema({"x": x}, {"x": clipped}, smoothing=number)["x"]
-        smooth = smooth_labels(y, smoothing=number, num_classes=count)
-        return loss, soft, chosen, average, smooth
-
-    for number in (0.25, 0.5, 0.75):
-        loss, soft, chosen, average, smooth = everything(X, Y, number, 4)
-        assert loss.isfinite()
-        assert_close(soft.sum(1), torch.ones(4))
-        assert len(chosen) == 4 * number
-        (clipped,) = clip_gradients([X], threshold=number)
-        assert_close(average, ema({"x": X}, {"x": clipped}, smoothing=number)["x"])
-        assert_close(smooth, SMOOTH(smoothing=number))
 
 
 def test_two_arguments_out_of_order_are_both_named():

@@ -23,9 +23,9 @@ def pictures(*size, dtype=torch.float32):
     return (noise * 255).to(dtype) if dtype == torch.uint8 else noise.to(dtype)
 
 
-def draws(draw):
+def draws(draw, **options):
     generator = torch.Generator().manual_seed(1)
-    return [draw(BATCH, generator=generator) for _ in range(COUNT)]
+    return [draw(BATCH, generator=generator, **options) for _ in range(COUNT)]
 
 
 def stacked(parts):
@@ -112,7 +112,7 @@ def test_compiled_images_are_equal_to_the_bit(draw, apply, dtype, layout):
 @pytest.mark.compile
 @method
 def test_compiled_gradients_are_those_of_autograd(draw, apply):
-    drawn = draws(draw)[0]
+    drawn = draws(draw, depth=1)[0]  # each operation is traced for seconds
     compiled = torch.compile(apply, fullgraph=True, backend="aot_eager")
     leaves = [pictures(BATCH).requires_grad_() for _ in range(2)]
 

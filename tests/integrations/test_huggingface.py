@@ -30,6 +30,7 @@ from tests.integrations.table import (
     start,
     works_in,
 )
+from tests.support.campaign import drawn
 from tests.support.models import same, weights
 
 KEYS = {"loss_fn": None, "input_key": "pixel_values", "target_key": "labels"}
@@ -157,7 +158,7 @@ def test_mixin_matches_the_trainer(name, tmp_path):
     torch.testing.assert_close(predicted, result[-1])  # of another size of batch
 
 
-@pytest.mark.parametrize("name", works_in("HF, callback"))
+@pytest.mark.parametrize("name", drawn(works_in("HF, callback"), 10))
 def test_callback_matches_the_trainer(name, tmp_path):
     t = begin(name)
     run(Plain, t, tmp_path, name=name, callbacks=[LoopAdapterCallback(t)])

@@ -34,6 +34,7 @@ from tests.integrations.table import (
     start,
     works_in,
 )
+from tests.support.campaign import drawn
 from tests.support.models import same, weights
 
 pytestmark = [
@@ -91,7 +92,7 @@ def fit(module, *callbacks, name="", **options):
 @pytest.mark.parametrize(
     ("name", "mixin"),
     [(name, True) for name in works_in("Lightning, mixin")]
-    + [(name, False) for name in works_in("Lightning, callback")],
+    + [(name, False) for name in drawn(works_in("Lightning, callback"), 10)],
 )
 def test_matches_the_trainer(name, mixin):
     t, inputs = begin(name), probe(name)

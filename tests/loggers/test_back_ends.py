@@ -1,9 +1,7 @@
 """What loggers write through other packages is read back with the packages' own readers."""
 
 import os
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from contextlib import suppress
@@ -38,8 +36,10 @@ from tests.loggers.readers import (
     make_mlflow,
     size,
 )
+from tests.support import processes
 from tests.support.data import batches
 from tests.support.observers import Raise
+from tests.support.parallel_monitors import log_rank
 from tests.support.runs import make_trainer, trained
 
 # Warnings of the packages about one another.
@@ -502,45 +502,10 @@ def test_azure_needs_an_address():
 
 # --- several processes
 
-TWO = """
-    import os, sys
-    from pathlib import Path
-    import torch
-    import torch.distributed as dist
-    from composable import Timestamp
-    from composable.loggers import CSVLogger, TensorBoardLogger
-
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
-    loggers = [CSVLogger(folder / "metrics.csv"), TensorBoardLogger(folder / "events")]
-    for logger in loggers:
-        for batch in range(1, 4):
-            logger.log_metrics({"rank": torch.tensor(rank)}, Timestamp(batch=batch))
-        logger.state_dict()
-        logger.close()
-    dist.barrier()
-    dist.destroy_process_group()
-"""
-
 
 def test_of_two_processes_one_writes(tmp_path):
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(TWO), str(rank), str(tmp_path)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        results = [process.communicate(timeout=120) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    processes.run(log_rank, 2, tmp_path)
 
-    assert [process.returncode for process in processes] == [0, 0], results
     for name in ("csv", "tensorboard"):
         assert BACK_ENDS[name].series(tmp_path, "rank") == [(1, 0), (2, 0), (3, 0)]
     assert len(list((tmp_path / "events").iterdir())) == 1

@@ -1,4 +1,4 @@
-"""The command `composable` in a process that is forked with torch imported.
+"""The command `composable`, or a script, in a process that is forked with torch imported.
 
 Importing torch takes longer than most commands.
 """
@@ -6,6 +6,7 @@ Importing torch takes longer than most commands.
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from composable.cli import main
@@ -16,11 +17,22 @@ LIMIT = 90  # seconds, after which a command counts as hanging
 
 
 class Command(forkserver.Process):
-    """A command that runs in a folder, with the signals of a terminal."""
+    """A command that runs in a folder, with the signals of a terminal.
 
-    def __init__(self, folder: Path, arguments: list[str], variables: dict[str, str]) -> None:
+    Args:
+        folder: Where it runs.
+        arguments: Those of the command, or the text of a script to run in its place.
+        variables: Its environment.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: list[str] | str,
+        variables: Mapping[str, str] = os.environ,
+    ) -> None:
         super().__init__()
-        self.given = folder, arguments, variables
+        self.given = folder, arguments, dict(variables)
         self.written = Path(tempfile.mkdtemp(dir=folder, prefix=".output"))
         self.start()
 
@@ -33,7 +45,10 @@ class Command(forkserver.Process):
         for number in (1, 2):
             os.dup2(os.open(self.written / str(number), os.O_WRONLY | os.O_CREAT), number)
         set_signals()
-        sys.exit(main(arguments))
+        if isinstance(arguments, str):
+            exec(compile(arguments, "script", "exec"), {"__name__": "__main__"})
+        else:
+            sys.exit(main(arguments))
 
     def output(self, number: int) -> str:
         """Return what it has written to the standard output, 1, or to the standard error, 2."""

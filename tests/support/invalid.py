@@ -49,6 +49,14 @@ def no_word() -> tuple[Any, ...]:
     return ("nothing", "", 3, None, ["norm"])
 
 
+NO_INDICES: Invalid = {
+    "indices": (*NO_TENSOR, torch.zeros(4), torch.zeros(4).bool()),
+    "epoch": no_count(0),
+    "seed": no_count(0),
+    "index_key": (0.5, True, ["index"]),
+}
+"""For draws by the index of an example and the epoch."""
+
 NO_SHARE = no_number(-0.1, 1.1, inf, -inf)
 NO_PROBABILITY_BELOW_ONE = no_number(-0.1, 1.0, 1.1, inf)
 NO_POSITIVE = no_number(0, -1, inf, -inf)

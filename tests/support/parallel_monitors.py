@@ -1,11 +1,15 @@
 """Monitored runs that several processes train together: functions that those processes import."""
 
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from composable import Timestamp
 from composable.distributed import FSDP2
-from composable.loggers import InMemoryLogger
+from composable.distributed.starting import join_processes
+from composable.loggers import CSVLogger, InMemoryLogger, TensorBoardLogger
 from tests.support import parallel_runs as runs
 from tests.support.observers import MONITORS
 
@@ -25,3 +29,13 @@ def fit(*, monitored: bool, **options: Any) -> dict[str, Any]:
         if not name.startswith(MEASURED)
     }
     return {"weights": found["weights"], "latest": latest}
+
+
+def log_rank(folder: Path) -> None:
+    """Log the rank for three batches, from each process."""
+    rank = join_processes().rank
+    for logger in (CSVLogger(folder / "metrics.csv"), TensorBoardLogger(folder / "events")):
+        for batch in range(1, 4):
+            logger.log_metrics({"rank": torch.tensor(rank)}, Timestamp(batch=batch))
+        logger.state_dict()
+        logger.close()

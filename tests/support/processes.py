@@ -10,6 +10,7 @@ import inspect
 import multiprocessing
 import os
 import socket
+import subprocess
 import time
 import traceback
 from collections.abc import Callable
@@ -129,8 +130,14 @@ def is_alive(pid: int) -> bool:
     """Return whether a process runs: it has not ended, reaped or not."""
     try:
         os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    if not Path("/proc/self").exists():  # not Linux, which may lack `ps`
+        command = ["ps", "-o", "stat=", "-p", str(pid)]
+        return subprocess.run(command, capture_output=True).stdout.strip()[:1] not in (b"", b"Z")
+    try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
+    except FileNotFoundError:
         return False
 
 

@@ -19,6 +19,7 @@ from composable.testing import (
     states,
     token_batches,
 )
+from tests.support.commands import Command
 
 
 @given(
@@ -92,12 +93,8 @@ def test_the_same_examples_are_drawn_again_without_a_global_generator():
         assert all(map(torch.equal, ours, theirs))
 
 
-def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-
-
 def test_without_hypothesis_only_the_checks_are_available():
-    done = run(
+    code = (
         "import sys; sys.modules['hypothesis'] = None\n"
         "from composable.algorithms import LabelSmoothing\n"
         "from composable.testing import check_algorithm, check_function\n"
@@ -106,12 +103,14 @@ def test_without_hypothesis_only_the_checks_are_available():
         "from composable.testing import batches\n"
     )
 
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
     assert done.stdout == "checked\n"
     assert 'pip install "composable[testing]"' in done.stderr
 
 
-def test_registered_torch_draws_the_same_in_every_example_and_is_restored():
-    done = run(
+def test_registered_torch_draws_the_same_in_every_example_and_is_restored(tmp_path):
+    script = (
         "import torch\n"
         "from hypothesis import given, settings, strategies as st\n"
         "from composable.testing import register_torch\n"
@@ -127,4 +126,6 @@ def test_registered_torch_draws_the_same_in_every_example_and_is_restored():
         "assert torch.equal(torch.get_rng_state(), before)\n"
     )
 
-    assert done.returncode == 0, done.stderr
+    status, _, said = Command(tmp_path, script).finish()
+
+    assert status == 0, said

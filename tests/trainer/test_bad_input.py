@@ -1,8 +1,6 @@
 """Each invalid argument raises an error with its name, its value, what is allowed, and a remedy."""
 
 import re
-import subprocess
-import sys
 from functools import partial
 
 import attrs
@@ -19,6 +17,7 @@ from composable.loggers import ConsoleLogger, InMemoryLogger
 from composable.optim import constant, cosine, linear, step
 from composable.trainer.arguments import find_device
 from composable.trainer.options import TrainerOptions
+from tests.support.commands import Command
 from tests.support.data import Stream, batches
 from tests.support.models import CLASSES
 from tests.support.models import linear as linear_model
@@ -207,7 +206,7 @@ def test_cuda_without_a_cuda_device_is_rejected(device):
         make_trainer(device=device)
 
 
-def test_device_beyond_those_of_an_accelerator_is_rejected():
+def test_device_beyond_those_of_an_accelerator_is_rejected(tmp_path):
     stub = """
 import types
 import torch
@@ -220,10 +219,10 @@ from composable.trainer.arguments import find_device
 print(find_device("npu:1"), find_device("npu"))
 find_device("npu:2")
 """
-    ended = subprocess.run([sys.executable, "-c", stub], capture_output=True, text=True)
+    status, printed, error = Command(tmp_path, stub).finish()
 
-    assert ended.stdout == "npu:1 npu\n"
-    assert "device='npu:2' is not available: this machine has 2 npu devices" in ended.stderr
+    assert (status, printed) == (1, "npu:1 npu\n")
+    assert "device='npu:2' is not available: this machine has 2 npu devices" in error
 
 
 @pytest.mark.parametrize("device", ["mps", "xpu:1"])

@@ -14,8 +14,8 @@ __all__ = [
     "EMPTY",
     "as_dicts",
     "fold",
-    "format_duration",
     "format_number",
+    "format_span",
     "group_label",
     "label_of",
     "labelled",
@@ -77,7 +77,7 @@ def format_number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def format_duration(seconds: float | None) -> str:
+def format_span(seconds: float | None) -> str:
     """Format seconds for a table, of which a file may have any value."""
     unknown = seconds is None or not math.isfinite(seconds)
     return EMPTY if unknown else printable.format_duration(seconds)  # type: ignore[arg-type]

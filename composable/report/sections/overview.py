@@ -16,8 +16,8 @@ from composable.report.results import (
 )
 from composable.report.sections._common import (
     fold,
-    format_duration,
     format_number,
+    format_span,
     group_label,
     labelled,
     note_of,
@@ -72,7 +72,7 @@ def _groups_table(comparison: RunComparison, names: Sequence[str]) -> HTML:
         for name, read in columns.items():
             values = [value for value in map(read, runs) if value is not None]
             column = name.removeprefix("metrics/")
-            format_ = format_duration if name == "training" else format_number
+            format_ = format_span if name == "training" else format_number
             kind = "number best" if best.get(name) == index else "number"
             mean = statistics.fmean(values) if values else None
             spread = statistics.stdev(values) if name in names and len(values) > 1 else None
@@ -106,7 +106,7 @@ def _runs_table(comparison: RunComparison, names: Sequence[str]) -> HTML:
             _cell("run", label, None, "name"),
             _cell("", _status(run), None, ""),
             _cell("batches", _progress(run), run.num_batches),
-            _cell("training", format_duration(run.num_seconds), run.num_seconds),
+            _cell("training", format_span(run.num_seconds), run.num_seconds),
             _cell("samples/s", format_number(throughput, 3), throughput),
             _cell("loss", format_number(loss), loss),
         ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from composable.report.comparison import RunComparison
 from composable.report.html import HTML, element, join
 from composable.report.sections._common import (
-    format_duration,
+    format_span,
     labelled,
     note_of,
 )
@@ -61,15 +61,15 @@ def _sum(split: Mapping[str, float], whole: float, training: float | None) -> st
     parts = {name: split[name] for name in ("evaluation", "saving") if name in split}
     rest = whole - (training or 0) - sum(parts.values())
     if training is None or rest < 0:
-        return format_duration(whole)
+        return format_span(whole)
     summed = {"training": training, **parts, "other": rest}
-    shown = " + ".join(f"{name} {format_duration(seconds)}" for name, seconds in summed.items())
-    return f"{format_duration(whole)} = {shown}"
+    shown = " + ".join(f"{name} {format_span(seconds)}" for name, seconds in summed.items())
+    return f"{format_span(whole)} = {shown}"
 
 
 def _bar(name: str, seconds: float, whole: float) -> HTML:
     share = 100 * seconds / whole
-    text = f"{name}: {format_duration(seconds)}, {share:.3g} %"
+    text = f"{name}: {format_span(seconds)}, {share:.3g} %"
     inside = f"{share:.0f} %" if share >= 6 else ""
     color = _PARTS.get(name, "#6b7683")
     style = f"width:{share:.3f}%;background:{color}"
