@@ -219,7 +219,7 @@ STUDIES: tuple[Evidence, ...] = (
         "and one learning rate, and with 80 images most arms are best near their end, so "
         "longer runs may be kinder to strong regularization. The same study of a small GPT, "
         "`little-text`, has not been run. Repeat with `python benchmarks/evidence.py little-"
-        "digits --seeds 10`.",
+        "digits`.",
         more=(leave_one_out_lines,),
     ),
 )
