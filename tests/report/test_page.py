@@ -296,6 +296,15 @@ def test_a_run_with_few_or_extreme_values_is_a_page(tmp_path, losses):
     report(tmp_path)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e308])
+def test_a_group_with_extreme_results_is_a_page(tmp_path, value):
+    for seed in (1, 2):
+        results = [(i, {"eval/odd": value, "eval/accuracy": 1e308}) for i in range(4)]
+        write_run(tmp_path / str(seed), [1e308] * 4, seed=seed, results=results)
+
+    assert "1e+308 ± 0" in report(tmp_path).texts["overview"]
+
+
 def test_many_points_are_thinned_and_keep_their_extremes(tmp_path):
     losses = [1.0] * 20_000
     losses[12_345] = 9.0
@@ -369,13 +378,16 @@ def test_wrong_arguments_are_named(tmp_path, capsys):
         write_report([3])
 
 
-def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("package", ["jinja2", "plotly"])
+def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch, package):
     run = write_run(tmp_path / "run", [1.0])
     pages._compressed_plotly.cache_clear()
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "plotly.offline", raising=False)
 
     assert main(["report", str(run)]) == 2
-    assert "a report needs plotly: pip install composable[report]" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"a report needs {package}: pip install composable[report]" in told
 
 
 def test_runs_and_folders_can_be_mixed(tmp_path):
