@@ -88,7 +88,7 @@ def render(runs: Sequence[RecordedRun], title: str | None = None) -> str:
         from jinja2 import Environment, StrictUndefined
     plotly = _compressed_plotly()  # before the work, since it may be missing
     comparison = RunComparison.of(runs)
-    name = f"Run {comparison.names[0]}" if len(runs) == 1 else f"{len(runs)} runs"
+    heading = f"Run {comparison.names[0]}" if len(runs) == 1 else f"{len(runs)} runs"
     built = {name: section(comparison) for name, section in SECTIONS.items()}
     environment = Environment(
         autoescape=True,
@@ -96,8 +96,9 @@ def render(runs: Sequence[RecordedRun], title: str | None = None) -> str:
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    page: str = environment.from_string(re.sub(r"\n *", "", _asset("page.html"))).render(
-        heading=title or name,
+    source = re.sub(r"\n *", "", _asset("page.html"))  # spaces between elements would be seen
+    page: str = environment.from_string(source).render(
+        heading=title or heading,
         version=__version__,
         now=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         comparison=comparison,

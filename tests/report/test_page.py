@@ -238,6 +238,8 @@ def test_a_row_for_each_group_has_mean_and_spread(tmp_path):
     groups = [a["data-runs"] for tag, a in page.elements if tag == "tr" and "data-runs" in a]
     assert groups == ["0 1", "2 3"]
     assert "0.7 ± 0.14" in page.texts["overview"]
+    best = [a["data-value"] for tag, a in page.elements if a.get("class") == "number best"]
+    assert best == ["0.7", "0.8"]  # of the groups, and of the runs
     assert "Each run (4)" in page.texts["overview"]
 
 
@@ -329,6 +331,22 @@ def test_many_curves_share_the_size_of_the_page(tmp_path, monkeypatch):
         write_report(tmp_path, tmp_path / "other.html")
     assert not (tmp_path / "other.html").exists()
     assert not list(tmp_path.glob(".*"))
+
+
+def test_the_latest_checkpoints_are_listed(tmp_path):
+    run = RecordedRun(write_run(tmp_path / "a", [1.0]))
+    best = {"checkpoint": "ba101.pt", "metric": "eval/accuracy", "value": 0.75}
+    for batch in range(102):
+        one = {"name": f"ba{batch}.pt", "batch": batch, "bytes": 1_500_000, "created": 86_400}
+        run.checkpoints.append(
+            {**one, "complete": batch > 2, "best": best if batch > 100 else None}
+        )
+
+    text = report(tmp_path, run).texts["checkpoints"]
+
+    assert "aba2.pt21.5 MB1970-01-02 00:00weights onlyaba3.pt" in text
+    assert text.endswith("best eval/accuracy: 0.75… and 2 more")
+    assert "ba1.pt" not in text
 
 
 def test_images_that_do_not_fit_are_counted(tmp_path):
