@@ -117,7 +117,9 @@ def _connected(exchange: Callable[[], Any], failure: BaseException | None) -> An
     try:
         return exchange()
     except RuntimeError as error:
-        raise failure or ProcessError(
+        # Rank 0 removes the folder when it loses a process, so its absence is no failure here.
+        own = None if isinstance(getattr(failure, "__cause__", 0), FileNotFoundError) else failure
+        raise own or ProcessError(
             f"another process was lost while a checkpoint was written: {error}"
         ) from error
 

@@ -23,6 +23,7 @@ from composable.checkpoint import (
     UnsavableError,
     UnwritableCheckpointError,
     VersionError,
+    _together,
     atomic,
     consolidate,
     find,
@@ -297,9 +298,15 @@ def test_an_error_of_one_process_is_named_on_all(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_a_process_that_is_gone_fails_the_others(tmp_path, number):
+def refuse_to_write(*_):
+    raise FileNotFoundError
+
+
+@pytest.mark.parametrize(("number", "removed"), [*((n, False) for n in range(5)), (3, True)])
+def test_a_process_that_is_gone_fails_the_others(tmp_path, number, removed, monkeypatch):
     save(tmp_path / "it", 1)
+    if removed:  # by rank 0, which has lost a process before the others write
+        monkeypatch.setattr(_together, "write_file", refuse_to_write)
 
     def write_one(processes):
         calls = iter(range(9))
