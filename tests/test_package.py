@@ -57,6 +57,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     sources = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.py")}
     pages = {
         "composable/comparison/page.html",
+        "composable/report/page.html",
         "composable/report/report.css",
         "composable/report/report.js",
     }

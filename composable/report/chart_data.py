@@ -6,8 +6,8 @@ from typing import Any
 
 from composable.report.comparison import RunComparison
 from composable.report.curves import Curve, Grid
-from composable.report.html import visible
 from composable.report.images import in_order
+from composable.report.lines import visible
 from composable.report.recorded_run import RecordedRun
 
 __all__ = ["COLORS", "chart_data", "color_of", "run_color", "section_of", "shown_metrics"]

@@ -9,7 +9,7 @@ from composable.report.chart_data import color_of, shown_metrics
 from composable.report.comparison import RunComparison
 from composable.report.curves import Grid
 from composable.report.extras import needs
-from composable.report.html import visible
+from composable.report.lines import visible
 from composable.report.recorded_run import RecordedRun
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from composable._support import strict_json
 from composable._support.paths import open_regular
 
-__all__ = ["as_batch", "as_number", "read_lines", "short_text"]
+__all__ = ["as_batch", "as_number", "read_lines", "short_text", "visible"]
 
 _LONGEST = 1 << 24
 _MOST_BATCHES = 2**53
@@ -86,3 +86,14 @@ def short_text(value: Any) -> str:
     """Return a short text for a value that may be anything."""
     text = value if isinstance(value, str) else json.dumps(value, default=repr)
     return text if len(text) <= _TEXT else f"{text[: _TEXT - 1]}…"
+
+
+def visible(text: str) -> str:
+    r"""Replace characters that cannot be seen, such as controls and changes of direction.
+
+    Example:
+        >>> from composable.report.lines import visible
+        >>> visible("a\x1b[2Jb") == "a\ufffd[2Jb"
+        True
+    """
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)

@@ -2,7 +2,7 @@
 
 import base64
 import gzip
-import json
+import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -13,27 +13,18 @@ from typing import Any
 from composable._support.checks import as_path
 from composable._support.paths import write_atomically
 from composable._version import __version__
-from composable.report.chart_data import chart_data
+from composable.report.chart_data import chart_data, color_of, run_color
 from composable.report.comparison import RunComparison
 from composable.report.extras import needs
-from composable.report.html import HTML, element
+from composable.report.lines import visible
 from composable.report.recorded_run import RecordedRun, find_runs
 from composable.report.sections import SECTIONS
+from composable.report.sections.time_split import PART_COLORS
 
 __all__ = ["MAX_BYTES", "render", "write_report"]
 
 MAX_BYTES = 6_000_000
-
-# Nothing is fetched: the browser refuses every address but data in the file itself.
-_POLICY = (
-    "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-)
-_HINTS = {
-    "Time": "No run recorded a time split: pass callbacks=[TimeSplit()] and "
-    "loggers=[JSONLinesLogger(folder / 'metrics.jsonl')] to the Trainer.",
-    "Curves": "No run recorded a metric.",
-}
+_WITH_HINT = ("Curves", "Time")  # which tell what to record, if nothing is
 
 
 def write_report(
@@ -93,63 +84,38 @@ def _read(runs: Any) -> list[RecordedRun]:
 
 def render(runs: Sequence[RecordedRun], title: str | None = None) -> str:
     """Return the page as text."""
-    plotly = _compressed_plotly()  # first, since it may be missing
+    with needs("jinja2", "a report"):
+        from jinja2 import Environment, StrictUndefined
+    plotly = _compressed_plotly()  # before the work, since it may be missing
     comparison = RunComparison.of(runs)
-    names = ", ".join(comparison.names)
-    heading = title or (f"Run {names}" if len(runs) == 1 else f"{len(runs)} runs")
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="generator", content=f"composable {__version__}"),
-        element("title", heading if len(names) > 80 else f"{heading} · composable"),
-        element("style", HTML(_asset("report.css"))),
-    )
+    heading = f"Run {comparison.names[0]}" if len(runs) == 1 else f"{len(runs)} runs"
     built = {name: section(comparison) for name, section in SECTIONS.items()}
-    shown = {
-        name: element("p", _HINTS[name], class_="note") if body is None else body
-        for name, body in built.items()
-        if body is not None or name in _HINTS
-    }
-    sections = [
-        element("section", element("h2", name), body, id=name.lower())
-        for name, body in shown.items()
-    ]
-    scripts = [
-        element("script", HTML(_json(chart_data(comparison))), type="application/json", id="data"),
-        element("script", HTML(plotly), type="text/plain", id="plotly"),
-        element("script", HTML(_asset("report.js"))),
-    ]
-    body = element(
-        "body",
-        _header(heading, list(shown)),
-        element("main", *sections),
-        *scripts,
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
-
-
-def _header(heading: str, sections: Sequence[str]) -> HTML:
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    links = [element("a", name, href=f"#{name.lower()}") for name in sections]
-    return element(
-        "header",
-        element("div", element("h1", heading), element("p", f"composable · {now}", class_="note")),
-        element("nav", *links),
-        element("div", id="controls"),
-        element("p", id="fault", class_="problems", hidden=True),
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    source = re.sub(r"\n *", "", _asset("page.html"))  # spaces between elements would be seen
+    page: str = environment.from_string(source).render(
+        heading=title or heading,
+        version=__version__,
+        now=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        comparison=comparison,
+        sections={name: shown for name, shown in built.items() if shown or name in _WITH_HINT},
+        color_of=color_of,
+        run_color=run_color,
+        part_colors=PART_COLORS,
+        data=chart_data(comparison),
+        css=_asset("report.css"),
+        script=_asset("report.js"),
+        plotly=plotly,
     )
+    return page
 
 
 def _asset(name: str) -> str:
     return files("composable.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _json(value: object) -> str:
-    """Encode JSON that can't end the script element around it."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @lru_cache(maxsize=1)

@@ -43,7 +43,7 @@ class GroupResult:
     @property
     def mean(self) -> float:
         """The mean over the runs."""
-        return statistics.fmean(self.values)
+        return statistics.mean(self.values)
 
     @property
     def spread(self) -> float | None:

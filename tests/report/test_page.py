@@ -238,6 +238,8 @@ def test_a_row_for_each_group_has_mean_and_spread(tmp_path):
     groups = [a["data-runs"] for tag, a in page.elements if tag == "tr" and "data-runs" in a]
     assert groups == ["0 1", "2 3"]
     assert "0.7 ± 0.14" in page.texts["overview"]
+    best = [a["data-value"] for tag, a in page.elements if a.get("class") == "number best"]
+    assert best == ["0.7", "0.8"]  # of the groups, and of the runs
     assert "Each run (4)" in page.texts["overview"]
 
 
@@ -296,6 +298,15 @@ def test_a_run_with_few_or_extreme_values_is_a_page(tmp_path, losses):
     report(tmp_path)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e308])
+def test_a_group_with_extreme_results_is_a_page(tmp_path, value):
+    for seed in (1, 2):
+        results = [(i, {"eval/odd": value, "eval/accuracy": 1e308}) for i in range(4)]
+        write_run(tmp_path / str(seed), [1e308] * 4, seed=seed, results=results)
+
+    assert "1e+308 ± 0" in report(tmp_path).texts["overview"]
+
+
 def test_many_points_are_thinned_and_keep_their_extremes(tmp_path):
     losses = [1.0] * 20_000
     losses[12_345] = 9.0
@@ -320,6 +331,22 @@ def test_many_curves_share_the_size_of_the_page(tmp_path, monkeypatch):
         write_report(tmp_path, tmp_path / "other.html")
     assert not (tmp_path / "other.html").exists()
     assert not list(tmp_path.glob(".*"))
+
+
+def test_the_latest_checkpoints_are_listed(tmp_path):
+    run = RecordedRun(write_run(tmp_path / "a", [1.0]))
+    best = {"checkpoint": "ba101.pt", "metric": "eval/accuracy", "value": 0.75}
+    for batch in range(102):
+        one = {"name": f"ba{batch}.pt", "batch": batch, "bytes": 1_500_000, "created": 86_400}
+        run.checkpoints.append(
+            {**one, "complete": batch > 2, "best": best if batch > 100 else None}
+        )
+
+    text = report(tmp_path, run).texts["checkpoints"]
+
+    assert "aba2.pt21.5 MB1970-01-02 00:00weights onlyaba3.pt" in text
+    assert text.endswith("best eval/accuracy: 0.75… and 2 more")
+    assert "ba1.pt" not in text
 
 
 def test_images_that_do_not_fit_are_counted(tmp_path):
@@ -369,13 +396,16 @@ def test_wrong_arguments_are_named(tmp_path, capsys):
         write_report([3])
 
 
-def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("package", ["jinja2", "plotly"])
+def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch, package):
     run = write_run(tmp_path / "run", [1.0])
     pages._compressed_plotly.cache_clear()
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "plotly.offline", raising=False)
 
     assert main(["report", str(run)]) == 2
-    assert "a report needs plotly: pip install composable[report]" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"a report needs {package}: pip install composable[report]" in told
 
 
 def test_runs_and_folders_can_be_mixed(tmp_path):

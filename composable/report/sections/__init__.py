@@ -1,9 +1,9 @@
-"""The sections of the page: tables, bars and images need no script."""
+"""What the sections of the page show, as data: `page.html` has their structure."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from composable.report.comparison import RunComparison
-from composable.report.html import HTML
 from composable.report.sections.answer import answer
 from composable.report.sections.checkpoints import checkpoints
 from composable.report.sections.curves import curves
@@ -11,12 +11,12 @@ from composable.report.sections.faults import problems, warnings
 from composable.report.sections.images import images
 from composable.report.sections.overview import overview
 from composable.report.sections.plan import plan
-from composable.report.sections.settings import configuration_section, differences
+from composable.report.sections.settings import configuration, differences
 from composable.report.sections.time_split import time_split
 
 __all__ = ["SECTIONS"]
 
-SECTIONS: Mapping[str, Callable[[RunComparison], HTML | None]] = {
+SECTIONS: Mapping[str, Callable[[RunComparison], Any]] = {
     "Answer": answer,
     "Overview": overview,
     "Problems": problems,
@@ -27,6 +27,6 @@ SECTIONS: Mapping[str, Callable[[RunComparison], HTML | None]] = {
     "Images": images,
     "Checkpoints": checkpoints,
     "Warnings": warnings,
-    "Configuration": configuration_section,
+    "Configuration": configuration,
 }
-"""The sections in the order of the page; one that has nothing to show returns None."""
+"""The sections in the order of the page; one that has nothing to show returns an empty value."""

@@ -1,65 +1,21 @@
 """What several sections of the page use."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from composable._support import printable
-from composable.report.chart_data import color_of, run_color
-from composable.report.comparison import RunComparison
-from composable.report.html import HTML, element, join
 from composable.report.recorded_run import RecordedRun
 
 __all__ = [
     "EMPTY",
     "as_dicts",
-    "fold",
     "format_number",
     "format_span",
-    "group_label",
-    "label_of",
-    "labelled",
     "list_or_empty",
-    "note_of",
     "plan_of",
-    "run_numbers",
 ]
 
 EMPTY = "—"
-
-
-def label_of(comparison: RunComparison, run: int) -> HTML:
-    """Return the name of a run, with a dot of its color."""
-    return join(_dot(run_color(comparison, run)), comparison.names[run])
-
-
-def group_label(comparison: RunComparison, group: int) -> HTML:
-    """Return the name of a group of runs, with a dot of its color."""
-    return join(_dot(color_of(group)), comparison.group_name(comparison.groups[group]))
-
-
-def _dot(color: str) -> HTML:
-    return element("i", class_="dot", style=f"background:{color}")
-
-
-def labelled(comparison: RunComparison) -> list[tuple[int, RecordedRun, HTML]]:
-    """Return the index, the run and the label of each run."""
-    return [(i, run, label_of(comparison, i)) for i, run in enumerate(comparison.runs)]
-
-
-def note_of(text: str) -> HTML:
-    """Return a remark in small print; nothing if it is empty."""
-    return element("p", text, class_="note") if text else HTML("")
-
-
-def fold(summary: str, body: HTML) -> HTML:
-    """Fold a part of the page under its summary."""
-    return element("details", element("summary", summary), body)
-
-
-def run_numbers(runs: Sequence[int]) -> str:
-    """List the runs to which an element belongs."""
-    return " ".join(map(str, runs))
 
 
 def format_number(value: float | None, digits: int = 4) -> str:

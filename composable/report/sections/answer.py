@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from composable.report.comparison import RunComparison
-from composable.report.html import HTML, element
 from composable.report.recorded_run import RecordedRun
 from composable.report.results import GroupResult, group_results, mode_of_metric, result_names
 from composable.report.sections._common import format_number
@@ -20,13 +19,12 @@ _MOST_RESULTS = 5
 _UNKNOWN = "No result of an evaluation tells which run is best: pass an eval_dataloader."
 
 
-def answer(comparison: RunComparison) -> HTML | None:
+def answer(comparison: RunComparison) -> str:
     """Answer in a few sentences: the best group, its lead, and whether it converged."""
     named = [name for name in result_names(comparison.runs) if mode_of_metric(name)]
     named = [name for name in named if group_results(comparison, name)]
     sentences = list(_answer(comparison, named)) if named else [_UNKNOWN]
-    sentences += _look_at(comparison)
-    return element("p", " ".join(sentences), class_="answer")
+    return " ".join([*sentences, *_look_at(comparison)])
 
 
 def _answer(comparison: RunComparison, named: Sequence[str]) -> Iterator[str]:
@@ -83,8 +81,8 @@ def late_gain(runs: Sequence[RecordedRun], name: str) -> float | None:
     ]
     if not curves or min(map(len, curves)) < _FEWEST:
         return None
-    late = statistics.fmean(max(one) - max(one[: round(_LATE * len(one))]) for one in curves)
-    gained = statistics.fmean(max(one) - one[0] for one in curves)
+    late = statistics.mean(max(one) - max(one[: round(_LATE * len(one))]) for one in curves)
+    gained = statistics.mean(max(one) - one[0] for one in curves)
     return late / gained if gained > 0 else None
 
 
@@ -92,9 +90,9 @@ def _look_at(comparison: RunComparison) -> Iterator[str]:
     failed = [run for run in comparison.runs if run.status in ("failed", "not ended")]
     if failed:
         yield f"{len(failed)} of {len(comparison.runs)} runs did not end: see Problems."
-    elif problems(comparison) is not None:
+    elif problems(comparison):
         yield "See Problems."
     splits = [run.time_split for run in comparison.runs]
     waiting = [one["data"] / sum(one.values()) for one in splits if one.get("data", 0) > 0]
-    if waiting and statistics.fmean(waiting) > _WAITING:
-        yield f"Waiting for data took {statistics.fmean(waiting):.0%} of the time: see Time."
+    if waiting and statistics.mean(waiting) > _WAITING:
+        yield f"Waiting for data took {statistics.mean(waiting):.0%} of the time: see Time."

@@ -1,35 +1,23 @@
 """The curves, which a script draws."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from composable.report.chart_data import section_of, shown_metrics
 from composable.report.comparison import RunComparison
-from composable.report.html import HTML, element, join
-from composable.report.sections._common import as_dicts, note_of, plan_of, run_numbers
+from composable.report.sections._common import as_dicts, plan_of
 
 __all__ = ["curves"]
 
 
-def curves(comparison: RunComparison) -> HTML | None:
-    """Make a place for the chart of each metric."""
-    by_section: dict[str, list[HTML]] = {}
+def curves(comparison: RunComparison) -> dict[str, list[Any]]:
+    """List the charts by heading: the number, the name, the runs and a remark of each."""
+    charts: dict[str, list[Any]] = {}
     for index, name in enumerate(shown_metrics(comparison.runs)):
         having = [i for i, run in enumerate(comparison.runs) if len(run.curves.get(name, ()))]
-        chart = element(
-            "figure",
-            element("figcaption", name, title=name),
-            element("div", class_="plot"),
-            note_of(_mixed(comparison, having) if name == "loss/train" else ""),
-            class_="chart",
-            data_chart=index,
-            data_runs=run_numbers(having),
-        )
-        by_section.setdefault(section_of(name), []).append(chart)
-    grids = []
-    for heading, charts in by_section.items():
-        title = element("h3", heading) if heading else ""
-        grids.append(join(title, element("div", *charts, class_="charts")))
-    return join(*grids) if grids else None
+        remark = _mixed(comparison, having) if name == "loss/train" else ""
+        charts.setdefault(section_of(name), []).append((index, name, having, remark))
+    return charts
 
 
 def _mixed(comparison: RunComparison, runs: Sequence[int]) -> str:

@@ -1,55 +1,39 @@
 """Where the configurations of runs differ, and all their settings."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from composable.report.comparison import RunComparison, first_different_batch
-from composable.report.html import HTML, element, join, scrolling_table
-from composable.report.sections._common import (
-    EMPTY,
-    fold,
-    format_number,
-    group_label,
-    label_of,
-    note_of,
-)
+from composable.report.sections._common import format_number
 from composable.report.short_calls import short_calls
 
-__all__ = ["configuration_section", "differences"]
+__all__ = ["configuration", "differences"]
 
-_MOST_SETTINGS = 300
 _WITHOUT_EFFECT = ("arguments",)  # folders, as a rule
 
 
-def differences(comparison: RunComparison) -> HTML | None:
-    """Show the settings and facts that differ, and from which batch on the runs do."""
+def differences(comparison: RunComparison) -> dict[str, Any]:
+    """List the settings and facts that differ, and from which batch on the runs do."""
     if len(comparison.runs) == 1:
-        return None
+        return {}
     found = {**comparison.differing(comparison.settings), **comparison.differing(comparison.system)}
     shown = {name: row for name, row in found.items() if not name.startswith(_WITHOUT_EFFECT)}
-    body = _differences_table(comparison, shown)
-    if not shown:
-        body = element("p", "The recorded configurations are equal.")
-    return join(body, _partings(comparison))
+    rows = [(name, _by_group(comparison, row)) for name, row in shown.items()]
+    if len(comparison.groups) > 1:
+        rows = [(name, texts) for name, texts in rows if len(set(texts)) > 1]  # not the seeds
+    return {
+        "equal": not shown,
+        "rows": [(name, short_calls(texts)) for name, texts in rows],
+        "partings": _partings(comparison),
+    }
 
 
-def _differences_table(comparison: RunComparison, values: Mapping[str, Sequence[str]]) -> HTML:
-    """Build a table with a column for each group, whose runs differ in the seed alone."""
-    labels = [element("span", group_label(comparison, i)) for i in range(len(comparison.groups))]
-    columns = [comparison.group_name(group) for group in comparison.groups]
-    rows = []
-    for name, row in list(values.items())[:_MOST_SETTINGS]:
-        by_group = [", ".join(dict.fromkeys(row[run] for run in g)) for g in comparison.groups]
-        if len(by_group) > 1 and len(set(by_group)) == 1:
-            continue  # the seeds, as a rule
-        cells = [
-            element("td", text or EMPTY, data_column=column)
-            for column, text in zip(columns, short_calls(by_group), strict=True)
-        ]
-        rows.append(element("tr", element("td", name, class_="name"), *cells))
-    return join(scrolling_table(["setting", *labels], rows, class_="cards"), _left_out(values))
+def _by_group(comparison: RunComparison, row: Sequence[str]) -> list[str]:
+    """Return the values of a setting in each group, whose runs differ in the seed alone."""
+    return [", ".join(dict.fromkeys(row[run] for run in group)) for group in comparison.groups]
 
 
-def _partings(comparison: RunComparison) -> HTML:
+def _partings(comparison: RunComparison) -> dict[str, list[int]]:
     """Tell from which batch on each run differs from the first one."""
     outcomes: dict[str, list[int]] = {}
     for index in range(1, len(comparison.runs)):
@@ -63,35 +47,11 @@ def _partings(comparison: RunComparison) -> HTML:
         else:
             text = f"other losses or learning rates from batch {format_number(batch)} on"
         outcomes.setdefault(text, []).append(index)
-    lines = [
-        element("li", f"{text}: ", *(element("span", label_of(comparison, run)) for run in runs))
-        for text, runs in outcomes.items()
-    ]
-    heading = element("p", "Compared with ", label_of(comparison, 0), ":")
-    return element("div", heading, element("ul", *lines), class_="partings")
+    return outcomes
 
 
-def _settings_table(comparison: RunComparison, values: Mapping[str, Sequence[str]]) -> HTML:
-    header = [
-        "setting",
-        *(element("span", label_of(comparison, i)) for i in range(len(comparison.runs))),
-    ]
-    rows = []
-    for name, row in list(values.items())[:_MOST_SETTINGS]:
-        differs = len(set(row)) > 1
-        cells = [element("td", one or EMPTY) for one in row]
-        kind = "differs" if differs else None
-        rows.append(element("tr", element("td", name, class_="name"), *cells, class_=kind))
-    return join(scrolling_table(header, rows), _left_out(values))
-
-
-def _left_out(values: Mapping[str, Sequence[str]]) -> HTML:
-    left_out = len(values) - _MOST_SETTINGS
-    return note_of(f"… and {left_out} more" if left_out > 0 else "")
-
-
-def configuration_section(comparison: RunComparison) -> HTML | None:
-    """Show all hyperparameters and facts about the system."""
+def configuration(comparison: RunComparison) -> dict[str, Mapping[str, Sequence[str]]]:
+    """Return the tables of all hyperparameters and of facts about the system."""
     modules = {n: v for n, v in comparison.settings.items() if n.split("/")[0] == "modules"}
     settings = {n: v for n, v in comparison.settings.items() if n not in modules}
     tables = {
@@ -99,9 +59,4 @@ def configuration_section(comparison: RunComparison) -> HTML | None:
         "Layers of the model": modules,
         "System": comparison.system,
     }
-    tables_shown = [
-        fold(f"{summary} ({len(values)})", _settings_table(comparison, values))
-        for summary, values in tables.items()
-        if values
-    ]
-    return join(*tables_shown) if tables_shown else None
+    return {summary: values for summary, values in tables.items() if values}

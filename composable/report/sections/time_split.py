@@ -2,19 +2,14 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from composable.report.comparison import RunComparison
-from composable.report.html import HTML, element, join
-from composable.report.sections._common import (
-    format_span,
-    labelled,
-    note_of,
-)
+from composable.report.sections._common import format_span
 
-__all__ = ["time_split"]
+__all__ = ["PART_COLORS", "time_split"]
 
-
-_PARTS = {  # the parts of TimeSplit, with their colors
+PART_COLORS = {  # the parts of TimeSplit, with their colors
     "data": "#b4690e",
     "forward": "#3a62c8",
     "backward": "#7d55c7",
@@ -25,35 +20,16 @@ _PARTS = {  # the parts of TimeSplit, with their colors
 }
 
 
-def time_split(comparison: RunComparison) -> HTML | None:
-    """Show the share of each part of training, as bars."""
+def time_split(comparison: RunComparison) -> list[tuple[int, str, list[Any]]]:
+    """List the bars of each run: the share of each part of training, a text and a color."""
     rows = []
-    for index, run, label in labelled(comparison):
+    for index, run in enumerate(comparison.runs):
         split = {n: s for n, s in run.time_split.items() if math.isfinite(s) and s > 0}
         if whole := sum(split.values()):
-            parts = [(n, split[n]) for n in (*_PARTS, *split.keys() - _PARTS.keys()) if n in split]
-            bars = [_bar(name, seconds, whole) for name, seconds in parts]
-            total = element("span", _sum(split, whole, run.num_seconds), class_="total")
-            rows.append(
-                element(
-                    "div",
-                    element("div", label, total, class_="bar-name"),
-                    element("div", *bars, class_="bar"),
-                    data_run=index,
-                )
-            )
-    if not rows:
-        return None
-    legend = element(
-        "p",
-        *(
-            element("span", element("i", class_="dot", style=f"background:{color}"), name)
-            for name, color in _PARTS.items()
-        ),
-        class_="legend",
-    )
-    note = "Times of the host: on a GPU, a part that waits for queued work includes its time."
-    return join(legend, *rows, note_of(note))
+            names = [n for n in (*PART_COLORS, *split.keys() - PART_COLORS.keys()) if n in split]
+            bars = [_bar(name, split[name], whole) for name in names]
+            rows.append((index, _sum(split, whole, run.num_seconds), bars))
+    return rows
 
 
 def _sum(split: Mapping[str, float], whole: float, training: float | None) -> str:
@@ -67,10 +43,7 @@ def _sum(split: Mapping[str, float], whole: float, training: float | None) -> st
     return f"{format_span(whole)} = {shown}"
 
 
-def _bar(name: str, seconds: float, whole: float) -> HTML:
+def _bar(name: str, seconds: float, whole: float) -> tuple[float, str, str]:
     share = 100 * seconds / whole
     text = f"{name}: {format_span(seconds)}, {share:.3g} %"
-    inside = f"{share:.0f} %" if share >= 6 else ""
-    color = _PARTS.get(name, "#6b7683")
-    style = f"width:{share:.3f}%;background:{color}"
-    return element("span", inside, style=style, title=text)
+    return share, text, PART_COLORS.get(name, PART_COLORS["other"])
