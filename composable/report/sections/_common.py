@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from composable._support import printable
+from composable._support.printable import format_duration
 from composable.report.recorded_run import RecordedRun
 
 __all__ = [
@@ -35,8 +35,7 @@ def format_number(value: float | None, digits: int = 4) -> str:
 
 def format_span(seconds: float | None) -> str:
     """Format seconds for a table, of which a file may have any value."""
-    unknown = seconds is None or not math.isfinite(seconds)
-    return EMPTY if unknown else printable.format_duration(seconds)  # type: ignore[arg-type]
+    return EMPTY if seconds is None or not math.isfinite(seconds) else format_duration(seconds)
 
 
 # --- values from files, which may be anything ---
