@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from composable._support.checks import check_count
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike, check_interval, completes
-from composable.core.stateful import numbers
+from composable.core.stateful import list_of_numbers
 from composable.core.time import progress
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class RuntimeEstimator(Callback):
 
     _saved_attributes: ClassVar = {
         "_unit": str | None,
-        "_start": numbers(2, optional=True),
-        "_latest": numbers(2),
-        "_evaluations": dict[str, numbers(3)],  # type: ignore[misc]
+        "_start": list_of_numbers(2, optional=True),
+        "_latest": list_of_numbers(2),
+        "_evaluations": dict[str, list_of_numbers(3)],  # type: ignore[misc]
     }
 
     def __init__(self, interval: IntervalLike = "10ba", *, skip_batches: int = 1) -> None:

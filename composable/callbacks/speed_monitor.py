@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from composable._support.checks import check_count, check_range
 from composable._support.warn import warn_user
 from composable.core.callback import Callback
-from composable.core.stateful import Number, NumberOrNone, numbers
+from composable.core.stateful import Number, NumberOrNone, list_of_numbers
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
 
@@ -76,7 +76,7 @@ class SpeedMonitor(Callback):
     """
 
     _saved_attributes: ClassVar = {
-        "_window": list[numbers(len(_UNITS) + 1)],  # type: ignore[misc]
+        "_window": list[list_of_numbers(len(_UNITS) + 1)],  # type: ignore[misc]
         "_counted": NumberOrNone,
         "_eval_seconds": Number,
     }

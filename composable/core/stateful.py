@@ -21,7 +21,7 @@ __all__ = [
     "declared_state",
     "is_count",
     "is_number",
-    "numbers",
+    "list_of_numbers",
     "saved",
 ]
 
@@ -154,7 +154,7 @@ def _is_number_or_none(value: Any) -> bool:
     return value is None or isinstance(value, Fraction) or is_number(value)
 
 
-def numbers(count: int, *, optional: bool = False) -> Any:
+def list_of_numbers(count: int, *, optional: bool = False) -> Any:
     """Return the type of a list of some numbers, or None if it is optional."""
 
     def fits(value: Any) -> bool:
