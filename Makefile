@@ -146,9 +146,10 @@ clean:
 
 INPUTS = $(VENV)/.made-with pyproject.toml constraints.txt composable/_version.py
 
-# Everything includes what the demo needs.
+# Everything includes what the demo needs. Of its many modules a few are imported: Python compiles
+# these when they are, and pip would take a minute for all.
 $(VENV)/.ready: $(INPUTS)
-	$(PIP) install $(CONSTRAINTS) -e '.[all]' --group dev
+	$(PIP) install --no-compile $(CONSTRAINTS) -e '.[all]' --group dev
 	@touch $@ $(VENV)/.ready-demo
 
 $(VENV)/.ready-demo: $(INPUTS)

@@ -38,17 +38,21 @@ def test_every_case_of_a_part_runs_on_a_cpu(part):
     assert missing <= {"tf32", "speedrun_gpt"}
 
 
+@pytest.mark.campaign
+def test_processes_are_killed_and_resume_on_a_cpu():
+    assert [(row["status"], row["ranks"]) for row in rows_of("processes")] == [("passed", 2)]
+
+
 def test_a_part_runs_in_its_own_process_and_writes_its_file(tmp_path, capsys):
     arguments = ["--device", "cpu", "--size", "tiny", "--output", str(tmp_path)]
 
-    assert gpu.main([*arguments, "--part", "processes"]) == 0
+    assert gpu.main([*arguments, "--part", "waits"]) == 0
 
-    result = json.loads((tmp_path / "processes.json").read_text())
-    assert [case["status"] for case in result["cases"]] == ["passed"]
-    assert result["cases"][0]["ranks"] == 2
+    result = json.loads((tmp_path / "waits.json").read_text())
+    assert {case["status"] for case in result["cases"]} == {"passed", "missing"}
     assert result["environment"]["size"] == "tiny"
     page = (tmp_path / "index.md").read_text()
-    assert "## Several processes" in page
+    assert f"## {TITLES['waits']}" in page
     assert "\nNot run: `precisions`, `methods`," in page
 
 
