@@ -50,7 +50,8 @@ def squared_relu(
 
     The function knows the feed-forward blocks of BERT, DistilBERT, RoBERTa, XLM-RoBERTa, GPT-2,
     GPT-NeoX, Llama, Mistral, Phi-3, Qwen2 and Qwen3 of Hugging Face, the layers of `nn.Transformer`
-    and those of `register_gated_linear_units`. The keys of the state dict don't change.
+    and those of `register_gated_linear_units`. Hooks of the activations and the keys of the state
+    dict don't change.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -78,21 +79,16 @@ def squared_relu(
     if target is not None:
         check_class("target", target)
 
-    def new_activation(old: Any, mode: bool) -> nn.Module:
-        if isinstance(old, SquaredReLU) and old.slope == slope:
-            return old
-        return SquaredReLU(slope).train(mode)
-
     def rule(name: str, module: nn.Module) -> nn.Module:
         if target is not None:
             found = target in (*type(module).__mro__, *map(class_name, type(module).__mro__))
-            return new_activation(module, module.training) if found else module
+            return _squared(module, slope, module.training) if found else module
         path = _path(module)
         if path is None:
             return module
         at, _, attribute = path.rpartition(".")
         old = getattr(module.get_submodule(at), attribute)
-        new = new_activation(old, module.training)
+        new = _squared(old, slope, module.training)
         if new is old:
             return module
         block = reclass(module, type(module))
@@ -107,6 +103,16 @@ def squared_relu(
         sought = known if target is None else f"layers of the class {target}"
         report_nothing("squared_relu", sought, ADVICE if target is None else "")
     return result.model
+
+
+def _squared(old: Any, slope: float, mode: bool) -> nn.Module:
+    """Return the activation in the place of another one, with its hooks."""
+    if isinstance(old, SquaredReLU) and old.slope == slope:
+        return old
+    new = SquaredReLU(slope).train(mode)
+    if isinstance(old, nn.Module):
+        vars(new).update({name: one for name, one in vars(old).items() if "_hook" in name})
+    return new
 
 
 def _path(block: nn.Module) -> str | None:

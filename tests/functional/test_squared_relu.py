@@ -69,3 +69,16 @@ def test_target_replaces_activations_of_any_model():
     assert [type(module) for module in new[1:]] == [F.SquaredReLU, nn.GELU]
     with pytest.warns(F.NoEffectWarning, match="squared_relu found nothing to replace"):
         assert F.squared_relu(model) is model
+
+
+@pytest.mark.parametrize("target", [None, nn.GELU])
+def test_hooks_of_an_activation_are_kept(target):
+    block, called = Hidden(8), []
+    block[1].register_forward_hook(lambda *_: called.append("after"))
+    block[1].register_forward_pre_hook(lambda *_: called.append("before"))
+    new = F.squared_relu(block, target=target)
+
+    new(torch.ones(1, 8))
+
+    assert isinstance(new[1], F.SquaredReLU)
+    assert called == ["before", "after"]
