@@ -83,9 +83,10 @@ shapes:
 	$(PYTEST) tests/functional '--jaxtyping-packages=composable.functional,$(BEARTYPE)'
 package:
 	$(PYTEST) tests/test_package.py
-# worksteal: half of the tests for each worker, in order, so that those of a file share fixtures.
+# worksteal: a third of the tests for each worker, in order, so that those of a file share fixtures.
+# Three for two cores: many tests wait for processes and files.
 tests:
-	$(PYTEST) -n 2 --dist worksteal --durations=10 --ignore=tests/functional
+	$(PYTEST) -n 3 --dist worksteal --durations=10 --ignore=tests/functional
 
 # ------------------------------------------------------------------------------------------------
 # Other tasks
