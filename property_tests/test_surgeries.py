@@ -12,9 +12,11 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable.utils.reproducibility import seed_context
-from tests.functional.test_surgeries import OWN, Block, FeedForward
+from tests.functional.test_surgeries import OWN, factorize
+from tests.support.arguments import Block
 from tests.support.models import WORDS, language_model
 from tests.support.strategies import few
+from tests.support.surgery import FeedForward
 
 dims = st.integers(1, 3)
 seeds = st.integers(0, 2**32 - 1)
@@ -60,12 +62,11 @@ def test_longer_input_does_not_change_earlier_outputs_of_a_biased_decoder(seed, 
     assert_close(model(ids)[..., :first], model(ids[:, :first]))
 
 
-ON_TOKENS = ("alibi", "attention_output_gate", "exclusive_self_attention", "ngram_embeddings")
-ON_TOKENS += ("partial_key_offset", "qk_norm", "rotary", "skip_connections", "sliding_window")
-ON_TOKENS += ("smear", "split_head", "value_embeddings", "value_residual")
-TOGETHER = {name: one.operate for name, one in OWN.items() if name not in ON_TOKENS}
-TOGETHER |= {"channels_last": F.channels_last}
-del TOGETHER["stochastic_depth by sample"]
+ON_TEXTS = ("skip_connections(dynamic=True)", "value_residual")
+ON_IMAGES = [n for n, one in OWN.items() if one.inputs().is_floating_point() and n not in ON_TEXTS]
+TOGETHER = {name: OWN[name].operate for name in [*ON_IMAGES, "softcap_head"]}
+TOGETHER |= {"channels_last": F.channels_last, "factorize": factorize}
+del TOGETHER['stochastic_depth(method="sample")']
 
 
 def net():
@@ -78,7 +79,7 @@ def net():
             nn.LayerNorm(4),
             nn.Dropout(),
             nn.Conv2d(4, 4, 1),
-            Block(),
+            Block(4),
             FeedForward(),
         )
 

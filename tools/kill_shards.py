@@ -36,6 +36,7 @@ from composable.distributed import Processes
 STEPS, ROWS, COLUMNS = 24, 64, 256
 LIMIT = 180.0
 """How long processes may take to end on a busy machine, in seconds."""
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where files are safe from SIGKILL, though not from a power failure, and soon written."""
 
@@ -140,6 +141,8 @@ def begin(folder: Path, size: int, *, overwrite: bool) -> list[int]:
     end = time.monotonic() + LIMIT
     while time.monotonic() < end:
         if all((folder / f"ready-{rank}").exists() for rank in range(size)):
+            break
+        if any(os.waitid(os.P_PID, child, ENDED) for child in children):
             break
         time.sleep(0.001)
     return children

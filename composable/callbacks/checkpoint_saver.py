@@ -3,14 +3,12 @@
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from composable._support.checks import as_path
-from composable._support.printable import shorten
+from composable._support.checks import as_path, check_flag, check_one_of
 from composable._support.warn import warn_user
 from composable.checkpoint.filters import check_patterns
-from composable.core.callback import Callback, check_keys
+from composable.core.callback import Callback, check_state
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
@@ -92,11 +90,13 @@ class CheckpointSaver(Callback):
         self.save_interval = check_interval("save_interval", save_interval)
         self.filename = _check_filename(filename)
         self.num_checkpoints_to_keep = _check_keep(num_checkpoints_to_keep)
-        self.overwrite = _check_flag("overwrite", overwrite)
-        self.weights_only = _check_flag("weights_only", weights_only)
+        check_flag("overwrite", overwrite)
+        check_flag("weights_only", weights_only)
+        check_flag("background", background)
+        check_one_of("on_error", on_error, ("raise", "warn"))
+        self.overwrite, self.weights_only = overwrite, weights_only
+        self.background, self.on_error = background, on_error
         self.ignore_keys = check_patterns("ignore_keys", ignore_keys)
-        self.background = _check_flag("background", background)
-        self.on_error = _check_choice("on_error", on_error, ("raise", "warn"))
         self.metric = None if metric is None else full_name("metric", metric)
         self.mode = known_mode(self.metric or "loss", mode)
         self._given_mode = mode
@@ -178,9 +178,7 @@ class CheckpointSaver(Callback):
         Raises:
             ValueError: A name is a path, or another value is not what `state_dict` returns.
         """
-        check_keys(self, state)
-        if not isinstance(state["seen"], (Timestamp, NoneType)):
-            raise ValueError(f"seen={shorten(state['seen'], 200)} must be a Timestamp or None.")
+        check_state(self, state, {"seen": Timestamp | None})
         self.manager.load_state_dict(state)
         self._seen = state["seen"]
 
@@ -220,15 +218,3 @@ def _check_keep(count: Any) -> int | None:
     raise ValueError(
         f"num_checkpoints_to_keep={count!r} must be a positive integer, or None to keep all."
     )
-
-
-def _check_flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r} must be True or False.")
-    return value
-
-
-def _check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
-    return str(value)

@@ -1,15 +1,12 @@
 """Stop training when a metric has stopped improving."""
 
 import re
-from collections.abc import Mapping
-from fractions import Fraction
-from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from composable._support.checks import check_range
 from composable.callbacks._watched_result import WatchedResult
-from composable.core.callback import check_keys
 from composable.core.results import is_better
+from composable.core.stateful import Count, NumberOrNone
 from composable.core.time import Time, TimeLike, check_time, progress
 
 if TYPE_CHECKING:
@@ -51,6 +48,12 @@ class EarlyStopper(WatchedResult):
         'max'
     """
 
+    _saved_attributes: ClassVar = {
+        "best": NumberOrNone,
+        "_since": NumberOrNone,
+        "_evaluations": Count,
+    }
+
     def __init__(
         self,
         monitor: str,
@@ -89,23 +92,6 @@ class EarlyStopper(WatchedResult):
         if isinstance(self.patience, Time):
             return progress(state, self.patience)
         return self._evaluations, int(self.patience.removesuffix("eval"))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the best result, the time at which it was reached, and the evaluations so far."""
-        return {"best": self.best, "since": self._since, "evaluations": self._evaluations}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the best result and its time.
-
-        Raises:
-            ValueError: A value is neither a number nor None.
-        """
-        check_keys(self, state)
-        for name, value in state.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float, Fraction, NoneType)):
-                raise ValueError(f"{name} must be a number or None, not a {type(value).__name__}.")
-        self.best, self._since = state["best"], state["since"]
-        self._evaluations = state["evaluations"] or 0
 
 
 def _check_patience(patience: Any) -> Time | str:

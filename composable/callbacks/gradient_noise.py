@@ -4,8 +4,7 @@ McCandlish, Kaplan and Amodei, "An Empirical Model of Large-Batch Training",
 2018, https://arxiv.org/abs/1812.06162, appendix A.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,8 +13,8 @@ from composable._support.checks import check_range
 from composable._support.warn import warn_user
 from composable.callbacks._monitor import Monitor
 from composable.callbacks._norms import l2_norms, total_norm
-from composable.core.callback import check_keys
 from composable.core.intervals import IntervalLike
+from composable.core.stateful import Count, Kind
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
 
@@ -25,6 +24,13 @@ if TYPE_CHECKING:
     from composable.core.state import State
 
 __all__ = ["GradientNoise"]
+
+
+def _are_averages(value: Any) -> bool:
+    return value is None or (isinstance(value, Tensor) and value.shape == (2,))
+
+
+_AVERAGES = Annotated[Any, Kind("a tensor of two numbers or None", _are_averages)]
 
 
 class GradientNoise(Monitor):
@@ -77,6 +83,8 @@ class GradientNoise(Monitor):
         >>> len(memory.series("gradient_noise/scale"))
         2
     """
+
+    _saved_attributes: ClassVar = {"_averages": _AVERAGES, "_count": Count}
 
     def __init__(self, interval: IntervalLike = "10ba", *, smoothing: float = 0.95) -> None:
         super().__init__(interval)
@@ -181,23 +189,6 @@ class GradientNoise(Monitor):
         self._first = False
         self._small = self._latest = self._large = None
         self._part = self._whole = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the averages."""
-        return {"averages": self._averages, "count": self._count}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the averages.
-
-        Raises:
-            ValueError: They are not averages that `state_dict` returns.
-        """
-        check_keys(self, state)
-        averages, count = state["averages"], state["count"]
-        is_pair = isinstance(averages, Tensor) and averages.shape == (2,)
-        if type(count) is not int or not (is_pair or averages is None):
-            raise ValueError("averages must be a tensor of two numbers or None, and count an int.")
-        self._averages, self._count = averages, count
 
 
 def _squared_norm(state: "State") -> Tensor | None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from composable._support.checks import as_path, check_flag, check_one_of, check_range
 from composable._support.paths import check_no_link, is_stream_file, open_to_write, truncate
-from composable.core.callback import Callback, check_keys
+from composable.core.callback import Callback, check_state
 from composable.core.control import Control
 from composable.core.result_names import find_result, full_name, mode_of
 from composable.core.results import is_better
+from composable.core.stateful import Count
 from composable.distributed import Processes
 
 if TYPE_CHECKING:
@@ -259,12 +260,9 @@ class MLPerfCallback(Callback):
         Raises:
             ValueError: A value is not what `state_dict` returns.
         """
-        check_keys(self, state)
-        size, once = state["bytes"], state["once"]
-        if type(size) is not int or size < 0 or not isinstance(once, list):
-            raise ValueError("bytes must be a non-negative integer, and once a list of keys.")
+        check_state(self, state, {"bytes": Count, "once": list[str]})
         self.close()
-        self._size, self._once = size, list(once)
+        self._size, self._once = state["bytes"], list(state["once"])
 
 
 def _epoch(state: "State") -> int:

@@ -1,20 +1,17 @@
 """Profile a few batches with PyTorch's profiler."""
 
 import os
-from collections.abc import Mapping
-from fractions import Fraction
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from composable._support.checks import as_path, check_count, check_flag
 from composable._support.paths import next_name, open_to_write, replacing
-from composable._support.printable import shorten
 from composable._support.warn import warn_user
-from composable.core.callback import Callback, check_keys
+from composable.core.callback import Callback
+from composable.core.stateful import Count, Kind, NumberOrNone, is_count
 from composable.core.time import Time, TimeLike, check_time, progress
 from composable.distributed import Processes
 
@@ -25,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["Profiler"]
 
 _PHASES = ("wait", "warmup", "active")
+_PHASE = Annotated[
+    int,
+    Kind(f"an integer in [0, {len(_PHASES)})", lambda one: is_count(one) and one < len(_PHASES)),
+]
 _active: list["Profiler"] = []
 
 
@@ -65,6 +66,8 @@ class Profiler(Callback):
         >>> str(profiler.warmup)
         '1ba'
     """
+
+    _saved_attributes: ClassVar = {"_phase": _PHASE, "_recordings": Count, "_since": NumberOrNone}
 
     def __init__(  # noqa: PLR0913 (public options)
         self,
@@ -212,28 +215,6 @@ class Profiler(Callback):
             with open_to_write(partial.with_suffix(".txt"), "x") as file:
                 file.write(table)
             finished.export_chrome_trace(str(partial))
-
-    # --- resuming ---
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the schedule."""
-        return {"phase": self._phase, "recordings": self._recordings, "since": self._since}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the position in the schedule.
-
-        Raises:
-            ValueError: A value is not what `state_dict` returns.
-        """
-        check_keys(self, state)
-        phase, recordings, since = state["phase"], state["recordings"], state["since"]
-        if type(phase) is not int or phase not in range(len(_PHASES)):
-            raise ValueError(f"phase must be in [0, {len(_PHASES)}), not {shorten(phase, 40)}.")
-        if type(recordings) is not int or recordings < 0:
-            raise ValueError("recordings must be a non-negative integer.")
-        if isinstance(since, bool) or not isinstance(since, (int, float, Fraction, NoneType)):
-            raise ValueError(f"since must be a number or None, not a {type(since).__name__}.")
-        self._phase, self._recordings, self._since = phase, recordings, since
 
 
 def _activities(state: "State") -> list[ProfilerActivity]:

@@ -1,12 +1,12 @@
 """Estimate the remaining time of a run."""
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from composable._support.checks import check_count
-from composable.core.callback import Callback, check_keys
+from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.core.stateful import list_of_numbers
 from composable.core.time import progress
 
 if TYPE_CHECKING:
@@ -56,6 +56,13 @@ class RuntimeEstimator(Callback):
         >>> first > last == 0
         True
     """
+
+    _saved_attributes: ClassVar = {
+        "_unit": str | None,
+        "_start": list_of_numbers(2, optional=True),
+        "_latest": list_of_numbers(2),
+        "_evaluations": dict[str, list_of_numbers(3)],  # type: ignore[misc]
+    }
 
     def __init__(self, interval: IntervalLike = "10ba", *, skip_batches: int = 1) -> None:
         self.interval = check_interval("interval", interval)
@@ -127,31 +134,6 @@ class RuntimeEstimator(Callback):
         """Discard the start of an evaluation that did not end."""
         self._due, self._began, self._results = False, 0.0, None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the measurements."""
-        return {
-            "unit": self._unit,
-            "start": self._start,
-            "latest": self._latest,
-            "evaluations": {label: [*one] for label, one in self._evaluations.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the measurements.
-
-        Raises:
-            ValueError: They are not measurements that `state_dict` returns.
-        """
-        check_keys(self, state)
-        start, latest, evaluations = state["start"], state["latest"], state["evaluations"]
-        valid = _are_numbers(latest, 2) and (start is None or _are_numbers(start, 2))
-        if not valid or not isinstance(evaluations, Mapping):
-            raise ValueError("start and latest must be pairs of numbers, and evaluations a dict.")
-        if not all(_are_numbers(one, 3) for one in evaluations.values()):
-            raise ValueError("evaluations must have three numbers for each evaluator.")
-        self._unit, self._start, self._latest = state["unit"], start, [*latest]
-        self._evaluations = {label: [*one] for label, one in evaluations.items()}
-
     def _measure(self, state: "State") -> None:
         """Record the progress, if it changed since the last batch."""
         if state.max_duration is None:
@@ -177,11 +159,3 @@ class RuntimeEstimator(Callback):
             if last > 0:
                 evaluation += seconds / count * int(float(total - last) / (float(last) / count))
         return training, evaluation
-
-
-def _are_numbers(values: Any, count: int) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == count
-        and all(type(one) in (int, float) for one in values)
-    )

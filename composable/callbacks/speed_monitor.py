@@ -1,14 +1,14 @@
 """Log the throughput of training, and the time it takes."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from composable._support.checks import check_count, check_range
 from composable._support.warn import warn_user
-from composable.core.callback import Callback, check_keys
+from composable.core.callback import Callback
+from composable.core.stateful import Number, NumberOrNone, list_of_numbers
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
 
@@ -75,6 +75,12 @@ class SpeedMonitor(Callback):
         True
     """
 
+    _saved_attributes: ClassVar = {
+        "_window": list[list_of_numbers(len(_UNITS) + 1)],  # type: ignore[misc]
+        "_counted": NumberOrNone,
+        "_eval_seconds": Number,
+    }
+
     def __init__(
         self,
         window_size: int = 100,
@@ -90,7 +96,7 @@ class SpeedMonitor(Callback):
         self.flops_per_batch = flops_per_batch
         self.gpu_flops_available = gpu_flops_available
         # Batches, samples, tokens, operations and seconds of training at the end of each batch.
-        self._window: deque[tuple[float, ...]] = deque(maxlen=min(window_size, 2**62) + 1)
+        self._window: list[list[float]] = []
         self._counted: float | None = None
         self._eval_seconds = 0.0
         self._peak: float | None = None
@@ -115,6 +121,7 @@ class SpeedMonitor(Callback):
     def batch_end(self, state: "State", logger: "Logger") -> None:
         """Log the times, and the throughput over the window."""
         self._window.append(self._done(state))
+        del self._window[: -self.window_size - 1]
         trained = state.timestamp.total_wct
         metrics = {
             "time/train": trained,
@@ -141,36 +148,9 @@ class SpeedMonitor(Callback):
         """Stop the clock of an evaluation that did not end."""
         self._began = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the window, the counted operations, and the seconds of evaluation."""
-        return {
-            "window": [list(done) for done in self._window],
-            "counted": self._counted,
-            "eval_seconds": self._eval_seconds,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Raises:
-            ValueError: The state is not one that `state_dict` returns.
-        """
-        check_keys(self, state)
-        window, counted, seconds = state["window"], state["counted"], state["eval_seconds"]
-        if not isinstance(window, list) or not all(map(_is_point, window)):
-            raise ValueError(
-                "window must be a list of counts of batches, samples, tokens and operations, and "
-                "seconds."
-            )
-        if not (counted is None or _is_number(counted)) or not _is_number(seconds):
-            raise ValueError("counted must be a number or None, and eval_seconds a number.")
-        self._window.clear()
-        self._window.extend(tuple(done) for done in window)
-        self._counted, self._eval_seconds = counted, seconds
-
-    def _done(self, state: "State") -> tuple[float, ...]:
+    def _done(self, state: "State") -> list[float]:
         now = state.timestamp
-        return now.batch, now.sample, now.token, state.flops or 0.0, now.total_wct
+        return [now.batch, now.sample, now.token, state.flops or 0.0, now.total_wct]
 
     def _throughput(self) -> dict[str, float]:
         first, last = self._window[0], self._window[-1]
@@ -245,11 +225,3 @@ def _check_flops(flops: Any) -> None:
             f"flops_per_batch={flops!r} must be 'count', a number, a function of the batch or None."
         )
     check_range("flops_per_batch", flops, 0, ends="()")
-
-
-def _is_point(done: Any) -> bool:
-    return isinstance(done, list) and len(done) == len(_UNITS) + 1 and all(map(_is_number, done))
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)

@@ -1,11 +1,12 @@
 """Log how the time of training is split."""
 
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from composable._support.checks import check_count
-from composable.core.callback import Callback, check_keys
+from composable.core.callback import Callback
+from composable.core.stateful import Kind, is_number
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -14,6 +15,23 @@ if TYPE_CHECKING:
 __all__ = ["TimeSplit"]
 
 _PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "saving", "other")
+
+
+def _are_seconds(value: Any) -> bool:
+    fits = isinstance(value, dict) and value.keys() == set(_PARTS)
+    return fits and all(is_number(one) and one >= 0 for one in value.values())
+
+
+_SECONDS = Annotated[Any, Kind(f"numbers of at least 0 for {', '.join(_PARTS)}", _are_seconds)]
+
+
+def _begins(part: str) -> Callable[["TimeSplit", "State", "Logger"], None]:
+    """Return the method for an event at which a part begins, and the one before it ends."""
+
+    def begin(self: "TimeSplit", state: "State", logger: "Logger") -> None:
+        self._begin(part)
+
+    return begin
 
 
 class TimeSplit(Callback):
@@ -59,6 +77,8 @@ class TimeSplit(Callback):
          'time_split/other']
     """
 
+    _saved_attributes: ClassVar = {"_seconds": _SECONDS}
+
     def __init__(self, interval: int = 100) -> None:
         check_count("interval", interval, 1)
         self.interval = interval
@@ -75,53 +95,13 @@ class TimeSplit(Callback):
         """Start the clock."""
         self._part, self._since = "other", time.perf_counter()
 
-    def before_dataloader(self, state: "State", logger: "Logger") -> None:
-        """Begin `data`."""
-        self._begin("data")
-
-    def after_dataloader(self, state: "State", logger: "Logger") -> None:
-        """End `data`."""
-        self._begin("other")
-
-    def epoch_end(self, state: "State", logger: "Logger") -> None:
-        """End `data`: the loader is exhausted."""
-        self._begin("other")
-
-    def before_forward(self, state: "State", logger: "Logger") -> None:
-        """Begin `forward`."""
-        self._begin("forward")
-
-    def before_backward(self, state: "State", logger: "Logger") -> None:
-        """Begin `backward`."""
-        self._begin("backward")
-
-    def after_backward(self, state: "State", logger: "Logger") -> None:
-        """End `backward`."""
-        self._begin("other")
-
-    def before_optimizer_step(self, state: "State", logger: "Logger") -> None:
-        """Begin `optimizer`."""
-        self._begin("optimizer")
-
-    def after_optimizer_step(self, state: "State", logger: "Logger") -> None:
-        """End `optimizer`."""
-        self._begin("other")
-
-    def eval_before_all(self, state: "State", logger: "Logger") -> None:
-        """Begin `evaluation`."""
-        self._begin("evaluation")
-
-    def eval_after_all(self, state: "State", logger: "Logger") -> None:
-        """End `evaluation`."""
-        self._begin("other")
-
-    def before_save(self, state: "State", logger: "Logger") -> None:
-        """Begin `saving`."""
-        self._begin("saving")
-
-    def after_save(self, state: "State", logger: "Logger") -> None:
-        """End `saving`."""
-        self._begin("other")
+    before_dataloader, after_dataloader = _begins("data"), _begins("other")
+    epoch_end = _begins("other")  # the loader is exhausted
+    before_forward = _begins("forward")
+    before_backward, after_backward = _begins("backward"), _begins("other")
+    before_optimizer_step, after_optimizer_step = _begins("optimizer"), _begins("other")
+    eval_before_all, eval_after_all = _begins("evaluation"), _begins("other")
+    before_save, after_save = _begins("saving"), _begins("other")
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
         """Log the times if it is due."""
@@ -135,21 +115,3 @@ class TimeSplit(Callback):
     def _log(self, logger: "Logger") -> None:
         self._begin("other")
         logger.log_metrics({f"time_split/{part}": self._seconds[part] for part in _PARTS})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the seconds of each part."""
-        return {"seconds": dict(self._seconds)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the seconds of each part.
-
-        Raises:
-            ValueError: They are not what `state_dict` returns.
-        """
-        check_keys(self, state)
-        seconds = state["seconds"]
-        if not isinstance(seconds, dict) or seconds.keys() != self._seconds.keys():
-            raise ValueError(f"seconds must be a number for each of {', '.join(_PARTS)}.")
-        if not all(type(one) in (int, float) and one >= 0 for one in seconds.values()):
-            raise ValueError("seconds must be numbers of at least 0.")
-        self._seconds = dict(seconds)

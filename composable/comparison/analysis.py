@@ -335,7 +335,10 @@ def _run_notes(runs: Runs, schedules: Sequence[Quality], *, measured: bool) -> I
 
 
 def _edges(study: Study, arm: str) -> Iterator[str]:
-    """Yield a warning for each chosen number that is the lowest or highest of its grid."""
+    """Yield a warning for each chosen number that is the lowest or highest of its grid.
+
+    Not for a lowest value of 0, which most often turns something off.
+    """
     own = [one.trial.settings for one in study.reported if one.trial.arm == arm]
     by_amount = {settings.get(AMOUNT): settings for settings in own}
     every = [by_amount[one] for one in study.protocol.data_amounts or [None] if one in by_amount]
@@ -347,7 +350,7 @@ def _edges(study: Study, arm: str) -> Iterator[str]:
         )
         if len(numbers) < max(2, len(set(map(repr, values)))) or chosen not in numbers:
             continue
-        if chosen in (numbers[0], numbers[-1]):
+        if chosen in (numbers[0] or None, numbers[-1]):
             end, beyond = ("lowest", "lower") if chosen == numbers[0] else ("highest", "higher")
             note = (
                 f"{name}={chosen!r} is the {end} value that was tried: a {beyond} one may be better"

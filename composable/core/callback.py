@@ -1,11 +1,13 @@
 """Observers of training."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from inspect import signature
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from torch import nn
@@ -24,7 +26,7 @@ __all__ = [
     "Callback",
     "FunctionCallback",
     "callback_id",
-    "check_keys",
+    "check_state",
     "closing",
     "entered_callbacks",
     "hooks_of",
@@ -106,6 +108,9 @@ class Callback:
         ...     def load_state_dict(self, state):
         ...         self.lowest = state["lowest"]
     """
+
+    _saved_attributes: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """The attributes that are its state, each with the type of its value: see `check_type`."""
 
     records_run: ClassVar[bool] = False
     """Whether it records the run, as a `RunRecorder`, so that the `Trainer` adds none."""
@@ -199,19 +204,24 @@ class Callback:
 
         It is saved in every checkpoint. By default it is empty.
         """
-        return {}
+        return {_entry(name): copy.deepcopy(getattr(self, name)) for name in self._saved_attributes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `state_dict` returned.
 
         Raises:
-            ValueError: `state` isn't empty, and this class doesn't override the method.
+            ValueError: `state` is not one that `state_dict` returns, or isn't empty and this class
+                doesn't override the method.
         """
-        if state:
+        if state and not self._saved_attributes:
             raise ValueError(
                 f"{self.name} was given the state {sorted(state)}, but has none: was it saved by "
                 "another callback? A class that defines state_dict must define load_state_dict too."
             )
+        attributes = self._saved_attributes
+        check_state(self, state, {_entry(name): kind for name, kind in attributes.items()})
+        for name in attributes:
+            setattr(self, name, copy.deepcopy(state[_entry(name)]))
 
     def __enter__(self: Self) -> Self:
         _entered.set((*_entered.get(), self))
@@ -244,18 +254,27 @@ class FunctionCallback(Callback):
         return self.function(event, state, logger)
 
 
-def check_keys(callback: Callback, state: Mapping[str, Any]) -> None:
-    """Check that a saved state has the same keys as the callback's own state.
+def _entry(attribute: str) -> str:
+    """Return the name of an attribute in the state."""
+    return attribute.removeprefix("_")
+
+
+def check_state(callback: Callback, state: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Check that a saved state has the same keys as the callback's own state, and their types.
 
     Raises:
-        ValueError: The keys differ.
+        ValueError: The keys differ, or a value has another type.
     """
+    from composable.core.structure import check_type  # on use
+
     own = callback.state_dict().keys()
     if state.keys() != own:
         raise ValueError(
             f"{callback.name} was given the state {sorted(state)}, and its own has {sorted(own)}: "
             "was it saved by another callback?"
         )
+    for name, kind in kinds.items():
+        check_type(state[name], kind, name)
 
 
 def hooks_of(callback: Callback) -> dict[Event, Callable[..., Any]]:

@@ -1,6 +1,7 @@
 """Parts of a run that a checkpoint saves, and the types of what they save."""
 
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from typing import Annotated, Any, Protocol, get_type_hints, runtime_checkable
 
 import attrs
@@ -13,12 +14,14 @@ __all__ = [
     "Factor",
     "Kind",
     "Number",
+    "NumberOrNone",
     "SavedFields",
     "Size",
     "Stateful",
     "declared_state",
     "is_count",
     "is_number",
+    "list_of_numbers",
     "saved",
 ]
 
@@ -147,7 +150,23 @@ def _is_factor(value: Any) -> bool:
     return value is None or (isinstance(value, float) and 0 < value < 2.0**128)
 
 
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, Fraction) or is_number(value)
+
+
+def list_of_numbers(count: int, *, optional: bool = False) -> Any:
+    """Return the type of a list of some numbers, or None if it is optional."""
+
+    def fits(value: Any) -> bool:
+        if value is None:
+            return optional
+        return isinstance(value, list) and len(value) == count and all(map(is_number, value))
+
+    return Annotated[Any, Kind(f"a list of {count} numbers{' or None' * optional}", fits)]
+
+
 Count = Annotated[int, Kind("a non-negative integer", is_count)]
 Number = Annotated[Any, Kind("a number", is_number)]
+NumberOrNone = Annotated[Any, Kind("a number or None", _is_number_or_none)]
 Size = Annotated[int | None, Kind("a positive integer or None", _is_size)]
 Factor = Annotated[float | None, Kind("a positive number or None", _is_factor)]

@@ -24,11 +24,11 @@ from composable._support.paths import (
     truncate,
     write_atomically,
 )
-from composable._support.printable import shorten
-from composable.core.callback import check_keys
+from composable.core.callback import check_state
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Logger, to_numbers
 from composable.core.state import State
+from composable.core.stateful import Count
 from composable.core.time import Timestamp
 from composable.distributed import Processes
 from composable.loggers._histograms import Histogram
@@ -239,10 +239,8 @@ class JSONLinesLogger(LoggerDestination):
         Raises:
             ValueError: The file does not begin with the lines that were written.
         """
-        check_keys(self, state)
+        check_state(self, state, {"bytes": Count, "sha256": str})
         size, digest = state["bytes"], state["sha256"]
-        if type(size) is not int or size < 0:
-            raise ValueError(f"bytes={shorten(size, 40)} must be a non-negative integer.")
         if self._is_stream:
             return
         has = self.path.stat().st_size if self.path.exists() else 0

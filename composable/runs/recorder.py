@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from composable._support.checks import as_path, check_flag
+from composable._support.checks import as_path, check_flag, check_one_of
 from composable._support.file_hashing import hash_prefix
 from composable._support.paths import check_no_link, open_to_write, truncate
 from composable._support.warn import warn_user
 from composable.checkpoint.atomic import make_folder
 from composable.checkpoint.compare import digest
 from composable.checkpoint.errors import UnwritableCheckpointError
-from composable.core.callback import Callback, check_keys
+from composable.core.callback import Callback, check_state
 from composable.core.logger import to_numbers
 from composable.core.state import State
+from composable.core.stateful import Count
 from composable.optim.learning_rates import LearningRates
 from composable.resume.manager import UnsavedCheckpointWarning
 from composable.runs import records
@@ -77,8 +78,7 @@ class RunRecorder(Callback):
     def __init__(
         self, folder: str | Path, *, weights: bool = False, on_error: str = "raise"
     ) -> None:
-        if not isinstance(on_error, str) or on_error not in ("raise", "warn"):
-            raise ValueError(f"on_error={on_error!r} must be one of 'raise', 'warn'.")
+        check_one_of("on_error", on_error, ("raise", "warn"))
         check_flag("weights", weights)
         self.folder = as_path("folder", folder)
         self.weights = weights
@@ -266,10 +266,7 @@ class RunRecorder(Callback):
         Raises:
             ValueError: A value is not what `state_dict` returns.
         """
-        check_keys(self, state)
-        size, digest = state["bytes"], state["sha256"]
-        if type(size) is not int or size < 0 or not isinstance(digest, str):
-            raise ValueError("bytes must be a non-negative integer, and sha256 a string.")
+        check_state(self, state, {"bytes": Count, "sha256": str})
         self._pending = []
         self._bytes, self._digest = state["bytes"], state["sha256"]
         self._opened = False

@@ -18,7 +18,8 @@ from composable.data.indexed import indices_of
 from composable.functional import alternating_flip, draw_alternating_flip
 from composable.testing import check_algorithm
 from tests.support.data import examples
-from tests.support.models import conv_net, same, weights
+from tests.support.models import conv_net, same
+from tests.support.outcomes import resumes_exactly
 from tests.support.runs import VISION
 
 
@@ -160,19 +161,15 @@ def test_dense_targets_among_others_are_flipped_with_their_images():
 @BOTH
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_shuffled_run_resumes_and_does_not_depend_on_workers(algorithm, workers, tmp_path):
-    def run(workers=0, **options):
+    def run(use=0, **options):
         return VISION.trainer(
-            loader=loader(workers, lambda data: PerExample(data, 17)),
+            loader=loader(use, lambda data: PerExample(data, 17)),
             algorithms=[algorithm, SelectiveBackprop(start=0.0, end=1.0)],
             max_duration="3ep",
             **options,
         ).fit()
 
-    whole = run(save_folder=tmp_path, save_interval="1ba")
-
-    resumed = run(workers, load_path=tmp_path / "ep1-ba4")
-
-    assert same(weights(whole.model), weights(resumed.model))
+    resumes_exactly(run, tmp_path, 4, use=workers)
 
 
 class Inputs(Callback):

@@ -20,6 +20,7 @@ from composable.trainer.guards import NonFiniteLossWarning
 from tests.support.data import batches, shuffling_loader
 from tests.support.models import CLASSES, linear, mlp, same, seeded, weights
 from tests.support.observers import Watch
+from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer, sgd
 
 
@@ -161,16 +162,8 @@ def test_everything_is_kept_with_keep_1():
 )
 def test_run_resumes_bit_for_bit_in_mid_epoch(options, tmp_path):
     more = [A.EMA(half_life="2ba"), A.LabelSmoothing(0.1)]
-    whole = trainer(more=more, save_folder=tmp_path, save_interval="1ba", **options).fit()
-    points = sorted(tmp_path.glob("ep*-ba*"), key=lambda p: int(p.name.split("ba")[-1]))
 
-    resumed = trainer(more=more, load_path=points[1], **options).fit()
-
-    assert same(weights(whole.model), weights(resumed.model))
-    ours, theirs = memory_of(whole), memory_of(resumed)
-    assert same(dict(ours["weights"]), dict(theirs["weights"]))
-    assert [row[:2] for row in ours["rows"]] == [row[:2] for row in theirs["rows"]]
-    assert all(torch.equal(a[3], b[3]) for a, b in zip(ours["rows"], theirs["rows"], strict=True))
+    resumes_exactly(lambda **more_: trainer(more=more, **options, **more_).fit(), tmp_path)
 
 
 @pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2.0, 5.0])], ids=["plain", "weighted"])

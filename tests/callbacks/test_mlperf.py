@@ -191,7 +191,7 @@ def test_rejects_invalid_arguments(changes, message):
 
 def test_rejects_invalid_states():
     callback = MLPerfCallback("a", target=1, submitter="us", platform="one")
-    with pytest.raises(ValueError, match="bytes must be a non-negative integer"):
+    with pytest.raises(ValueError, match="bytes is -1, and must be a non-negative integer"):
         callback.load_state_dict({"bytes": -1, "once": []})
     with pytest.raises(ValueError, match=r"MLPerfCallback was given the state \['best'\]"):
         callback.load_state_dict({"best": 1})

@@ -815,17 +815,17 @@ def test_measuring_does_not_wait_for_the_device(name):
             lambda: RuntimeEstimator().load_state_dict(
                 {**RuntimeEstimator().state_dict(), "start": [1]}
             ),
-            "start and latest must be pairs",
+            "start is .*, and must be a list of 2 numbers or None",
         ),
         (
             lambda: GradientNoise().load_state_dict({"averages": 1.0, "count": 1}),
-            "averages must be a tensor of two numbers",
+            "averages is 1.0, and must be a tensor of two numbers or None",
         ),
         (
             lambda: SpeedMonitor().load_state_dict(
                 {**SpeedMonitor().state_dict(), "eval_seconds": Fraction(1)}
             ),
-            "eval_seconds a number",
+            "eval_seconds is .*, and must be a number",
         ),
     ],
 )

@@ -174,15 +174,15 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
         (lambda: Profiler("a", with_stack=1), "with_stack=1 must be True or False"),
         (
             lambda: Profiler("a").load_state_dict({"phase": 3, "recordings": 0, "since": 0}),
-            "phase must be",
+            r"phase is 3, and must be an integer in \[0, 3\)",
         ),
         (
             lambda: Profiler("a").load_state_dict({"phase": 0, "recordings": -1, "since": 0}),
-            "recordings must be",
+            "recordings is -1, and must be a non-negative integer",
         ),
         (
             lambda: Profiler("a").load_state_dict({"phase": 0, "recordings": 0, "since": "x"}),
-            "since must be a number or None, not a str",
+            "since is 'x', and must be a number or None",
         ),
         (lambda: Profiler("a").load_state_dict({}), r"Profiler was given the state \[\]"),
     ],

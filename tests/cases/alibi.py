@@ -2,21 +2,21 @@
 
 import composable.functional as F
 from composable.algorithms import Alibi
-from tests.support.arguments import token_ids
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
 from tests.support.invalid import NO_CLASS, NO_DEVICE, NO_FLOAT_DTYPE, no_count, no_number
 from tests.support.meaning import surgery
-from tests.support.models import LENGTH, language_model
+from tests.support.models import LENGTH
 from tests.support.runs import VISION
+from tests.support.surgery import POSITIONS, of_language_model
 
 CASE = Case(
     functions=[
-        FunctionCase(
+        of_language_model(
             F.alibi,
             needs={"max_sequence_length": LENGTH},
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
+            sought=POSITIONS,
+            removed=r"places\.weight",
         ),
         FunctionCase(F.alibi_slopes, arguments=(3,)),
         FunctionCase(F.alibi_bias, arguments=(3, 4)),

@@ -2,20 +2,19 @@
 
 import composable.functional as F
 from composable.algorithms import AttentionOutputGate
-from tests.support.arguments import token_ids
-from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.cases import SURGERY, AlgorithmCase, Case, Overview
 from tests.support.invalid import no_count
 from tests.support.meaning import surgery
-from tests.support.models import language_model
 from tests.support.runs import VISION
+from tests.support.surgery import ATTENTION, of_language_model
 
 CASE = Case(
     functions=[
-        FunctionCase(
+        of_language_model(
             F.attention_output_gate,
             needs={"channels": 4},
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
+            sought=ATTENTION,
+            added=r".*\.attention_output_gate\.gate",
         ),
     ],
     algorithm=AlgorithmCase(

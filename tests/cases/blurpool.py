@@ -1,5 +1,9 @@
 """BlurPool."""
 
+from functools import partial
+
+from torch import nn
+
 import composable.functional as F
 from composable.algorithms import BlurPool
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
@@ -16,7 +20,13 @@ NOTHING_TO_REPLACE = [
 
 CASE = Case(
     functions=[
-        FunctionCase(F.blurpool, invalid_sets=NOTHING_TO_REPLACE),
+        FunctionCase(
+            F.blurpool,
+            needs={"min_channels": 4},
+            sought="at least 4 input channels or MaxPool1d",
+            lazy=partial(nn.LazyConv2d, 4, 3, stride=2),
+            invalid_sets=NOTHING_TO_REPLACE,
+        ),
         FunctionCase(F.blurpool, {"blur_first": False}),
         FunctionCase(
             F.blur,

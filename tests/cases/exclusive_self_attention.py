@@ -2,21 +2,17 @@
 
 import composable.functional as F
 from composable.algorithms import ExclusiveSelfAttention
-from tests.support.arguments import token_ids
-from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.cases import NEVER, SURGERY, AlgorithmCase, Case, Overview
 from tests.support.meaning import surgery
-from tests.support.models import language_model
 from tests.support.runs import VISION
+from tests.support.surgery import ATTENTION, of_language_model
 
 CASE = Case(
     functions=[
-        FunctionCase(
-            F.exclusive_self_attention,
-            {"learned": learned},
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
+        of_language_model(
+            F.exclusive_self_attention, {"learned": learned}, sought=ATTENTION, added=added
         )
-        for learned in (False, True)
+        for learned, added in [(False, NEVER), (True, r".*\.exclusive_self_attention\.strength")]
     ],
     algorithm=AlgorithmCase(
         ExclusiveSelfAttention,

@@ -1,5 +1,6 @@
 """Factorization of layers."""
 
+from functools import partial
 from math import nan
 
 import torch
@@ -18,6 +19,11 @@ CASE = Case(
         FunctionCase(
             F.factorize,
             needs={"min_channels": 4},
+            sought="Conv1d, Conv2d and Conv3d with at least 4",
+            lazy=partial(nn.LazyConv2d, 4, 3),
+            removed=r"4\.weight",
+            renamed=r"4\.bias",
+            added=r"4\.(reduce\.weight|expand\.(weight|bias))",
             invalid_sets=[
                 (
                     {"factorize_convs": False, "factorize_linears": False},

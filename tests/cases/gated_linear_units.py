@@ -1,21 +1,29 @@
 """Gated linear units."""
 
+from functools import partial
+
 import torch
 from torch import nn
 
 import composable.functional as F
 from composable.algorithms import GatedLinearUnits
-from tests.support.arguments import rows
+from tests.support.arguments import model_of, rows
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_CLASS
 from tests.support.meaning import drawn_surgery
-from tests.support.models import WIDTH, Hidden
 from tests.support.runs import VISION
+from tests.support.surgery import FEED_FORWARD, FeedForward
 
 CASE = Case(
     functions=[
         FunctionCase(
-            F.gated_linear_units, arguments=lambda n: (Hidden(WIDTH),), inputs=rows(5, WIDTH)
+            F.gated_linear_units,
+            arguments=model_of(FeedForward, FeedForward),
+            inputs=rows(5, 4),
+            sought=FEED_FORWARD,
+            lazy=partial(FeedForward, lazy=True),
+            removed=r"\d\.up\.bias",
+            added=r"\d\.up\.non_gated\.weight",
         ),
         FunctionCase(
             F.register_gated_linear_units,

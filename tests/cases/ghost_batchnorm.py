@@ -18,6 +18,8 @@ CASE = Case(
             F.ghost_batchnorm,
             needs={"ghost_batch_size": 2},
             arguments=model_of(partial(nn.Conv2d, 3, 4, 1), partial(nn.BatchNorm2d, 4)),
+            sought="BatchNorm1d, BatchNorm2d and BatchNorm3d",
+            lazy=nn.LazyBatchNorm2d,
         ),
         FunctionCase(
             F.ghost_batchnorm,

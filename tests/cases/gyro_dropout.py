@@ -17,6 +17,8 @@ CASE = Case(
             F.gyro_dropout,
             needs={"iters_per_epoch": 5, "max_epoch": 2, "sigma": 4, "tau": 2},
             arguments=model_of(partial(nn.Conv2d, 3, 3, 1), nn.Dropout),
+            sought="Dropout",
+            added=r"1\.(seed|steps)",
             invalid_sets=[({"sigma": 4, "tau": 5}, "tau=5 must be at most sigma=4")],
         )
     ],

@@ -15,7 +15,11 @@ from tests.support.runs import LANGUAGE
 
 CASE = Case(
     functions=[
-        FunctionCase(F.low_precision_groupnorm, arguments=model_of(partial(nn.GroupNorm, 1, 3)))
+        FunctionCase(
+            F.low_precision_groupnorm,
+            arguments=model_of(partial(nn.GroupNorm, 1, 3)),
+            sought="GroupNorm",
+        )
     ],
     algorithm=AlgorithmCase(
         LowPrecisionGroupNorm,

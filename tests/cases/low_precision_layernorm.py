@@ -16,7 +16,10 @@ from tests.support.runs import VISION
 CASE = Case(
     functions=[
         FunctionCase(
-            F.low_precision_layernorm, arguments=model_of(partial(nn.LayerNorm, 6)), inputs=rows(6)
+            F.low_precision_layernorm,
+            arguments=model_of(partial(nn.LayerNorm, 6)),
+            inputs=rows(6),
+            sought="LayerNorm",
         )
     ],
     algorithm=AlgorithmCase(

@@ -5,12 +5,11 @@ from torch import nn
 
 import composable.functional as F
 from composable.algorithms import NGramEmbeddings
-from tests.support.arguments import token_ids
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_FLAG, NO_POSITIVE, NO_TENSOR, no_count
 from tests.support.meaning import surgery
-from tests.support.models import language_model
 from tests.support.runs import VISION
+from tests.support.surgery import TOKENS, of_language_model
 
 NO_DOCUMENTS = (3, "x", [1.0], torch.zeros(2).long())
 
@@ -27,11 +26,11 @@ def tokens_and_table(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 CASE = Case(
     functions=[
-        FunctionCase(
+        of_language_model(
             F.ngram_embeddings,
             needs={"rows": 16},
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
+            sought=TOKENS,
+            added=r"words\.ngrams\.weight",
             invalid_sets=[
                 ({"rows": 10**6, "megabytes": 0.5}, "rows=1000000 must fit into megabytes=0.5"),
                 ({"rows": None, "megabytes": 1e-6}, "must fit into megabytes=1e-06"),

@@ -2,20 +2,15 @@
 
 import composable.functional as F
 from composable.algorithms import PartialKeyOffset
-from tests.support.arguments import token_ids
-from tests.support.cases import BOTH_FAIL, SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.cases import BOTH_FAIL, SURGERY, AlgorithmCase, Case, Overview
 from tests.support.invalid import no_count, no_number
 from tests.support.meaning import surgery
-from tests.support.models import language_model
 from tests.support.runs import VISION
+from tests.support.surgery import ATTENTION, of_language_model
 
 CASE = Case(
     functions=[
-        FunctionCase(
-            F.partial_key_offset,
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
-        ),
+        of_language_model(F.partial_key_offset, sought=ATTENTION),
     ],
     algorithm=AlgorithmCase(
         PartialKeyOffset,

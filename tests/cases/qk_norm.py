@@ -2,18 +2,15 @@
 
 import composable.functional as F
 from composable.algorithms import QKNorm
-from tests.support.arguments import token_ids
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_CLASS, NO_POSITIVE
 from tests.support.meaning import surgery
-from tests.support.models import language_model
 from tests.support.runs import VISION
+from tests.support.surgery import ATTENTION, of_language_model
 
 CASE = Case(
     functions=[
-        FunctionCase(
-            F.qk_norm, arguments=lambda n: (language_model(one_by_one=True),), inputs=token_ids
-        ),
+        of_language_model(F.qk_norm, sought=ATTENTION, added=r".*\.qk_norm\.gain"),
         FunctionCase(
             F.register_attention,
             arguments={"kind": "some.module.Class"},

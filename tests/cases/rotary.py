@@ -4,12 +4,11 @@ import torch
 
 import composable.functional as F
 from composable.algorithms import Rotary
-from tests.support.arguments import token_ids
 from tests.support.cases import BOTH_FAIL, SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_CLASS, NO_FLOAT_DTYPE, NO_TENSOR, no_count, no_number
 from tests.support.meaning import surgery
-from tests.support.models import language_model
 from tests.support.runs import VISION
+from tests.support.surgery import POSITIONS, of_language_model
 
 
 def heads(size: int) -> tuple[torch.Tensor]:
@@ -21,11 +20,7 @@ TABLES = F.rotary_tables(torch.arange(8), 4)
 
 CASE = Case(
     functions=[
-        FunctionCase(
-            F.rotary,
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
-        ),
+        of_language_model(F.rotary, sought=POSITIONS, removed=r"places\.weight"),
         FunctionCase(
             F.rotary_embedding,
             arguments=heads,

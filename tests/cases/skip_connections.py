@@ -19,6 +19,8 @@ CASE = Case(
             needs={"target": Hidden},
             arguments=lambda n: (nn.Sequential(*(Hidden(WIDTH) for _ in range(3))),),
             inputs=rows(5, WIDTH),
+            sought="stacks of blocks of the classes .*Hidden",
+            added=r"[12]\.skip_(down|up|bias)",
         )
     ],
     algorithm=AlgorithmCase(

@@ -6,12 +6,11 @@ import composable.functional as F
 from composable import State
 from composable.algorithms import WindowWarmup
 from composable.core.time import elapsed
-from tests.support.arguments import token_ids
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_SCALE, NO_SHARE, no_count
 from tests.support.meaning import hyperparameters_of
-from tests.support.models import language_model
 from tests.support.runs import VISION
+from tests.support.surgery import ATTENTION, of_language_model
 
 NO_WINDOW = (0, 2.5, "3", True)
 INCREASING = "min_window=5 must be at most max_window=4"
@@ -26,11 +25,10 @@ def windows(a: WindowWarmup, s: State) -> dict[str, nn.Module]:
 
 CASE = Case(
     functions=[
-        FunctionCase(
+        of_language_model(
             F.sliding_window,
             needs={"window": 2},
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
+            sought=ATTENTION,
             invalid={"window": NO_WINDOW, "short_window": NO_WINDOW},
             invalid_sets=[({"short_window": 3}, "short_window=3 must be at most window=2")],
         ),

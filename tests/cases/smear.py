@@ -5,12 +5,11 @@ from torch import nn
 
 import composable.functional as F
 from composable.algorithms import Smear
-from tests.support.arguments import token_ids
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_TENSOR, no_count
 from tests.support.meaning import surgery
-from tests.support.models import language_model
 from tests.support.runs import VISION
+from tests.support.surgery import TOKENS, of_language_model
 
 
 def smeared(size: int) -> tuple[torch.Tensor, ...]:
@@ -20,11 +19,11 @@ def smeared(size: int) -> tuple[torch.Tensor, ...]:
 
 CASE = Case(
     functions=[
-        FunctionCase(
+        of_language_model(
             F.smear,
             needs={"channels": 4},
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
+            sought=TOKENS,
+            added=r"words\.smear_(gate|scale)",
             invalid_sets=[({"channels": 9}, "channels=9 must be at most 8, the width of words")],
         ),
         FunctionCase(

@@ -5,11 +5,10 @@ from torch import nn
 
 import composable.functional as F
 from composable.algorithms import SoftcapLogits
-from tests.support.arguments import token_ids
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_POSITIVE, NO_TENSOR
 from tests.support.meaning import surgery
-from tests.support.models import language_model
+from tests.support.surgery import HEAD, of_language_model
 
 
 def logits(size: int) -> tuple[torch.Tensor]:
@@ -24,11 +23,7 @@ CASE = Case(
             arguments=logits,
             invalid={"logits": (*NO_TENSOR, torch.zeros(3).long())},
         ),
-        FunctionCase(
-            F.softcap_head,
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
-        ),
+        of_language_model(F.softcap_head, sought=HEAD),
     ],
     algorithm=AlgorithmCase(
         SoftcapLogits,

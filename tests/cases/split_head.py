@@ -5,12 +5,12 @@ from torch import nn
 
 import composable.functional as F
 from composable.algorithms import SplitHead
-from tests.support.arguments import named, token_ids
+from tests.support.arguments import named
 from tests.support.cases import ONE_FAILS, SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_GRADS, NO_TIME
 from tests.support.meaning import surgery
-from tests.support.models import language_model
 from tests.support.runs import VISION
+from tests.support.surgery import of_language_model
 
 
 def two_gradients(size: int) -> tuple[dict[str, torch.Tensor]]:
@@ -22,10 +22,11 @@ def two_gradients(size: int) -> tuple[dict[str, torch.Tensor]]:
 
 CASE = Case(
     functions=[
-        FunctionCase(
+        of_language_model(
             F.split_head,
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
+            sought="a token embedding, and a head",
+            removed=r"score\.weight",
+            added=r"score\.weight",
         ),
         FunctionCase(
             F.tie_gradients,

@@ -4,16 +4,21 @@ from torch import nn
 
 import composable.functional as F
 from composable.algorithms import SquaredReLUs
-from tests.support.arguments import rows
+from tests.support.arguments import model_of, rows
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_SHARE
 from tests.support.meaning import surgery
-from tests.support.models import WIDTH, Hidden
 from tests.support.runs import VISION
+from tests.support.surgery import FEED_FORWARD, FeedForward
 
 CASE = Case(
     functions=[
-        FunctionCase(F.squared_relu, arguments=lambda n: (Hidden(WIDTH),), inputs=rows(5, WIDTH)),
+        FunctionCase(
+            F.squared_relu,
+            arguments=model_of(FeedForward, FeedForward),
+            inputs=rows(5, 4),
+            sought=FEED_FORWARD,
+        ),
     ],
     algorithm=AlgorithmCase(
         SquaredReLUs,

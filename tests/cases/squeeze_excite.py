@@ -1,5 +1,9 @@
 """Squeeze-and-excitation."""
 
+from functools import partial
+
+from torch import nn
+
 import composable.functional as F
 from composable.algorithms import SqueezeExcite
 from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
@@ -8,7 +12,15 @@ from tests.support.meaning import drawn_surgery
 from tests.support.runs import LANGUAGE
 
 CASE = Case(
-    functions=[FunctionCase(F.squeeze_excite, needs={"latent_channels": 2, "min_channels": 0})],
+    functions=[
+        FunctionCase(
+            F.squeeze_excite,
+            needs={"latent_channels": 2, "min_channels": 4},
+            sought="Conv1d, Conv2d and Conv3d with at least 4",
+            lazy=partial(nn.LazyConv2d, 4, 3),
+            added=r"[04]\.squeeze_excite\.(squeeze|excite)",
+        )
+    ],
     algorithm=AlgorithmCase(
         SqueezeExcite,
         {"latent_channels": [2, 0.5], "min_channels": [0]},

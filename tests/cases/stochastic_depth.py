@@ -25,6 +25,7 @@ CASE = Case(
                 {"method": method},
                 needs={"target": Block},
                 arguments=model_of(Block, Block),
+                sought="blocks of the classes .*Block",
                 expected_failures=LIKE_DROPOUT,
             )
             for method in ("block", "sample")

@@ -4,20 +4,19 @@ from torch import nn
 
 import composable.functional as F
 from composable.algorithms import ValueEmbeddings
-from tests.support.arguments import token_ids
-from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
+from tests.support.cases import SURGERY, AlgorithmCase, Case, Overview
 from tests.support.invalid import no_count
 from tests.support.meaning import surgery
-from tests.support.models import language_model
 from tests.support.runs import VISION
+from tests.support.surgery import TOKENS, of_language_model
 
 CASE = Case(
     functions=[
-        FunctionCase(
+        of_language_model(
             F.value_embeddings,
             needs={"channels": 4},
-            arguments=lambda n: (language_model(one_by_one=True),),
-            inputs=token_ids,
+            sought=TOKENS,
+            added=r"hidden\.0\.value_embedding\.(table|gate)",
             invalid_sets=[
                 ({"layers": [1]}, r"layers=\[1\] must be numbers from -1 to 0"),
                 ({"channels": 9}, "channels=9 must be at most 8"),

@@ -16,6 +16,8 @@ CASE = Case(
                 nn.Sequential(ProjectedAttention(WIDTH), ProjectedAttention(WIDTH)),
             ),
             inputs=rows(5, WIDTH),
+            sought="two layers of values or more, in attention of the classes .*ProjectedAttention",
+            added=r"1\.qkv\.value_residual\.scales",
         ),
     ],
     invalid={"share": NO_SHARE},

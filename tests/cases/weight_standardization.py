@@ -1,6 +1,9 @@
 """Weight standardization."""
 
+from functools import partial
+
 import torch
+from torch import nn
 
 import composable.functional as F
 from composable.algorithms import WeightStandardization
@@ -12,7 +15,13 @@ from tests.support.runs import LANGUAGE
 
 CASE = Case(
     functions=[
-        FunctionCase(F.weight_standardization),
+        FunctionCase(
+            F.weight_standardization,
+            sought="Conv1d, Conv2d and Conv3d",
+            lazy=partial(nn.LazyConv2d, 4, 3),
+            renamed=r"[04]\.weight",
+            added=r"[04]\.parametrizations\.weight\.original",
+        ),
         FunctionCase(
             F.standardize_weight,
             arguments=(torch.randn(4, 3, 2, 2, generator=seeded()),),

@@ -289,6 +289,18 @@ def test_settings_at_the_edge_of_their_grid_are_noted_for_each_amount():
     )
 
 
+def test_no_value_below_0_is_recommended():
+    study = draw_data_study(0, {"arm": 2.0})
+
+    def tuned(one):
+        settings = {"dropout": 0.0, "data_amount": one.trial.data_amount}
+        return attrs.evolve(one, trial=attrs.evolve(one.trial, settings=settings))
+
+    grids = {arm: {"dropout": (0.0, 0.2)} for arm in study.protocol.arms}
+    study = Study(attrs.evolve(study.protocol, grids=grids), tuple(map(tuned, study.results)), ())
+    assert analyze(study)["arm"].notes == ()
+
+
 def test_a_trial_of_another_amount_is_not_of_the_study():
     study = draw_data_study(0, {"arm": 2.0})
     with pytest.raises(ValueError, match=r"data_amount=900 of a trial must be one of \[100, 300\]"):

@@ -15,6 +15,7 @@ from composable.functional import apply_infobatch, draw_infobatch, infobatch
 from composable.testing import check_algorithm
 from tests.support.data import examples
 from tests.support.models import mlp, same, weights
+from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer
 
 COUNT = 24
@@ -164,17 +165,10 @@ def test_nothing_pruned_is_the_run_without_it():
 
 @pytest.mark.parametrize("options", [{}, {"workers": 2}, {"grad_accum": 2}], ids=str)
 def test_run_resumes_bit_for_bit_in_mid_epoch(options, tmp_path):
-    more = {"algorithms": [A.LabelSmoothing(0.1), A.EMA(half_life="2ba")], **options}
-    whole = trainer(save_folder=tmp_path, save_interval="1ba", **more).fit()
-    points = sorted(tmp_path.glob("ep*-ba*"), key=lambda p: int(p.name.split("ba")[-1]))
-
-    for point in (points[7], points[-3]):
-        resumed = trainer(load_path=point, **more).fit()
-
-        assert same(weights(whole.model), weights(resumed.model))
-        assert resumed.timestamp.sample == whole.timestamp.sample
-        ours, theirs = (run.memory["InfoBatch"] for run in (whole, resumed))
-        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    options = {"algorithms": [A.LabelSmoothing(0.1), A.EMA(half_life="2ba")], **options}
+    for batch in (8, 20):
+        folder = tmp_path / str(batch)
+        resumes_exactly(lambda **more: trainer(**options, **more).fit(), folder, batch)
 
 
 def test_two_runs_of_one_sampler_are_equal():

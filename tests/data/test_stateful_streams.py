@@ -17,6 +17,7 @@ from tests.data.loaders import numbers, read
 from tests.data.streams import Counted, Live, Plain, Stateful
 from tests.support.campaign import each_once
 from tests.support.models import linear, same, weights
+from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer
 
 WORKERS = {
@@ -154,13 +155,9 @@ def test_a_resumed_run_is_exact_and_replays_nothing(workers, batch, tmp_path):
         loader = DataLoader(Labelled(), 2, **more)
         return make_trainer(linear(), loader, check_effects=False, **options)
 
-    expected = weights(build(save_folder=tmp_path, save_interval="1ba").fit().model)
-    (point,) = tmp_path.glob(f"*-ba{batch}")
-
     with warnings.catch_warnings():
         warnings.simplefilter("error", ReplayedBatchesWarning)
-        resumed = build(load_path=point).fit()
-    assert same(weights(resumed.model), expected)
+        resumes_exactly(lambda **options: build(**options).fit(), tmp_path, batch)
 
 
 def test_a_run_that_is_saved_before_it_continues_keeps_the_position(tmp_path):
@@ -252,8 +249,6 @@ def test_libraries_resume_exactly(kind, workers, tmp_path):
         keys = {} if kind == "torchdata" else {"input_key": "x", "target_key": "y"}
         return make_trainer(linear(), loader(), check_effects=False, **keys, **options)
 
-    expected = weights(build(save_folder=tmp_path, save_interval="1ba").fit().model)
     for batch in (5, 11):
-        (point,) = tmp_path.glob(f"*-ba{batch}")
-        resumed = build(load_path=point).fit()
-        assert same(weights(resumed.model), expected)
+        folder = tmp_path / str(batch)
+        resumes_exactly(lambda **options: build(**options).fit(), folder, batch)

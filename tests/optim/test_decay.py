@@ -23,6 +23,7 @@ from composable.optim.building import update_param_groups
 from composable.optim.roles import roles_of
 from tests.support.data import batches
 from tests.support.models import conv_net, linear, mlp, weights
+from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer
 
 adamw = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.5)
@@ -161,11 +162,8 @@ def test_new_parameters_join_the_group_where_they_belong(divided):
 
 def test_resumed_run_equals_the_whole_run(tmp_path):
     options = {"optimizers": adamw, "decay_norms_and_biases": False}
-    whole = make_trainer(mlp(), **options, save_folder=tmp_path, save_interval="1ba").fit()
 
-    resumed = make_trainer(mlp(), **options, load_path=tmp_path / "ep1-ba4").fit()
-
-    assert_close(weights(resumed.model), weights(whole.model), rtol=0, atol=0)
+    resumes_exactly(lambda **more: make_trainer(mlp(), **options, **more).fit(), tmp_path, 4)
 
 
 def test_resuming_with_other_groups_is_an_error(tmp_path):

@@ -18,6 +18,7 @@ from composable.optim import Muon, cosine, muon, muon_groups, per_group
 from composable.optim.building import update_param_groups
 from tests.support.data import batches
 from tests.support.models import language_model, mlp, same, seeded, weights
+from tests.support.outcomes import resumes_exactly
 from tests.support.runs import LANGUAGE, PROBLEMS, VISION, make_trainer, trained
 
 SHAPES = [(6, 6), (6, 6), (12, 6), (6, 12), (12, 6), (1, 4), (5, 1)]
@@ -323,18 +324,10 @@ def everything(problem):
 @pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
 def test_run_with_everything_resumes_bit_for_bit(problem, precision, tmp_path):
     options = {**everything(problem), "precision": precision}
-    whole = problem.trainer(save_folder=tmp_path, save_interval="1ba", **options).fit()
 
-    resumed = problem.trainer(load_path=tmp_path / "ep0-ba2", **options).fit()
+    whole, _ = resumes_exactly(lambda **more: problem.trainer(**options, **more).fit(), tmp_path)
 
-    assert resumed.timestamp.batch == whole.timestamp.batch == 6
-    assert same(weights(whole.model), weights(resumed.model))
-    ours, theirs = (run.optimizers[0].state_dict() for run in (whole, resumed))
-    assert ours["param_groups"] == theirs["param_groups"]
-    assert all(
-        same(list(ours["state"][i].values()), list(theirs["state"][i].values()))
-        for i in ours["state"]
-    )
+    assert whole.timestamp.batch == 6
 
 
 def test_scaled_gradients_give_the_same_half_precision_run():

@@ -23,6 +23,7 @@ from composable.optim import (
 )
 from composable.optim.building import update_param_groups
 from tests.support.models import language_model, mlp, same, weights
+from tests.support.outcomes import resumes_exactly
 from tests.support.parallel_runs import fit_by_role
 from tests.support.processes import run
 from tests.support.runs import LANGUAGE, make_trainer
@@ -235,15 +236,11 @@ def test_run_of_several_optimizers_resumes_bit_for_bit(precision, tmp_path):
         "schedulers": [cosine(warmup="1ba"), per_group({"tables": cosine()})],
         "max_duration": "5ba",
     }
-    whole = LANGUAGE.trainer(save_folder=tmp_path, save_interval="1ba", **options).fit()
 
-    resumed = LANGUAGE.trainer(load_path=tmp_path / "ep0-ba2", **options).fit()
+    whole, _ = resumes_exactly(lambda **more: LANGUAGE.trainer(**options, **more).fit(), tmp_path)
 
     assert whole.model.words.ngrams.weight.abs().sum() > 0
-    assert same(weights(whole.model), weights(resumed.model))
-    (ours,), (theirs,) = whole.optimizers, resumed.optimizers
-    assert isinstance(ours, MultiOptimizer)
-    assert ours.state_dict()["param_groups"] == theirs.state_dict()["param_groups"]
+    assert isinstance(whole.optimizers[0], MultiOptimizer)
 
 
 def test_a_scheduler_of_pytorch_and_a_loop_of_two_optimizers_agree():

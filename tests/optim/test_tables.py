@@ -11,7 +11,7 @@ from composable.distributed import DDP, FSDP2
 from composable.functional import ngram_embeddings
 from composable.optim import Muon, RowAdagrad, by_role, decay_groups, muon_groups
 from tests.support.models import language_model, same, weights
-from tests.support.outcomes import resumed
+from tests.support.outcomes import resumed, resumes_exactly
 from tests.support.parallel_runs import fit_sparse_in_name, fit_tables
 from tests.support.processes import attempt, run
 from tests.support.runs import LANGUAGE
@@ -139,14 +139,7 @@ def test_run_with_a_sparse_table_resumes_to_the_bit():
 
 
 def test_checkpoint_of_a_sparse_table_resumes_to_the_bit(tmp_path):
-    whole = with_sparse_table().fit()
-    options = {"save_folder": tmp_path, "save_interval": "2ba"}
-    with_sparse_table(**options).fit()
-    first = sorted(tmp_path.glob("*ba2*"))[0]
-    state = with_sparse_table(load_path=first).fit()
-
-    assert state.timestamp.batch == whole.timestamp.batch
-    assert same(weights(state.model), weights(whole.model))
+    resumes_exactly(lambda **more: with_sparse_table(**more).fit(), tmp_path)
 
 
 @pytest.mark.parametrize("strategy", [DDP(shards=2), DDP(shards=2, exact=True), None], ids=str)

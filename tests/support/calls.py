@@ -88,7 +88,10 @@ _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def public_calls() -> Iterator[PublicCall]:
-    """List the methods, from their cases, and everything else."""
+    """List the methods, from their cases, and everything else.
+
+    What needs no argument, and raises no errors of its own, is not in a list.
+    """
     seen = set()
     for case in all_cases():
         for one in case.functions:
@@ -97,12 +100,22 @@ def public_calls() -> Iterator[PublicCall]:
                 name = one.function.__name__
                 yield PublicCall(name, one.function, one.valid, (), *_passed_on(name))
         if case.algorithm:
+            seen.add(case.algorithm.kind)
             yield PublicCall(
                 case.algorithm.kind.__name__, case.algorithm.kind, case.algorithm.valid
             )
     for function, valid, *errors in OTHERS:
+        seen.add(function)
         name = getattr(function, "__qualname__", None) or function.func.__qualname__
         yield PublicCall(name, function, valid, tuple(errors), *_passed_on(name))
+    for thing in dict.fromkeys(exported().values()):
+        if thing not in seen and not _requires_arguments(thing):
+            yield PublicCall(thing.__qualname__, thing)
+
+
+def _requires_arguments(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.default is p.empty and p.kind not in VARIABLE for p in parameters)
 
 
 @contextmanager
@@ -133,16 +146,21 @@ def uncalled() -> list[str]:
     """List the public callables that have neither a call nor a reason why not."""
     called = {call.function for call in public_calls()}
     called |= {registered.__wrapped__, composable.metrics.perplexity}
-    missing = []
+    return [name for name, thing in exported().items() if thing not in called]
+
+
+@cache
+def exported() -> dict[str, Any]:
+    """Return the public callables that may be called, by their full names."""
+    found = {}
     for package in PACKAGES:
         module = importlib.import_module(package)
         for name in getattr(module, "__all__", ()) or _defined(module):
             thing = getattr(module, name)
-            if not callable(thing) or name in NOT_CALLED or thing in called:
-                continue
-            if not (isinstance(thing, type) and issubclass(thing, (Exception, Warning))):
-                missing.append(f"{package}.{name}")
-    return missing
+            error = isinstance(thing, type) and issubclass(thing, (Exception, Warning))
+            if callable(thing) and not error and name not in NOT_CALLED:
+                found[f"{package}.{name}"] = thing
+    return found
 
 
 def _defined(module: Any) -> list[str]:
@@ -389,7 +407,6 @@ OTHERS: list[Any] = [
     (method(loggers.InMemoryLogger, "series"), given(name="loss")),
     (composable.Time, given(value=3, unit="ep")),
     (composable.Timestamp, given(batch=3)),
-    (composable.Window, given()),
     (composable.Logger, given(destinations=[loggers.InMemoryLogger()])),
     (composable.State, given(model=MODEL)),
     (composable.anneal, given(kind=SMOOTH, smoothing=lambda state: 0.1)),
@@ -402,48 +419,27 @@ OTHERS: list[Any] = [
     (composable.replay, a_replay, *FILES),
     (callbacks.CheckpointSaver, given(folder=FOLDER, overwrite=False), OSError),
     (callbacks.EarlyStopper, given(monitor="loss")),
-    (callbacks.ActivationMonitor, given()),
-    (callbacks.CheckLoss, given()),
-    (callbacks.ComputeNorm, given()),
-    (callbacks.GradientNoise, given()),
-    (callbacks.LRMonitor, given()),
-    (callbacks.NaNMonitor, given()),
-    (callbacks.OptimizerMonitor, given()),
-    (callbacks.Printer, given()),
-    (callbacks.RuntimeEstimator, given()),
-    (callbacks.SpeedMonitor, given()),
     (callbacks.ThresholdStopper, given(monitor="loss", threshold=0.5)),
-    (callbacks.TimeSplit, given()),
     (callbacks.ExportForInference, given(path=Fresh(lambda: "model.pt2"))),
-    (callbacks.ImageVisualizer, given()),
     (
         callbacks.MLPerfCallback,
         given(path=Fresh(a_file), target=1.0, submitter="us", platform="one"),
         OSError,
     ),
-    (callbacks.MemoryMonitor, given()),
     (callbacks.MemorySnapshot, given(folder=FOLDER), OSError),
     (callbacks.OOMObserver, given(folder=FOLDER), OSError),
     (callbacks.Profiler, given(folder=FOLDER), OSError),
-    (loggers.ConsoleLogger, given()),
     (loggers.JSONLinesLogger, given(path=Fresh(a_file), overwrite=False, append=False), OSError),
-    (loggers.ProgressBarLogger, given()),
     (loggers.CSVLogger, given(path=Fresh(a_file), overwrite=False), OSError),
-    (loggers.TensorBoardLogger, given()),
     (loggers.WandBLogger, given(mode="offline")),
-    (loggers.MLFlowLogger, given()),
     (loggers.CometLogger, given(mode="offline")),
     (loggers.AzureMLLogger, given(), ModuleNotFoundError),  # its package is not in all extras
-    (optim.Schedule, given()),
     (F.Rotation, given(fraction=0.5)),
-    (optim.constant, given()),
     (optim.decay_groups, given(module=MODEL)),
-    (optim.cosine, given()),
     (optim.by_role, given(optimizers={"head": {"lr": 0.1}}, default=sgd)),
     (optim.MultiOptimizer, given(optimizers=[sgd([nn.Parameter(torch.ones(2))])])),
     (optim.role_groups, given(model=MODEL, roles={"head": ["0.weight"]})),
     (optim.find_lr, given(trainer=Fresh(make_trainer), num_steps=2)),
-    (optim.one_cycle, given()),
     (optim.per_option, given(schedules={"lr": optim.linear()})),
     (optim.scaling_rule, given(size=len, base=2)),
     (optim.cosine_restarts, given(period="2ep")),
@@ -453,13 +449,11 @@ OTHERS: list[Any] = [
     (optim.SGDScheduleFree, given(params=[nn.Parameter(torch.ones(2))])),
     (optim.AdamWScheduleFree, given(params=[nn.Parameter(torch.ones(2))])),
     (optim.layerwise_groups, given(model=MODEL, lr=0.1)),
-    (optim.linear, given()),
     (
         optim.muon_groups,
         given(model=MODEL, matrices=["0.weight"], others=[], stacked=None, split_attention=None),
     ),
     (optim.multi_step, given(milestones=["0.5dur"])),
-    (optim.one_minus_sqrt, given()),
     (optim.per_group, given(schedules={"head": optim.linear()})),
     (optim.polynomial, given(power=2.0)),
     (optim.scale_schedule, given(schedule=optim.cosine(warmup="2ep"), ratio=0.5)),
@@ -468,18 +462,14 @@ OTHERS: list[Any] = [
         data.BatchSizeWarmupSampler,
         given(dataset=10, batch_size=4, min_batch_size=2, duration=20, seed=3, shuffle=True),
     ),
-    (optim.warmup_stable_decay, given()),
     (optim.with_cautious_weight_decay, given(optimizer=OPTIMIZER)),
     (optim.with_ema_nesterov, given(optimizer=OPTIMIZER)),
     (optim.with_lookahead, given(optimizer=OPTIMIZER)),
     (optim.with_momentum_warmup, given(optimizer=OPTIMIZER)),
-    (optim.ConstantScheduler, given()),
     (optim.ConstantWithWarmupScheduler, given(t_warmup="1ep")),
-    (optim.CosineAnnealingScheduler, given()),
     (optim.CosineAnnealingWarmRestartsScheduler, given(t_0="1ep")),
     (optim.CosineAnnealingWithWarmupScheduler, given(t_warmup="1ep")),
     (optim.ExponentialScheduler, given(gamma=0.5)),
-    (optim.LinearScheduler, given()),
     (optim.LinearWithWarmupScheduler, given(t_warmup="1ep")),
     (optim.MultiStepScheduler, given(milestones=["0.5dur"])),
     (optim.MultiStepWithWarmupScheduler, given(t_warmup="1ep", milestones=["0.5dur"])),
@@ -546,9 +536,6 @@ OTHERS: list[Any] = [
         composable.integrations.adapt_loop,
         given(algorithms=[SMOOTH(0.1)], model=MODEL, loss_fn=cross_entropy, max_duration="2ep"),
     ),
-    (testing.batches, given()),
-    (testing.models, given()),
-    (testing.states, given()),
     (testing.token_batches, given(ignored=True)),
     (testing.algorithm_sets, given(surgery=True)),
     (rng.load_rng_state, given(state=Fresh(rng.get_rng_state))),

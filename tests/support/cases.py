@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 from hypothesis import strategies as st
+from torch import nn
 
 import composable.algorithms
 import composable.functional
@@ -34,6 +35,7 @@ Function = Callable[..., Any]
 FOLDER = "tests/cases"
 InvalidSets = Sequence[tuple[Mapping[str, Any], str]]
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
+NEVER = r"(?!)"
 
 
 class MissingCaseError(LookupError):
@@ -63,6 +65,12 @@ class FunctionCase:
         invalid_sets: Arguments that are invalid together, or with the defaults of the others,
             each with a pattern of the error message.
         expected_failures: The properties that it lacks, each with the reason.
+        sought: Of a surgery: a pattern of what it looks for, as its warning says.
+        lazy: Of a surgery: builds a layer that it refuses.
+        removed: A pattern of the names, in the state dict, of parameters that only the original
+            model has.
+        renamed: A pattern of the names of those that the new model has by another name.
+        added: A pattern of the names of new tensors.
         no_row: Why it is not in the matrix, if it isn't: it computes nothing, say.
     """
 
@@ -75,6 +83,11 @@ class FunctionCase:
     invalid: Invalid = EMPTY
     invalid_sets: InvalidSets = ()
     expected_failures: Mapping[str, str] = EMPTY
+    sought: str = ""
+    lazy: Callable[[], nn.Module] | None = None
+    removed: str = NEVER
+    renamed: str = NEVER
+    added: str = NEVER
     no_row: str = ""
 
     @property

@@ -1,6 +1,7 @@
 """What a run leaves behind, compared to the bit, and a run in two parts."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -66,3 +67,29 @@ def resumed(build: Callable[[], Trainer], *durations: str) -> State:
     for duration in durations:
         state = trainer.fit(duration=duration)
     return state
+
+
+def resumes_exactly(
+    run: Callable[..., State], folder: Path, batch: int = 2, **changes: Any
+) -> tuple[State, State]:
+    """Check that a run that is resumed from a checkpoint ends as the whole one, to the bit.
+
+    Args:
+        run: Trains, with options of the Trainer, and returns the last state.
+        folder: Where the whole run saves its checkpoints.
+        batch: The number of batches before the checkpoint, in the midst of an epoch.
+        changes: Options of the resumed run alone.
+
+    Returns:
+        The last states of the whole run and of the resumed one.
+    """
+    whole = run(save_folder=folder, save_interval="1ba")
+    (point,) = folder.glob(f"*-ba{batch}")
+    resumed = run(load_path=point, **changes)
+    for part in (left_by, _optimizers):
+        assert not differences(part(whole), part(resumed))
+    return whole, resumed
+
+
+def _optimizers(state: State) -> list[dict[str, Any]]:
+    return [optimizer.state_dict() for optimizer in state.optimizers]

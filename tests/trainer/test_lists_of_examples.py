@@ -1,5 +1,7 @@
 """Batches of lists, and lists of examples, train, evaluate, accumulate and resume as tensors do."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from composable.algorithms import SelectiveBackprop
 from composable.metrics import accuracy
 from tests.support.models import CLASSES, seeded, weights
 from tests.support.observers import Watch
+from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer
 
 COUNT = 10
@@ -125,12 +128,7 @@ def test_microbatches_hold_whole_examples(layout):
 
 @layouts
 def test_resumes_to_the_bit(layout, tmp_path):
-    whole = trained(layout, save_folder=tmp_path, save_interval="4ba")
-
-    resumed = trained(layout, load_path=tmp_path / "ep1-ba4")
-
-    assert resumed.timestamp.batch == whole.timestamp.batch
-    torch.testing.assert_close(weights(resumed.model), weights(whole.model), rtol=0, atol=0)
+    resumes_exactly(partial(trained, layout), tmp_path, 4)
 
 
 @layouts
