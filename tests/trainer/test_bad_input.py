@@ -159,7 +159,7 @@ VALUES = [
             ({"save_filename": "{run}-{batch}"}, "no fields other than {epoch}, {batch}"),
             ({"save_filename": "a/{batch}"}, "must be a name, not a path"),
             ({"save_num_checkpoints_to_keep": 0}, "must be a positive integer"),
-            ({"save_error": "ignore"}, "on_error='ignore' must be one of 'raise', 'warn'"),
+            ({"save_error": "ignore"}, r"on_error='ignore' must be one of \['raise', 'warn'\]"),
             ({"save_best": "metrics/"}, "such as 'metrics/eval/accuracy'"),
             ({"save_best_mode": "best"}, "mode='best' must be 'min', 'max' or None"),
             ({"autoresume": True, "save_weights_only": True}, "only a complete checkpoint can be"),
