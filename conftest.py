@@ -150,11 +150,12 @@ def _compile_afresh(request):
         torch.compiler.reset()
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _names_in_examples(doctest_namespace):
-    """Let the examples in docstrings and in docs say `torch` and `F` without importing them."""
-    # Imported here, not above: the check of shapes must be installed before the package is.
-    import composable.functional
+@pytest.fixture(autouse=True)
+def _names_in_examples(request, doctest_namespace):
+    """Let the examples in docstrings say `torch` and `F`; a page imports what it needs."""
+    doctest_namespace.clear()
+    if request.node.path.suffix == ".py":
+        # Imported here, not above: the check of shapes must be installed before the package is.
+        import composable.functional
 
-    doctest_namespace["torch"] = torch
-    doctest_namespace["F"] = composable.functional
+        doctest_namespace.update(torch=torch, F=composable.functional)

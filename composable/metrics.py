@@ -245,7 +245,7 @@ class Averages:
         for metric in self._objects.values():
             metric.update(outputs, targets)
         for name, function in self._functions.items():
-            self.add(name, function(outputs, targets), count)
+            self.add(name, _value(name, function(outputs, targets)), count)
 
     def add(
         self,
@@ -329,6 +329,16 @@ class Averages:
             else:
                 results[name] = value
         return results
+
+
+def _value(name: str, returned: Any) -> Tensor:
+    try:
+        return torch.as_tensor(returned)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"metrics[{name!r}] returned {returned!r} and must return a tensor with one value for "
+            "each example, or their mean."
+        ) from error
 
 
 _TERM = "\0"

@@ -27,6 +27,7 @@ __all__ = [
     "call_with_input",
     "call_with_keywords",
     "call_with_return_loss",
+    "explain_batch",
     "explain_dtype",
     "has_adapters",
     "is_transformers_model",
@@ -145,6 +146,17 @@ def needs_logits(name: str, model: str) -> str:
         "loss; pass loss_fn, such as torch.nn.functional.cross_entropy: the model is then called "
         "without the labels, and loss_fn with its logits and the labels."
     )
+
+
+def explain_batch(error: Exception, call: ModelCall, batch: Any) -> None:
+    """Add a note to an error of a model that gets the whole batch, because it defines `loss`."""
+    if call is call_with_batch and not isinstance(batch, Tensor):
+        add_note(
+            error,
+            "without loss_fn, a model that defines loss(outputs, batch) is called with the whole "
+            f"batch, here a {type(batch).__name__}; take its inputs from it in forward, or pass "
+            "loss_fn.",
+        )
 
 
 _OF_BYTES = ("Byte", "unsigned char", "must share same datatype")

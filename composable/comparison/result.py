@@ -25,8 +25,8 @@ _PICTURES = ("plot.png", "plot.svg", "report.html")
 def missing_extra(packages: Iterable[str]) -> ImportError:
     """Return the error that names the extra with these packages."""
     return ImportError(
-        f"a comparison needs {' and '.join(packages)}: pip install composable[compare]. It is an "
-        "extra, which the library does not install by default."
+        f"a comparison needs {' and '.join(packages)}, which the library does not install by "
+        'default: pip install "composable[compare]".'
     )
 
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from composable._other_trainers import STATE, explain_attribute
 from composable._support.checks import as_path
-from composable.batches.model_call import ModelCall, call_with_input, explain_dtype
+from composable.batches.model_call import ModelCall, call_with_input, explain_batch, explain_dtype
 from composable.batches.precision import Precision
 from composable.batches.spec import BatchSpec
 from composable.core.key import Key
@@ -229,6 +229,9 @@ class State:
             return self.model_call(self.model, self.batch, self.batch_spec)
         except RuntimeError as error:
             explain_dtype(error, self.model, self.batch)
+            raise
+        except (AttributeError, TypeError) as error:
+            explain_batch(error, self.model_call, self.batch)
             raise
 
     def compute_loss(self, outputs: Any) -> Tensor:

@@ -311,8 +311,7 @@ def start_engine(model: nn.Module, optimizer: Optimizer, config: Mapping[str, An
         import deepspeed
     except ImportError as error:
         raise ImportError(
-            "deepspeed_config needs DeepSpeed; install the extra: pip install "
-            "'composable[deepspeed]'."
+            'deepspeed_config needs DeepSpeed: pip install "composable[deepspeed]".'
         ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     if not torch.cuda.is_available():

@@ -385,6 +385,12 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
         expected = check_scalar(loss_fn(state.outputs, replace(targets=kept)))
         if not expected.isfinite():  # the mean over no labels
             return
+        if kept.max() >= classes:
+            raise ValueError(
+                f"targets of {kept.dtype} are class indices, here up to {kept.max()}, and outputs "
+                f"of shape {tuple(state.outputs.shape)} have {classes} classes; if the targets are "
+                "numbers, return targets.float() from the dataset."
+            )
         dense = class_probabilities(kept, classes, class_dim=dim).to(state.outputs.dtype)
         total = CrossEntropy().count(kept, compute_dtype(state.outputs.dtype))
         try:

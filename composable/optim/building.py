@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.optim.decay import WEIGHTS, decay_groups
 from composable.optim.model_parameters import ModelGroups, ModelParameters
@@ -118,7 +119,15 @@ def _build(given: Any, parameters: Any) -> Optimizer:
         )
     optimizer = given
     if not isinstance(given, Optimizer) and callable(given):
-        optimizer = given(parameters)
+        try:
+            optimizer = given(parameters)
+        except AttributeError as error:
+            add_note(
+                error,
+                "a function in optimizers gets the parameters of the model, and not the model: "
+                "lambda parameters: torch.optim.SGD(parameters, lr=0.1).",
+            )
+            raise
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizers contains {given!r}: each must be a torch.optim.Optimizer, or a function "

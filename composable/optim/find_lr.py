@@ -75,7 +75,7 @@ class RangeTest:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise ImportError(
-                "RangeTest.plot needs matplotlib: pip install composable[plot]. Without it, see "
+                'RangeTest.plot needs matplotlib: pip install "composable[plot]". Without it, see '
                 "rates and smoothed."
             ) from error
         figure = Figure(figsize=(7, 4), layout="constrained")

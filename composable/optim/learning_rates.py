@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from typing_extensions import TypedDict
 
+from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.core.stateful import Number
 from composable.core.time import HasTime, TimeUnit, progress
@@ -315,7 +316,17 @@ def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
                 f"schedulers contains {given!r}, which requires exactly one optimizer, got "
                 f"{len(optimizers)}: pass instances, one scheduler for each optimizer."
             )
-        return _build(given(optimizers[0]), optimizers)
+        try:
+            built = given(optimizers[0])
+        except TypeError as error:
+            name = getattr(made_of, "__name__", made_of)
+            add_note(
+                error,
+                f"schedulers contains {name}, which is called with the optimizer; pass its other "
+                f"arguments by functools.partial({name}, ...).",
+            )
+            raise
+        return _build(built, optimizers)
     if isinstance(given, LRScheduler):
         if not any(given.optimizer is optimizer for optimizer in optimizers):
             raise ValueError(

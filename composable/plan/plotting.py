@@ -77,7 +77,7 @@ def _check_installed() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            "Timeline.plot needs matplotlib: pip install composable[plot]. "
+            'Timeline.plot needs matplotlib: pip install "composable[plot]". '
             "Without it, print(timeline) shows the same in words."
         ) from error
 

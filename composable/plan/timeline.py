@@ -97,7 +97,7 @@ class Timeline:
     # --- the picture ---
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the timeline with matplotlib (`pip install composable[plot]`).
+        """Draw the timeline with matplotlib (`pip install "composable[plot]"`).
 
         Bars are solid where an algorithm acts in every batch, and hatched where that is known only
         at run time. Diamonds mark algorithms that act once.

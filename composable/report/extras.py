@@ -21,6 +21,6 @@ def needs(package: str, what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ImportError(
-            f"{what} needs {package}: pip install composable[report]. It is an extra, which the "
-            "library does not install by default."
+            f"{what} needs {package}, which the library does not install by default: "
+            'pip install "composable[report]".'
         ) from error

@@ -134,6 +134,16 @@ def test_rejects_loss_that_differs_for_probabilities(algorithm, loss_fn, message
         trained(fresh, images(None, False, 0), 0, [algorithm])
 
 
+@pytest.mark.parametrize("algorithm", [MixUp(), CutMix(), LabelSmoothing()])
+def test_rejects_integers_that_are_no_classes_of_the_outputs(algorithm):
+    def first_output(outputs, targets):
+        return mse_loss(outputs[:, 0], targets.float())
+
+    inputs, targets = images(None, False, 0)
+    with pytest.raises(ValueError, match=r"here up to .* classes; .*targets\.float\(\)"):
+        trained(first_output, (inputs, targets + CLASSES), 0, [algorithm])
+
+
 @pytest.mark.parametrize(
     ("loss_fn", "targets", "message"),
     [

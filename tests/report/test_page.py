@@ -405,7 +405,8 @@ def test_a_missing_extra_is_named(tmp_path, capsys, monkeypatch, package):
 
     assert main(["report", str(run)]) == 2
     told = capsys.readouterr().err
-    assert f"a report needs {package}: pip install composable[report]" in told
+    assert f"a report needs {package}, " in told
+    assert 'pip install "composable[report]"' in told
 
 
 def test_runs_and_folders_can_be_mixed(tmp_path):

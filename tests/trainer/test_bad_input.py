@@ -159,7 +159,7 @@ VALUES = [
             ({"save_filename": "{run}-{batch}"}, "no fields other than {epoch}, {batch}"),
             ({"save_filename": "a/{batch}"}, "must be a name, not a path"),
             ({"save_num_checkpoints_to_keep": 0}, "must be a positive integer"),
-            ({"save_error": "ignore"}, "on_error='ignore' must be one of 'raise', 'warn'"),
+            ({"save_error": "ignore"}, r"on_error='ignore' must be one of \['raise', 'warn'\]"),
             ({"save_best": "metrics/"}, "such as 'metrics/eval/accuracy'"),
             ({"save_best_mode": "best"}, "mode='best' must be 'min', 'max' or None"),
             ({"autoresume": True, "save_weights_only": True}, "only a complete checkpoint can be"),
@@ -488,3 +488,27 @@ def test_images_of_uint8_that_reach_the_model_name_the_place_to_normalize(model,
         getattr(trainer, call)(*([data] if call == "predict" else []))
 
     assert any("Convert and normalize it in the dataset" in n for n in caught.value.__notes__)
+
+
+class Unpacked(nn.Linear):
+    """A model that takes its inputs, and defines a loss: it gets the whole batch."""
+
+    def loss(self, outputs, batch):
+        return outputs.mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "note"),
+    [
+        (nn.Linear, {"optimizers": lambda m: torch.optim.SGD(m.parameters())}, "and not the model"),
+        (nn.Linear, {"schedulers": StepLR}, r"partial\(StepLR, \.\.\.\)"),
+        (Unpacked, {"loss_fn": None}, "called with the whole batch, here a tuple"),
+    ],
+)
+def test_note_on_an_error_of_a_call_says_what_is_passed(model, options, note):
+    with pytest.raises((AttributeError, TypeError)) as caught:
+        make_trainer(
+            model(4, CLASSES), [(torch.zeros(2, 4), torch.zeros(2).long())], **options
+        ).fit()
+
+    assert re.search(note, "\n".join(caught.value.__notes__))

@@ -55,6 +55,14 @@ def test_metric_may_return_a_mean_or_a_value_for_each_example():
     assert results == dict.fromkeys(metrics, pytest.approx(results["each"]))
 
 
+@pytest.mark.parametrize("returned", [None, {"f1": 0.5}])
+def test_metric_that_returns_no_number_is_named(returned):
+    trainer = make_trainer(metrics={"f1": lambda outputs, targets: returned})
+
+    with pytest.raises(TypeError, match=r"metrics\['f1'\] returned .*, or their mean"):
+        trainer.eval(UNEVEN)
+
+
 class Recall:
     """Like torchmetrics' objects: a metric other than a mean over the examples."""
 
