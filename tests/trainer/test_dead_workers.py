@@ -1,5 +1,6 @@
 """Errors of loaders: those of a worker process that died are explained, all others are not."""
 
+import gc
 import signal
 import subprocess
 import sys
@@ -39,11 +40,16 @@ class Raising(torch.utils.data.Dataset):
     ],
     ids=repr,
 )
-def test_error_of_dataset_is_not_explained(error, workers):
+def test_error_of_dataset_is_not_explained(error, workers, monkeypatch):
+    # PyTorch waits so long for a worker whose loader is garbage: the next collection would.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     loader = DataLoader(Raising(error), num_workers=workers)
     with pytest.raises(type(error)) as caught:
         make_trainer(train_dataloader=loader).fit()
     assert not is_explained(caught.value)
+    del caught
+    error.__traceback__ = None
+    gc.collect()
 
 
 @pytest.mark.parametrize(
