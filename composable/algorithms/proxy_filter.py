@@ -207,7 +207,7 @@ class ProxyFilter(Algorithm):
         if any(id(one) in trained for one in _parts(self.proxy)):
             raise ValueError(
                 f"the proxy of {self.name} is the trained model, or shares a part with it, and "
-                "learns by itself: pass a separate, smaller module, or use SelectiveBackprop, "
+                "is trained separately: pass a separate, smaller module, or use SelectiveBackprop, "
                 "which scores examples by the model."
             )
 
@@ -242,7 +242,7 @@ class ProxyFilter(Algorithm):
             raise TypeError(
                 f"rule returned {chosen!r:.200} and must return the indices to keep, an int64 "
                 "tensor [kept]. A rule that also weights losses, such as that of "
-                "composable.data.InfoBatch, is an algorithm of its own."
+                "composable.data.InfoBatch, is a separate algorithm."
             )
         if not len(chosen):
             raise ValueError(

@@ -173,7 +173,7 @@ class TensorShard:
         same = len(self.offsets) == len(self.shape) == self.tensor.ndim
         if not (same and self.region.fits(self.shape)):
             raise ValueError(
-                f"shape={self.shape} and offsets={self.offsets} must be those of a tensor in which "
+                f"shape={self.shape} and offsets={self.offsets} must describe a tensor in which "
                 f"a block of shape {tuple(self.tensor.shape)} begins there."
             )
 

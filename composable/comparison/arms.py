@@ -89,8 +89,8 @@ def as_arms(arms: Mapping[str, Any], baseline: Any = (), kind: type[Arm] = Arm) 
         first = named.pop(baseline)
     elif "baseline" in named:
         raise ValueError(
-            "arms has the name 'baseline', which the arm of baseline=... has; pass "
-            "baseline='baseline' for the one in arms, or rename it."
+            "arms has the name 'baseline', the name of the arm baseline=...; pass "
+            "baseline='baseline' to use the one in arms, or rename it."
         )
     else:
         first = _arm("baseline", baseline, kind)
@@ -125,7 +125,7 @@ def _check_function(name: str, function: Callable[..., Any]) -> None:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
                 f"the function of arm {name!r} has the parameter {parameter}; each hyperparameter "
-                "must have a name of its own."
+                "must be a named parameter."
             )
 
 
@@ -183,7 +183,7 @@ def derive(
         if any(value == _fixed(other) for other in kept):
             continue
         if any(arm.name == other.name for other in kept):
-            raise ValueError(f"two arms have the name {arm.name!r}; rename that in arms=....")
+            raise ValueError(f"two arms have the name {arm.name!r}; rename the one in arms.")
         kept.append(arm)
     return tuple(kept)
 

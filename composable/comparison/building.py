@@ -82,9 +82,8 @@ def build_trainer(
         passed["max_duration"] = duration
     elif own is not None and own.default is own.empty:
         raise BuildError(
-            "durations=None stands for the max_duration that build passes to the Trainer, and it "
-            "takes it as an argument without a default; pass durations, such as ['2ep', '4ep', "
-            "'8ep']."
+            "durations=None needs a default for the parameter max_duration of build; add one, or "
+            "pass durations, such as ['2ep', '4ep', '8ep']."
         )
     signature = inspect.signature(build)
     try:

@@ -325,7 +325,7 @@ def _check_seeds(study: Study, function: str) -> None:
             raise BuildError(
                 f"the runs of arm {arm!r} have the same results for the seeds "
                 f"{', '.join(map(str, seeds))}: {function} does not depend on the seed, apart from "
-                "passing it on. Set no seed of its own in it, and shuffle the training data; or "
+                "passing it on. Do not set another seed in it, and shuffle the training data; or "
                 "pass seeds=1."
             )
 

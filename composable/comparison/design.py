@@ -106,7 +106,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     again = repeat(first) if flags["repeat_baseline"] else None
     if again is not None:
         if any(arm.name == again.name for arm in named):
-            raise ValueError(f"arms has the name {again.name!r}, which the A/A arm has; rename it.")
+            raise ValueError(f"arms has the name {again.name!r}, as the A/A arm; rename it.")
         named, grids[again.name] = (*named, again), grids[first.name]
     tried, notes = configurations(grids)
     for arm in named:
@@ -122,8 +122,8 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         own = own or default_durations(trainer.state.max_duration)
     elif split or own is None:
         raise ValueError(
-            "run=... needs durations, and no split_evaluation: a comparison knows the schedules "
-            "and evaluators of a Trainer only."
+            "run=... needs durations, and excludes split_evaluation: only a Trainer has a default "
+            "duration, and evaluators to split."
         )
     tuned = len(tried[first.name]) > 1
     reported, tuning_result, best, tuning_mode = check_metrics(

@@ -118,7 +118,7 @@ class Comparison:
             ValueError: There is no such arm.
         """
         if self.analysis[baseline].role == "repeated":
-            raise ValueError(f"baseline={baseline!r} is the A/A arm, which has seeds of its own.")
+            raise ValueError(f"baseline={baseline!r} is the A/A arm, which has other seeds.")
         return Comparison(_rebase(self.study, baseline, target))
 
     def table(self, *, details: bool = True) -> str:

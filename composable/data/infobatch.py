@@ -150,8 +150,8 @@ class InfoBatch(Algorithm):
     def _pruned(self, state: State) -> Mapping[str, Any]:
         if Processes.current().several:
             raise ValueError(
-                f"{self.name} trains in one process only: each would know the losses of its own "
-                "examples."
+                f"{self.name} trains in one process only: each process would have the losses of "
+                "its own examples only."
             )
         known = state.memory.get(self.name)
         size = (self.sampler.length,)

@@ -171,8 +171,8 @@ def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> 
         raise TypeError(f"{name}={states!r} must be a list of tensors, of get_generator_states.")
     if len(own) != len(states):
         raise ValueError(
-            f"{name} has {len(states)} states, but dataloader has {len(own)} generators of its "
-            "own: build the loader with the generators it had when the states were read."
+            f"{name} has {len(states)} states, but dataloader has {len(own)} generators: "
+            "build the loader with the generators it had when the states were read."
         )
     for generator, state in zip(own, states, strict=True):
         generator.set_state(state)

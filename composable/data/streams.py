@@ -121,7 +121,7 @@ def check_stream_state(dataloader: DataLoader[Any], state: Mapping[str, Any]) ->
     if saved != own:
         raise ValueError(
             f"the loader's state was read with num_workers={saved}, and this loader has "
-            f"num_workers={own}: each worker has a state of its own. Build the loader with "
+            f"num_workers={own}: each worker has its own state. Build the loader with "
             f"num_workers={saved}."
         )
     lengths = {"batches": own, "states": max(own, 1)}

@@ -67,10 +67,10 @@ class Strategy:
         count = int(self.shards or saved or size)  # an integer of NumPy can't be saved
         if count % size and self.shards is None:
             raise ValueError(
-                f"the checkpoint is that of a run with {count} shards, which {size} processes "
+                f"the checkpoint is from a run with {count} shards, which {size} processes "
                 f"cannot share equally; use a divisor of {count}, or pass "
                 f"parallel={type(self).__name__}(shards={size}), whose losses will differ from "
-                "those of that run."
+                "the losses of that run."
             )
         if count % size:
             raise ValueError(

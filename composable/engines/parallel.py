@@ -137,8 +137,8 @@ class Parallel(Engine):
                 last = batch
             elif last is None:
                 raise ProcessError(
-                    f"rank {self.processes.rank} has no batch in this epoch, and other processes "
-                    "have; every process needs one of its own."
+                    f"rank {self.processes.rank} has no batch in this epoch, but other processes "
+                    "have; every process needs at least one."
                 )
             else:
                 batch = attrs.evolve(last, empty=(True,) * len(last.batches))

@@ -267,8 +267,8 @@ class StepShares:
         if self.origin != origin:
             raise SplitLossError(
                 "the parts of a batch get their targets in different ways: an algorithm has "
-                "replaced those of some parts, or their shapes differ; pass loss_mean_over= to "
-                "declare the weights of the parts."
+                "replaced the targets of some parts, or their shapes differ; pass loss_mean_over= "
+                "to declare the weights of the parts."
             )
 
     def _share(self, weight: Any, total: Any) -> Any:

@@ -117,8 +117,8 @@ def _check_data(name: str, value: Any, shape: tuple[int, ...] | None = None) -> 
     check_tensor(name, value)
     if shape is not None and value.shape != shape:
         raise ValueError(
-            f"{name} has shape {tuple(value.shape)} and must have {tuple(shape)}, that of the "
-            "outputs of the layer."
+            f"{name} has shape {tuple(value.shape)} and must have {tuple(shape)}, the shape of "
+            "the layer's outputs."
         )
     if value.is_meta:
         raise ValueError(f"{name} is on the meta device and must have values.")

@@ -119,8 +119,8 @@ def apply_infobatch(
     check_range("prune", prune, 0, 1, ends="[)")
     if draw.shape != losses.shape or draw.dtype is not torch.bool:
         raise ValueError(
-            f"draw of shape {tuple(draw.shape)} and dtype {draw.dtype} must be that of "
-            f"draw_infobatch({len(losses)}), for as many examples as losses has."
+            f"draw of shape {tuple(draw.shape)} and dtype {draw.dtype} must be as from "
+            f"draw_infobatch({len(losses)}), with one value for each loss."
         )
     low = losses < losses.nanmean(dtype=compute_dtype(losses.dtype))  # float16 would overflow
     weights = torch.ones_like(losses).masked_fill(low, 1 / (1 - prune))

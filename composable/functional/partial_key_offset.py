@@ -101,7 +101,7 @@ class KeyOffset(AttentionChange):
             )
         if _window(block):
             raise ValueError(
-                f"{name or 'model'} must have no sliding window of its own, with which a cache "
+                f"{name or 'model'} must have no sliding window, with which a cache "
                 "loses the key before the first one; set sliding_window to None in its config."
             )
         self.by_halves = rotated is None

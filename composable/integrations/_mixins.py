@@ -18,7 +18,7 @@ def check_mixin(kind: type, mixin: type, base: type, method: str) -> None:
     if order.index(mixin) > order.index(base):
         raise TypeError(
             f"{kind.__name__} must have {mixin.__name__} before {base.__name__} among its bases, "
-            f"because the methods of {base.__name__} hide those of the mixin otherwise: "
+            f"because otherwise the methods of {base.__name__} override those of the mixin: "
             f"class {kind.__name__}({mixin.__name__}, ...)."
         )
     owners = [one for one in order if method in vars(one) and one not in base.__mro__]

@@ -298,19 +298,19 @@ def _check_loss(trainer: Any) -> None:
     """Raise a ValueError if the trainer has a loss of its own, which the adapter would not use."""
     if trainer.compute_loss_func is not None:
         raise ValueError(
-            f"compute_loss_func={trainer.compute_loss_func!r} must be None, because the loss is "
-            "that of adapt_loop: pass it there as loss_fn, or to LogitsModel."
+            f"compute_loss_func={trainer.compute_loss_func!r} must be None, because "
+            "adapt_loop computes the loss: pass it there as loss_fn, or to LogitsModel."
         )
     if trainer.args.label_smoothing_factor:
         raise ValueError(
-            f"label_smoothing_factor={trainer.args.label_smoothing_factor} must be 0, because the "
-            "loss is that of adapt_loop: use LabelSmoothing instead."
+            f"label_smoothing_factor={trainer.args.label_smoothing_factor} must be 0, because "
+            "adapt_loop computes the loss: use LabelSmoothing instead."
         )
     loss_type = getattr(trainer.args, "loss_type", None)  # of TRL
     if loss_type not in _MEANS:
         raise ValueError(
-            f"loss_type={loss_type!r} must be 'nll', because the loss is that of adapt_loop: pass "
-            "the loss to LogitsModel."
+            f"loss_type={loss_type!r} must be 'nll', because adapt_loop computes the loss: pass it "
+            "to LogitsModel."
         )
 
 

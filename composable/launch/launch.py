@@ -67,7 +67,7 @@ def launch(options: Launch) -> int:
         raise LaunchError(
             f"master_addr={options.master_addr!r}: the {layout.machines} machines did not connect "
             f"within timeout={options.timeout} s; check the address, the port and the firewall, "
-            f"and that each machine was started, with a node_rank of its own ({error})."
+            f"and that each machine was started, with its own node_rank ({error})."
         ) from error
     if options.log_dir is None:
         shutil.rmtree(logs.folder)

@@ -208,8 +208,8 @@ def _check_template(name: str, template: str | None, world_size: int) -> None:
         raise LaunchError(f"{name}={template!r} must contain no placeholders except {allowed}.")
     if world_size > 1 and not used & {"rank", "local_rank"}:
         raise LaunchError(
-            f"{name}={template!r} must contain {{rank}} or {{local_rank}}, so that each rank has a "
-            "file of its own."
+            f"{name}={template!r} must contain {{rank}} or {{local_rank}}, so that each rank has "
+            "its own file."
         )
 
 

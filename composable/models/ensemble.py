@@ -164,8 +164,8 @@ def _log_likelihoods(ensemble: Ensemble, batch: Any) -> Tensor:
         shapes.add(tuple(logits.shape))
         if len(shapes) > 1:
             raise ValueError(
-                f"the models return logits of the shapes {sorted(shapes)}; those of a mixture must "
-                "have the same classes."
+                f"the models return logits of the shapes {sorted(shapes)}; the models of a mixture "
+                "must have the same classes."
             )
         labels = labels_of_logits(model, spec.targets(moved), logits)
         precise = logits.to(compute_dtype(logits.dtype)).movedim(ensemble._class_dim_of(logits), 1)

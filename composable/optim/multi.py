@@ -51,8 +51,8 @@ class MultiOptimizer(Optimizer):
         held = [id(p) for one in given for group in one.param_groups for p in group["params"]]
         if not given or len(held) != len(set(held)):
             raise ValueError(
-                f"optimizers={[type(one).__name__ for one in given]!r} must be one or more, none "
-                "of which has a parameter of another."
+                f"optimizers={[type(one).__name__ for one in given]!r} must be one or more "
+                "optimizers without parameters in common."
             )
         self.optimizers = given
         self._share_states()
@@ -112,8 +112,7 @@ class MultiOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise a TypeError: a group belongs to one of the optimizers."""
         raise TypeError(
-            "a MultiOptimizer has no group of its own: call add_param_group of one of its "
-            "optimizers."
+            "a MultiOptimizer has no groups itself: call add_param_group of one of its optimizers."
         )
 
     @torch.no_grad()

@@ -104,7 +104,7 @@ def scale_schedule(
     if not isinstance(schedule, Schedule) or isinstance(schedule, ScaledSchedule):
         if not scale_warmup:
             raise TypeError(
-                f"scale_warmup=False requires a schedule with a warm-up of its own, got "
+                f"scale_warmup=False requires a schedule with its own warm-up, got "
                 f"{schedule!r}: pass a schedule such as cosine(warmup='5ep'), scaled once."
             )
         return ScaledSchedule(schedule=schedule, ratio=exact)

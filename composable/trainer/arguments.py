@@ -174,7 +174,7 @@ def check_separate_streams(train: Any, evaluators: Iterable[Evaluator]) -> None:
         if own is train or (stream is not None and getattr(own, "dataset", None) is stream):
             raise ValueError(
                 f"Evaluator {one.label!r} iterates over the stream of train_dataloader, whose "
-                "position would be lost; pass a loader with a dataset object of its own."
+                "position would be lost; pass a loader with its own dataset object."
             )
 
 

@@ -52,7 +52,7 @@ class TrialRun:
         listed = isinstance(given, (list, tuple))
         if not listed and (not is_map_style(given) or is_stateful(given)):
             raise ValueError(
-                f"{name}={type(given).__name__} has a position of its own, which reading it would "
+                f"{name}={type(given).__name__} has a position, which reading it would "
                 "change: pass batches as a list or a DataLoader that fetches by index."
             )
         try:

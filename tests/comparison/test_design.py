@@ -122,7 +122,7 @@ def test_a_required_duration_needs_schedules():
     def required(algorithms, seed, max_duration):
         return one_evaluator(algorithms, seed, max_duration=max_duration)
 
-    with pytest.raises(ValueError, match="takes it as an argument without a default"):
+    with pytest.raises(ValueError, match="needs a default for the parameter max_duration"):
         design(build=required, metric="eval/loss")
     assert design(build=required, metric="eval/loss", durations="3ep").protocol.durations == (
         "3ep",
@@ -164,7 +164,7 @@ def test_incompatible_algorithms_are_found_before_training():
         ({"tune": {"rate": [1, 2]}}, ValueError, r"\['rate'\] for arm 'baseline', which neither"),
         ({"leave_one_out": 1}, TypeError, "leave_one_out=1 must be True or False"),
         ({"arms": {}}, ValueError, "at least one arm"),
-        ({"arms": {"baseline (repeated)": []}}, ValueError, "which the A/A arm has"),
+        ({"arms": {"baseline (repeated)": []}}, ValueError, "as the A/A arm"),
         ({"durations": ["1ep", "10ba"]}, ValueError, "must have one unit"),
         ({"durations": {}}, ValueError, r"durations has schedules for \[\]; it must"),
         ({"durations": {"mixup": ["1ep"]}}, ValueError, r"has schedules for \['mixup'\]; it must"),
@@ -395,7 +395,7 @@ def test_a_loop_is_planned_as_a_build_function_is():
         ({"run": None}, TypeError, "pass either build"),
         ({"run": lambda seed: None}, TypeError, "must take arm, seed, duration by these names"),
         ({"durations": None}, ValueError, "run=... needs durations"),
-        ({"split_evaluation": True}, ValueError, "no split_evaluation"),
+        ({"split_evaluation": True}, ValueError, "excludes split_evaluation"),
         (
             {"tune": {"depth": [1]}},
             ValueError,

@@ -54,7 +54,7 @@ def test_nothing_is_pruned_at_zero():
 
 
 def test_draw_must_fit_the_losses():
-    with pytest.raises(ValueError, match="must be that of draw_infobatch"):
+    with pytest.raises(ValueError, match="must be as from draw_infobatch"):
         apply_infobatch(torch.rand(3), draw_infobatch(4))
 
 

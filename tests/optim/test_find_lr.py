@@ -181,7 +181,7 @@ def never(parameters):
         ),
         (
             lambda: find_lr(make_trainer(mlp(), DataLoader(Stream(), batch_size=None))),
-            "train_dataloader=DataLoader has a position of its own",
+            "train_dataloader=DataLoader has a position",
         ),
         (lambda: find_lr(parabola(), batches=[]), "returned no batch"),
         (

@@ -117,7 +117,7 @@ def test_the_weights_of_a_loss_are_others():
         ),
         (lambda: SEVERAL(mlp().parameters()), "params=generator must be the model"),
         (lambda: MultiOptimizer([]), "optimizers=.* must be one or more"),
-        (lambda: MultiOptimizer([SGD([torch.zeros(1)], 1.0)] * 2), "none of which has a param"),
+        (lambda: MultiOptimizer([SGD([torch.zeros(1)], 1.0)] * 2), "without parameters in common"),
         (lambda: MultiOptimizer([1]), "must be a list of optimizers, and 1 is not one"),
         (
             lambda: MultiOptimizer([SGD([torch.zeros(1)], 1.0)]).add_param_group({}),
