@@ -45,7 +45,7 @@ def target_lines() -> list[str]:
         "",
         "*At most* and *at least* are bounds, with their 95 % confidence, where one of the two "
         "arms reaches the target already in its shortest schedule, or not in its longest. A dash: "
-        "both reach it in their shortest.",
+        "both reach it in their shortest, or an end of a curve is within its noise of the target.",
     ]
 
 

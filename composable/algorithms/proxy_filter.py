@@ -278,12 +278,13 @@ class ProxyFilter(Algorithm):
 
     def _check_is_finite(self, weights: Mapping[str, Tensor]) -> None:
         """Raise a ValueError if the proxy has diverged: it would filter by NaN."""
-        for name, one in weights.items():
-            if one.is_floating_point() and not one.isfinite().all():
-                raise ValueError(
-                    f"the proxy of {self.name} has diverged: its weight {name} is not finite. "
-                    "Lower the learning rate of its optimizer, or clip its steps."
-                )
+        finite = {n: w.isfinite().all() for n, w in weights.items() if w.is_floating_point()}
+        if finite and not torch.stack([*finite.values()]).all():  # the host waits once
+            name = next(name for name, one in finite.items() if not one)
+            raise ValueError(
+                f"the proxy of {self.name} has diverged: its weight {name} is not finite. "
+                "Lower the learning rate of its optimizer, or clip its steps."
+            )
 
     def _module(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """Return a copy of the proxy with copies of some weights; tied ones stay tied."""

@@ -116,8 +116,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     """Return the 95 % t interval of a mean; None, None for a single value."""
     if len(values) < 2:
         return None, None
-    part = VariancePart(np.full((1, 1), np.var(values, ddof=1) / len(values)), len(values) - 1)
-    (found,) = intervals_of(np.full((1, 1), np.mean(values)), [part])
+    found = _interval([np.asarray(values)])
     return found.low, found.high
 
 
@@ -310,10 +309,12 @@ def measure(
 
     Returns:
         The distance; None if the ends of the curves give no bound at the level, or if the curves
-        are too noisy for a distance.
+        are too noisy for a distance, or their ends for a bound.
     """
     kind = _kind(baseline, arm, level)
     if kind is None or (kind == "distance" and min(baseline.contrast, arm.contrast) < CONTRAST):
+        return None
+    if kind != "distance" and not _are_apart(baseline, arm, kind, level, paired):
         return None
 
     def sample(base: CostCurve, other: CostCurve, *, extend: bool) -> Array:
@@ -364,6 +365,29 @@ def _kind(base: CostCurve, arm: CostCurve, level: float | None) -> DistanceKind 
     if places[0] == places[1]:
         return None
     return "at least" if places[0] > places[1] else "at most"
+
+
+def _are_apart(
+    baseline: CostCurve, arm: CostCurve, kind: DistanceKind, level: float | None, paired: bool
+) -> bool:
+    """Return whether the ends that give a bound differ with 95 % confidence, and not by chance."""
+    if level is None:
+        better, worse = (arm, baseline) if kind == "at least" else (baseline, arm)
+        if paired:
+            gaps = [[better.results[0] - worse.results[-1]]]
+        else:
+            gaps = [[better.results[0], -worse.results[-1]]]
+    else:
+        gaps = [[curve.results[0] - level] for curve in (baseline, arm) if level < curve.ends[0]]
+        gaps += [[level - curve.results[-1]] for curve in (baseline, arm) if level > curve.ends[1]]
+    return all(_interval(values).low > 0 for values in gaps)
+
+
+def _interval(samples: Sequence[Array]) -> LogInterval:
+    """Return the interval of the sum of the means of independent samples."""
+    parts = [VariancePart(np.var(one, ddof=1) / len(one), len(one) - 1) for one in samples]
+    (found,) = intervals_of(np.full((1, 1), sum(one.mean() for one in samples)), parts)
+    return found
 
 
 def _results(base: CostCurve, arm: CostCurve, kind: DistanceKind, level: float | None) -> Array:

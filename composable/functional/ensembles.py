@@ -102,7 +102,8 @@ def mixture_weights(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: The shape is wrong, or a number is out of range.
+        ValueError: The shape is wrong, a number is out of range, or the models that are kept give
+            an example no likelihood, or NaN.
 
     Example:
         >>> likelihoods = torch.tensor([[0.9, 0.9, 0.1], [0.1, 0.1, 0.9], [0.1, 0.1, 0.1]])
@@ -122,11 +123,21 @@ def mixture_weights(
         if top > models:
             raise ValueError(f"top={top} must be at most the number of models, {models}.")
     logs = log_likelihoods.detach().double()
+    _refuse_impossible("log_likelihoods", logs, "omit these examples, or models that diverged")
     weights = _maximize(logs, iterations)
     if top is not None and top < models:
         kept = weights.topk(top).indices
+        _refuse_impossible(f"log_likelihoods of the top={top} models", logs[kept], "raise top")
         weights = torch.zeros_like(weights).index_copy(0, kept, _maximize(logs[kept], iterations))
     return weights.to(log_likelihoods.dtype)
+
+
+def _refuse_impossible(name: str, logs: Tensor, cure: str) -> None:
+    """Raise a ValueError for examples of which a mixture has no likelihood."""
+    wrong = (~logs.amax(0).isfinite()).nonzero().flatten().tolist()
+    if wrong:
+        listed = f"{wrong[:5]}{' and others' * (len(wrong) > 5)}"
+        raise ValueError(f"{name} are NaN, or -inf under all, for the examples {listed}: {cure}.")
 
 
 def _maximize(logs: Tensor, iterations: int) -> Tensor:

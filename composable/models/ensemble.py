@@ -122,7 +122,8 @@ def fit_mixture(
         class_dim: As for `Ensemble`.
 
     Returns:
-        The ensemble of the models that are kept, by falling weight.
+        The ensemble of the models that are kept, by falling weight. They stay in evaluation mode;
+        the others keep their modes.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -141,10 +142,10 @@ def fit_mixture(
     """
     members = _checked_models("models", models)
     check_count("batch_size", batch_size, 1)
-    ensemble = Ensemble(members, class_dim=class_dim)
     _refuse_overlap(held_out, trained_on)
     loader = DataLoader(held_out, batch_size=batch_size)
-    with evaluation_mode(ensemble):
+    with evaluation_mode(nn.ModuleList(members)):
+        ensemble = Ensemble(members, class_dim=class_dim)
         found = torch.cat([_log_likelihoods(ensemble, batch) for batch in loader], 1)
     _refuse_diverged(found)
     weights = mixture_weights(found, top=top).cpu()

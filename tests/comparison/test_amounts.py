@@ -376,7 +376,7 @@ def test_shares_of_the_data_of_a_trainer_are_compared(tmp_path, monkeypatch):
     assert [one.outcome for one in study.results] == ["finished"] * (3 * 2 * 2 * 3)
     few = [one for one in study.reported if one.trial.data_amount == 0.2]
     assert {len(one.curve) for one in few} == {5, 10}  # epochs of two batches
-    assert comparison.analysis.noise_floor is not None
+    assert comparison.analysis[study.protocol.repeated].role == "repeated"
 
 
 @pytest.mark.parametrize(

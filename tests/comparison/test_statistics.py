@@ -119,6 +119,27 @@ def test_curves_that_do_not_overlap_give_a_bound(results: list[float], kind: str
     assert found.mean.value == pytest.approx(log(2) - end, abs=0.01)
 
 
+@pytest.mark.parametrize("paired", [True, False])
+def test_ends_that_differ_by_chance_give_no_bound(paired: bool) -> None:
+    """Seeds whose results fluctuate end above the baseline's best one every other time."""
+    flat = np.array([[0.28, 0.26, 0.26], [0.26, 0.26, 0.26]])
+    base = CostCurve(np.log([1.0, 4.0]), np.array([[0.18, 0.26, 0.26], [0.26, 0.26, 0.26]]))
+    arm = CostCurve(np.log([1.0, 4.0]), flat)
+    assert arm.ends[0] > base.ends[1]
+    assert measure(base, arm, paired=paired, cost=EXACT) is None
+    assert measure(arm, base, paired=paired, cost=EXACT) is None
+    clear = measure(base, CostCurve(arm.log_costs, flat + 0.1), paired=paired, cost=EXACT)
+    assert clear is not None
+    assert clear.kind == "at least"
+
+
+def test_an_end_that_is_near_a_target_by_chance_gives_no_bound() -> None:
+    base, arm = curve([1, 2, 4], [1, 2, 3], noise=0.1), curve([1, 2, 4], [0, 1, 2], noise=0.1)
+    for near, far in [(0.97, 0.7), (2.03, 2.3)]:  # below the baseline's worst, above the arm's best
+        assert measure(base, arm, level=near, cost=EXACT) is None
+        assert measure(base, arm, level=far, cost=EXACT) is not None
+
+
 def test_a_target_is_the_only_result() -> None:
     base, arm = curve([1, 2, 4], [1, 2, 3]), curve([0.5, 1, 2], [1.5, 2.5, 3.5])
     found = measure(base, arm, level=2.0, cost=EXACT)

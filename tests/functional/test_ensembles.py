@@ -1,6 +1,6 @@
 """Averages of probabilities, and the weights of mixtures."""
 
-from math import log
+from math import log, nan
 
 import pytest
 import torch
@@ -79,6 +79,19 @@ def test_very_unlikely_examples_leave_the_weights_finite():
     logs = torch.tensor([[-1e4, -1e4, 0.0], [-2e4, -1.0, -1e4]])
 
     assert_close(mixture_weights(logs).sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(
+    ("likelihoods", "top", "message"),
+    [
+        ([[0.9, 0.0], [0.1, 0.0]], None, r"for the examples \[1\]: omit these examples"),
+        ([[0.9, nan], [0.1, 0.5]], None, r"for the examples \[1\]: omit these examples"),
+        ([[0.9, 0.9, 0.0], [0.0, 0.0, 0.1]], 1, r"of the top=1 models.*\[2\]: raise top"),
+    ],
+)
+def test_examples_without_a_likelihood_are_named(likelihoods, top, message):
+    with pytest.raises(ValueError, match=message):
+        mixture_weights(torch.tensor(likelihoods).log(), top=top)
 
 
 # --- distillation ---

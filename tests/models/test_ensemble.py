@@ -163,6 +163,15 @@ def test_a_mixture_has_no_higher_loss_on_its_data_than_any_model_or_their_averag
     assert all(loss <= cross_entropy(model(inputs), targets) + 1e-3 for model in models)
 
 
+def test_models_that_a_mixture_omits_keep_their_modes():
+    train, held_out = divided()
+    models = [linear(seed) for seed in range(3)]
+
+    mixture = fit_mixture(models, held_out, trained_on=train, top=1)
+
+    assert [one.training for one in models] == [one is not mixture.members[0] for one in models]
+
+
 @pytest.mark.parametrize("head", ["causal", "decoder that does not shift", "classes"])
 def test_a_mixture_of_models_of_transformers_reads_their_labels(head):
     def items(seed):
@@ -210,7 +219,8 @@ def test_labels_that_no_model_can_predict_are_refused():
     train, held_out = divided()
 
     with pytest.raises(ValueError, match="to which no model gives a probability above 0"):
-        fit_mixture([Never(), Never(1)], held_out, trained_on=train)
+        fit_mixture([Never(), member := Never(1)], held_out, trained_on=train)
+    assert member.training
 
 
 def test_data_that_was_trained_on_is_refused():

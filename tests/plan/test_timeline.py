@@ -193,7 +193,7 @@ def test_without_matplotlib_there_are_words(monkeypatch):
     assert timeline._repr_svg_() is None
     assert str(timeline) == "MixUp  mix  all along"
     for draw in (timeline.plot, lambda: timeline.save("run.svg")):
-        with pytest.raises(ImportError, match=r"pip install composable\[plot\]"):
+        with pytest.raises(ImportError, match=r'pip install "composable\[plot\]"'):
             draw()
 
 

@@ -245,7 +245,7 @@ def test_a_missing_extra_is_named(tmp_path, monkeypatch, package, call):
     monkeypatch.setitem(sys.modules, package, None)
 
     with pytest.raises(
-        ImportError, match=rf"needs {package[:6]}.*pip install composable\[report\]"
+        ImportError, match=rf'needs {package[:6]}.*pip install "composable\[report\]"'
     ):
         getattr(run, call)()
 

@@ -11,7 +11,7 @@ from composable.report.sections.faults import problems, warnings
 from composable.report.sections.images import images
 from composable.report.sections.overview import overview
 from composable.report.sections.plan import plan
-from composable.report.sections.settings import configurations, differences
+from composable.report.sections.settings import all_settings, differences
 from composable.report.sections.time_split import time_split
 
 __all__ = ["SECTIONS"]
@@ -27,6 +27,6 @@ SECTIONS: Mapping[str, Callable[[RunComparison], Any]] = {
     "Images": images,
     "Checkpoints": checkpoints,
     "Warnings": warnings,
-    "Configuration": configurations,
+    "Configuration": all_settings,
 }
 """The sections in the order of the page; one that has nothing to show returns an empty value."""

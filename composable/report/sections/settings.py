@@ -7,7 +7,7 @@ from composable.report.comparison import RunComparison, first_different_batch
 from composable.report.sections._common import format_number
 from composable.report.short_calls import short_calls
 
-__all__ = ["configurations", "differences"]
+__all__ = ["all_settings", "differences"]
 
 _WITHOUT_EFFECT = ("arguments",)  # folders, as a rule
 
@@ -50,7 +50,7 @@ def _partings(comparison: RunComparison) -> dict[str, list[int]]:
     return outcomes
 
 
-def configurations(comparison: RunComparison) -> dict[str, Mapping[str, Sequence[str]]]:
+def all_settings(comparison: RunComparison) -> dict[str, Mapping[str, Sequence[str]]]:
     """Return the tables of all hyperparameters and of facts about the system."""
     modules = {n: v for n, v in comparison.settings.items() if n.split("/")[0] == "modules"}
     settings = {n: v for n, v in comparison.settings.items() if n not in modules}
