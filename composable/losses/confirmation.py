@@ -251,7 +251,7 @@ def compare_parts(
         raise refused(
             state,
             f"is {float(loss):.6g} for a batch and {values} for its parts, of which it is not the "
-            f"{kind}: it compares the examples of a batch, or divides by something of its own",
+            f"{kind}: it compares the examples of a batch, or divides by another number",
         )
     return True
 
