@@ -27,11 +27,11 @@ class SplitLossError(ValueError):
 
 _CURES = (
     "To compute it from the outputs for the whole batch, in one more forward pass, add WholeLoss() "
-    "to algorithms, or call composable.functional.cached_gradients in your own loop. Or declare what "
-    "the loss is a mean over: pass loss_mean_over='tokens', 'next_tokens', a function of the batch "
-    "or of the outputs and the batch, or 'examples', which may be an approximation, as in a plain "
-    "loop with DistributedDataParallel; or define loss_weight(outputs, batch) on the loss or the "
-    "model. Or don't split: train without grad_accum, microbatch_size, accumulate_batches and "
+    "to algorithms, or call composable.functional.cached_gradients in your own loop. Or declare "
+    "what the loss is a mean over: pass loss_mean_over='tokens', 'next_tokens', a function of the "
+    "batch or of the outputs and the batch, or 'examples', which may be an approximation, as in a "
+    "plain loop with DistributedDataParallel; or define loss_weight(outputs, batch) on the loss or "
+    "the model. Or don't split: train without grad_accum, microbatch_size, accumulate_batches and "
     "several shards, and evaluate in one batch."
 )
 
