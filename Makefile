@@ -83,10 +83,9 @@ shapes:
 	$(PYTEST) tests/functional '--jaxtyping-packages=composable.functional,$(BEARTYPE)'
 package:
 	$(PYTEST) tests/test_package.py
-# worksteal: a third of the tests for each worker, in order, so that those of a file share fixtures.
-# Three for two cores: many tests wait for processes and files.
+# worksteal: half of the tests for each worker, in order, so that those of a file share fixtures.
 tests:
-	$(PYTEST) -n 3 --dist worksteal --durations=10 --ignore=tests/functional
+	$(PYTEST) -n 2 --dist worksteal --durations=10 --ignore=tests/functional
 
 # ------------------------------------------------------------------------------------------------
 # Other tasks

@@ -81,14 +81,14 @@ def pytest_collection():
         gc.enable()
 
 
-_num_frozen_modules = 0
+_frozen_for = None
 
 
-def pytest_runtest_setup():
-    """Let it also ignore the modules that were imported since: a collection took 0.2 s."""
-    global _num_frozen_modules
-    if len(sys.modules) > _num_frozen_modules + 100:
-        _num_frozen_modules = len(sys.modules)
+def pytest_runtest_setup(item):
+    """Let it also ignore what the files before have left: a collection took 0.2 s."""
+    global _frozen_for
+    if item.path != _frozen_for:
+        _frozen_for = item.path
         gc.collect()
         gc.freeze()
 
@@ -132,11 +132,14 @@ doctest.DocTestParser.get_doctest = lambda self, string, *rest: _get_doctest(
 
 
 @pytest.fixture(autouse=True)
-def _restore_global_generators():
-    """Leave the global generators as the test found them."""
+def _restore_global_state():
+    """Leave the global generators, and the choice of algorithms, as the test found them."""
     numpy = sys.modules.get("numpy")  # an optional dependency
     before = random.getstate(), torch_random.getstate(), numpy and numpy.random.get_state()
+    deterministic = torch.are_deterministic_algorithms_enabled()
     yield
+    if torch.are_deterministic_algorithms_enabled() != deterministic:
+        torch.use_deterministic_algorithms(deterministic)
     random.setstate(before[0])
     torch_random.setstate(before[1])
     if before[2] is not None:
