@@ -1,6 +1,7 @@
 """Estimate the remaining time of a run."""
 
 import time
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from composable._support.checks import check_count
@@ -61,7 +62,7 @@ class RuntimeEstimator(Callback):
         "_unit": str | None,
         "_start": list_of_numbers(2, optional=True),
         "_latest": list_of_numbers(2),
-        "_evaluations": dict[str, list_of_numbers(3)],  # type: ignore[misc]
+        "_evaluations": GenericAlias(dict, (str, list_of_numbers(3))),
     }
 
     def __init__(self, interval: IntervalLike = "10ba", *, skip_batches: int = 1) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from numbers import Real
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from composable._support.checks import check_count, check_range
@@ -76,7 +77,7 @@ class SpeedMonitor(Callback):
     """
 
     _saved_attributes: ClassVar = {
-        "_window": list[list_of_numbers(len(_UNITS) + 1)],  # type: ignore[misc]
+        "_window": GenericAlias(list, list_of_numbers(len(_UNITS) + 1)),
         "_counted": NumberOrNone,
         "_eval_seconds": Number,
     }

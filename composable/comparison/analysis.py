@@ -350,8 +350,9 @@ def _edges(study: Study, arm: str) -> Iterator[str]:
         )
         if len(numbers) < max(2, len(set(map(repr, values)))) or chosen not in numbers:
             continue
-        if chosen in (numbers[0] or None, numbers[-1]):
-            end, beyond = ("lowest", "lower") if chosen == numbers[0] else ("highest", "higher")
+        is_lowest = chosen == numbers[0] != 0
+        if is_lowest or chosen == numbers[-1]:
+            end, beyond = ("lowest", "lower") if is_lowest else ("highest", "higher")
             note = (
                 f"{name}={chosen!r} is the {end} value that was tried: a {beyond} one may be better"
             )

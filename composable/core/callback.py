@@ -213,12 +213,14 @@ class Callback:
             ValueError: `state` is not one that `state_dict` returns, or isn't empty and this class
                 doesn't override the method.
         """
-        if state and not self._saved_attributes:
+        attributes = self._saved_attributes
+        if not attributes:
+            if not state:
+                return
             raise ValueError(
                 f"{self.name} was given the state {sorted(state)}, but has none: was it saved by "
                 "another callback? A class that defines state_dict must define load_state_dict too."
             )
-        attributes = self._saved_attributes
         check_state(self, state, {_entry(name): kind for name, kind in attributes.items()})
         for name in attributes:
             setattr(self, name, copy.deepcopy(state[_entry(name)]))

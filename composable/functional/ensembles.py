@@ -134,8 +134,9 @@ def mixture_weights(
 
 def _refuse_impossible(name: str, logs: Tensor, cure: str) -> None:
     """Raise a ValueError for examples of which a mixture has no likelihood."""
-    wrong = (~logs.amax(0).isfinite()).nonzero().flatten().tolist()
-    if wrong:
+    finite = logs.amax(0).isfinite()
+    if not finite.all():  # once for all examples: a fit isn't part of a step
+        wrong = (~finite).nonzero().flatten().tolist()
         listed = f"{wrong[:5]}{' and others' * (len(wrong) > 5)}"
         raise ValueError(f"{name} are NaN, or -inf under all, for the examples {listed}: {cure}.")
 

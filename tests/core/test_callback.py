@@ -155,6 +155,14 @@ def look(event, state, logger):
     return None
 
 
+def test_a_callback_that_has_a_state_only_now_loads_that_of_before():
+    class Counts(Callback):
+        def state_dict(self):
+            return {"count": 0}
+
+    Counts().load_state_dict({})
+
+
 @pytest.mark.parametrize(
     ("callback", "name"), [(ByName(), "ByName"), (FunctionCallback(look), "look")]
 )

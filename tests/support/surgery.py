@@ -30,7 +30,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block."""
-        return self.down(self.act(self.up(x)))  # type: ignore[no-any-return]
+        outputs: Tensor = self.down(self.act(self.up(x)))
+        return outputs
 
 
 register_gated_linear_units(FeedForward, linear="up", activation="act")
