@@ -9,6 +9,8 @@ import pytest
 from composable import Callback
 from composable.loggers import JSONLinesLogger
 from composable.resume.lock import LOCK, FolderInUseError
+from tests.support.commands import Command
+from tests.support.processes import wait_until
 from tests.support.runs import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
@@ -37,47 +39,50 @@ def stop():
     raise Stopped
 
 
+SCRIPT = """
+import signal
+from pathlib import Path
+from tests.support.runs import make_trainer
+from tests.trainer.test_run_folder import At
+def wait():
+    Path("there").touch()
+    signal.pause()
+make_trainer(save_folder=Path.cwd(), callbacks=[At(2, wait)]).fit()
+"""
+
+
 @pytest.fixture
-def child(tmp_path):
-    """Train in another process up to a batch, and return its process id once it is there."""
+def start(tmp_path):
+    """Return a function that trains in another process up to a batch, where it waits."""
     started = []
 
-    def start(do, **options):
-        reads, writes = os.pipe()
-        pid = os.fork()
-        if not pid:
-            try:
-                there = At(2, lambda: (os.write(writes, b"x"), do()))
-                make_trainer(save_folder=tmp_path, callbacks=[there], **options).fit()
-                os.write(writes, b"x")
-            finally:
-                os._exit(0)
-        os.close(writes)
-        assert os.read(reads, 1)
-        started.append(pid)
-        return pid
+    def begin():
+        started.append(Command(tmp_path, SCRIPT))
+        wait_until((tmp_path / "there").exists)
+        return started[-1]
 
-    yield start
-    for pid in started:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    yield begin
+    for process in started:
+        process.kill()
+        process.join()
 
 
-def test_second_process_is_refused_while_the_first_trains(child, tmp_path):
+def test_second_process_is_refused_while_the_first_trains(start, tmp_path):
     built_before = make_trainer(save_folder=tmp_path, autoresume=True)
-    pid = child(signal.pause)
+    pid = start().pid
 
     for train in (built_before.fit, lambda: make_trainer(save_folder=tmp_path, autoresume=True)):
         with pytest.raises(FolderInUseError, match=f"is in use: process {pid} on .* trains in it"):
             train()
 
 
-def test_lock_of_a_killed_process_is_free(child, tmp_path):
+def test_lock_of_a_killed_process_is_free(start, tmp_path):
     built_before = make_trainer(save_folder=tmp_path, autoresume=True)
-    os.kill(child(signal.pause), signal.SIGSTOP)
+    child = start()
+    os.kill(child.pid, signal.SIGSTOP)
     child_pid = json.loads((tmp_path / LOCK).read_text())["pid"]
-    os.kill(child_pid, signal.SIGKILL)
-    os.waitid(os.P_PID, child_pid, os.WEXITED | os.WNOWAIT)
+    child.kill()
+    child.join()
 
     with pytest.raises(FolderInUseError, match=f"process {child_pid} .* after this Trainer was"):
         built_before.fit()
