@@ -255,8 +255,8 @@ def _distance(
             SpeedupAt(sign * result, _estimate(at, found.kind, curve.seeds))
             for result, at in zip(found.results, found.at, strict=True)
         )
-        if found.mean.p is not None:
-            shared = sqrt(error.variance)
+        shared = sqrt(error.variance)
+        if found.mean.p is not None and (found.pair or shared):  # equal arms have no spread
             fields["power"] = power_of(found.pair, shared, curve.seeds, found.mean.value)
     return fields
 
