@@ -334,7 +334,7 @@ def profile_section() -> list[str]:
 
 
 def describe_verdict(arm: ArmAnalysis) -> str:
-    """Return the verdict on an arm, its speed-up, and why an interval beside 1 is no evidence."""
+    """Return the verdict on an arm, its speed-up, and why an interval beside 1 does not count."""
     assert arm.verdict is not None
     if arm.at_least is not None:
         return f"{arm.verdict.value}, × {'≥' if arm.at_least > 1 else '≤'} {arm.at_least:.2g}"

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import composable
 from composable.algorithms import LabelSmoothing
@@ -108,6 +108,9 @@ class Stream(IterableDataset):
         (DataLoader(packed(), batch_size=2), 0.5, "other documents in each epoch"),
         (DataLoader(Indexed(packed()), batch_size=2), 0.5, "other documents in each epoch"),
         (loader(drop_last=True), 0.05, "2 examples: fewer than a batch of 4"),
+        (loader(sampler=WeightedRandomSampler([1.0] * 40, 40)), 0.5, "and a WeightedRandomSampler"),
+        (loader(), 0.01, "0.01, which is 0.4 of 40 examples, .* whole ones; pass 0.025"),
+        ([1, 2, 3, 4], 0.6, "0.6, which is 2.4 of 4 batches, .* whole ones; pass 0.5"),
     ],
 )
 def test_what_has_no_share_is_an_error_that_says_what_to_do(data, share, message):
@@ -388,6 +391,7 @@ def test_shares_of_the_data_of_a_trainer_are_compared(tmp_path, monkeypatch):
         ),
         ({"cost": {"baseline": 1.0, "better": 1.0}}, "are for comparisons by time"),
         ({"extend": True}, "are for comparisons by time"),
+        ({"durations": ["1ep"]}, r"has '1ep', and the batches of an epoch .*\['100ba'\]"),
         ({"tuning_metric": "test/error"}, "are of one evaluator"),
     ],
 )

@@ -122,8 +122,8 @@ def test_a_misspelled_name_in_the_page_is_an_error(monkeypatch, tmp_path, plot):
     template.write_text(page, encoding="utf-8")
     assert comparison._html(plot)
 
-    template.write_text(page.replace("{{ title }}", "{{ titel }}"), encoding="utf-8")
-    with pytest.raises(UndefinedError, match="'titel' is undefined"):
+    template.write_text(page.replace("{{ title }}", "{{ heading }}"), encoding="utf-8")
+    with pytest.raises(UndefinedError, match="'heading' is undefined"):
         comparison._html(plot)
 
 
