@@ -241,6 +241,13 @@ def test_far_apart_curves_give_a_bound_and_the_amount_to_add():
     assert float(arm.needs) < 100
 
 
+@pytest.mark.parametrize(
+    ("amounts", "needs"), [((0.1, 0.3, 1.0), None), ((0.1, 0.3, 0.9), "1"), ((5, 20, 80), "158")]
+)
+def test_no_more_than_all_of_the_data_is_recommended(amounts, needs):
+    assert analyze(draw_data_study(0, {"arm": 0.25}, amounts=amounts))["arm"].needs == needs
+
+
 def test_the_words_are_those_of_data():
     comparison = Comparison(draw_data_study(0, {"arm": 1.2}, seeds=20))
     text = comparison.table()
