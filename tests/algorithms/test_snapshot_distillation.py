@@ -264,6 +264,13 @@ def test_a_regression_has_no_classes_to_learn():
         run(mlp(), taught(), loader, loss_fn=mse_loss)
 
 
+def test_outputs_without_classes_are_named_by_their_shape():
+    flat, loader = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), batches(12)
+
+    with pytest.raises(TypeError, match=r"a tensor of shape \(4,\) and torch.float32"):
+        run(flat, taught(), loader, loss_fn=lambda found, _: found.square().mean())
+
+
 @attrs.frozen
 class Widen(Algorithm):
     """Replaces the model by one with other shapes after some batches."""
