@@ -6,9 +6,10 @@ random numbers. The random numbers of a batch then depend neither on the number 
 earlier batches, so an epoch can start at any batch.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
+from contextvars import ContextVar, Token
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,9 +30,11 @@ __all__ = [
     "Parts",
     "SeededIndex",
     "copy_loader",
-    "current_fetch_epoch",
+    "current_fetch",
+    "enter_epoch",
     "has_own_iteration",
     "has_plain_order",
+    "in_epoch",
     "is_map_style",
     "loader_length",
     "with_new_workers",
@@ -39,8 +42,17 @@ __all__ = [
     "without_workers",
 ]
 
-_current_fetch_epoch: ContextVar[int | None] = ContextVar("current_fetch_epoch", default=None)
+T = TypeVar("T")
 
+
+class Fetch(NamedTuple):
+    """The epoch of a fetch, and the process that fetches; worker processes inherit it."""
+
+    epoch: int
+    process: int
+
+
+_current_fetch: ContextVar[Fetch | None] = ContextVar("current_fetch", default=None)
 
 Parts: TypeAlias = Callable[[Any], Iterable[tuple[int, Any]]]
 """A function from the indices of a batch to its parts and their numbers."""
@@ -57,9 +69,27 @@ class SeededIndex(NamedTuple):
     """The number of the shard in the batch, if each shard is fetched by itself."""
 
 
-def current_fetch_epoch() -> int | None:
-    """Return the epoch of the fetch in progress in this process, or None outside a fetch."""
-    return _current_fetch_epoch.get()
+def current_fetch() -> Fetch | None:
+    """Return the fetch in progress, or None outside a fetch."""
+    return _current_fetch.get()
+
+
+def enter_epoch(epoch: int) -> "Token[Fetch | None]":
+    """Let fetches in this process be of an epoch, from now on."""
+    return _current_fetch.set(Fetch(epoch, os.getpid()))
+
+
+def in_epoch(batches: Iterator[T], epoch: int) -> Iterator[T]:
+    """Yield batches, each of which is fetched in an epoch: see `current_fetch`."""
+    while True:
+        before = enter_epoch(epoch)  # not while the batch is used
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        finally:
+            _current_fetch.reset(before)
+        yield batch
 
 
 def loader_length(loader: Any) -> int | None:
@@ -271,11 +301,11 @@ class SeededDataset(Dataset[Any]):
 
 def _fetch(fetch: Callable[[Any], Any], index: SeededIndex) -> Any:
     seed_fetch(index.seed, index.step, index.shard)
-    before = _current_fetch_epoch.set(index.epoch)
+    before = enter_epoch(index.epoch)
     try:
         return fetch(index.indices)
     finally:
-        _current_fetch_epoch.reset(before)
+        _current_fetch.reset(before)
 
 
 class WorkerInit:

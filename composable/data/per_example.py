@@ -57,6 +57,8 @@ class PerExample(Dataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, in a loop that does not use `seeded_batches`."""
         self._epoch.set(epoch)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self.dataset)
