@@ -111,9 +111,6 @@ class ProxyFilter(Algorithm):
         }
     )
     stage = Stage.SELECT
-    reads = frozenset(
-        {"batch", "model", "loss_fn", "key", "timestamp", "max_duration", "memory", "device"}
-    )
     writes = frozenset({"batch", "memory"})
     incompatible_with = MappingProxyType(
         dict.fromkeys(("SelectiveBackprop", "InfoBatch"), "both select examples by their losses")
@@ -125,6 +122,14 @@ class ProxyFilter(Algorithm):
                 f"keep={self.keep!r} and rule={self.rule!r} must not both be given: pass one, such "
                 "as rule=functools.partial(composable.functional.select_using_loss, keep=0.5)."
             )
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The fields that it reads: the duration of the run for its schedule only."""
+        clock = {"max_duration", "epoch_length"} if self.schedule is not None else set()
+        return frozenset(
+            {"batch", "model", "loss_fn", "key", "timestamp", "memory", "device"} | clock
+        )
 
     def match(self, event: Event, state: State) -> bool:
         """Match at each batch; at its start if it is recorded, and at its end if it is learned."""
