@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
 from typing import Any, NamedTuple, TypeAlias, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.utils.data import (
@@ -29,9 +29,11 @@ from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 __all__ = [
     "Parts",
     "SeededIndex",
+    "check_map_style",
     "copy_loader",
     "current_fetch",
     "enter_epoch",
+    "fetch_by_workers",
     "has_own_iteration",
     "has_plain_order",
     "in_epoch",
@@ -109,6 +111,20 @@ def is_map_style(dataloader: object) -> bool:
     )
 
 
+def check_map_style(dataset: Any) -> None:
+    """Raise a `TypeError` unless a dataset has its examples by index.
+
+    The base class of iterable datasets has a `__getitem__` too, which does nothing.
+    """
+    by_index = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not by_index or isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"dataset={dataset!r} must be a map-style dataset: an object with __getitem__ and "
+            "__len__. An iterable dataset yields its examples with their indices, or with random "
+            "numbers of their own, itself."
+        )
+
+
 def has_own_iteration(dataloader: DataLoader[Any]) -> bool:
     """Return whether a subclass of `DataLoader` overrides how it is iterated over."""
     own = [getattr(type(dataloader), name, None) for name in _ITERATION]
@@ -151,6 +167,24 @@ def with_seeded_fetch(
 
 # Persistent workers belong to the copy, so the copy must live as long as the loader.
 _copies: WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = WeakKeyDictionary()
+_in_progress: WeakSet[DataLoader[Any]] = WeakSet()
+
+
+def fetch_by_workers(
+    dataloader: DataLoader[Any], first: SeededIndex, skip: int, parts: "Parts | None" = None
+) -> Iterator[Any]:
+    """Iterate over `with_seeded_fetch`; an epoch within another one has workers of its own.
+
+    Persistent workers would start the epoch in progress again.
+    """
+    if dataloader in _in_progress:
+        dataloader = with_new_workers(dataloader)
+    if dataloader.persistent_workers:
+        _in_progress.add(dataloader)
+    try:
+        yield from with_seeded_fetch(dataloader, first, skip, parts)
+    finally:
+        _in_progress.discard(dataloader)
 
 
 def with_new_workers(dataloader: DataLoader[Any]) -> DataLoader[Any]:

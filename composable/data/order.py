@@ -13,12 +13,12 @@ from composable.core.key import Key
 from composable.data.fetching import (
     Parts,
     SeededIndex,
+    fetch_by_workers,
     fetch_in_process,
     has_own_iteration,
     in_epoch,
     is_map_style,
     with_new_workers,
-    with_seeded_fetch,
 )
 from composable.data.streams import (
     check_stream_state,
@@ -220,7 +220,7 @@ def _batches(
         number = seed.seed if isinstance(seed, Key) else seed
         first = SeededIndex(number, epoch, first_step)
         if dataloader.num_workers or dataloader.pin_memory:
-            yield from with_seeded_fetch(dataloader, first, skip, parts)
+            yield from fetch_by_workers(dataloader, first, skip, parts)
         else:
             yield from fetch_in_process(dataloader, first, skip, parts)
     else:
