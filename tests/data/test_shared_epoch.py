@@ -49,7 +49,7 @@ class Rows(IterableDataset):
         return (self.rows[i] for i in range(len(self.rows)))
 
 
-class OwnLoader(DataLoader):
+class CustomLoader(DataLoader):
     def __iter__(self):
         yield from super().__iter__()
 
@@ -80,7 +80,7 @@ LOADERS = {
     "and its workers": lambda: of_dataset(
         Rows(packed()), num_workers=1, multiprocessing_context="spawn"
     ),
-    "a part of the rows in a loader of its own": lambda: OwnLoader(
+    "a part of the rows in a loader of its own": lambda: CustomLoader(
         Subset(packed(), range(4)), 2, collate_fn=list
     ),
     "random numbers of examples": lambda: Wrapped(
