@@ -19,7 +19,7 @@ def check_list(name: str, value: Any, of: str) -> None:
             f"pass list(...) of it where it fits into memory."
         )
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"{name}={value!r} must be a list of {of}.")
+        raise TypeError(f"{name}={value!r:.200} must be a list of {of}, such as list({name}).")
 
 
 def check_document_list(documents: Any) -> None:
@@ -29,7 +29,7 @@ def check_document_list(documents: Any) -> None:
         raise ValueError("documents=[] must have at least one document.")
     for index, document in enumerate(documents):
         name = f"documents[{index}]"
-        check_tensor(name, document)
+        check_tensor(name, document, advice="torch.from_numpy makes one of an array")
         integer = not (
             document.is_floating_point() or document.is_complex() or document.dtype is torch.bool
         )

@@ -79,9 +79,10 @@ class ProxyFilter(Algorithm):
         optimizer: A function of the parameters of the proxy that returns its optimizer, such as
             `functools.partial(torch.optim.SGD, lr=0.1)`.
         keep: Share of each batch to keep, in (0, 1]. Default: 0.5, unless `rule` is given.
-        rule: `rule(losses, generator=generator)` returns the indices to keep, an alternative to
-            `keep`: `functools.partial(composable.functional.select_using_loss, keep=0.5)` draws
-            them. Default: `composable.functional.select_highest`.
+        rule: `rule(losses, generator=generator)` returns the indices to keep, distinct and in any
+            order, an alternative to `keep`:
+            `functools.partial(composable.functional.select_using_loss, keep=0.5)` draws them.
+            Default: `composable.functional.select_highest`.
         interval: The proxy learns from every `interval`-th batch.
         schedule: A function of time that scales the learning rate of the proxy, such as those of
             `composable.optim`. Default: it is constant.
@@ -111,9 +112,6 @@ class ProxyFilter(Algorithm):
         }
     )
     stage = Stage.SELECT
-    reads = frozenset(
-        {"batch", "model", "loss_fn", "key", "timestamp", "max_duration", "memory", "device"}
-    )
     writes = frozenset({"batch", "memory"})
     incompatible_with = MappingProxyType(
         dict.fromkeys(("SelectiveBackprop", "InfoBatch"), "both select examples by their losses")
@@ -125,6 +123,14 @@ class ProxyFilter(Algorithm):
                 f"keep={self.keep!r} and rule={self.rule!r} must not both be given: pass one, such "
                 "as rule=functools.partial(composable.functional.select_using_loss, keep=0.5)."
             )
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The fields that it reads: the duration of the run for its schedule only."""
+        clock = {"max_duration", "epoch_length"} if self.schedule is not None else set()
+        return frozenset(
+            {"batch", "model", "loss_fn", "key", "timestamp", "memory", "device"} | clock
+        )
 
     def match(self, event: Event, state: State) -> bool:
         """Match at each batch; at its start if it is recorded, and at its end if it is learned."""
@@ -249,7 +255,17 @@ class ProxyFilter(Algorithm):
                 f"rule kept none of the {len(losses)} examples of batch {state.timestamp.batch}: "
                 "let it return at least one index, as select_highest does."
             )
-        return chosen.to(losses.device, non_blocking=True)
+        chosen = chosen.to(losses.device, non_blocking=True).sort().values  # as masks keep them
+        if self.name not in state.memory:  # in the first batch, as the host waits for the device
+            self._check_is_mask(chosen, len(losses))
+        return chosen
+
+    def _check_is_mask(self, chosen: Tensor, size: int) -> None:
+        if int(chosen[0]) < 0 or int(chosen[-1]) >= size or not chosen.diff().all():
+            raise ValueError(
+                f"rule returned the indices {chosen.tolist()!r:.200} and must return distinct ones "
+                f"from 0 to {size - 1}: return draw.unique(), say."
+            )
 
     # --- learning ---
 

@@ -7,6 +7,7 @@ from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, check_time
+from composable.core.window import Window
 from composable.functional import split_head, tie_gradients
 from composable.functional.split_head import find_split
 
@@ -47,14 +48,13 @@ class SplitHead(Algorithm):
     stage = Stage.SURGERY
     after = frozenset({"NGramEmbeddings", "Smear"})
     before = frozenset({"Factorize"})
-    reads = frozenset(
-        {
-            *("model", "gradients", "frozen", "optimizers"),
-            *("timestamp", "max_duration", "epoch_length"),
-        }
-    )
+    reads = frozenset({"model", "gradients", "frozen", "optimizers", "timestamp", "max_duration"})
     writes = frozenset({"model", "gradients"})
     replaces = frozenset({"output layer"})
+
+    def window(self) -> Window:
+        """Return the window up to `split_at`."""
+        return Window(end=self.split_at)
 
     def apply(self, event: Event, state: State) -> State:
         """Split the weights before training, and tie their gradients until the split."""

@@ -57,7 +57,6 @@ class StochasticDepth(Algorithm):
     )
 
     stage = Stage.SURGERY
-    reads = frozenset({"model", "timestamp", "max_duration", "epoch_length"})
     writes = frozenset({"model"})
     replaces = frozenset({"residual block"})
 
@@ -66,6 +65,12 @@ class StochasticDepth(Algorithm):
         """`INIT`, and `BATCH_START` if there is a warm-up."""
         grows = {Event.BATCH_START} if self.drop_warmup.value else set()
         return frozenset({Event.INIT, *grows})
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """The fields that it reads: the length of an epoch if the warm-up may depend on it."""
+        length = {"epoch_length"} if self.drop_warmup.unit is TimeUnit.DURATION else set()
+        return frozenset({"model", "timestamp", "max_duration"} | length)
 
     def apply(self, event: Event, state: State) -> State:
         """Replace the blocks before training, and raise their drop rates during the warm-up."""

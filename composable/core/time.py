@@ -451,6 +451,14 @@ def progress(
     return getattr(now, _FIELD[length.unit]), length.value
 
 
+def counts_whole(clock: HasTime, length: Time) -> bool:
+    """Return whether only whole epochs or iterations of a length are counted, of unknown length."""
+    unit = length.unit
+    if unit is TimeUnit.DURATION and clock.max_duration is not None:
+        unit = clock.max_duration.unit
+    return unit is TimeUnit.ITERATION or (unit is TimeUnit.EPOCH and not clock.epoch_length)
+
+
 def _whole(clock: HasTime, fraction: object = "1dur") -> Time:
     if clock.max_duration is None:
         raise ValueError(f"{fraction} is undefined: the run has no max_duration.")

@@ -6,10 +6,11 @@ random numbers. The random numbers of a batch then depend neither on the number 
 earlier batches, so an epoch can start at any batch.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakKeyDictionary
+from contextvars import ContextVar, Token
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.utils.data import (
@@ -28,10 +29,14 @@ from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 __all__ = [
     "Parts",
     "SeededIndex",
+    "check_map_style",
     "copy_loader",
-    "current_fetch_epoch",
+    "current_fetch",
+    "enter_epoch",
+    "fetch_by_workers",
     "has_own_iteration",
     "has_plain_order",
+    "in_epoch",
     "is_map_style",
     "loader_length",
     "with_new_workers",
@@ -39,8 +44,17 @@ __all__ = [
     "without_workers",
 ]
 
-_current_fetch_epoch: ContextVar[int | None] = ContextVar("current_fetch_epoch", default=None)
+T = TypeVar("T")
 
+
+class Fetch(NamedTuple):
+    """The epoch of a fetch, and the process that fetches; worker processes inherit it."""
+
+    epoch: int
+    process: int
+
+
+_current_fetch: ContextVar[Fetch | None] = ContextVar("current_fetch", default=None)
 
 Parts: TypeAlias = Callable[[Any], Iterable[tuple[int, Any]]]
 """A function from the indices of a batch to its parts and their numbers."""
@@ -57,9 +71,27 @@ class SeededIndex(NamedTuple):
     """The number of the shard in the batch, if each shard is fetched by itself."""
 
 
-def current_fetch_epoch() -> int | None:
-    """Return the epoch of the fetch in progress in this process, or None outside a fetch."""
-    return _current_fetch_epoch.get()
+def current_fetch() -> Fetch | None:
+    """Return the fetch in progress, or None outside a fetch."""
+    return _current_fetch.get()
+
+
+def enter_epoch(epoch: int) -> "Token[Fetch | None]":
+    """Let fetches in this process be of an epoch, from now on."""
+    return _current_fetch.set(Fetch(epoch, os.getpid()))
+
+
+def in_epoch(batches: Iterator[T], epoch: int) -> Iterator[T]:
+    """Yield batches, each of which is fetched in an epoch: see `current_fetch`."""
+    while True:
+        before = enter_epoch(epoch)  # not while the batch is used
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        finally:
+            _current_fetch.reset(before)
+        yield batch
 
 
 def loader_length(loader: Any) -> int | None:
@@ -77,6 +109,20 @@ def is_map_style(dataloader: object) -> bool:
         and not isinstance(dataloader.dataset, IterableDataset)
         and not has_own_iteration(dataloader)  # it might not use the sampler
     )
+
+
+def check_map_style(dataset: Any) -> None:
+    """Raise a `TypeError` unless a dataset has its examples by index.
+
+    The base class of iterable datasets has a `__getitem__` too, which does nothing.
+    """
+    by_index = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if not by_index or isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"dataset={dataset!r} must be a map-style dataset: an object with __getitem__ and "
+            "__len__. An iterable dataset yields its examples with their indices, or with random "
+            "numbers of their own, itself."
+        )
 
 
 def has_own_iteration(dataloader: DataLoader[Any]) -> bool:
@@ -121,6 +167,24 @@ def with_seeded_fetch(
 
 # Persistent workers belong to the copy, so the copy must live as long as the loader.
 _copies: WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = WeakKeyDictionary()
+_in_progress: WeakSet[DataLoader[Any]] = WeakSet()
+
+
+def fetch_by_workers(
+    dataloader: DataLoader[Any], first: SeededIndex, skip: int, parts: "Parts | None" = None
+) -> Iterator[Any]:
+    """Iterate over `with_seeded_fetch`; an epoch within another one has workers of its own.
+
+    Persistent workers would start the epoch in progress again.
+    """
+    if dataloader in _in_progress:
+        dataloader = with_new_workers(dataloader)
+    if dataloader.persistent_workers:
+        _in_progress.add(dataloader)
+    try:
+        yield from with_seeded_fetch(dataloader, first, skip, parts)
+    finally:
+        _in_progress.discard(dataloader)
 
 
 def with_new_workers(dataloader: DataLoader[Any]) -> DataLoader[Any]:
@@ -271,11 +335,11 @@ class SeededDataset(Dataset[Any]):
 
 def _fetch(fetch: Callable[[Any], Any], index: SeededIndex) -> Any:
     seed_fetch(index.seed, index.step, index.shard)
-    before = _current_fetch_epoch.set(index.epoch)
+    before = enter_epoch(index.epoch)
     try:
         return fetch(index.indices)
     finally:
-        _current_fetch_epoch.reset(before)
+        _current_fetch.reset(before)
 
 
 class WorkerInit:

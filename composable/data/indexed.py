@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from composable.batches.batch import describe_batch
+from composable.data.fetching import check_map_style
 
 __all__ = ["Indexed", "check_index_key", "indices_of"]
 
@@ -32,11 +33,7 @@ class Indexed(Dataset[Any]):
     """
 
     def __init__(self, dataset: Any) -> None:
-        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-            raise TypeError(
-                f"dataset={dataset!r} must be a map-style dataset: an object with __getitem__ and "
-                "__len__."
-            )
+        check_map_style(dataset)
         self.dataset = dataset
 
     def set_epoch(self, epoch: int) -> None:

@@ -21,6 +21,10 @@ from composable.functional import infobatch
 __all__ = ["InfoBatch", "InfoBatchSampler"]
 
 
+_AFTERWARDS = frozenset({Event.EVAL_START, Event.PREDICT_START, Event.FIT_END})
+"""The events after which the sampler yields all examples."""
+
+
 class InfoBatchSampler(GlobalBatchSampler):
     """A batch sampler of the examples that `InfoBatch` keeps in an epoch.
 
@@ -70,10 +74,17 @@ class InfoBatchSampler(GlobalBatchSampler):
 
     def batches_from(self, start: int) -> Iterator[list[int]]:
         """Yield every batch of the epoch, starting at batch `start`."""
-        self.started = self.epoch
+        if self.kept is not None:
+            self.started = self.epoch
         order = self._order()(torch.arange(self.length))
         if self.kept is not None:
             order = order[self.kept[order]]
+        if len(order) < (self.batch_size if self.last_batch == "drop" else 1):
+            raise ValueError(
+                f"epoch {self.epoch} keeps {len(order)} of {self.length} examples, fewer than a "
+                f"batch of batch_size={self.batch_size}: pass last_batch='keep' to the "
+                "InfoBatchSampler, a smaller batch_size, or a smaller prune to InfoBatch."
+            )
         for chosen in torch.split(order, self.batch_size)[start:]:
             if len(chosen) == self.batch_size or (len(chosen) and self.last_batch == "keep"):
                 yield chosen.tolist()
@@ -105,7 +116,8 @@ class InfoBatch(Algorithm):
 
     At the start of each epoch, it determines the examples of the sampler by their last known
     losses. In each batch, it multiplies the losses of examples below the mean by `1 / (1 - prune)`,
-    and stores the losses of the batch. The loss must be a mean over examples.
+    and stores the losses of the batch. The loss must be a mean over examples. Evaluations and
+    predictions by the same loader have all examples.
 
     Args:
         sampler: The `InfoBatchSampler` of the training loader, whose dataset is an
@@ -121,7 +133,7 @@ class InfoBatch(Algorithm):
     end: float = attrs.field(default=0.875, validator=_check_share("[]"))
     index_key: int | str | None = attrs.field(default=None, validator=check_index_key)
 
-    events = frozenset({Event.EPOCH_START, Event.BEFORE_DATALOADER, Event.AFTER_LOSS})
+    events = frozenset({Event.EPOCH_START, Event.BEFORE_DATALOADER, Event.AFTER_LOSS, *_AFTERWARDS})
     reads = frozenset(
         {"batch", "outputs", "loss_fn", "key", "timestamp", "max_duration", "memory", "device"}
     )
@@ -136,10 +148,14 @@ class InfoBatch(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         """Match from the first start of an epoch on."""
-        return event is Event.EPOCH_START or self.name in state.memory
+        starts = event is Event.EPOCH_START or event in _AFTERWARDS
+        return starts or self.name in state.memory
 
     def apply(self, event: Event, state: State) -> State:
         """Prune for an epoch, pass the examples to the sampler, or weight the losses of a batch."""
+        if event in _AFTERWARDS:
+            self.sampler.kept = None
+            return state
         if event is Event.EPOCH_START:
             return state.remember(self.name, self._pruned(state))
         if event is Event.BEFORE_DATALOADER:

@@ -13,11 +13,12 @@ from composable.core.key import Key
 from composable.data.fetching import (
     Parts,
     SeededIndex,
+    fetch_by_workers,
     fetch_in_process,
     has_own_iteration,
+    in_epoch,
     is_map_style,
     with_new_workers,
-    with_seeded_fetch,
 )
 from composable.data.streams import (
     check_stream_state,
@@ -69,6 +70,9 @@ def seeded_batches(
     epoch. A loader with its own generator keeps using it. The loader is not changed. Workers of an
     iterable dataset are started for each epoch, also with `persistent_workers=True`: otherwise
     their random numbers would depend on earlier epochs, and their copies would miss `set_epoch`.
+    The samplers and datasets of `composable.data` know the epoch inside of other iterables too, but
+    not in persistent or spawned workers of a loader inside of them: let such an iterable have a
+    `set_epoch` that passes it on.
 
     With `skip`, iteration starts at that batch. A list and a `DataLoader` of a map-style dataset
     start there directly, without loading the skipped batches. A loader with a `state_dict`
@@ -118,7 +122,7 @@ def seeded_batches(
         _set_generators(dataloader, generators, "generators")
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
-    return _batches(dataloader, seed, epoch, first_step, skip, loader_state, parts)
+    return _told_batches(dataloader, seed, epoch, first_step, skip, loader_state, parts)
 
 
 def read_loader_state(dataloader: Any) -> Mapping[str, Any] | None:
@@ -178,6 +182,14 @@ def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> 
         generator.set_state(state)
 
 
+def _told_batches(dataloader: Any, seed: int | Key, epoch: int, *rest: Any) -> Iterator[Any]:
+    _tell_epoch(dataloader, epoch)
+    _seed_torchdata(dataloader, seed, epoch)
+    batches = _batches(dataloader, seed, epoch, *rest)
+    # Of a list nothing is fetched.
+    yield from batches if isinstance(dataloader, (list, tuple)) else in_epoch(batches, epoch)
+
+
 def _batches(
     dataloader: Any,
     seed: int | Key,
@@ -187,8 +199,6 @@ def _batches(
     state: Any,
     parts: Parts | None,
 ) -> Iterator[Any]:
-    _tell_epoch(dataloader, epoch)
-    _seed_torchdata(dataloader, seed, epoch)
     if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn
         seed_epoch(seed, epoch)
         yield from islice(dataloader, skip, None)
@@ -210,7 +220,7 @@ def _batches(
         number = seed.seed if isinstance(seed, Key) else seed
         first = SeededIndex(number, epoch, first_step)
         if dataloader.num_workers or dataloader.pin_memory:
-            yield from with_seeded_fetch(dataloader, first, skip, parts)
+            yield from fetch_by_workers(dataloader, first, skip, parts)
         else:
             yield from fetch_in_process(dataloader, first, skip, parts)
     else:

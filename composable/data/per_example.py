@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from composable.core.key import Key
+from composable.data.fetching import check_map_style
 from composable.data.shared_epoch import SharedEpoch
 from composable.utils.reproducibility import seed_example
 
@@ -42,11 +43,7 @@ class PerExample(Dataset[Any]):
     def __init__(
         self, dataset: Any, seed: int | Key, transform: Callable[[Any], Any] | None = None
     ) -> None:
-        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-            raise TypeError(
-                f"dataset={dataset!r} must be a map-style dataset: an object with __getitem__ and "
-                "__len__."
-            )
+        check_map_style(dataset)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform={transform!r} must be a function of an example.")
         self.dataset = dataset
@@ -57,6 +54,8 @@ class PerExample(Dataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, in a loop that does not use `seeded_batches`."""
         self._epoch.set(epoch)
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self.dataset)

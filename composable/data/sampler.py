@@ -10,6 +10,7 @@ from torch.utils.data import Sampler
 from composable._support.checks import check_count, check_flag, check_one_of
 from composable.core.key import Key
 from composable.data.permutation import permute
+from composable.data.shared_epoch import SharedEpoch
 
 __all__ = ["GlobalBatchSampler"]
 
@@ -71,12 +72,17 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.last_batch = last_batch
         self.rank = rank
         self.world_size = world_size
-        self.epoch = 0
+        self._epoch = SharedEpoch()
         self._check()
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch; `seeded_batches` and the `Trainer` call this."""
-        self.epoch = epoch
+        """Set the epoch, in a loop that does not use `seeded_batches`."""
+        self._epoch.set(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch: that of the batches in progress, or the one that was set."""
+        return self._epoch.current()
 
     def __len__(self) -> int:
         whole, rest = divmod(self.length, self.batch_size)

@@ -18,7 +18,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from composable._support.tree import tensors_of
 from composable._support.warn import warn_user
-from composable.data.fetching import SeededIndex, copy_loader
+from composable.data.fetching import SeededIndex, copy_loader, current_fetch, enter_epoch
 from composable.data.worker_shard import WorkerShard
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
@@ -299,6 +299,7 @@ class StreamInit:
         self, then: Callable[[int], object] | None, turn: int = 0, asked: Tensor | None = None
     ) -> None:
         self.then, self.turn, self.asked = then, turn, asked
+        self.fetch = current_fetch()  # a started worker may not inherit it
 
     def __call__(self, worker_id: int) -> None:
         """Run at the start of a worker."""
@@ -308,6 +309,8 @@ class StreamInit:
             info.dataset.worker, info.dataset.workers = number, info.num_workers
             object.__setattr__(info, "dataset", info.dataset.dataset)  # a WorkerInfo is frozen
         object.__setattr__(info, "id", number)
+        if self.fetch is not None:
+            enter_epoch(self.fetch.epoch)
         if self.asked is not None:
             _record_reads(info, self.asked)
         if self.then is not None:

@@ -118,14 +118,14 @@ class LearningRates:
                 )
 
     def check_length(self, clock: HasTime) -> None:
-        """Warn about schedules that change between epochs only, since no epoch has a length."""
+        """Warn about schedules that change between epochs only, whose length is unknown."""
         for schedule in self.schedules:
-            if isinstance(schedule, Schedule) and schedule.counts_epochs(clock):
+            if isinstance(schedule, Schedule) and schedule.counts_whole(clock):
                 warn_user(
-                    f"{type(schedule).__name__} is measured in epochs, and the loader has no "
-                    "length, so the learning rate is constant within an epoch; pass max_duration "
-                    "or the duration of the schedule in batches or samples, such as '1000ba', or "
-                    "a loader with a length.",
+                    f"{type(schedule).__name__} is measured in epochs or iterations of unknown "
+                    "length, so the learning rate is constant within each; pass max_duration or "
+                    "the duration of the schedule in batches or samples, such as '1000ba', or in "
+                    "epochs with a loader that has a length.",
                     UserWarning,
                 )
 

@@ -29,9 +29,9 @@ class ScaledSchedule(Schedule):
         value: Any = self.schedule(_Stretched.of(clock, 1 / self.ratio))
         return float(value) if isinstance(value, Fraction) else value
 
-    def counts_epochs(self, clock: HasTime) -> bool:
+    def counts_whole(self, clock: HasTime) -> bool:
         """Return whether the duration is a number of epochs of unknown length."""
-        return isinstance(self.schedule, Schedule) and self.schedule.counts_epochs(clock)
+        return isinstance(self.schedule, Schedule) and self.schedule.counts_whole(clock)
 
 
 @attrs.frozen

@@ -14,6 +14,7 @@ from composable.core.time import (
     TimeLike,
     TimeUnit,
     check_time,
+    counts_whole,
     progress,
     share_of_run,
 )
@@ -92,12 +93,10 @@ class Schedule:
         """Return whether the warm-up is longer than the run, as far as that is known."""
         return (share_of_run(clock, self.warmup) or 0) > 1
 
-    def counts_epochs(self, clock: HasTime) -> bool:
-        """Return whether the duration is a number of epochs of unknown length."""
+    def counts_whole(self, clock: HasTime) -> bool:
+        """Return whether the duration is a number of epochs or iterations of unknown length."""
         duration = getattr(self, "duration", None)
-        if duration is None or clock.epoch_length:
-            return False
-        return _unit_of(clock, duration) is TimeUnit.EPOCH
+        return duration is not None and counts_whole(clock, duration)
 
     @property
     def start(self) -> float:
@@ -162,7 +161,7 @@ def _unit_of(clock: HasTime, time: Time) -> TimeUnit:
 def _check_rises(clock: HasTime, warmup: Time) -> None:
     """Reject a warm-up in a unit without fractions: it would stay 0 until the end of the first."""
     unit = _unit_of(clock, warmup)
-    if unit is TimeUnit.ITERATION or (unit is TimeUnit.EPOCH and not clock.epoch_length):
+    if counts_whole(clock, warmup):
         raise ValueError(
             f"warmup={str(warmup)!r} cannot be measured in {unit.plural} of unknown length: use "
             "batches, such as '100ba', or epochs with a loader that has a length."

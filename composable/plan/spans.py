@@ -7,11 +7,11 @@ import attrs
 
 from composable.core.algorithm import BEFORE_TRAINING, Algorithm, Stage
 from composable.core.event import Event
-from composable.core.time import Time, TimeUnit
+from composable.core.time import HasTime, Time, TimeUnit, counts_whole
 from composable.core.window import Window
 from composable.plan.compatibility import Occurrence, occurrences
 
-__all__ = ["Row", "Span", "find_rows", "fraction_of_run"]
+__all__ = ["Row", "Span", "find_rows", "find_unmeasured", "fraction_of_run"]
 
 _MAX_TURNS = 100  # of `every`; more become a condition
 _AFTER = frozenset({Event.FIT_END})
@@ -61,6 +61,29 @@ def find_rows(
             _, spans = found.setdefault(leaf.name, (leaf.stage, []))
             spans += _spans(occurrence, whole, epoch_length)
     return tuple(Row(name, stage, _joined(spans)) for name, (stage, spans) in found.items())
+
+
+def find_unmeasured(algorithms: Iterable[Algorithm], clock: HasTime) -> list[str]:
+    """Find the algorithms that change within epochs or iterations, whose length is unknown.
+
+    They read `epoch_length`, on which the elapsed share of a run depends, or have a window that
+    opens or closes at another share of the run than after a whole number of epochs or iterations.
+    """
+    whole = clock.max_duration
+    if whole is None or not counts_whole(clock, whole):
+        return []
+    found: list[str] = []
+    for occurrence in (one for each in algorithms for one in occurrences(each)):
+        leaf = occurrence.algorithm
+        windows = (*occurrence.windows(), leaf.window())
+        times = [time for one in windows for time in (one.start, one.end) if time is not None]
+        reads = "epoch_length" in leaf.reads and not BEFORE_TRAINING.issuperset(leaf.events)
+        if reads or any(
+            time.unit is TimeUnit.DURATION and Fraction(time.value * whole.value).denominator > 1
+            for time in times
+        ):
+            found.append(leaf.name)
+    return list(dict.fromkeys(found))
 
 
 def fraction_of_run(time: Time, whole: Time, epoch_length: int | None) -> Fraction | None:

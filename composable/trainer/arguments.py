@@ -24,6 +24,7 @@ from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list
 from composable.plan.plan import IdleAlgorithmWarning, Plan
+from composable.plan.spans import find_unmeasured
 from composable.utils.reproducibility import accelerator
 
 if TYPE_CHECKING:
@@ -387,6 +388,13 @@ def check_start(run: "Run", longer: Time | None) -> State:
         )
     run.rates.check_warmup(state)
     run.rates.check_length(state)
+    for name in find_unmeasured(run.dispatcher.plan.algorithms, state):
+        warn_user(
+            f"{name} follows the elapsed share of a run of {state.max_duration}, which is known "
+            "only between epochs or iterations of unknown length; pass max_duration in batches or "
+            "samples, such as '1000ba', or in epochs with a loader that has a length.",
+            UserWarning,
+        )
     if not progress.num_fits:
         run.rates.check_counts(state)
         for remark in run.dispatcher.plan.with_remarks(state).remarks:

@@ -216,6 +216,50 @@ def test_sampler_of_another_loader_is_an_error():
         make_trainer(mlp(), loader(other), algorithms=[InfoBatch(sampler)]).fit()
 
 
+def test_evaluations_by_the_same_loader_have_all_examples_and_change_nothing():
+    def run(**options):
+        sampler = InfoBatchSampler(COUNT, batch_size=4, seed=5)
+        data, seen = loader(sampler), Examples()
+        state = make_trainer(
+            mlp(),
+            data,
+            algorithms=[InfoBatch(sampler, prune=0.9, end=1.0)],
+            callbacks=seen,
+            max_duration="4ep",
+            **{key: data if key == "eval_dataloader" else one for key, one in options.items()},
+        ).fit()
+        return state, seen.counts, data
+
+    state, counts, data = run(eval_dataloader=True, eval_interval="2ba")
+
+    assert state.timestamp.sample < 4 * COUNT
+    assert set(counts) == {COUNT}
+    assert len(torch.cat([batch[1] for batch in data])) == COUNT
+    assert same(weights(state.model), weights(run()[0].model))
+
+
+class Examples(Callback):
+    """Counts the examples of each evaluation."""
+
+    def __init__(self):
+        self.counts = []
+
+    def eval_start(self, state, logger):
+        self.counts.append(0)
+
+    def eval_batch_end(self, state, logger):
+        self.counts[-1] += len(state.targets)
+
+
+@pytest.mark.parametrize(("last_batch", "kept"), [("drop", 3), ("keep", 0)])
+def test_epoch_without_a_batch_is_an_error(last_batch, kept):
+    sampler = InfoBatchSampler(COUNT, batch_size=4, seed=5, last_batch=last_batch)
+    sampler.kept = torch.arange(COUNT) < kept
+
+    with pytest.raises(ValueError, match=f"epoch 0 keeps {kept} of {COUNT} examples, .*prune"):
+        list(sampler)
+
+
 def test_batches_without_indices_are_refused():
     sampler = InfoBatchSampler(COUNT, batch_size=4, seed=5)
     data = list(zip(*examples(COUNT), strict=True))

@@ -83,10 +83,16 @@ def test_its_draws_change_nothing_else_in_a_run():
     assert same(run(data), run(PerExample(data, 5, lambda x: (torch.rand(3), x)[1])))
 
 
+class WithLength(Stream):
+    def __len__(self):
+        return 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ((Stream(), 17), TypeError, "must be a map-style dataset"),
+        ((WithLength(), 17), TypeError, "An iterable dataset yields its examples"),
         (([1], 17, "flip"), TypeError, "transform='flip' must be a function"),
         (([1], -1), ValueError, "seed=-1"),
     ],

@@ -44,3 +44,19 @@ def test_order_is_that_of_the_loader_itself():
 
     for epoch in range(3):
         assert epoch_of(loader, epoch) == [batch.tolist() for batch in plain]
+
+
+@pytest.mark.parametrize("options", [{}, {"generator": True}])
+def test_an_epoch_within_another_one_does_not_change_it(options):
+    def make():
+        own = {"generator": torch.Generator().manual_seed(0)} if options else {}
+        return DataLoader(range(12), 2, num_workers=1, persistent_workers=True, **own)
+
+    loader, found = make(), []
+    expected = [batch.tolist() for batch in seeded_batches(make(), 17, epoch=1)]
+    for batch in seeded_batches(loader, 17, epoch=1):
+        found.append(batch.tolist())
+        inner = list(seeded_batches(loader, 17, epoch=0))  # an evaluation, say
+
+    assert found == expected
+    assert len(inner) == len(expected)

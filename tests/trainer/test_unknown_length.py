@@ -1,13 +1,26 @@
 """Loaders without a length: durations, the progress bar, schedules, and epochs that get shorter."""
 
 import io
+from functools import partial
 
 import pytest
+from torch.optim import SGD
 
-from composable import Event
+from composable import Clock, Event, Timestamp, during
+from composable.algorithms import (
+    EMA,
+    LabelSmoothing,
+    LayerFreezing,
+    ProxyFilter,
+    SelectiveBackprop,
+    SplitHead,
+    StochasticDepth,
+)
 from composable.loggers import InMemoryLogger, ProgressBarLogger
 from composable.optim import constant, cosine, linear, step
+from composable.plan.spans import find_unmeasured
 from tests.support.data import batches, stream
+from tests.support.models import linear as linear_model
 from tests.support.observers import Trace
 from tests.support.runs import make_trainer
 
@@ -103,8 +116,49 @@ def test_a_schedule_that_changes_only_between_epochs_warns(schedule, duration, l
         loggers=memory,
     )
     if warns:
-        with pytest.warns(UserWarning, match="constant within an epoch; pass max_duration"):
+        with pytest.warns(UserWarning, match="constant within each; pass max_duration"):
             trainer.fit()
         assert len(set(memory.series("lr")[:3])) == 1
     else:
+        trainer.fit()
+
+
+def proxy(schedule=None):
+    return ProxyFilter(linear_model(3), partial(SGD, lr=0.1), schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "duration", "length", "warns"),
+    [
+        (SelectiveBackprop(), "1ep", None, True),
+        (SelectiveBackprop(), "10ep", None, False),
+        (SelectiveBackprop(), "1iter", 3, True),
+        (SelectiveBackprop(), "1ep", 3, False),
+        (SelectiveBackprop(), "6ba", None, False),
+        (during("0.5dur", "1dur", LabelSmoothing(0.1)), "1ep", None, True),
+        (during("0.5dur", "1dur", LabelSmoothing(0.1)), "2ep", None, False),
+        (during("3ba", "6ba", LabelSmoothing(0.1)), "1ep", None, False),
+        (EMA(ema_start="0.5dur", half_life="1ba"), "1ep", None, True),
+        (LayerFreezing(), "2ep", None, True),
+        (StochasticDepth(drop_warmup="0.5dur"), "2ep", None, True),
+        (StochasticDepth(drop_warmup="3ba"), "2ep", None, False),
+        (StochasticDepth(), "2ep", None, False),
+        (SplitHead(), "1ep", None, True),
+        (SplitHead(split_at="3ba"), "1ep", None, False),
+        (proxy(linear()), "1ep", None, True),
+        (proxy(), "1ep", None, False),
+    ],
+)
+def test_a_method_that_changes_only_between_epochs_warns(algorithm, duration, length, warns):
+    clock = Clock(max_duration=duration, epoch_length=length, timestamp=Timestamp())
+
+    assert len(find_unmeasured([algorithm], clock)) == warns
+
+
+def test_a_method_of_a_share_of_an_epoch_warns_when_training_starts():
+    trainer = make_trainer(
+        loader=stream(12), algorithms=SelectiveBackprop(), max_duration="1ep", loggers=[]
+    )
+
+    with pytest.warns(UserWarning, match="SelectiveBackprop follows the elapsed share of a run"):
         trainer.fit()
