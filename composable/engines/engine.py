@@ -29,10 +29,9 @@ from composable.distributed.strategies import Strategy
 from composable.engines.announcement import Announcement
 from composable.engines.forward import ForwardPass
 from composable.engines.initialization import Initialization, is_unset, replace_parameters
-from composable.engines.modules import modules_of, trained_parameters
+from composable.engines.modules import WrittenBuffers, trained_parameters
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares, StepShares
-from composable.engines.written import WrittenBuffers
 from composable.metrics import Averages
 from composable.optim.stepping import OptimizerSteps
 from composable.plan.dispatch import Dispatcher
@@ -193,7 +192,7 @@ class Engine:
 
     def place(self, state: State, setup: Setup) -> None:
         """Give memory and initial values to what was built on the meta device."""
-        for module in modules_of(state):
+        for module in state.modules.values():
             replace_parameters(state.optimizers, self.initialization(module, state).fill(module))
 
     def initialization(

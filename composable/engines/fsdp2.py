@@ -21,7 +21,7 @@ from composable.core.state import State
 from composable.distributed.fsdp import FSDP2
 from composable.engines.engine import Setup, Sums
 from composable.engines.initialization import replace_parameters
-from composable.engines.modules import Buffers, check_dense, modules_of
+from composable.engines.modules import Buffers, check_dense
 from composable.engines.partitioned import Partitioned
 from composable.engines.sums import ShardSums
 
@@ -64,7 +64,7 @@ class Sharded(Partitioned):
         options = shard_options(strategy, strategy.mesh(self.processes, state.device))
         if not setup.resumes:
             self.check_same_models(state)
-        for module in modules_of(state):
+        for module in state.modules.values():
             if module is not state.model and not any(True for _ in module.parameters()):
                 continue
             initialization, sent = self.initialization(module, state, reuse=True), set[Tensor]()

@@ -25,7 +25,6 @@ from composable.distributed.processes import ProcessError, Processes
 from composable.distributed.starting import failing_together
 from composable.engines.announcement import Announcement
 from composable.engines.engine import Engine, Setup, Sums
-from composable.engines.modules import modules_of
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
 from composable.optim.multi import base_optimizers
@@ -66,7 +65,7 @@ class Parallel(Engine):
         super().place(state, setup)
         if self.processes.several and not setup.resumes:
             self.check_same_models(state)
-            for module in modules_of(state):
+            for module in state.modules.values():
                 self.broadcast(chain(module.parameters(), module.buffers()))
         self.share_work(state)
 

@@ -283,11 +283,9 @@ class Trainer:
             >>> "Total params: 3" in trainer.summary()
             True
         """
-        from composable.trainer.module_table import module_table  # on use
-
         check_count("depth", depth, 1)
         with self.trial() as trial:
-            return module_table(trial, batches, depth)
+            return trial.module_table(batches, depth)
 
     @explain_call(ARGUMENTS)
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
