@@ -97,10 +97,6 @@ class ReducedSums(ShardSums):
     engine: Replicated
     reducer: GradientReducer
 
-    def __init__(self, engine: Replicated, state: State) -> None:
-        super().__init__(engine, state)
-        self.engine = engine
-
     def begin(self, state: State) -> None:
         """Start with the first shard of this process."""
         super().begin(state)

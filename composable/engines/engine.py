@@ -292,10 +292,6 @@ class Engine:
     def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
         """Let the requests of callbacks at an event be the same on all processes."""
 
-    def joining(self, dispatcher: Dispatcher) -> Callable[[Event, State], State]:
-        """Return what fires an event, and then joins the requests of callbacks."""
-        return dispatcher.fire
-
     def failing_together(self) -> AbstractContextManager[None]:
         """Return a context in which the failure of one process ends all of them."""
         return nullcontext()

@@ -13,7 +13,7 @@ from composable.engines.engine import Sums
 from composable.engines.modules import trained_parameters
 from composable.engines.parallel import Parallel
 from composable.engines.reducer import drop_absent, flags_like
-from composable.engines.sums import ShardSums
+from composable.engines.sums import ShardSums, as_real
 
 __all__ = ["Exact", "kinds_of"]
 
@@ -81,12 +81,12 @@ def flat_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor | None])
         torch.zeros_like(parameter) if grad is None else grad
         for parameter, grad in zip(parameters, grads, strict=True)
     ]
-    return torch.cat([_real(_dense(one)).reshape(-1) for one in filled])
+    return torch.cat([as_real(_dense(one)).reshape(-1) for one in filled])
 
 
 def write_flat_gradients(parameters: Sequence[Tensor], flat: Tensor) -> None:
     """Set the gradients to parts of a flat tensor."""
-    likes = [_real(parameter.detach()) for parameter in parameters]
+    likes = [as_real(parameter.detach()) for parameter in parameters]
     parts = flat.split_with_sizes([like.numel() for like in likes])
     for parameter, like, part in zip(parameters, likes, parts, strict=True):
         grad = part.view(like.shape)
@@ -97,7 +97,3 @@ def write_flat_gradients(parameters: Sequence[Tensor], flat: Tensor) -> None:
 
 def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from itertools import chain
@@ -221,17 +221,6 @@ class Parallel(Engine):
             for request, wanted in zip(Control, self.processes.maximum(own), strict=True):
                 if wanted:
                     dispatcher.request(request)
-
-    def joining(self, dispatcher: Dispatcher) -> Callable[[Event, State], State]:
-        """Return what fires an event, and then joins the requests of callbacks."""
-
-        def fire(event: Event, state: State) -> State:
-            state = dispatcher.fire(event, state)
-            if event in self.joined_events:
-                self.join_requests(event, dispatcher)
-            return state
-
-        return fire
 
     def check_same_models(self, state: State) -> None:
         """Check that the processes have built the same model.

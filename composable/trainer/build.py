@@ -1,6 +1,5 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -220,25 +219,18 @@ def _prepare(
         load(state)
     if not (resumes or late):  # otherwise when the values are loaded
         state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
-    setup = _setup(options, dispatcher.plan, resumes=resumes, load=load if late else None)
-    state = engine.prepare(state, setup)
-    return after_load(dispatcher, state) if late else state
-
-
-def _setup(
-    options: TrainerOptions, plan: Plan, *, resumes: bool, load: Callable[[State], None] | None
-) -> Setup:
-    """Return what the engine is prepared for."""
     size = getattr(options.train_dataloader, "batch_size", None)
     if size is not None:
         size *= (options.processes.size if options.is_local else 1) * options.accumulate_batches
-    return Setup(
+    setup = Setup(
         given=options.model,
-        algorithms=plan.algorithms,
+        algorithms=dispatcher.plan.algorithms,
         compile=options.compile,
         resumes=resumes,
-        load=load,
+        load=load if late else None,
         fits_memory=options.microbatch_size == "auto",
         batch_size=size,
         grad_accum=(options.grad_accum or 1) * options.accumulate_batches,
     )
+    state = engine.prepare(state, setup)
+    return after_load(dispatcher, state) if late else state

@@ -13,6 +13,7 @@ from composable._support.tree import map_tensors, tensors_of
 from composable.batches.joined import join_parts
 from composable.core.state import State
 from composable.data.fetching import loader_length
+from composable.engines.shares import other_form
 from composable.losses.confirmation import LossOf
 from composable.losses.loss import ModelLoss, TargetLoss
 from composable.losses.part_weights import SplitLossError, Weight
@@ -102,12 +103,7 @@ class EvaluatedLoss:
             raise self.reason
         weight = self.weights.weigh(state, state.outputs, loss, self.watch, self.loss_of)
         if self.form is not None and self.form != weight.form:
-            raise SplitLossError(
-                "the batches of an evaluation have losses that are computed in different ways, by "
-                "other functions, options or factors; they have no common mean. Let loss_fn depend "
-                "on nothing but the outputs and the batch, or declare its weight by "
-                "loss_mean_over=."
-            )
+            raise other_form("the batches of an evaluation")
         self.form = weight.form
         if isinstance(weight, Weight):
             return [(weight.of_weight(loss), weight.factor, weight.value)]
@@ -115,10 +111,11 @@ class EvaluatedLoss:
 
     def _keep(self, state: State, loss: Tensor) -> None:
         """Keep the outputs and targets of a batch, unless it is the only one and these can't be."""
-        if self.first is not None or self.batches is not None:
-            self._check_loss(state)
+        has_rows, only = _has_rows(state), self.first is None and self.batches is None
+        if self.reason is not None and not (has_rows or only):
+            raise self.reason
         self.first = loss if self.first is None else self.first
-        if not _has_rows(state):
+        if not has_rows:
             self.kept.append(None)
             return
         self.sizes.append(state.batch_spec.count(state.batch))
@@ -132,10 +129,6 @@ class EvaluatedLoss:
                 f"take {size / 2**30:.3g} GiB, more than 1 GiB: {self.reason}"
             ) from self.reason
         self.kept.append(map_tensors(lambda tensor: tensor.detach().cpu(), pair))
-
-    def _check_loss(self, state: State) -> None:
-        if not _has_rows(state) and self.reason is not None:
-            raise self.reason
 
     def finish(self, state: State) -> None:
         """Add the loss of the outputs for all batches, if these were kept.

@@ -161,7 +161,8 @@ class EvaluatedWeights(SavedFields):
             own = module_tensors(module)
             for name, value in values.items():
                 if own[name] is not value:
-                    self._exchange(own[name], value)
+                    self._held.append((own[name], _kept_copy(own[name])))
+                    _copy(value, own[name])
         averages = bool(self._held or self._switched)
         self._left = _names(state), _digest(state) if averages else None
         if self.best is None:
@@ -185,10 +186,6 @@ class EvaluatedWeights(SavedFields):
     def forget(self) -> None:
         """Take the weights that the model holds for those that are trained."""
         self.installed, self._held, self._switched, self._kept = False, [], [], None
-
-    def _exchange(self, tensor: Tensor, value: Tensor) -> None:
-        self._held.append((tensor, _kept_copy(tensor)))
-        _copy(value, tensor)
 
     def adopt_changes(self, state: State) -> State:
         """Return the state to continue from if the weights were changed since the last call.

@@ -80,12 +80,8 @@ class Run:
     """How the outputs, gradients and steps of the run are computed."""
     signals: Signals = attrs.field(factory=Signals)
     fire: Callable[[Event, State], State] = attrs.field(init=False)
-    fire_joined: Callable[[Event, State], State] = attrs.field(init=False)
-    """Fires an event, after which the requests of callbacks are the same on all processes."""
     logs_each_batch: bool = attrs.field(init=False)
     """Whether `log_interval` is one batch, which need not be computed."""
-    joins_requests: bool = attrs.field(init=False)
-    """Whether the requests of other processes are to be joined."""
     after_dataloader: Step | None = attrs.field(init=False)
     """Fires the event for each batch of the loader that belongs to the step, if any listens."""
     step: Step = attrs.field(init=False)
@@ -96,9 +92,7 @@ class Run:
 
     def __attrs_post_init__(self) -> None:
         self.fire = self.dispatcher.fire
-        self.fire_joined = self.engine.joining(self.dispatcher)
         self.logs_each_batch = self.log_interval == _ONE_BATCH
-        self.joins_requests = self.fire_joined != self.fire
         self.weights = EvaluatedWeights(lambda: self.dispatcher.plan)
 
     def compose(self) -> None:
@@ -124,9 +118,15 @@ class Run:
 
     def _firing_joined(self, event: Event) -> Step | None:
         """Return what fires an event and joins requests, or None if that has no effect."""
-        if self.joins_requests:
+        if self.engine.has_shards:
             return partial(self.fire_joined, event)
         return self.dispatcher.firing(event)
+
+    def fire_joined(self, event: Event, state: State) -> State:
+        """Fire an event, and let the requests of callbacks be the same on all processes."""
+        state = self.fire(event, state)
+        self.join_requests(event)
+        return state
 
     @property
     def parts(self) -> dict[str, Stateful]:

@@ -50,20 +50,8 @@ Watched: TypeAlias = AbstractContextManager[Any]
 
 _NOTHING: Watched = nullcontext()
 
-# Module globals, since on Python 3.11 reading a member of an Enum costs more than firing it.
-BATCH_START = Event.BATCH_START
-BEFORE_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH
-BEFORE_FORWARD = Event.BEFORE_FORWARD
-AFTER_FORWARD = Event.AFTER_FORWARD
-BEFORE_LOSS = Event.BEFORE_LOSS
-AFTER_LOSS = Event.AFTER_LOSS
-BEFORE_BACKWARD = Event.BEFORE_BACKWARD
-AFTER_BACKWARD = Event.AFTER_BACKWARD
-AFTER_TRAIN_BATCH = Event.AFTER_TRAIN_BATCH
-BEFORE_OPTIMIZER_STEP = Event.BEFORE_OPTIMIZER_STEP
-AFTER_OPTIMIZER_STEP = Event.AFTER_OPTIMIZER_STEP
-BEFORE_ZERO_GRAD = Event.BEFORE_ZERO_GRAD
-AFTER_ZERO_GRAD = Event.AFTER_ZERO_GRAD
+_BETWEEN = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
+"""The events between the two passes."""
 
 
 def build_step(
@@ -102,28 +90,28 @@ def build_step(
         gradients = second_pass(gradients)
     if microbatches.auto and not engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
-    begin = at(BEFORE_TRAIN_BATCH)
+    begin = at(Event.BEFORE_TRAIN_BATCH)
     if microbatches.groups and begin is not None:
-        begin = partial(each_batch(dispatcher.fire), BEFORE_TRAIN_BATCH)
+        begin = partial(each_batch(dispatcher.fire), Event.BEFORE_TRAIN_BATCH)
     step = optimizer_step(
         dispatcher,
         rates,
         guard,
         begin,
-        compose(gradients, at(AFTER_TRAIN_BATCH)),
-        at(BEFORE_OPTIMIZER_STEP),
+        compose(gradients, at(Event.AFTER_TRAIN_BATCH)),
+        at(Event.BEFORE_OPTIMIZER_STEP),
         compose(
             engine.step,
-            at(AFTER_OPTIMIZER_STEP),
-            at(BEFORE_ZERO_GRAD),
+            at(Event.AFTER_OPTIMIZER_STEP),
+            at(Event.BEFORE_ZERO_GRAD),
             zero_grad,
             drop_requests if dispatcher.plan.algorithms else None,
-            at(AFTER_ZERO_GRAD),
+            at(Event.AFTER_ZERO_GRAD),
         ),
     )
     if scaler.enabled:
         step = skip_overflow(step, dispatcher, scaler)
-    return compose(at(BATCH_START), skip_batches(step, dispatcher, guard))
+    return compose(at(Event.BATCH_START), skip_batches(step, dispatcher, guard))
 
 
 def compose(*functions: Step | None) -> Step:
@@ -147,8 +135,7 @@ def computes_loss(
     dispatcher: Dispatcher, forward: ForwardPass
 ) -> Callable[..., tuple[State, Any, Tensor, Tensor]]:
     """Return the forward pass and the loss, with the events in between if anything listens."""
-    between = (AFTER_FORWARD, BEFORE_LOSS, AFTER_LOSS, BEFORE_BACKWARD)
-    if any(map(dispatcher.listens, between)):
+    if any(map(dispatcher.listens, _BETWEEN)):
         return observed_loss(dispatcher.fire, forward)
     outputs_of, loss_of = forward.outputs, forward.loss
 
@@ -174,18 +161,20 @@ def observed_loss(
     events.
     """
     outputs_of, loss_of = forward.outputs, forward.loss
+    # Reading a member of an Enum costs more than firing it, on Python 3.11.
+    after_forward, before_loss, after_loss, before_backward = (partial(fire, e) for e in _BETWEEN)
 
     def observed(
         state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
     ) -> tuple[State, Any, Tensor, Tensor]:
         with around_outputs:
             outputs = outputs_of(state)
-        state = fire(AFTER_FORWARD, state.evolve_unchecked(outputs=outputs))
-        state = fire(BEFORE_LOSS, state)
+        state = after_forward(state.evolve_unchecked(outputs=outputs))
+        state = before_loss(state)
         with around_loss:
             loss = check_loss(loss_of(state, state.outputs))
-            state = fire(AFTER_LOSS, state.evolve_unchecked(loss=loss))
-            state = fire(BEFORE_BACKWARD, state)
+            state = after_loss(state.evolve_unchecked(loss=loss))
+            state = before_backward(state)
         return state, state.outputs, loss, state.loss  # type: ignore[return-value]
 
     return observed
@@ -203,7 +192,7 @@ def forward_backward(
         compute_loss: Computes the loss.
         backward: Computes the gradients of the loss.
     """
-    before, after = at(BEFORE_FORWARD), at(AFTER_BACKWARD)
+    before, after = at(Event.BEFORE_FORWARD), at(Event.AFTER_BACKWARD)
 
     def microbatch(state: State, sums: Sums | None = None, part: Microbatch = WHOLE) -> State:
         batch, loss_fn = state.batch, state.loss_fn
