@@ -77,15 +77,15 @@ class Initialization:
         self._move(part)
         new = self._allocate(list(dict.fromkeys(old.values())))
         for (module, name), tensor in old.items():
-            _own_dict(module, name)[name] = new[tensor]
+            setattr(module, name, new[tensor])
         holders = {id(module) for module, _ in old}
         with torch.no_grad():
             part.apply(partial(self._initialize, holders))  # children first
         for (module, name), _ in old.items():
-            if is_unset(_own_dict(module, name)[name]):
+            if is_unset(getattr(module, name)):
                 full = ".".join(filter(None, (self._names[id(module)], name)))
                 self.unset[full] = type(module).__name__
-        return {tensor: _own_dict(*place)[place[1]] for place, tensor in old.items()}
+        return {tensor: getattr(*place) for place, tensor in old.items()}
 
     def _move(self, part: nn.Module) -> None:
         """Move what has values to the device, such as layers that an algorithm has added."""
@@ -195,11 +195,6 @@ def _as(tensor: Tensor, empty: Tensor) -> Tensor:
     new = nn.Parameter(empty, requires_grad=tensor.requires_grad)
     vars(new).update(vars(tensor))
     return new
-
-
-def _own_dict(module: nn.Module, name: str) -> dict[str, Any]:
-    """Return where a module keeps a tensor: among its parameters, or its buffers."""
-    return module._parameters if name in module._parameters else module._buffers
 
 
 def _own(module: nn.Module) -> dict[str, Tensor]:

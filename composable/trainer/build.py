@@ -188,18 +188,12 @@ def build_run(
 
 
 def _engine(options: TrainerOptions, signals: Signals, saved: int | None) -> Engine:
-    """Return the engine before it is prepared.
-
-    Args:
-        options: The arguments of the `Trainer`.
-        signals: The signals of this process.
-        saved: The number of shards of the run that is resumed, which is kept.
-    """
+    """Return the engine before it is prepared; a run that is resumed keeps its saved shards."""
     strategy, processes = options.parallel, options.processes
-    count = strategy.shard_count(processes, saved)
+    shards = Shards(strategy.shard_count(processes, saved), processes)
     signals.shared = processes.several
-    kind = engine_type(strategy, processes, count)
-    engine: Engine = kind(strategy, Shards(count, processes), signals, options.is_local)
+    kind = engine_type(strategy, processes, shards.count)
+    engine: Engine = kind(strategy, shards, signals, options.is_local)
     return engine
 
 

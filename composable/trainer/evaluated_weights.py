@@ -219,12 +219,12 @@ class EvaluatedWeights(SavedFields):
         """
         before, now = {} if self._left is None else self._left[0], _names(state)
         for name in sorted(before.keys() | now.keys()):
-            old, new = before.get(name), now.get(name)
-            if before and _differ(old, new):
+            change = _change(before.get(name), now.get(name))
+            if before and change is not None:
                 raise ValueError(
                     f"the model was changed between two calls of the Trainer: {name} "
-                    f"{_described(old, new)}. The optimizer and the checkpoints belong to the "
-                    "earlier one; build a new Trainer for the changed model."
+                    f"{change}. The optimizer and the checkpoints belong to the earlier one; build "
+                    "a new Trainer for the changed model."
                 )
 
 
@@ -315,17 +315,15 @@ def _names(state: State) -> dict[str, tuple[int, torch.Size | None]]:
     return {name: (id(one), None if is_lazy(one) else one.shape) for name, one in named}
 
 
-def _differ(old: Any, new: Any) -> bool:
-    if old is None or new is None or old[0] != new[0]:
-        return True
-    return None not in (old[1], new[1]) and old[1] != new[1]
-
-
-def _described(old: Any, new: Any) -> str:
+def _change(old: Any, new: Any) -> str | None:
+    """Say how a parameter differs from the one that had its name, if it does."""
     if old is None:
         return "is new"
     if new is None:
         return "is gone"
+    unknown = None in (old[1], new[1])
+    if old[0] == new[0] and (unknown or old[1] == new[1]):
+        return None
     if old[1] == new[1] or old[1] is None:
         return "is another parameter"
     return f"has shape {list(new[1])}, and had {list(old[1])}"

@@ -41,7 +41,7 @@ from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["Step", "build_step", "observed_loss"]
+__all__ = ["Step", "build_step", "computes_loss"]
 
 Step: TypeAlias = Callable[[State], State]
 Gradients: TypeAlias = Callable[..., State]
@@ -74,11 +74,10 @@ def build_step(
             before several processes send gradients and what they have fetched.
     """
     at, scaler = dispatcher.firing, engine.scaler
-    gradients = sum_gradients(
-        forward_backward(at, computes_loss(dispatcher, engine.forward), engine.backward),
-        engine,
-        microbatches,
-    )
+    observed = any(map(dispatcher.listens, _BETWEEN))
+    compute_loss = computes_loss(dispatcher.fire, engine.forward, observed=observed)
+    gradients = forward_backward(at, compute_loss, engine.backward)
+    gradients = sum_gradients(gradients, engine, microbatches)
     if dispatcher.plan.algorithms and microbatches.split:
         gradients = whole_loss(gradients, dispatcher, engine, microbatches)
     if fetch_ahead is not None:
@@ -132,52 +131,40 @@ def compose(*functions: Step | None) -> Step:
 
 
 def computes_loss(
-    dispatcher: Dispatcher, forward: ForwardPass
-) -> Callable[..., tuple[State, Any, Tensor, Tensor]]:
-    """Return the forward pass and the loss, with the events in between if anything listens."""
-    if any(map(dispatcher.listens, _BETWEEN)):
-        return observed_loss(dispatcher.fire, forward)
-    outputs_of, loss_of = forward.outputs, forward.loss
-
-    def unobserved(
-        state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
-    ) -> tuple[State, Any, Tensor, Tensor]:
-        with around_outputs:
-            outputs = outputs_of(state)
-        with around_loss:
-            loss = loss_of(state, outputs)
-        check_loss(loss)  # beside a watch, which sees each look at the tensor
-        return state, outputs, loss, loss
-
-    return unobserved
-
-
-def observed_loss(
-    fire: Callable[[Event, State], State], forward: ForwardPass
+    fire: Callable[[Event, State], State], forward: ForwardPass, *, observed: bool = True
 ) -> Callable[..., tuple[State, Any, Tensor, Tensor]]:
     """Return the forward pass and the loss, with the events in between; in external loops too.
 
     The result is the state, the outputs, the loss of the loss function, and the loss after the
     events.
+
+    Args:
+        fire: Fires an event.
+        forward: Computes outputs and losses.
+        observed: Whether anything listens to the events in between. If nothing does, the states
+            that it would see are not built.
     """
     outputs_of, loss_of = forward.outputs, forward.loss
     # Reading a member of an Enum costs more than firing it, on Python 3.11.
     after_forward, before_loss, after_loss, before_backward = (partial(fire, e) for e in _BETWEEN)
 
-    def observed(
+    def computed(
         state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
     ) -> tuple[State, Any, Tensor, Tensor]:
         with around_outputs:
             outputs = outputs_of(state)
-        state = after_forward(state.evolve_unchecked(outputs=outputs))
-        state = before_loss(state)
+        if not observed:
+            with around_loss:
+                loss = loss_of(state, outputs)
+            check_loss(loss)  # beside a watch, which sees each look at the tensor
+            return state, outputs, loss, loss
+        state = before_loss(after_forward(state.evolve_unchecked(outputs=outputs)))
         with around_loss:
             loss = check_loss(loss_of(state, state.outputs))
-            state = after_loss(state.evolve_unchecked(loss=loss))
-            state = before_backward(state)
+            state = before_backward(after_loss(state.evolve_unchecked(loss=loss)))
         return state, state.outputs, loss, state.loss  # type: ignore[return-value]
 
-    return observed
+    return computed
 
 
 def forward_backward(

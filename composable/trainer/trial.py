@@ -152,7 +152,7 @@ def trial(run: Run) -> Iterator[TrialRun]:
         _tensors(run.state),
         *map(_optimizer, base_optimizers(run.state.optimizers)),
         *(_part(run.parts[name]) for name in _PARTS),
-        _loader(run.data.loader),
+        *map(_loader, (run.data.loader, *(one.dataloader for one in run.evaluators))),
     ]
     run.guard = NonFiniteGuard("ignore", immediate=True)
     run.compose()
