@@ -147,7 +147,9 @@ class Engine:
     """That of the next batch, from its fetch until it is due."""
     seconds: float | None = attrs.field(init=False, default=None)
     """How long the last batch took on rank 0, or None where each process is its own clock."""
-    buffers: WrittenBuffers = attrs.field(init=False)
+    buffers: WrittenBuffers = attrs.field(
+        init=False, default=attrs.Factory(lambda self: WrittenBuffers(self.processes), True)
+    )
     """The buffers that are exchanged in a step."""
     _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
 
@@ -161,10 +163,6 @@ class Engine:
     """Whether the batch of a step is a `ShardedBatch`: no process repeats its step alone."""
     rescales: ClassVar[bool] = True
     """Whether gradients can be multiplied after they were computed."""
-
-    @buffers.default
-    def _buffers_of_processes(self) -> WrittenBuffers:
-        return WrittenBuffers(self.processes)
 
     @property
     def processes(self) -> Processes:

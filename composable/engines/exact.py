@@ -31,7 +31,6 @@ class TreeSums(ShardSums):
     """Sums of gradients, losses and buffers by one binary tree over all shards."""
 
     def begin(self, state: State) -> None:
-        """Start with the first shard of this process."""
         super().begin(state)
         self.parameters = trained_parameters(state)
         self.kinds = kinds_of(self.parameters)
@@ -53,7 +52,6 @@ class TreeSums(ShardSums):
             parameter.grad = None
 
     def total(self) -> Tensor:
-        """Sum over the processes, and set `.grad`."""
         report = self.report()
         total = self.all_reduce(torch.cat([report, flags_like(report, self.present)]))
         for kind, flat in zip(self.kinds, self.gradients.value, strict=True):

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import attrs
 from torch import Tensor, nn
 from torch.distributed._composable import checkpoint  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -61,7 +60,12 @@ class Sharded(Partitioned):
             ProcessError: The models differ.
         """
         strategy: FSDP2 = self.strategy  # type: ignore[assignment]
-        options = shard_options(strategy, strategy.mesh(self.processes, state.device))
+        options = {
+            "mesh": strategy.mesh(self.processes, state.device),
+            "reshard_after_forward": strategy.reshard_after_forward,
+            "mp_policy": strategy.mixed_precision or MixedPrecisionPolicy(),
+            "offload_policy": CPUOffloadPolicy() if strategy.offload else OffloadPolicy(),
+        }
         if not setup.resumes:
             self.check_same_models(state)
         for module in state.modules.values():
@@ -143,16 +147,6 @@ def whole_tensors(module: nn.Module) -> Iterator[Tensor]:
     for tensor in chain(module.parameters(), module.buffers()):
         if not hasattr(tensor, "device_mesh"):
             yield tensor
-
-
-def shard_options(strategy: FSDP2, mesh: DeviceMesh) -> dict[str, Any]:
-    """Return the arguments of `fully_shard`."""
-    return {
-        "mesh": mesh,
-        "reshard_after_forward": strategy.reshard_after_forward,
-        "mp_policy": strategy.mixed_precision or MixedPrecisionPolicy(),
-        "offload_policy": CPUOffloadPolicy() if strategy.offload else OffloadPolicy(),
-    }
 
 
 def shard(module: nn.Module, options: Mapping[str, Any]) -> dict[Tensor, Tensor]:

@@ -89,7 +89,6 @@ class Parallel(Engine):
     # --- the data of a step ---
 
     def index_shards(self, loader: Any) -> IndexShards | None:
-        """Return what splits the indices of a batch, if that is possible."""
         by_index = is_map_style(loader) and not self.is_local
         return IndexShards(self.shards) if by_index and loader._auto_collation else None
 
@@ -109,9 +108,6 @@ class Parallel(Engine):
 
         After the last step of this process there are steps without a batch: other processes may
         have one.
-
-        Args:
-            steps: Batches of shards, with their numbers of examples and tokens.
         """
         while True:
             one, ended = self._fetch(steps)
@@ -123,9 +119,6 @@ class Parallel(Engine):
 
         The numbers of examples and tokens are those of all processes. A process without a further
         batch repeats its last one, with the weight 0.
-
-        Args:
-            steps: What `announced` returned.
         """
         last: Any = None
         for batch, own, _, announcement in steps:
@@ -190,7 +183,6 @@ class Parallel(Engine):
         return max(presents) > 1, sum(samples), sum(tokens)
 
     def failing_together(self) -> AbstractContextManager[None]:
-        """Return a context in which the failure of one process ends all of them."""
         return failing_together(lambda: self.signals.received is not None)
 
     def begin(self, description: Mapping[str, Any], dispatcher: Dispatcher) -> None:
@@ -215,7 +207,6 @@ class Parallel(Engine):
         self._announced = time.perf_counter()
 
     def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
-        """Let the requests of callbacks at an event be the same on all processes."""
         if event in self.joined_events:
             own = [int(one in dispatcher.requests) for one in Control]
             for request, wanted in zip(Control, self.processes.maximum(own), strict=True):

@@ -86,7 +86,8 @@ class _WholeLoss:
         after = self._differentiate_loss(seen, parts)
         loss: Tensor = after.loss.detach()  # type: ignore[union-attr]  # it was just computed
         state = state.evolve_unchecked(memory=_merge(state.memory, seen.memory, after.memory))
-        state = self._differentiate_parts(state, loss, parts)
+        differentiate = self._each_part(partial(self._differentiate, loss, iter(parts)))
+        state = reduce(differentiate, self.engine)(state)
         self.checked = True
         return state.evolve_unchecked(loss=loss, whole_loss=False)
 
@@ -125,11 +126,6 @@ class _WholeLoss:
             part.take_gradients(scale, keep_outputs=not self.checked)
         return state
 
-    def _differentiate_parts(self, state: State, loss: Tensor, parts: "list[Part]") -> State:
-        """Compute the vector-Jacobian products of all parts, and reduce them."""
-        differentiate = partial(self._differentiate, loss, iter(parts))
-        return reduce(self._each_part(differentiate), self.engine)(state)
-
     def _differentiate(
         self,
         loss: Tensor,
@@ -148,17 +144,13 @@ class _WholeLoss:
         if not self.checked:
             compare(state, part.outputs)
         value = loss * part.share
-        pairs = part.pairs(state.outputs) or [(_unused(loss), torch.zeros_like(loss))]
+        zero = torch.zeros_like(loss)  # for a backward pass in which only processes exchange
+        pairs = part.pairs(state.outputs) or [(zero.clone().requires_grad_(), zero)]
         tensors, gradients = zip(*pairs, strict=True)
         first, *others = tensors
         self.engine.backward([sums.joined(first, value), *others], gradients)
         state = state.evolve_unchecked(loss=value, batch=batch, loss_fn=loss_fn)
         return fire(Event.AFTER_BACKWARD, state)
-
-
-def _unused(like: Tensor) -> Tensor:
-    """Return a leaf of a graph, for a backward pass in which only processes exchange gradients."""
-    return torch.zeros_like(like, requires_grad=True)
 
 
 def _merge(
