@@ -60,7 +60,7 @@ def build_step(
     rates: LearningRates,
     microbatches: Microbatches,
     guard: NonFiniteGuard,
-    fetch_ahead: Callable[[], None] | None = None,
+    fetch_ahead: Step | None = None,
 ) -> Step:
     """Compose the step of a run.
 
@@ -80,8 +80,8 @@ def build_step(
     gradients = sum_gradients(gradients, engine, microbatches)
     if dispatcher.plan.algorithms and microbatches.split:
         gradients = whole_loss(gradients, dispatcher, engine, microbatches)
-    if fetch_ahead is not None:
-        gradients = fetching_ahead(gradients, fetch_ahead, first=engine.carries)
+    order = (fetch_ahead, gradients) if engine.carries else (gradients, fetch_ahead)
+    gradients = compose(*order)
     if scaler.enabled:
         check = None if guard.policy == "ignore" else guard.check_now
         gradients = unscale_gradients(gradients, scaler, check)
@@ -233,22 +233,6 @@ def second_pass(gradients: Gradients) -> Gradients:
         return first.evolve(loss=loss, gradients=second.gradients, second_pass=None)
 
     return passes
-
-
-def fetching_ahead(
-    gradients: Gradients, fetch_ahead: Callable[[], None], *, first: bool
-) -> Gradients:
-    """Fetch the next batch after the gradients, before anything waits for these, or first."""
-
-    def computed(state: State) -> State:
-        if first:
-            fetch_ahead()
-        state = gradients(state)
-        if not first:
-            fetch_ahead()
-        return state
-
-    return computed
 
 
 # --- the optimizers ---

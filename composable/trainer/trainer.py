@@ -12,7 +12,7 @@ from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.results import Results
-from composable.core.state import State
+from composable.core.state import State, state_facts
 from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
 from composable.plan.declarations import as_observer
@@ -505,8 +505,7 @@ class Trainer:
         )
 
     def _repr_html_(self) -> str:
-        from composable._support.html import details, panel, table
-        from composable.core.facts import state_facts  # in notebooks
+        from composable._support.html import details, panel, table  # in notebooks
 
         state, plan = self.state, self.plan
         rows = [
