@@ -1,6 +1,6 @@
 """Fully sharded data parallelism: the parameters of a run are sharded by `fully_shard`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -76,7 +76,8 @@ class Sharded(Partitioned):
             for part in [*wrapped, module]:
                 replace_parameters(state.optimizers, initialization.fill(part))
                 if not setup.resumes:
-                    self.broadcast(one for one in whole_tensors(part) if one not in sent)
+                    tensors = (t for t in chain(part.parameters(), part.buffers()) if t not in sent)
+                    self.broadcast(t for t in tensors if not hasattr(t, "device_mesh"))
                     sent.update(part.buffers())
                 if strategy.checkpointing and part is not module:
                     # The functional form of torch.utils.checkpoint: names of parameters stay.
@@ -140,13 +141,6 @@ class ScatteredSums(ShardSums):
 def _has_stepped(optimizer: Optimizer) -> bool:
     """Return whether an optimizer has a state that is not that of its construction."""
     return any(bool(values.get("step", 1)) for values in optimizer.state.values())
-
-
-def whole_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Iterate over the parameters and buffers that are not sharded."""
-    for tensor in chain(module.parameters(), module.buffers()):
-        if not hasattr(tensor, "device_mesh"):
-            yield tensor
 
 
 def shard(module: nn.Module, options: Mapping[str, Any]) -> dict[Tensor, Tensor]:

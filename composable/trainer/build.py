@@ -150,8 +150,7 @@ def build_run(
     )
     check.check_schedule_free(state.optimizers, rates, dispatcher.plan)
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
-    signals = Signals()
-    engine = _engine(options, signals, None if point is None else point.num_shards)
+    engine = _engine(options, None if point is None else point.num_shards)
     state = _prepare(options, engine, state, dispatcher, resumes=point is not None)
     weights = LossWeights(declared_by(options.loss_mean_over, state), bool(options.compile))
     weights.agree = engine.agree_on_calls
@@ -182,18 +181,16 @@ def build_run(
         iteration_length=options.iteration_length,
         loss_scaler=engine.scaler,
         loss_shares=engine.shares,
-        signals=signals,
         engine=engine,
     )
 
 
-def _engine(options: TrainerOptions, signals: Signals, saved: int | None) -> Engine:
+def _engine(options: TrainerOptions, saved: int | None) -> Engine:
     """Return the engine before it is prepared; a run that is resumed keeps its saved shards."""
     strategy, processes = options.parallel, options.processes
     shards = Shards(strategy.shard_count(processes, saved), processes)
-    signals.shared = processes.several
     kind = engine_type(strategy, processes, shards.count)
-    engine: Engine = kind(strategy, shards, signals, options.is_local)
+    engine: Engine = kind(strategy, shards, Signals(shared=processes.several), options.is_local)
     return engine
 
 

@@ -182,12 +182,11 @@ def _save_and_resume(checkpoints: "Checkpoints", seconds: dict[str, float]) -> i
 def _restore(checkpoints: "Checkpoints", path: Path) -> None:
     """Restore a checkpoint of the run as it is."""
     from composable.resume.select import read_point  # on use
-    from composable.trainer.restoring import checkpoint_values
 
     point = read_point(path, checkpoints.options.reader, run=checkpoints.records.run_id)
     restored = copy.copy(checkpoints)
     restored.callbacks = CallbackStates(checkpoints.session)  # callbacks that wait stay so
-    restored.restore(checkpoint_values(checkpoints.run, point), point, but=_KEPT)
+    restored.restore(checkpoints.values(point), point, but=_KEPT)
 
 
 @contextmanager

@@ -108,16 +108,14 @@ class EvaluatedWeights(SavedFields):
 
     def _in(self, model: nn.Module, state: State, loss_fn: Mapping[str, Tensor] = _NONE) -> Weights:
         """Return the tensors of an evaluated model that differ from those of the state's."""
+        differing: set[str] = set()
         if model is not state.model and not isinstance(model, LentModel):
             differing = module_tensors(model).keys() ^ module_tensors(state.model).keys()
-            if differing:
-                return self._report(sorted(differing))
-        return Weights(dict(_replaced(state.model, model)), loss_fn)
-
-    def _report(self, differing: list[str]) -> Weights:
+        if not differing:
+            return Weights(dict(_replaced(state.model, model)), loss_fn)
         text = (
             "an algorithm replaced the model at EVAL_START by one with other parameters or "
-            f"buffers, {differing[:5]}, which the trained model cannot hold"
+            f"buffers, {sorted(differing)[:5]}, which the trained model cannot hold"
         )
         if self.strict:
             raise RuntimeError(f"{text}; in an external loop, evaluate that model yourself.")

@@ -306,7 +306,8 @@ class EvaluatedLoss:
             self.kept.append(None)
             return
         self.sizes.append(state.batch_spec.count(state.batch))
-        pair = state.outputs, state.targets if _takes_targets(state) else state.batch
+        rest = state.targets if isinstance(state.loss_fn, TargetLoss) else state.batch
+        pair = state.outputs, rest
         size = sum(tensor.nbytes for one in (*self.kept, pair) for tensor in tensors_of(one))
         if self.batches is not None and not self.kept:
             size *= self.batches
@@ -328,7 +329,9 @@ class EvaluatedLoss:
         if len(self.kept) < 2:
             return
         outputs, rest = self._joined(state)
-        loss_fn: Any = state.loss_fn.function if _takes_targets(state) else state.loss_fn  # type: ignore[union-attr]
+        loss_fn: Any = state.loss_fn
+        if isinstance(loss_fn, TargetLoss):
+            loss_fn = loss_fn.function
         with state.precision.autocast(state.device):
             self.averages.add("loss", loss_fn(outputs, rest), 1)
 
@@ -343,14 +346,9 @@ class EvaluatedLoss:
         return map_tensors(lambda tensor: tensor.to(state.device), whole)
 
 
-def _takes_targets(state: State) -> bool:
-    """Return whether the loss is a function of outputs and targets, and not of the batch."""
-    return isinstance(state.loss_fn, TargetLoss)
-
-
 def _has_rows(state: State) -> bool:
     """Return whether a loss is computed from outputs with a row for each example."""
     if isinstance(state.loss_fn, ModelLoss):
         listed = state.batch_spec.layout_of(state.batch) != "tensors"
         return not listed and all(tensor.ndim for tensor in tensors_of(state.outputs))
-    return _takes_targets(state)
+    return isinstance(state.loss_fn, TargetLoss)

@@ -78,7 +78,7 @@ class Run:
     iteration_length: int | None
     engine: Engine
     """How the outputs, gradients and steps of the run are computed."""
-    signals: Signals = attrs.field(factory=Signals)
+    signals: Signals = attrs.field(init=False)
     fire: Callable[[Event, State], State] = attrs.field(init=False)
     logs_each_batch: bool = attrs.field(init=False)
     """Whether `log_interval` is one batch, which need not be computed."""
@@ -91,7 +91,7 @@ class Run:
     flops_counter: "SpeedMonitor | None" = None
 
     def __attrs_post_init__(self) -> None:
-        self.fire = self.dispatcher.fire
+        self.fire, self.signals = self.dispatcher.fire, self.engine.signals
         self.logs_each_batch = self.log_interval == _ONE_BATCH
         self.weights = EvaluatedWeights(lambda: self.dispatcher.plan)
 

@@ -84,14 +84,9 @@ class Trainer:
                 run = self._run = build_run(options, state, session.dispatcher, point)
                 session.compose = run.compose
                 self._records = Records(options, session, run, run_id, lock)
-                if point is None and not options.may_restore:
-                    self._checkpoints = Checkpoints(run, self._records)
-                else:
-                    from composable.trainer.restoring import RestoredCheckpoints  # on use
-
-                    self._checkpoints = restored = RestoredCheckpoints(run, self._records)
-                    if point is not None:
-                        restored.resume(point)
+                self._checkpoints = Checkpoints(run, self._records)
+                if point is not None:
+                    self._checkpoints.resume(point)
                 options.attach(run)
                 self._checkpoints.callbacks.load_waiting()
             self._given = GivenModel(options.model, weakref.ref(self))

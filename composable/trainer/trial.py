@@ -29,11 +29,7 @@ _PARTS = ("loss_scaler", "loss_shares", "microbatches")
 
 @attrs.frozen(eq=False)
 class TrialRun:
-    """A run whose next steps are undone at the end of a block.
-
-    Args:
-        run: The run.
-    """
+    """A run whose next steps are undone at the end of a block."""
 
     run: Run
 
