@@ -6,9 +6,12 @@ import attrs
 import pytest
 
 from benchmarks import evidence
-from composable.comparison import Comparison
+from composable.comparison import Comparison, Verdict
+from composable.comparison.statistics import Shares
+from composable.comparison.verdict import Estimate
 from tests.comparison import small
 from tests.comparison.synthetic import draw_study, loss_after
+from tools.evidence import describe_verdict
 from tools.performance_profile import cost_to, performance_profile, profile_lines
 
 
@@ -30,6 +33,26 @@ def test_a_study_gets_costs_that_are_measured_now(monkeypatch):
     notes = ["the cost of a step of arm 'other' cannot be measured: no memory"]
     with pytest.raises(RuntimeError, match="no memory"):
         evidence.with_new_costs(study, arguments)
+
+
+@pytest.mark.parametrize(
+    ("low", "p", "seeds", "covered", "said"),
+    [
+        (1.3, 0.07, 5, 0.9, " before Holm's correction"),
+        (1.3, 0.004, 5, 0.41, " over 41% of the results only"),
+        (1.3, 0.004, 2, 0.9, " from 2 seeds only"),
+        (0.9, 0.2, 2, 0.41, ""),
+    ],
+)
+def test_an_interval_on_one_side_of_1_without_a_verdict_says_why(low, p, seeds, covered, said):
+    arm = attrs.evolve(
+        Comparison(draw_study(0, {"other": 1.0})).analysis["other"],
+        speedup=Estimate(1.6, low, 2.0, 0.004, seeds),
+        shares=Shares(covered, covered, covered),
+        p=p,
+    )
+    assert describe_verdict(arm) == f"no evidence, × 1.6 ({low} to 2){said}"
+    assert describe_verdict(attrs.evolve(arm, verdict=Verdict.PAYS)) == f"pays, × 1.6 ({low} to 2)"
 
 
 def test_a_missed_target_is_within_no_factor_of_the_best():

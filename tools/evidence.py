@@ -6,7 +6,7 @@ from functools import cached_property, partial
 import attrs
 
 from composable.comparison import Comparison
-from composable.comparison.verdict import ArmAnalysis
+from composable.comparison.verdict import LEVEL, MINIMAL_SEEDS, ArmAnalysis, Verdict
 from tests.support.cases import ROOT, Case
 from tools.language_questions import question_lines, target_lines
 from tools.performance_profile import profile_lines
@@ -334,14 +334,21 @@ def profile_section() -> list[str]:
 
 
 def describe_verdict(arm: ArmAnalysis) -> str:
-    """Return the verdict on an arm, with its speed-up."""
+    """Return the verdict on an arm, its speed-up, and why an interval beside 1 does not count."""
     assert arm.verdict is not None
     if arm.at_least is not None:
         return f"{arm.verdict.value}, × {'≥' if arm.at_least > 1 else '≤'} {arm.at_least:.2g}"
     ratio = arm.speedup
     if ratio is None or ratio.value is None or ratio.low is None or ratio.high is None:
         return arm.verdict.value
-    return f"{arm.verdict.value}, × {ratio.value:.2g} ({ratio.low:.2g} to {ratio.high:.2g})"
+    shown = f"{arm.verdict.value}, × {ratio.value:.2g} ({ratio.low:.2g} to {ratio.high:.2g})"
+    if arm.verdict is not Verdict.NO_EVIDENCE or ratio.low <= 1 <= ratio.high:
+        return shown
+    if ratio.seeds < MINIMAL_SEEDS:
+        return f"{shown} from {ratio.seeds} seeds only"
+    if arm.p is not None and arm.p >= LEVEL:
+        return f"{shown} before Holm's correction"
+    return f"{shown} over {arm.covered:.0%} of the results only"
 
 
 def link(study: Evidence, page: str) -> str:

@@ -14,6 +14,7 @@ from composable.comparison.design import Design
 from composable.comparison.execution import Workers
 from composable.comparison.records import Study
 from composable.comparison.stages import train_design
+from composable.core.time import Time, TimeUnit
 
 __all__ = ["check_amounts", "plan_amounts", "train_designs"]
 
@@ -38,11 +39,19 @@ def plan_amounts(
     """Return the design of `plan` for each amount; all train for as many batches as with the most.
 
     Epochs are those of the most data: with less data, an epoch is shorter, and there are more.
+
+    Raises:
+        ValueError: Durations are epochs of an unknown number of batches.
     """
     most = plan(durations=durations, data_amount=amounts[-1])
 
     def in_batches(duration: str) -> str:
         batches = count_batches(duration, most.epoch_length)
+        if batches is None and Time.parse(duration).unit is TimeUnit.EPOCH:
+            raise ValueError(
+                f"durations has {duration!r}, and the batches of an epoch are not known, so that "
+                "amounts of data would have different numbers; pass batches, such as ['100ba']."
+            )
         return duration if batches is None else f"{int(batches)}ba"
 
     schedules = most.protocol.schedules

@@ -6,7 +6,7 @@ Costs are those of the measured steps, so that a busy machine does not decide.
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import product
-from math import exp, isfinite, log, sqrt
+from math import exp, inf, isfinite, log, sqrt
 from statistics import fmean
 from typing import Any
 
@@ -255,8 +255,8 @@ def _distance(
             SpeedupAt(sign * result, _estimate(at, found.kind, curve.seeds))
             for result, at in zip(found.results, found.at, strict=True)
         )
-        if found.mean.p is not None:
-            shared = sqrt(error.variance)
+        shared = sqrt(error.variance)
+        if found.mean.p is not None and (found.pair or shared):  # equal arms have no spread
             fields["power"] = power_of(found.pair, shared, curve.seeds, found.mean.value)
     return fields
 
@@ -301,7 +301,9 @@ def _schedule_to_add(schedules: Sequence[Quality], factor: float | None) -> str 
         return None
     end = schedules[0 if factor < 1 else -1]
     if end.amount is not None:
-        return show_number(end.amount * factor)
+        most = 1.0 if end.amount <= 1 else inf  # a share is at most all of the data
+        amount = min(end.amount * factor, most)
+        return None if amount == end.amount else show_number(amount)
     time = Time.parse(end.duration)
     value = float(time.value) * factor
     if time.unit in (TimeUnit.DURATION, TimeUnit.SECOND):

@@ -28,6 +28,8 @@ __all__ = ["BuildError", "build_trainer", "draw_part", "inspect_build", "split_e
 Build = Callable[..., Trainer]
 """`build(algorithms, seed, **hyperparameters) -> Trainer`."""
 
+_ROUNDING = 0.1
+"""The largest relative difference between an amount of data and that of its examples."""
 _SEED = 715_517
 """No trial has it: a build function that ignores its seed has another one."""
 
@@ -240,12 +242,9 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
     if not listed and not _takes_each_example_once(loader):
         raise BuildError(
             "split_evaluation=True needs an eval_dataloader that is a DataLoader with a batch_size "
-            "and takes each example of a data set with indices once, and it is a "
-            f"{type(loader).__name__} with batch_size={getattr(loader, 'batch_size', None)}, a "
-            f"{type(getattr(loader, 'dataset', None)).__name__} and a "
-            f"{type(getattr(loader, 'sampler', None)).__name__}. Pass two evaluators to the "
-            "Trainer instead: eval_dataloader=[Evaluator('validation', ...), Evaluator('test', "
-            "...)]."
+            "and takes each example of a data set with indices once, and it is "
+            f"{_described(loader)}. Pass two evaluators to the Trainer instead: "
+            "eval_dataloader=[Evaluator('validation', ...), Evaluator('test', ...)]."
         )
     length = len(loader if listed else loader.dataset)
     if length < 2:
@@ -263,6 +262,13 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
         )
         for label, half in zip(("validation", "test"), halves, strict=True)
     )
+
+
+def _described(loader: Any) -> str:
+    if not isinstance(loader, DataLoader):
+        return f"a {type(loader).__name__}"
+    parts = (type(one).__name__ for one in (loader.dataset, loader.sampler))
+    return f"a DataLoader with batch_size={loader.batch_size}, a {' and a '.join(parts)}"
 
 
 def _takes_each_example_once(loader: Any) -> bool:
@@ -304,13 +310,20 @@ def draw_part(loader: Any, share: float, seed: int) -> Any:
     if share > 1 or not (listed or _takes_each_example_once(loader)):
         raise BuildError(
             f"data_amounts has {share:g}: a share must be at most 1, of a list of batches, or of a "
-            f"DataLoader that takes each example once, and not of a {type(loader).__name__}, nor "
+            f"DataLoader that takes each example once, and not of {_described(loader)}, nor "
             "of PackedDocuments, whose rows have other documents in each epoch. Give build a "
             f"parameter {AMOUNT} instead, and let it load so much data, in any unit."
         )
     length = len(loader if listed else loader.dataset)
     order = permute(torch.arange(length), length, Key(seed).fold(AMOUNT)).tolist()
-    kept = sorted(order[: max(1, round(share * length))])
+    count = max(1, round(share * length))
+    if abs(count / (share * length) - 1) > _ROUNDING:
+        raise BuildError(
+            f"data_amounts has {share:g}, which is {share * length:.3g} of {length} "
+            f"{'batches' if listed else 'examples'}, and a share has whole ones; pass "
+            f"{count / length:.3g}."
+        )
+    kept = sorted(order[:count])
     if listed:
         return [loader[i] for i in kept]
     if loader.drop_last and len(kept) < loader.batch_size:

@@ -88,7 +88,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             and `schedulers`, it gets those of recipes.
         arms: What to compare, by name: lists of algorithms, recipes, or functions of
             hyperparameters that return either. With `run`, values of any type.
-        metric: The reported result, by its logged name, such as "test/accuracy".
+        metric: The reported result, by its logged name, such as "test/accuracy". Without an
+            evaluator, "f1" is "eval/f1".
         run: In the place of `build`, a generator function `run(arm, seed, duration,
             **hyperparameters)` that trains for a `Time` and yields `(step, result)`: the number of
             finished steps, and the metric, several by name, or None. The time until a yield with a

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 import attrs
-from jinja2 import Environment
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from composable._support.printable import printable
@@ -277,6 +277,7 @@ def format_html(study: Study, analysis: Analysis, plot: str | None = None) -> st
     css = files("composable.report").joinpath("report.css").read_text(encoding="utf-8")
     template = Environment(
         autoescape=True,
+        undefined=StrictUndefined,
         finalize=lambda value: printable(value) if type(value) is str else value,
     ).from_string(source)
     page: str = template.render(

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import composable
 from composable.algorithms import LabelSmoothing
@@ -108,6 +108,9 @@ class Stream(IterableDataset):
         (DataLoader(packed(), batch_size=2), 0.5, "other documents in each epoch"),
         (DataLoader(Indexed(packed()), batch_size=2), 0.5, "other documents in each epoch"),
         (loader(drop_last=True), 0.05, "2 examples: fewer than a batch of 4"),
+        (loader(sampler=WeightedRandomSampler([1.0] * 40, 40)), 0.5, "and a WeightedRandomSampler"),
+        (loader(), 0.01, "0.01, which is 0.4 of 40 examples, .* whole ones; pass 0.025"),
+        ([1, 2, 3, 4], 0.6, "0.6, which is 2.4 of 4 batches, .* whole ones; pass 0.5"),
     ],
 )
 def test_what_has_no_share_is_an_error_that_says_what_to_do(data, share, message):
@@ -236,6 +239,13 @@ def test_far_apart_curves_give_a_bound_and_the_amount_to_add():
     assert 1 < arm.at_least == arm.speedup.low < 9
     assert arm.why.startswith(f"at least {arm.at_least:.2f}x, since its worst result is better")
     assert float(arm.needs) < 100
+
+
+@pytest.mark.parametrize(
+    ("amounts", "needs"), [((0.1, 0.3, 1.0), None), ((0.1, 0.3, 0.9), "1"), ((5, 20, 80), "158")]
+)
+def test_no_more_than_all_of_the_data_is_recommended(amounts, needs):
+    assert analyze(draw_data_study(0, {"arm": 0.25}, amounts=amounts))["arm"].needs == needs
 
 
 def test_the_words_are_those_of_data():
@@ -388,6 +398,7 @@ def test_shares_of_the_data_of_a_trainer_are_compared(tmp_path, monkeypatch):
         ),
         ({"cost": {"baseline": 1.0, "better": 1.0}}, "are for comparisons by time"),
         ({"extend": True}, "are for comparisons by time"),
+        ({"durations": ["1ep"]}, r"has '1ep', and the batches of an epoch .*\['100ba'\]"),
         ({"tuning_metric": "test/error"}, "are of one evaluator"),
     ],
 )

@@ -5,10 +5,10 @@ import attrs
 import pytest
 
 from composable.comparison.analysis import analyze
-from composable.comparison.records import Study, TrialResult
+from composable.comparison.records import StepCost, Study, TrialResult
 from composable.comparison.verdict import Verdict
 
-from .synthetic import METRIC, draw_study, loss_after
+from .synthetic import METRIC, draw_data_study, draw_study, loss_after
 
 
 def change(study: Study, arm: str, seeds: tuple[int, ...], **changes: Any) -> Study:
@@ -181,6 +181,17 @@ def test_an_arm_whose_runs_are_the_baselines_shows_no_evidence() -> None:
     arm = analyze(draw_study(0, {"same": 1.0}, own=0.0))["same"]
     assert arm.verdict is Verdict.NO_EVIDENCE
     assert arm.speedup.value == pytest.approx(1.0, rel=0.02)
+
+
+@pytest.mark.parametrize("draw", [draw_study, draw_data_study])
+def test_an_arm_that_is_the_baseline_to_the_bit_is_worth_once_as_much(draw: Any) -> None:
+    study = draw(0, {"same": 1.0})
+    plain = [one for one in study.results if one.trial.arm == "plain"]
+    same = [attrs.evolve(one, trial=attrs.evolve(one.trial, arm="same")) for one in plain]
+    given = [StepCost(one.arm, {}, one.duration, (0.5,), ((0.01,),)) for one in study.costs]
+    arm = analyze(Study(study.protocol, (*plain, *same), tuple(given)))["same"]
+    assert (arm.verdict, arm.p, arm.power) == (Verdict.NO_EVIDENCE, 1.0, None)
+    assert [arm.speedup.low, arm.speedup.value, arm.speedup.high] == [1.0, 1.0, 1.0]
 
 
 def test_the_repeated_baseline_gives_the_noise_floor() -> None:

@@ -4,12 +4,14 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import attrs
 import pytest
+from jinja2 import UndefinedError
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from composable.comparison import Comparison, Verdict
+from composable.comparison import Comparison, Verdict, table
 from tests.comparison.studies import make_study
 from tests.comparison.synthetic import draw_data_study
 
@@ -109,6 +111,20 @@ def test_the_page_is_one_safe_file(comparison):
     assert page.tags.index("svg") < page.tags.index("table")
     assert not [k for k, _ in page.attributes if k.startswith("on")]
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("plot", [None, "<svg></svg>"])
+def test_a_misspelled_name_in_the_page_is_an_error(monkeypatch, tmp_path, plot):
+    comparison, template = make("two arms"), tmp_path / "page.html"
+    page = (files("composable.comparison") / "page.html").read_text(encoding="utf-8")
+    (tmp_path / "report.css").write_text("")
+    monkeypatch.setattr(table, "files", lambda package: tmp_path)
+    template.write_text(page, encoding="utf-8")
+    assert comparison._html(plot)
+
+    template.write_text(page.replace("{{ title }}", "{{ heading }}"), encoding="utf-8")
+    with pytest.raises(UndefinedError, match="'heading' is undefined"):
+        comparison._html(plot)
 
 
 def test_tables_scroll_in_a_box_or_are_cards_on_a_phone(comparison):
