@@ -25,7 +25,7 @@ _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 def write_json(state: Any, indent: int | None = None) -> str:
     """Return the plain values of a state as JSON: see `State.to_json`."""
-    return json.dumps(_plain(state), indent=indent, allow_nan=False)
+    return json.dumps(_plain(state), indent=indent, allow_nan=False, default=dict)
 
 
 def read_json(text: str | Path) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _plain(state: Any) -> dict[str, Any]:
             for label, results in state.metrics.items()
         },
         "frozen": sorted(state.frozen),
-        "memory": {name: _thawed(one) for name, one in state.memory.items() if _is_json(one)},
+        "memory": {name: one for name, one in state.memory.items() if _is_json(one)},
     }
 
 
@@ -155,10 +155,3 @@ def _is_json(value: Any) -> bool:
     if type(value) is float:
         return math.isfinite(value)
     return value is None or type(value) in (bool, int, str)
-
-
-def _thawed(value: Any) -> Any:
-    """Convert read-only mappings to dictionaries, recursively."""
-    if isinstance(value, Mapping):
-        return {name: _thawed(one) for name, one in value.items()}
-    return [_thawed(one) for one in value] if type(value) is list else value

@@ -4,21 +4,10 @@ from typing import Any
 
 from composable._other_trainers import METRICS, advice_on
 
-__all__ = ["LOGGED", "Results", "is_better", "logged_name"]
+__all__ = ["LOGGED", "Results", "is_better"]
 
 LOGGED = "metrics/"
 """The beginning of the name under which a result is logged."""
-
-
-def logged_name(label: str, metric: str) -> str:
-    """Return the name of a result, which is its path in the state.
-
-    Example:
-        >>> from composable.core.results import logged_name
-        >>> logged_name("eval", "accuracy")
-        'metrics/eval/accuracy'
-    """
-    return f"{LOGGED}{label}/{metric}"
 
 
 class Results(dict[str, Any]):

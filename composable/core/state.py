@@ -19,7 +19,7 @@ from composable.core.key import Key
 from composable.core.results import Results
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
 
-__all__ = ["FLOPS", "FrozenStateError", "State"]
+__all__ = ["FLOPS", "FrozenStateError", "State", "state_facts"]
 
 FLOPS = "flops"
 """The entry of the memory that has the floating-point operations so far."""
@@ -36,6 +36,10 @@ def _frozen(value: Any) -> Any:
     return _read_only(value) if isinstance(value, dict) else value
 
 
+def _copied(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(mapping))
+
+
 def _plain(value: Any) -> Any:
     """Convert read-only mappings to dictionaries, recursively."""
     if isinstance(value, MappingProxyType):
@@ -47,41 +51,34 @@ def _as_time(value: Any) -> Time | None:
     return None if value is None else check_time("max_duration", value)
 
 
-def _as_gradients(value: Any) -> Mapping[str, Tensor] | None:
-    if value is None:
-        return None
-    _check_mapping("gradients", value)
-    return MappingProxyType(dict(value))
-
-
-def _as_memory(value: Any) -> Mapping[str, Any]:
-    _check_mapping("memory", value)
-    return _read_only(value)
-
-
-def _as_averages(value: Any) -> Mapping[str, Mapping[str, Tensor]]:
-    _check_mapping("averages", value)
-    return _read_only(value)
-
-
-def _as_metrics(value: Any) -> Mapping[str, Any]:
-    _check_mapping("metrics", value)
-    return MappingProxyType(Results(_read_only(value)))
-
-
-def _as_to_log(value: Any) -> Mapping[str, Any]:
-    _check_mapping("to_log", value)
-    return MappingProxyType(dict(value))
-
-
-def _as_replaced(value: Any) -> Mapping[str, Mapping[str, int]]:
-    _check_mapping("replaced_modules", value)
-    return _read_only(value)
-
-
 def _check_mapping(name: str, value: Any) -> None:
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}={value!r} must be a mapping, by name.")
+
+
+def _mapping(
+    name: str, convert: Callable[[Any], Mapping[str, Any]] = _read_only
+) -> Callable[[Any], Any]:
+    def converter(value: Any) -> Mapping[str, Any]:
+        _check_mapping(name, value)
+        return convert(value)
+
+    return converter
+
+
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "memory": _mapping("memory"),
+    "averages": _mapping("averages"),
+    "metrics": _mapping("metrics", lambda value: MappingProxyType(Results(_read_only(value)))),
+    "gradients": attrs.converters.optional(_mapping("gradients", _copied)),
+    "to_log": _mapping("to_log", _copied),
+    "replaced_modules": _mapping("replaced_modules"),
+    "max_duration": _as_time,
+}
+
+
+def _convert(_: type, fields: list[Any]) -> list[Any]:
+    return [field.evolve(converter=_CONVERTERS.get(field.name)) for field in fields]
 
 
 class FrozenStateError(attrs.exceptions.FrozenInstanceError):
@@ -92,7 +89,7 @@ class FrozenStateError(attrs.exceptions.FrozenInstanceError):
         self.msg = message
 
 
-@attrs.frozen(slots=False, eq=False, repr=False)
+@attrs.frozen(slots=False, eq=False, repr=False, field_transformer=_convert)
 class State:
     """The complete state of a run, immutable.
 
@@ -127,7 +124,7 @@ class State:
     loss: Tensor | None = None
     """The loss of the batch. It is attached to the autograd graph only between `AFTER_LOSS` and the
     backward pass."""
-    gradients: Mapping[str, Tensor] | None = attrs.field(default=None, converter=_as_gradients)
+    gradients: Mapping[str, Tensor] | None = None
     """Gradients by parameter name; they replace the parameters' `.grad` at the optimizer step."""
     frozen: frozenset[str] = frozenset()
     """Names of the parameters that are not trained on this batch, from `BEFORE_TRAIN_BATCH` on.
@@ -150,14 +147,12 @@ class State:
     """Batches in an epoch, or None if unknown."""
     key: Key = Key(0)
     """The key from which all randomness of the run is derived."""
-    memory: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_as_memory)
+    memory: Mapping[str, Any] = _EMPTY
     """The values that algorithms keep between calls, by their names."""
-    averages: Mapping[str, Mapping[str, Tensor]] = attrs.field(
-        default=_EMPTY, converter=_as_averages
-    )
+    averages: Mapping[str, Mapping[str, Tensor]] = _EMPTY
     """Averages of the weights, by the name of the algorithm and that of the tensor; in float32 for
     16-bit weights. The model holds the weights that are trained."""
-    metrics: Mapping[str, Mapping[str, float]] = attrs.field(default=_EMPTY, converter=_as_metrics)
+    metrics: Mapping[str, Mapping[str, float]] = _EMPTY
     """The results of the last evaluation, by evaluator and metric: `metrics["eval"]["accuracy"]`,
     or by the name under which it is logged, `metrics["metrics/eval/accuracy"]`."""
     device: torch.device = torch.device("cpu")
@@ -173,12 +168,10 @@ class State:
     """The module that computes the loss, if `loss_fn` is one: its parameters and buffers are
     trained and saved like those of the model. Its gradients are clipped and perturbed with those of
     the model; other algorithms change or average the parameters of the model only."""
-    to_log: Mapping[str, Any] = attrs.field(default=_EMPTY, converter=_as_to_log)
+    to_log: Mapping[str, Any] = _EMPTY
     """What an algorithm logs with `log`. It is logged after the algorithms of an event, and empty
     otherwise."""
-    replaced_modules: Mapping[str, Mapping[str, int]] = attrs.field(
-        default=_EMPTY, converter=_as_replaced
-    )
+    replaced_modules: Mapping[str, Mapping[str, int]] = _EMPTY
     """How many modules each algorithm replaced before training, by its name and their class. The
     loggers get it as hyperparameters."""
 
@@ -391,25 +384,36 @@ class State:
         )
 
     def _repr_html_(self) -> str:
-        from composable._support.html import panel, table
-        from composable.core.facts import state_facts  # in notebooks
+        from composable._support.html import panel, table  # in notebooks
 
         return panel(f"State of {type(self.model).__name__}", table(state_facts(self)))
+
+
+def state_facts(state: State) -> list[tuple[str, str]]:
+    """Return names and texts: time, optimizers, device, results, memory and averages."""
+    now, whole = state.timestamp, state.max_duration
+    counts = [f"epoch {now.epoch}", f"batch {now.batch}"]
+    counts += [f"{name} {n}" for name, n in (("sample", now.sample), ("token", now.token)) if n]
+    done = "" if whole is None or not whole.value else f" ({state.elapsed:.0%} of {whole})"
+    results = [
+        (f"metrics/{label}/{name}", f"{value:.4g}" if isinstance(value, float) else str(value))
+        for label, results in state.metrics.items()
+        for name, value in results.items()
+    ]
+    return [
+        ("time", ", ".join(counts) + done),
+        ("optimizers", ", ".join(type(one).__name__ for one in state.optimizers) or "none"),
+        ("device", f"{state.device}, precision {state.precision.name}, seed {state.key.seed}"),
+        *results,
+        ("memory", ", ".join(sorted(state.memory)) or "empty"),
+        *((("averages", ", ".join(sorted(state.averages))),) if state.averages else ()),
+    ]
 
 
 _new = object.__new__
 _set = object.__setattr__
 _FIELDS = frozenset(field.name for field in attrs.fields(State))
 _COUNT = len(_FIELDS)
-_CONVERTERS: dict[str, Callable[[Any], Any]] = {
-    "memory": _as_memory,
-    "averages": _as_averages,
-    "metrics": _as_metrics,
-    "gradients": _as_gradients,
-    "to_log": _as_to_log,
-    "replaced_modules": _as_replaced,
-    "max_duration": _as_time,
-}
 
 
 def _refuse_assignment(self: State, name: str, value: object = None) -> None:

@@ -7,6 +7,7 @@ batch 3.0000000000000004.
 """
 
 import re
+from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from functools import lru_cache, total_ordering
@@ -225,16 +226,8 @@ def _as_exact(value: int | float | Fraction) -> Fraction:
 def _print_exact(value: int | Fraction) -> str:
     if isinstance(value, int):
         return str(value)
-    twos, fives, rest = 0, 0, value.denominator
-    while rest % 2 == 0:
-        twos, rest = twos + 1, rest // 2
-    while rest % 5 == 0:
-        fives, rest = fives + 1, rest // 5
-    if rest != 1:
-        return f"{value.numerator}/{value.denominator}"
-    places = max(twos, fives)
-    digits = str(value.numerator * 10**places // value.denominator).rjust(places + 1, "0")
-    return f"{digits[:-places]}.{digits[-places:]}"
+    decimal = Decimal(value.numerator) / value.denominator
+    return f"{decimal:f}" if Fraction(decimal) == value else str(value)
 
 
 @lru_cache(maxsize=1024)

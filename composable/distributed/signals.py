@@ -26,15 +26,17 @@ class Signals:
 
     It is an attribute, and not a bit of the dispatcher's requests: a handler runs between any two
     bytecodes, and setting a bit of a value that the loop is just changing could lose one of them.
+
+    Args:
+        shared: Whether several processes agree on signals.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
+        self.shared = shared
         self.received: int | None = None
         """The signal that ends the run."""
         self.arrived: int | None = None
         """The signal that this process received; with several, they agree on it first."""
-        self.shared = False
-        """Whether several processes agree on signals."""
         self._saves = False
         self._arrival = 0.0  # of the first signal, in seconds of the monotonic clock
         self._watches_workers: Any = None  # the handler of SIGCHLD that was replaced

@@ -1,6 +1,6 @@
 """Find the engine of a strategy, and check that it has all methods."""
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from composable.distributed.processes import Processes
@@ -44,10 +44,7 @@ def check_engine(strategy: Strategy) -> Strategy:
 
 
 def _loaded(engine: Any) -> Any:
-    if not isinstance(engine, str):
-        return engine
-    module, _, name = engine.rpartition(".")
-    return getattr(import_module(module), name)
+    return resolve_name(engine) if isinstance(engine, str) else engine
 
 
 _METHODS = [name for name in vars(Engine) if not name.startswith("_")]

@@ -202,16 +202,12 @@ def check_compile(given: Any) -> bool | dict[str, Any]:
             raise TypeError(f"compile={{{name!r}: {options[name]!r}}} must have {allowed} there.")
     _check_backend(options.get("backend", "inductor"))
     try:
-        torch.compile(_identity, **_copied(options))
+        torch.compile(lambda value: value, **_copied(options))
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
             f"compile={options!r} is not accepted by torch.compile: {str(error)[:300]}"
         ) from error
     return options or True
-
-
-def _identity(value: Any) -> Any:
-    return value
 
 
 def _copied(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,10 +31,8 @@ class Replicated(Parallel):
     reducer: GradientReducer | None = attrs.field(init=False, default=None)
     _observed: bool = attrs.field(init=False, default=False)
 
-    _options: dict[str, Any] = attrs.field(init=False)
-
-    @_options.default
-    def _options_of_strategy(self) -> dict[str, Any]:
+    @property
+    def _options(self) -> dict[str, Any]:
         return {} if self.strategy is None else self.strategy.reduction
 
     @property
@@ -97,12 +95,7 @@ class ReducedSums(ShardSums):
     engine: Replicated
     reducer: GradientReducer
 
-    def __init__(self, engine: Replicated, state: State) -> None:
-        super().__init__(engine, state)
-        self.engine = engine
-
     def begin(self, state: State) -> None:
-        """Start with the first shard of this process."""
         super().begin(state)
         self.state = state
         self.loss: Any = None
@@ -148,7 +141,6 @@ class ReducedSums(ShardSums):
         return both[: len(report)]
 
     def parameters_of(self, state: State) -> list[Tensor]:
-        """Return the parameters that were reduced."""
         return self.reducer.parameters
 
     def end(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable._support.tree import map_tensors
 from composable.checkpoint.errors import MismatchError
 from composable.core.state import State
 from composable.distributed.deepspeed import OWNED, DeepSpeed
@@ -161,7 +162,7 @@ class Zero(Partitioned):
         """
         result = dict(tree)
         if self.stage == 3:  # the gathered weights are freed
-            weights = {name: _copied(one) for name, one in tree["model"]["weights"].items()}
+            weights = map_tensors(lambda one: one.detach().clone(), tree["model"]["weights"])
             result["model"] = {**tree["model"], "weights": weights}
         if "optimizers" not in tree:
             return result
@@ -290,10 +291,6 @@ class Zero(Partitioned):
             return value
         size = torch.distributed.get_world_size()
         return value.chunk(size)[torch.distributed.get_rank()].clone()
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def start_engine(model: nn.Module, optimizer: Optimizer, config: Mapping[str, Any]) -> Any:

@@ -29,10 +29,9 @@ from composable.distributed.strategies import Strategy
 from composable.engines.announcement import Announcement
 from composable.engines.forward import ForwardPass
 from composable.engines.initialization import Initialization, is_unset, replace_parameters
-from composable.engines.modules import modules_of, trained_parameters
+from composable.engines.modules import WrittenBuffers, trained_parameters
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares, StepShares
-from composable.engines.written import WrittenBuffers
 from composable.metrics import Averages
 from composable.optim.stepping import OptimizerSteps
 from composable.plan.dispatch import Dispatcher
@@ -148,7 +147,9 @@ class Engine:
     """That of the next batch, from its fetch until it is due."""
     seconds: float | None = attrs.field(init=False, default=None)
     """How long the last batch took on rank 0, or None where each process is its own clock."""
-    buffers: WrittenBuffers = attrs.field(init=False)
+    buffers: WrittenBuffers = attrs.field(
+        init=False, default=attrs.Factory(lambda self: WrittenBuffers(self.processes), True)
+    )
     """The buffers that are exchanged in a step."""
     _initializations: list[tuple[nn.Module, Initialization]] = attrs.field(init=False, factory=list)
 
@@ -162,10 +163,6 @@ class Engine:
     """Whether the batch of a step is a `ShardedBatch`: no process repeats its step alone."""
     rescales: ClassVar[bool] = True
     """Whether gradients can be multiplied after they were computed."""
-
-    @buffers.default
-    def _buffers_of_processes(self) -> WrittenBuffers:
-        return WrittenBuffers(self.processes)
 
     @property
     def processes(self) -> Processes:
@@ -193,7 +190,7 @@ class Engine:
 
     def place(self, state: State, setup: Setup) -> None:
         """Give memory and initial values to what was built on the meta device."""
-        for module in modules_of(state):
+        for module in state.modules.values():
             replace_parameters(state.optimizers, self.initialization(module, state).fill(module))
 
     def initialization(
@@ -292,10 +289,6 @@ class Engine:
 
     def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
         """Let the requests of callbacks at an event be the same on all processes."""
-
-    def joining(self, dispatcher: Dispatcher) -> Callable[[Event, State], State]:
-        """Return what fires an event, and then joins the requests of callbacks."""
-        return dispatcher.fire
 
     def failing_together(self) -> AbstractContextManager[None]:
         """Return a context in which the failure of one process ends all of them."""

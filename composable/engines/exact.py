@@ -13,7 +13,7 @@ from composable.engines.engine import Sums
 from composable.engines.modules import trained_parameters
 from composable.engines.parallel import Parallel
 from composable.engines.reducer import drop_absent, flags_like
-from composable.engines.sums import ShardSums
+from composable.engines.sums import ShardSums, as_real
 
 __all__ = ["Exact", "kinds_of"]
 
@@ -31,7 +31,6 @@ class TreeSums(ShardSums):
     """Sums of gradients, losses and buffers by one binary tree over all shards."""
 
     def begin(self, state: State) -> None:
-        """Start with the first shard of this process."""
         super().begin(state)
         self.parameters = trained_parameters(state)
         self.kinds = kinds_of(self.parameters)
@@ -53,7 +52,6 @@ class TreeSums(ShardSums):
             parameter.grad = None
 
     def total(self) -> Tensor:
-        """Sum over the processes, and set `.grad`."""
         report = self.report()
         total = self.all_reduce(torch.cat([report, flags_like(report, self.present)]))
         for kind, flat in zip(self.kinds, self.gradients.value, strict=True):
@@ -81,12 +79,12 @@ def flat_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor | None])
         torch.zeros_like(parameter) if grad is None else grad
         for parameter, grad in zip(parameters, grads, strict=True)
     ]
-    return torch.cat([_real(_dense(one)).reshape(-1) for one in filled])
+    return torch.cat([as_real(_dense(one)).reshape(-1) for one in filled])
 
 
 def write_flat_gradients(parameters: Sequence[Tensor], flat: Tensor) -> None:
     """Set the gradients to parts of a flat tensor."""
-    likes = [_real(parameter.detach()) for parameter in parameters]
+    likes = [as_real(parameter.detach()) for parameter in parameters]
     parts = flat.split_with_sizes([like.numel() for like in likes])
     for parameter, like, part in zip(parameters, likes, parts, strict=True):
         grad = part.view(like.shape)
@@ -97,7 +95,3 @@ def write_flat_gradients(parameters: Sequence[Tensor], flat: Tensor) -> None:
 
 def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def _real(tensor: Tensor) -> Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -39,21 +39,19 @@ class ForwardPass:
 
     def in_precision(self, precision: Precision, device: torch.device) -> "ForwardPass":
         """Return the forward pass in a precision."""
-        outputs, loss = self.outputs, self.loss
         if precision.weight_dtype is not None:
-            return attrs.evolve(self, outputs=_with_cast_inputs(outputs, precision))
+            return attrs.evolve(self, outputs=_with_cast_inputs(self.outputs, precision))
         if precision.autocast_dtype is None:
             return self
 
-        def autocast_outputs(state: State) -> Any:
-            with precision.autocast(device):
-                return outputs(state)
+        def autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+            def computed(*args: Any) -> Any:
+                with precision.autocast(device):
+                    return function(*args)
 
-        def autocast_loss(state: State, outputs: Any) -> Tensor:
-            with precision.autocast(device):
-                return loss(state, outputs)
+            return computed
 
-        return attrs.evolve(self, outputs=autocast_outputs, loss=autocast_loss)
+        return attrs.evolve(self, outputs=autocast(self.outputs), loss=autocast(self.loss))
 
 
 def _with_cast_inputs(outputs: Callable[[State], Any], precision: Precision) -> Any:

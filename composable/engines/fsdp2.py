@@ -1,13 +1,12 @@
 """Fully sharded data parallelism: the parameters of a run are sharded by `fully_shard`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any, ClassVar
 
 import attrs
 from torch import Tensor, nn
 from torch.distributed._composable import checkpoint  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -21,7 +20,7 @@ from composable.core.state import State
 from composable.distributed.fsdp import FSDP2
 from composable.engines.engine import Setup, Sums
 from composable.engines.initialization import replace_parameters
-from composable.engines.modules import Buffers, check_dense, modules_of
+from composable.engines.modules import Buffers, check_dense
 from composable.engines.partitioned import Partitioned
 from composable.engines.sums import ShardSums
 
@@ -61,10 +60,15 @@ class Sharded(Partitioned):
             ProcessError: The models differ.
         """
         strategy: FSDP2 = self.strategy  # type: ignore[assignment]
-        options = shard_options(strategy, strategy.mesh(self.processes, state.device))
+        options = {
+            "mesh": strategy.mesh(self.processes, state.device),
+            "reshard_after_forward": strategy.reshard_after_forward,
+            "mp_policy": strategy.mixed_precision or MixedPrecisionPolicy(),
+            "offload_policy": CPUOffloadPolicy() if strategy.offload else OffloadPolicy(),
+        }
         if not setup.resumes:
             self.check_same_models(state)
-        for module in modules_of(state):
+        for module in state.modules.values():
             if module is not state.model and not any(True for _ in module.parameters()):
                 continue
             initialization, sent = self.initialization(module, state, reuse=True), set[Tensor]()
@@ -72,7 +76,8 @@ class Sharded(Partitioned):
             for part in [*wrapped, module]:
                 replace_parameters(state.optimizers, initialization.fill(part))
                 if not setup.resumes:
-                    self.broadcast(one for one in whole_tensors(part) if one not in sent)
+                    tensors = (t for t in chain(part.parameters(), part.buffers()) if t not in sent)
+                    self.broadcast(t for t in tensors if not hasattr(t, "device_mesh"))
                     sent.update(part.buffers())
                 if strategy.checkpointing and part is not module:
                     # The functional form of torch.utils.checkpoint: names of parameters stay.
@@ -136,23 +141,6 @@ class ScatteredSums(ShardSums):
 def _has_stepped(optimizer: Optimizer) -> bool:
     """Return whether an optimizer has a state that is not that of its construction."""
     return any(bool(values.get("step", 1)) for values in optimizer.state.values())
-
-
-def whole_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Iterate over the parameters and buffers that are not sharded."""
-    for tensor in chain(module.parameters(), module.buffers()):
-        if not hasattr(tensor, "device_mesh"):
-            yield tensor
-
-
-def shard_options(strategy: FSDP2, mesh: DeviceMesh) -> dict[str, Any]:
-    """Return the arguments of `fully_shard`."""
-    return {
-        "mesh": mesh,
-        "reshard_after_forward": strategy.reshard_after_forward,
-        "mp_policy": strategy.mixed_precision or MixedPrecisionPolicy(),
-        "offload_policy": CPUOffloadPolicy() if strategy.offload else OffloadPolicy(),
-    }
 
 
 def shard(module: nn.Module, options: Mapping[str, Any]) -> dict[Tensor, Tensor]:

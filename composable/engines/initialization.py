@@ -1,6 +1,7 @@
 """Initial values of models that were built on the meta device, one part of a model at a time."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,18 +77,15 @@ class Initialization:
         self._move(part)
         new = self._allocate(list(dict.fromkeys(old.values())))
         for (module, name), tensor in old.items():
-            _own_dict(module, name)[name] = new[tensor]
+            setattr(module, name, new[tensor])
         holders = {id(module) for module, _ in old}
         with torch.no_grad():
-            for module in _children_first(part):
-                if id(module) not in self._done:
-                    self._done.add(id(module))
-                    self._initialize(module, owns=id(module) in holders)
+            part.apply(partial(self._initialize, holders))  # children first
         for (module, name), _ in old.items():
-            if is_unset(_own_dict(module, name)[name]):
+            if is_unset(getattr(module, name)):
                 full = ".".join(filter(None, (self._names[id(module)], name)))
                 self.unset[full] = type(module).__name__
-        return {tensor: _own_dict(*place)[place[1]] for place, tensor in old.items()}
+        return {tensor: getattr(*place) for place, tensor in old.items()}
 
     def _move(self, part: nn.Module) -> None:
         """Move what has values to the device, such as layers that an algorithm has added."""
@@ -117,9 +115,12 @@ class Initialization:
             new[one] = _as(one, empty)
         return new
 
-    def _initialize(self, module: nn.Module, *, owns: bool) -> None:
-        """Initialize a module, if it has tensors that were filled, or only such children."""
-        inside = list(module.modules())
+    def _initialize(self, holders: set[int], module: nn.Module) -> None:
+        """Initialize a module once, if it has tensors that were filled, or only such children."""
+        if id(module) in self._done:
+            return
+        self._done.add(id(module))
+        owns, inside = id(module) in holders, list(module.modules())
         if not owns and (_own(module) or any(id(one) in self._given for one in inside)):
             return
         seed_all(self.key.fold(self._names[id(module)]).seed)
@@ -196,11 +197,6 @@ def _as(tensor: Tensor, empty: Tensor) -> Tensor:
     return new
 
 
-def _own_dict(module: nn.Module, name: str) -> dict[str, Any]:
-    """Return where a module keeps a tensor: among its parameters, or its buffers."""
-    return module._parameters if name in module._parameters else module._buffers
-
-
 def _own(module: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers that a module has itself."""
     both = {**module._parameters, **module._buffers}
@@ -217,18 +213,6 @@ def _meta_tensors(part: nn.Module) -> Iterator[tuple[tuple[nn.Module, str], Tens
         for name, tensor in _own(module).items():
             if tensor.is_meta:
                 yield (module, name), tensor
-
-
-def _children_first(part: nn.Module) -> list[nn.Module]:
-    found: dict[nn.Module, None] = {}
-
-    def visit(module: nn.Module) -> None:
-        for child in module.children():
-            visit(child)
-        found.setdefault(module)
-
-    visit(part)
-    return list(found)
 
 
 def _functions(module: nn.Module, outer: Any) -> Iterator[tuple[int, Any]]:

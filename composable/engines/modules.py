@@ -1,31 +1,29 @@
 """The modules of a run: their loss, their gradients, and the buffers that they write."""
 
 from collections.abc import Sequence
+from operator import is_
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor, nn
 
 from composable.core.state import State
+from composable.distributed.processes import Processes
 from composable.functional import NGramEmbedding
 from composable.losses.loss import ModelLoss
 
 __all__ = [
     "Buffers",
+    "WrittenBuffers",
     "all_modules",
     "bind_loss",
     "buffers_of",
     "check_dense",
-    "modules_of",
     "sparse_tables",
     "trained_parameters",
     "write_gradients",
 ]
-
-
-def modules_of(state: State) -> list[nn.Module]:
-    """Return the model, and the module that computes the loss if there is one."""
-    return [one for one in (state.model, state.loss_module) if one is not None]
 
 
 def bind_loss(state: State) -> State:
@@ -38,7 +36,7 @@ def bind_loss(state: State) -> State:
 def all_modules(state: State) -> list[nn.Module]:
     """Return the modules of a run, in the order of `Module.modules()`, at a fourth of its cost."""
     found: dict[nn.Module, None] = {}
-    todo: list[nn.Module | None] = [*modules_of(state)[::-1]]
+    todo: list[nn.Module | None] = [*reversed(state.modules.values())]
     while todo:
         module = todo.pop()
         if module is not None and module not in found:
@@ -89,6 +87,66 @@ class Buffers:
         """Restore the buffers, but not their versions, which tell what the model has written."""
         for buffer, copy in self.copies:
             buffer.data.copy_(copy)
+
+
+_LARGE = 4096
+"""Larger buffers are exchanged only if training writes them: tables and masks stay as they are."""
+
+
+class WrittenBuffers:
+    """All small buffers, and those large ones that training writes: the same on every process.
+
+    In a first step, all are exchanged, and the large ones compared with what they were. The others
+    are compared by their versions from then on. After a write, all are exchanged again.
+
+    Args:
+        processes: The processes of the run.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self._all: list[Tensor] = []
+        self._large: list[Tensor] = []
+        self._sent: list[Tensor] | None = None
+        self._copies: list[Tensor] = []
+        self._written: list[int] = []
+        self._constants: list[tuple[Tensor, int]] = []
+
+    @property
+    def changes(self) -> bool:
+        """Whether this process has written a buffer that is not exchanged."""
+        return any(one._version != version for one, version in self._constants)
+
+    def forget(self) -> None:
+        """Exchange all buffers in the next step."""
+        self._sent, self._constants = None, []
+
+    def begin(self, buffers: list[Tensor]) -> list[Tensor]:
+        """Return those of the buffers of a run that are exchanged in a step."""
+        if not (len(buffers) == len(self._all) and all(map(is_, buffers, self._all))):
+            self._all, self._large = buffers, [one for one in buffers if one.numel() > _LARGE]
+            self.forget()
+        if self._sent is not None:
+            return self._sent
+        self._copies, self._written = [one.clone() for one in self._large], [0] * len(self._large)
+        return buffers
+
+    def compare(self) -> None:
+        """Find which buffers a shard has written, in a first step."""
+        if self._sent is not None:
+            return
+        for i, (one, copy) in enumerate(zip(self._large, self._copies, strict=True)):
+            self._written[i] |= not torch.equal(one, copy)
+
+    def end(self) -> None:
+        """Agree on what is exchanged from the next step on."""
+        if self._sent is not None:
+            return
+        written = self.processes.maximum(self._written) if self._large else []
+        constants = [one for one, any_ in zip(self._large, written, strict=True) if not any_]
+        self._constants, self._copies = [(one, one._version) for one in constants], []
+        apart = set(map(id, constants))
+        self._sent = [one for one in self._all if id(one) not in apart]
 
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, NGramEmbedding)

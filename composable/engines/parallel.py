@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from itertools import chain
@@ -25,7 +25,6 @@ from composable.distributed.processes import ProcessError, Processes
 from composable.distributed.starting import failing_together
 from composable.engines.announcement import Announcement
 from composable.engines.engine import Engine, Setup, Sums
-from composable.engines.modules import modules_of
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
 from composable.optim.multi import base_optimizers
@@ -66,7 +65,7 @@ class Parallel(Engine):
         super().place(state, setup)
         if self.processes.several and not setup.resumes:
             self.check_same_models(state)
-            for module in modules_of(state):
+            for module in state.modules.values():
                 self.broadcast(chain(module.parameters(), module.buffers()))
         self.share_work(state)
 
@@ -90,7 +89,6 @@ class Parallel(Engine):
     # --- the data of a step ---
 
     def index_shards(self, loader: Any) -> IndexShards | None:
-        """Return what splits the indices of a batch, if that is possible."""
         by_index = is_map_style(loader) and not self.is_local
         return IndexShards(self.shards) if by_index and loader._auto_collation else None
 
@@ -110,9 +108,6 @@ class Parallel(Engine):
 
         After the last step of this process there are steps without a batch: other processes may
         have one.
-
-        Args:
-            steps: Batches of shards, with their numbers of examples and tokens.
         """
         while True:
             one, ended = self._fetch(steps)
@@ -124,9 +119,6 @@ class Parallel(Engine):
 
         The numbers of examples and tokens are those of all processes. A process without a further
         batch repeats its last one, with the weight 0.
-
-        Args:
-            steps: What `announced` returned.
         """
         last: Any = None
         for batch, own, _, announcement in steps:
@@ -191,7 +183,6 @@ class Parallel(Engine):
         return max(presents) > 1, sum(samples), sum(tokens)
 
     def failing_together(self) -> AbstractContextManager[None]:
-        """Return a context in which the failure of one process ends all of them."""
         return failing_together(lambda: self.signals.received is not None)
 
     def begin(self, description: Mapping[str, Any], dispatcher: Dispatcher) -> None:
@@ -216,23 +207,11 @@ class Parallel(Engine):
         self._announced = time.perf_counter()
 
     def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
-        """Let the requests of callbacks at an event be the same on all processes."""
         if event in self.joined_events:
             own = [int(one in dispatcher.requests) for one in Control]
             for request, wanted in zip(Control, self.processes.maximum(own), strict=True):
                 if wanted:
                     dispatcher.request(request)
-
-    def joining(self, dispatcher: Dispatcher) -> Callable[[Event, State], State]:
-        """Return what fires an event, and then joins the requests of callbacks."""
-
-        def fire(event: Event, state: State) -> State:
-            state = dispatcher.fire(event, state)
-            if event in self.joined_events:
-                self.join_requests(event, dispatcher)
-            return state
-
-        return fire
 
     def check_same_models(self, state: State) -> None:
         """Check that the processes have built the same model.

@@ -31,7 +31,7 @@ from composable.losses.confirmation import LossOf
 from composable.losses.part_weights import Count, SplitLossError, TermWeights, Weight
 from composable.losses.weights import LossWeights
 
-__all__ = ["LossShares", "StepShares", "rescale"]
+__all__ = ["LossShares", "StepShares", "other_form", "rescale"]
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -209,7 +209,7 @@ class StepShares:
             if weight.of_batch is not None and self.ways != "second":
                 self.total, self.origin = self._total_of_targets(weight.of_batch), weight.origin
         elif self.form != weight.form:
-            raise _other_form()
+            raise other_form("the parts of a batch")
         if weight.value is None:
             return 0.0 if empty else float(self.size)
         if self.total is not None:
@@ -246,7 +246,7 @@ class StepShares:
             self.form, self.origin = loss.form, loss.origins
             self.total = [self._total_of_term(loss, one) for one in loss.weights]
         elif self.form != loss.form:
-            raise _other_form()
+            raise other_form("the parts of a batch")
         self._check_origin(loss.origins)
         terms = []
         for (value, weight), total in zip(loss.values, self.total, strict=True):
@@ -288,11 +288,12 @@ class StepShares:
             ) from error
 
 
-def _other_form() -> SplitLossError:
+def other_form(parts: str) -> SplitLossError:
+    """Return the error of parts whose losses have no common mean."""
     return SplitLossError(
-        "the parts of a batch have losses that are computed in different ways, by other functions, "
-        "options or factors; they have no common mean. Let loss_fn depend on nothing but the "
-        "outputs and the batch, or declare its weight by loss_mean_over=."
+        f"{parts} have losses that are computed in different ways, by other functions, options or "
+        "factors; they have no common mean. Let loss_fn depend on nothing but the outputs and the "
+        "batch, or declare its weight by loss_mean_over=."
     )
 
 

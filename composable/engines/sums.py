@@ -15,7 +15,7 @@ from composable.engines.modules import buffers_of, trained_parameters
 from composable.engines.shares import StepShares
 from composable.losses.mean import ExampleCounter
 
-__all__ = ["ShardSums"]
+__all__ = ["ShardSums", "as_real"]
 
 
 class ShardSums(Sums):
@@ -58,7 +58,7 @@ class ShardSums(Sums):
         """Start with the first shard of this process."""
         self.shares.restart()
         buffers = self.engine.buffers.begin(buffers_of(state))
-        self.averaged = [_real(one) for one in buffers if _is_averaged(one)]
+        self.averaged = [as_real(one) for one in buffers if _is_averaged(one)]
         self.integers = [one for one in buffers if not _is_averaged(one)]
         self.is_first = self.first_shard == 0
         self.on_cpu = state.device.type == "cpu"
@@ -154,7 +154,8 @@ def _is_averaged(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _real(tensor: Tensor) -> Tensor:
+def as_real(tensor: Tensor) -> Tensor:
+    """Return a view of a complex tensor as a real one."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

@@ -26,7 +26,7 @@ from composable.losses.part_weights import TermWeights, Weight
 from composable.losses.weights import LossWeights
 from composable.plan.plan import Plan
 from composable.trainer.parameters import drop_batch, frozen_parameters
-from composable.trainer.step import observed_loss
+from composable.trainer.step import computes_loss
 from composable.utils.reproducibility import seed_step
 
 __all__ = ["StepEvents"]
@@ -155,7 +155,7 @@ class StepEvents:
         split = self._micro.accumulate_batches > 1
         whole: Any = self._whole  # start_batch has set it
         watch = weights.watch(state, whole.batch) if split else None
-        compute = observed_loss(self._fire, ForwardPass(lambda _: outputs, _loss_of))
+        compute = computes_loss(self._fire, ForwardPass(lambda _: outputs, _loss_of))
         state, outputs, own, loss = compute(state, around_loss=weights.around_loss(state, watch))
         weight: Any = Weight(self._micro.sizes[-1])
         if split:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable._support.checks import check_count
 from composable.batches.precision import Precision
 from composable.batches.spec import BatchSpec
 from composable.core.event import Event
@@ -109,12 +110,14 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     loss = check.check_loss_fn(loss_fn, model, spec)
     plan = Plan.compile(algorithms)
     refuse_requests(plan)
+    if epoch_length is not None:
+        check_count("epoch_length", epoch_length, 1)
     state = State(
         model=model,
         loss_fn=loss,
         optimizers=() if optimizer is None else (check_optimizer(optimizer, model),),
         max_duration=None if max_duration is None else check.check_duration(max_duration),
-        epoch_length=check.check_positive("epoch_length", epoch_length),
+        epoch_length=epoch_length,
         key=Key(get_random_seed() if seed is None else seed),
         device=device_of(model),
         precision=_check_precision(precision),

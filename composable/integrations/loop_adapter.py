@@ -8,6 +8,7 @@ import attrs
 from torch import nn
 from torch.optim import Optimizer
 
+from composable._support.checks import check_count
 from composable.batches.precision import Precision
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
@@ -314,7 +315,7 @@ class LoopAdapter(StepEvents):
             self.end_batch()
 
     def _set_lengths(self, loader_length: int | None, accumulate_batches: int) -> None:
-        count = check.check_positive("accumulate_batches", accumulate_batches)
-        self._micro.accumulate_batches = count or 1
+        check_count("accumulate_batches", accumulate_batches, 1)
+        self._micro.accumulate_batches = accumulate_batches
         if self.state.epoch_length is None and loader_length is not None:
             self.state = self.state.evolve(epoch_length=-(-loader_length // accumulate_batches))

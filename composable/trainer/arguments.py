@@ -115,19 +115,6 @@ def check_duration(max_duration: TimeLike, name: str = "max_duration") -> Time:
     return length
 
 
-def check_positive(name: str, value: Any) -> int | None:
-    """Check that a value is a positive integer or None."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        auto = isinstance(value, str) and value == "auto"
-        hint = "; microbatch_size='auto' finds a size that fits" if auto else ""
-        raise TypeError(f"{name}={value!r} must be a positive integer{hint}.")
-    if value < 1:
-        raise ValueError(f"{name}={value!r} must be at least 1.")
-    return value
-
-
 def check_loader(name: str, loader: Any) -> Any:
     """Check that a loader has batches, and can be iterated more than once."""
     if not isinstance(loader, Iterable) or isinstance(loader, (str, bytes, torch.Tensor)):
@@ -139,7 +126,7 @@ def check_loader(name: str, loader: Any) -> Any:
         raise TypeError(
             f"{name} is a dictionary of {', '.join(map(repr, loader))}; pass one of its loaders."
         )
-    if iter_is_spent(loader):
+    if hasattr(loader, "__next__"):
         raise TypeError(
             f"{name}={loader!r} is an iterator, which is exhausted after one epoch; pass what it "
             "iterates over, such as a list or a DataLoader."
@@ -152,11 +139,6 @@ def check_loader(name: str, loader: Any) -> Any:
             "of examples."
         )
     return loader
-
-
-def iter_is_spent(loader: Any) -> bool:
-    """Return whether iterating once exhausts a loader."""
-    return hasattr(loader, "__next__")
 
 
 def check_separate_streams(train: Any, evaluators: Iterable[Evaluator]) -> None:

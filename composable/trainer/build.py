@@ -1,6 +1,5 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -151,8 +150,7 @@ def build_run(
     )
     check.check_schedule_free(state.optimizers, rates, dispatcher.plan)
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
-    signals = Signals()
-    engine = _engine(options, signals, None if point is None else point.num_shards)
+    engine = _engine(options, None if point is None else point.num_shards)
     state = _prepare(options, engine, state, dispatcher, resumes=point is not None)
     weights = LossWeights(declared_by(options.loss_mean_over, state), bool(options.compile))
     weights.agree = engine.agree_on_calls
@@ -183,24 +181,16 @@ def build_run(
         iteration_length=options.iteration_length,
         loss_scaler=engine.scaler,
         loss_shares=engine.shares,
-        signals=signals,
         engine=engine,
     )
 
 
-def _engine(options: TrainerOptions, signals: Signals, saved: int | None) -> Engine:
-    """Return the engine before it is prepared.
-
-    Args:
-        options: The arguments of the `Trainer`.
-        signals: The signals of this process.
-        saved: The number of shards of the run that is resumed, which is kept.
-    """
+def _engine(options: TrainerOptions, saved: int | None) -> Engine:
+    """Return the engine before it is prepared; a run that is resumed keeps its saved shards."""
     strategy, processes = options.parallel, options.processes
-    count = strategy.shard_count(processes, saved)
-    signals.shared = processes.several
-    kind = engine_type(strategy, processes, count)
-    engine: Engine = kind(strategy, Shards(count, processes), signals, options.is_local)
+    shards = Shards(strategy.shard_count(processes, saved), processes)
+    kind = engine_type(strategy, processes, shards.count)
+    engine: Engine = kind(strategy, shards, Signals(shared=processes.several), options.is_local)
     return engine
 
 
@@ -220,25 +210,18 @@ def _prepare(
         load(state)
     if not (resumes or late):  # otherwise when the values are loaded
         state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
-    setup = _setup(options, dispatcher.plan, resumes=resumes, load=load if late else None)
-    state = engine.prepare(state, setup)
-    return after_load(dispatcher, state) if late else state
-
-
-def _setup(
-    options: TrainerOptions, plan: Plan, *, resumes: bool, load: Callable[[State], None] | None
-) -> Setup:
-    """Return what the engine is prepared for."""
     size = getattr(options.train_dataloader, "batch_size", None)
     if size is not None:
         size *= (options.processes.size if options.is_local else 1) * options.accumulate_batches
-    return Setup(
+    setup = Setup(
         given=options.model,
-        algorithms=plan.algorithms,
+        algorithms=dispatcher.plan.algorithms,
         compile=options.compile,
         resumes=resumes,
-        load=load,
+        load=load if late else None,
         fits_memory=options.microbatch_size == "auto",
         batch_size=size,
         grad_accum=(options.grad_accum or 1) * options.accumulate_batches,
     )
+    state = engine.prepare(state, setup)
+    return after_load(dispatcher, state) if late else state

@@ -19,7 +19,6 @@ from composable.core.state import State
 from composable.core.time import TimeUnit
 from composable.data.fetching import without_workers
 from composable.data.grouping import batches_of
-from composable.data.order import get_generator_states, set_generator_states
 from composable.losses.loss import check_loss
 from composable.optim.multi import base_optimizers
 from composable.trainer.guards import NonFiniteLossError
@@ -156,13 +155,10 @@ def _stage(trial: TrialRun, batch: Any) -> str:
 
 def _first(loader: Any) -> list[Any]:
     """Return the first batch of a loader, read in this process, in a list."""
-    states = get_generator_states(loader)
     try:
         return [next(iter(without_workers(loader)))]
     except StopIteration:
         raise ValueError("the loader returned no batch; check the dataset.") from None
-    finally:
-        set_generator_states(loader, states)
 
 
 def _save_and_resume(checkpoints: "Checkpoints", seconds: dict[str, float]) -> int:
@@ -186,12 +182,11 @@ def _save_and_resume(checkpoints: "Checkpoints", seconds: dict[str, float]) -> i
 def _restore(checkpoints: "Checkpoints", path: Path) -> None:
     """Restore a checkpoint of the run as it is."""
     from composable.resume.select import read_point  # on use
-    from composable.trainer.restoring import checkpoint_values
 
     point = read_point(path, checkpoints.options.reader, run=checkpoints.records.run_id)
     restored = copy.copy(checkpoints)
     restored.callbacks = CallbackStates(checkpoints.session)  # callbacks that wait stay so
-    restored.restore(checkpoint_values(checkpoints.run, point), point, but=_KEPT)
+    restored.restore(checkpoints.values(point), point, but=_KEPT)
 
 
 @contextmanager

@@ -108,16 +108,14 @@ class EvaluatedWeights(SavedFields):
 
     def _in(self, model: nn.Module, state: State, loss_fn: Mapping[str, Tensor] = _NONE) -> Weights:
         """Return the tensors of an evaluated model that differ from those of the state's."""
+        differing: set[str] = set()
         if model is not state.model and not isinstance(model, LentModel):
             differing = module_tensors(model).keys() ^ module_tensors(state.model).keys()
-            if differing:
-                return self._report(sorted(differing))
-        return Weights(dict(_replaced(state.model, model)), loss_fn)
-
-    def _report(self, differing: list[str]) -> Weights:
+        if not differing:
+            return Weights(dict(_replaced(state.model, model)), loss_fn)
         text = (
             "an algorithm replaced the model at EVAL_START by one with other parameters or "
-            f"buffers, {differing[:5]}, which the trained model cannot hold"
+            f"buffers, {sorted(differing)[:5]}, which the trained model cannot hold"
         )
         if self.strict:
             raise RuntimeError(f"{text}; in an external loop, evaluate that model yourself.")
@@ -161,7 +159,8 @@ class EvaluatedWeights(SavedFields):
             own = module_tensors(module)
             for name, value in values.items():
                 if own[name] is not value:
-                    self._exchange(own[name], value)
+                    self._held.append((own[name], _kept_copy(own[name])))
+                    _copy(value, own[name])
         averages = bool(self._held or self._switched)
         self._left = _names(state), _digest(state) if averages else None
         if self.best is None:
@@ -185,10 +184,6 @@ class EvaluatedWeights(SavedFields):
     def forget(self) -> None:
         """Take the weights that the model holds for those that are trained."""
         self.installed, self._held, self._switched, self._kept = False, [], [], None
-
-    def _exchange(self, tensor: Tensor, value: Tensor) -> None:
-        self._held.append((tensor, _kept_copy(tensor)))
-        _copy(value, tensor)
 
     def adopt_changes(self, state: State) -> State:
         """Return the state to continue from if the weights were changed since the last call.
@@ -222,12 +217,12 @@ class EvaluatedWeights(SavedFields):
         """
         before, now = {} if self._left is None else self._left[0], _names(state)
         for name in sorted(before.keys() | now.keys()):
-            old, new = before.get(name), now.get(name)
-            if before and _differ(old, new):
+            change = _change(before.get(name), now.get(name))
+            if before and change is not None:
                 raise ValueError(
                     f"the model was changed between two calls of the Trainer: {name} "
-                    f"{_described(old, new)}. The optimizer and the checkpoints belong to the "
-                    "earlier one; build a new Trainer for the changed model."
+                    f"{change}. The optimizer and the checkpoints belong to the earlier one; build "
+                    "a new Trainer for the changed model."
                 )
 
 
@@ -318,17 +313,15 @@ def _names(state: State) -> dict[str, tuple[int, torch.Size | None]]:
     return {name: (id(one), None if is_lazy(one) else one.shape) for name, one in named}
 
 
-def _differ(old: Any, new: Any) -> bool:
-    if old is None or new is None or old[0] != new[0]:
-        return True
-    return None not in (old[1], new[1]) and old[1] != new[1]
-
-
-def _described(old: Any, new: Any) -> str:
+def _change(old: Any, new: Any) -> str | None:
+    """Say how a parameter differs from the one that had its name, if it does."""
     if old is None:
         return "is new"
     if new is None:
         return "is gone"
+    unknown = None in (old[1], new[1])
+    if old[0] == new[0] and (unknown or old[1] == new[1]):
+        return None
     if old[1] == new[1] or old[1] is None:
         return "is another parameter"
     return f"has shape {list(new[1])}, and had {list(old[1])}"

@@ -1,6 +1,5 @@
-"""Guards against non-finite losses, and against full memory."""
+"""Guards against losses that are not finite."""
 
-import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.dtensors import whole
-from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.core.state import State
 from composable.core.stateful import Count, SavedFields, saved
@@ -23,12 +21,9 @@ __all__ = [
     "NonFiniteLossError",
     "NonFiniteLossWarning",
     "SkipBatch",
-    "halve_microbatch",
     "skip_batches",
     "warn_if_nonfinite",
 ]
-
-log = logging.getLogger("composable")
 
 _MAX_CONSECUTIVE = 10
 _MAX_PENDING = 64
@@ -219,17 +214,3 @@ def skip_listed(step: Callable[[State], State], guard: NonFiniteGuard) -> Callab
         return state.evolve_unchecked(frozen=frozenset())
 
     return guarded
-
-
-def halve_microbatch(size: int, error: torch.OutOfMemoryError) -> int:
-    """Return half the size of a microbatch that does not fit into memory.
-
-    Raises:
-        torch.OutOfMemoryError: The microbatch has one example.
-    """
-    if size <= 1:
-        add_note(error, "a microbatch of one example does not fit into memory.")
-        raise error
-    smaller = (size + 1) // 2
-    log.warning("out of memory with microbatches of %d examples: trying %d", size, smaller)
-    return smaller

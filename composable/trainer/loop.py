@@ -171,7 +171,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
         state = run.batch_end(state)
     if logs:
         state = log(run, before, state)
-    if run.joins_requests:
+    if run.engine.has_shards:
         run.join_requests(LOG)
     run.state = state  # an interruption from here on keeps the batch
     if run.evaluation.evaluators or run.dispatcher.pending:

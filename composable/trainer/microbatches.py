@@ -1,5 +1,6 @@
 """Microbatches: how a batch is split, and the gradients of the parts."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import attrs
 import torch
 from typing_extensions import TypedDict
 
+from composable._support.notes import add_note
 from composable.batches.batch import microbatch_sizes
 from composable.batches.spec import BatchSpec
 from composable.core.state import State
@@ -15,7 +17,6 @@ from composable.data.grouping import BatchPart, batches_of, parts_of, shards_in
 from composable.engines.engine import Engine, Sums
 from composable.engines.modules import Buffers
 from composable.optim.stepping import zero_grad
-from composable.trainer.guards import halve_microbatch
 
 __all__ = [
     "WHOLE",
@@ -26,6 +27,8 @@ __all__ = [
     "reduce",
     "sum_gradients",
 ]
+
+log = logging.getLogger("composable")
 
 
 class Microbatch(NamedTuple):
@@ -201,3 +204,17 @@ def fit_memory(gradients: Callable[..., State], microbatches: Microbatches) -> C
             torch.cuda.empty_cache()
 
     return fitting
+
+
+def halve_microbatch(size: int, error: torch.OutOfMemoryError) -> int:
+    """Return half the size of a microbatch that does not fit into memory.
+
+    Raises:
+        torch.OutOfMemoryError: The microbatch has one example.
+    """
+    if size <= 1:
+        add_note(error, "a microbatch of one example does not fit into memory.")
+        raise error
+    smaller = (size + 1) // 2
+    log.warning("out of memory with microbatches of %d examples: trying %d", size, smaller)
+    return smaller

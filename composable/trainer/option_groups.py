@@ -112,11 +112,14 @@ def _loggers(given: OneOrSeveral[Destination] | str) -> OneOrSeveral[Destination
     return installed_loggers()
 
 
+def _count(name: str, value: Any) -> None:
+    if value is not None:
+        check_count(name, value, 1, advice="microbatch_size='auto' finds a size that fits")
+
+
 def _size(name: str, size: Any) -> None:
-    if not isinstance(size, str):
-        check.check_positive(name, size)
-    elif size != "auto":
-        raise TypeError(f"{name}={size!r} must be a positive integer or 'auto'.")
+    if size != "auto":
+        _count(name, size)
 
 
 @attrs.frozen(eq=False, kw_only=True, slots=False)
@@ -172,7 +175,7 @@ class DataOptions:
     train_dataloader: Iterable[Any] | None = attrs.field(default=None, validator=_valid(_loader))
     max_duration: Time | None = attrs.field(default=None, converter=_duration)
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
-    grad_accum: int | None = attrs.field(default=None, validator=_valid(check.check_positive))
+    grad_accum: int | None = attrs.field(default=None, validator=_valid(_count))
     accumulate_batches: int = attrs.field(default=1, converter=_accumulate_batches)
     microbatch_size: int | str | None = attrs.field(default=None, validator=_valid(_size))
     count_tokens: Callable[[Any], int] | None = attrs.field(

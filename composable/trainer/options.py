@@ -259,11 +259,6 @@ class TrainerOptions(
         return point
 
     @property
-    def may_restore(self) -> bool:
-        """Whether training may load a checkpoint of its own run."""
-        return self.nonfinite_loss == "rollback" or self.load_best_at_end
-
-    @property
     def reader(self) -> "Reader":
         """How the processes read a checkpoint."""
         from composable.engines.build import reads_parts  # on use

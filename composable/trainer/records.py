@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
 from composable.checkpoint.errors import CheckpointError, UnwritableCheckpointError
@@ -32,6 +33,7 @@ _ENTRIES = ("metrics_files", "metrics_paths", "logger_runs")
 """What the record of a run has of its loggers."""
 
 
+@attrs.define(eq=False)
 class Records:
     """The description of a run, and its records.
 
@@ -43,21 +45,18 @@ class Records:
         lock: The lock of its folder.
     """
 
-    def __init__(
-        self,
-        options: TrainerOptions,
-        session: Session,
-        run: Run,
-        run_id: str,
-        lock: "RunLock | None" = None,
-    ) -> None:
-        self.options = options
-        self.session = session
-        self.run = run
-        self.run_id = run_id
-        self.lock = lock
-        self.hyperparameters = describe_hyperparameters(run)
-        """The hyperparameters of the run: the requested ones, or those of the checkpoint."""
+    options: TrainerOptions
+    session: Session
+    run: Run
+    run_id: str
+    lock: "RunLock | None" = None
+    hyperparameters: dict[str, Any] = attrs.field(init=False)
+    """The hyperparameters of the run: the requested ones, or those of the checkpoint."""
+    _request: dict[str, Any] = attrs.field(init=False)
+    _environment: dict[str, Any] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.hyperparameters = describe_hyperparameters(self.run)
         self.describe_request()
         self._describe_environment()
 

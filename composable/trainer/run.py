@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from torch import nn
@@ -27,13 +26,15 @@ from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import EvaluationLoop
-from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
+from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.step import Step, build_step
 from composable.trainer.training_data import TrainingData
 
 if TYPE_CHECKING:
-    from composable.resume.manager import CheckpointManager
+    from composable.callbacks.speed_monitor import SpeedMonitor
+    from composable.runs.recorder import RunRecorder
+    from composable.trainer.checkpoints import Checkpoints
 
 __all__ = [
     "Progress",
@@ -48,54 +49,6 @@ class UnsupportedRequestWarning(UserWarning):
 
 _ONE_BATCH = Time(1, TimeUnit.BATCH)
 _PART = "name of the part in a checkpoint"
-
-
-class FlopsCounter(Protocol):
-    """Counts floating-point operations, such as a `SpeedMonitor`."""
-
-    def counts(self, state: State, /) -> bool:
-        """Return whether it does, in this run."""
-
-    def flops_of(self, state: State, /) -> float:
-        """Return the floating-point operations of a batch."""
-
-
-class RecorderLike(Protocol):
-    """Records a run, such as a `RunRecorder`."""
-
-    folder: Path
-
-    def begin(self, description: Mapping[str, Any], state: State, /) -> None:
-        """Record the configuration."""
-
-    def end(self, state: State, error: BaseException | None, /) -> None:
-        """Record the end of training, and the error that caused it."""
-
-
-class RunCheckpoints(Protocol):
-    """Saves the run, and restores it."""
-
-    managers: "list[CheckpointManager]"
-    """What writes the checkpoints: that of each saver in the current plan."""
-
-    @property
-    def possible(self) -> bool:
-        """Whether the run can be saved."""
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Describe when checkpoints are written, and of what."""
-
-    def save_requested(self, state: State, event: Event, /) -> State:
-        """Fire a checkpoint event, and save if a callback requested it."""
-
-    def save_end(self, state: State, /) -> State:
-        """Save the end of training, unless it has just been saved."""
-
-    def save_outdated(self, state: State, /) -> State:
-        """Save the run if anything was done since the last save."""
-
-    def roll_back(self, error: NonFiniteLossError, /) -> State:
-        """Restore the last checkpoint after a loss that is not finite, or raise the error."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -117,7 +70,7 @@ class Run:
     progress: "Progress" = attrs.field(metadata={_PART: "progress"})
     dispatcher: Dispatcher = attrs.field(metadata={_PART: "requests"})
     weights: EvaluatedWeights = attrs.field(metadata={_PART: "weights"}, init=False)
-    checkpoints: RunCheckpoints = attrs.field(init=False)
+    checkpoints: "Checkpoints" = attrs.field(init=False)
     """Saves and restores the run; it composes the first batch."""
     seconds: dict[str, float] = attrs.field(init=False, factory=Counter)
     """What evaluations, checkpoints and waiting for data have taken in this process."""
@@ -125,27 +78,21 @@ class Run:
     iteration_length: int | None
     engine: Engine
     """How the outputs, gradients and steps of the run are computed."""
-    signals: Signals = attrs.field(factory=Signals)
+    signals: Signals = attrs.field(init=False)
     fire: Callable[[Event, State], State] = attrs.field(init=False)
-    fire_joined: Callable[[Event, State], State] = attrs.field(init=False)
-    """Fires an event, after which the requests of callbacks are the same on all processes."""
     logs_each_batch: bool = attrs.field(init=False)
     """Whether `log_interval` is one batch, which need not be computed."""
-    joins_requests: bool = attrs.field(init=False)
-    """Whether the requests of other processes are to be joined."""
     after_dataloader: Step | None = attrs.field(init=False)
     """Fires the event for each batch of the loader that belongs to the step, if any listens."""
     step: Step = attrs.field(init=False)
     batch_end: Step | None = attrs.field(init=False)
     batch_checkpoint: Step | None = attrs.field(init=False)
-    recorders: list[RecorderLike] = attrs.field(factory=list)
-    flops_counter: FlopsCounter | None = None
+    recorders: list["RunRecorder"] = attrs.field(factory=list)
+    flops_counter: "SpeedMonitor | None" = None
 
     def __attrs_post_init__(self) -> None:
-        self.fire = self.dispatcher.fire
-        self.fire_joined = self.engine.joining(self.dispatcher)
+        self.fire, self.signals = self.dispatcher.fire, self.engine.signals
         self.logs_each_batch = self.log_interval == _ONE_BATCH
-        self.joins_requests = self.fire_joined != self.fire
         self.weights = EvaluatedWeights(lambda: self.dispatcher.plan)
 
     def compose(self) -> None:
@@ -171,9 +118,15 @@ class Run:
 
     def _firing_joined(self, event: Event) -> Step | None:
         """Return what fires an event and joins requests, or None if that has no effect."""
-        if self.joins_requests:
+        if self.engine.has_shards:
             return partial(self.fire_joined, event)
         return self.dispatcher.firing(event)
+
+    def fire_joined(self, event: Event, state: State) -> State:
+        """Fire an event, and let the requests of callbacks be the same on all processes."""
+        state = self.fire(event, state)
+        self.join_requests(event)
+        return state
 
     @property
     def parts(self) -> dict[str, Stateful]:
@@ -225,12 +178,12 @@ class Run:
         """Raise a ValueError with a message if each process has a part of the parameters."""
         self.engine.check_whole(message)
 
-    def count_flops_with(self, counter: FlopsCounter) -> None:
+    def count_flops_with(self, counter: "SpeedMonitor") -> None:
         """Count floating-point operations with a callback, unless an earlier one does."""
         if self.flops_counter is None and counter.counts(self.state):
             self.flops_counter = counter
 
-    def count_flops(self, counter: FlopsCounter, state: State) -> State:
+    def count_flops(self, counter: "SpeedMonitor", state: State) -> State:
         """Add the floating-point operations of a batch to those of the run."""
         flops = counter.flops_of(state)
         return state.remember(FLOPS, (state.flops or 0.0) + flops) if flops else state

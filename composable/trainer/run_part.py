@@ -92,7 +92,7 @@ class RunPart:
         state, loss = self.state, loss_module_of(self.state)
         evaluated, names = self.run.weights.of(state), parameter_names(state.model, loss)
         return {
-            **self._weights(evaluated),
+            **self.weights(evaluated),
             "loss_fn": capture_module(loss, evaluated.loss_fn),
             "raw": {
                 "model": _trained(state.model, evaluated.model),
@@ -107,15 +107,13 @@ class RunPart:
             "max_duration": state.max_duration,
         }
 
-    def weights(self) -> WeightsEntries:
+    def weights(self, evaluated: Weights | None = None) -> WeightsEntries:
         """Return the model alone, with its timestamp and key, to use it for inference.
 
-        Its weights are those with which the run is evaluated.
+        Its weights are those with which the run is evaluated, if they aren't given.
         """
-        return self._weights(self.run.weights.of(self.state))
-
-    def _weights(self, evaluated: Weights) -> WeightsEntries:
         state = self.state
+        evaluated = evaluated or self.run.weights.of(state)
         return {
             "model": capture_module(state.model, evaluated.model),
             "timestamp": state.timestamp,

@@ -41,7 +41,7 @@ from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["Step", "build_step", "observed_loss"]
+__all__ = ["Step", "build_step", "computes_loss"]
 
 Step: TypeAlias = Callable[[State], State]
 Gradients: TypeAlias = Callable[..., State]
@@ -50,20 +50,8 @@ Watched: TypeAlias = AbstractContextManager[Any]
 
 _NOTHING: Watched = nullcontext()
 
-# Module globals, since on Python 3.11 reading a member of an Enum costs more than firing it.
-BATCH_START = Event.BATCH_START
-BEFORE_TRAIN_BATCH = Event.BEFORE_TRAIN_BATCH
-BEFORE_FORWARD = Event.BEFORE_FORWARD
-AFTER_FORWARD = Event.AFTER_FORWARD
-BEFORE_LOSS = Event.BEFORE_LOSS
-AFTER_LOSS = Event.AFTER_LOSS
-BEFORE_BACKWARD = Event.BEFORE_BACKWARD
-AFTER_BACKWARD = Event.AFTER_BACKWARD
-AFTER_TRAIN_BATCH = Event.AFTER_TRAIN_BATCH
-BEFORE_OPTIMIZER_STEP = Event.BEFORE_OPTIMIZER_STEP
-AFTER_OPTIMIZER_STEP = Event.AFTER_OPTIMIZER_STEP
-BEFORE_ZERO_GRAD = Event.BEFORE_ZERO_GRAD
-AFTER_ZERO_GRAD = Event.AFTER_ZERO_GRAD
+_BETWEEN = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
+"""The events between the two passes."""
 
 
 def build_step(
@@ -72,7 +60,7 @@ def build_step(
     rates: LearningRates,
     microbatches: Microbatches,
     guard: NonFiniteGuard,
-    fetch_ahead: Callable[[], None] | None = None,
+    fetch_ahead: Step | None = None,
 ) -> Step:
     """Compose the step of a run.
 
@@ -86,15 +74,14 @@ def build_step(
             before several processes send gradients and what they have fetched.
     """
     at, scaler = dispatcher.firing, engine.scaler
-    gradients = sum_gradients(
-        forward_backward(at, computes_loss(dispatcher, engine.forward), engine.backward),
-        engine,
-        microbatches,
-    )
+    observed = any(map(dispatcher.listens, _BETWEEN))
+    compute_loss = computes_loss(dispatcher.fire, engine.forward, observed=observed)
+    gradients = forward_backward(at, compute_loss, engine.backward)
+    gradients = sum_gradients(gradients, engine, microbatches)
     if dispatcher.plan.algorithms and microbatches.split:
         gradients = whole_loss(gradients, dispatcher, engine, microbatches)
-    if fetch_ahead is not None:
-        gradients = fetching_ahead(gradients, fetch_ahead, first=engine.carries)
+    order = (fetch_ahead, gradients) if engine.carries else (gradients, fetch_ahead)
+    gradients = compose(*order)
     if scaler.enabled:
         check = None if guard.policy == "ignore" else guard.check_now
         gradients = unscale_gradients(gradients, scaler, check)
@@ -102,28 +89,28 @@ def build_step(
         gradients = second_pass(gradients)
     if microbatches.auto and not engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
-    begin = at(BEFORE_TRAIN_BATCH)
+    begin = at(Event.BEFORE_TRAIN_BATCH)
     if microbatches.groups and begin is not None:
-        begin = partial(each_batch(dispatcher.fire), BEFORE_TRAIN_BATCH)
+        begin = partial(each_batch(dispatcher.fire), Event.BEFORE_TRAIN_BATCH)
     step = optimizer_step(
         dispatcher,
         rates,
         guard,
         begin,
-        compose(gradients, at(AFTER_TRAIN_BATCH)),
-        at(BEFORE_OPTIMIZER_STEP),
+        compose(gradients, at(Event.AFTER_TRAIN_BATCH)),
+        at(Event.BEFORE_OPTIMIZER_STEP),
         compose(
             engine.step,
-            at(AFTER_OPTIMIZER_STEP),
-            at(BEFORE_ZERO_GRAD),
+            at(Event.AFTER_OPTIMIZER_STEP),
+            at(Event.BEFORE_ZERO_GRAD),
             zero_grad,
             drop_requests if dispatcher.plan.algorithms else None,
-            at(AFTER_ZERO_GRAD),
+            at(Event.AFTER_ZERO_GRAD),
         ),
     )
     if scaler.enabled:
         step = skip_overflow(step, dispatcher, scaler)
-    return compose(at(BATCH_START), skip_batches(step, dispatcher, guard))
+    return compose(at(Event.BATCH_START), skip_batches(step, dispatcher, guard))
 
 
 def compose(*functions: Step | None) -> Step:
@@ -144,51 +131,40 @@ def compose(*functions: Step | None) -> Step:
 
 
 def computes_loss(
-    dispatcher: Dispatcher, forward: ForwardPass
-) -> Callable[..., tuple[State, Any, Tensor, Tensor]]:
-    """Return the forward pass and the loss, with the events in between if anything listens."""
-    between = (AFTER_FORWARD, BEFORE_LOSS, AFTER_LOSS, BEFORE_BACKWARD)
-    if any(map(dispatcher.listens, between)):
-        return observed_loss(dispatcher.fire, forward)
-    outputs_of, loss_of = forward.outputs, forward.loss
-
-    def unobserved(
-        state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
-    ) -> tuple[State, Any, Tensor, Tensor]:
-        with around_outputs:
-            outputs = outputs_of(state)
-        with around_loss:
-            loss = loss_of(state, outputs)
-        check_loss(loss)  # beside a watch, which sees each look at the tensor
-        return state, outputs, loss, loss
-
-    return unobserved
-
-
-def observed_loss(
-    fire: Callable[[Event, State], State], forward: ForwardPass
+    fire: Callable[[Event, State], State], forward: ForwardPass, *, observed: bool = True
 ) -> Callable[..., tuple[State, Any, Tensor, Tensor]]:
     """Return the forward pass and the loss, with the events in between; in external loops too.
 
     The result is the state, the outputs, the loss of the loss function, and the loss after the
     events.
+
+    Args:
+        fire: Fires an event.
+        forward: Computes outputs and losses.
+        observed: Whether anything listens to the events in between. If nothing does, the states
+            that it would see are not built.
     """
     outputs_of, loss_of = forward.outputs, forward.loss
+    # Reading a member of an Enum costs more than firing it, on Python 3.11.
+    after_forward, before_loss, after_loss, before_backward = (partial(fire, e) for e in _BETWEEN)
 
-    def observed(
+    def computed(
         state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
     ) -> tuple[State, Any, Tensor, Tensor]:
         with around_outputs:
             outputs = outputs_of(state)
-        state = fire(AFTER_FORWARD, state.evolve_unchecked(outputs=outputs))
-        state = fire(BEFORE_LOSS, state)
+        if not observed:
+            with around_loss:
+                loss = loss_of(state, outputs)
+            check_loss(loss)  # beside a watch, which sees each look at the tensor
+            return state, outputs, loss, loss
+        state = before_loss(after_forward(state.evolve_unchecked(outputs=outputs)))
         with around_loss:
             loss = check_loss(loss_of(state, state.outputs))
-            state = fire(AFTER_LOSS, state.evolve_unchecked(loss=loss))
-            state = fire(BEFORE_BACKWARD, state)
+            state = before_backward(after_loss(state.evolve_unchecked(loss=loss)))
         return state, state.outputs, loss, state.loss  # type: ignore[return-value]
 
-    return observed
+    return computed
 
 
 def forward_backward(
@@ -203,7 +179,7 @@ def forward_backward(
         compute_loss: Computes the loss.
         backward: Computes the gradients of the loss.
     """
-    before, after = at(BEFORE_FORWARD), at(AFTER_BACKWARD)
+    before, after = at(Event.BEFORE_FORWARD), at(Event.AFTER_BACKWARD)
 
     def microbatch(state: State, sums: Sums | None = None, part: Microbatch = WHOLE) -> State:
         batch, loss_fn = state.batch, state.loss_fn
@@ -257,22 +233,6 @@ def second_pass(gradients: Gradients) -> Gradients:
         return first.evolve(loss=loss, gradients=second.gradients, second_pass=None)
 
     return passes
-
-
-def fetching_ahead(
-    gradients: Gradients, fetch_ahead: Callable[[], None], *, first: bool
-) -> Gradients:
-    """Fetch the next batch after the gradients, before anything waits for these, or first."""
-
-    def computed(state: State) -> State:
-        if first:
-            fetch_ahead()
-        state = gradients(state)
-        if not first:
-            fetch_ahead()
-        return state
-
-    return computed
 
 
 # --- the optimizers ---

@@ -12,7 +12,7 @@ from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.results import Results
-from composable.core.state import State
+from composable.core.state import State, state_facts
 from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
 from composable.plan.declarations import as_observer
@@ -84,14 +84,9 @@ class Trainer:
                 run = self._run = build_run(options, state, session.dispatcher, point)
                 session.compose = run.compose
                 self._records = Records(options, session, run, run_id, lock)
-                if point is None and not options.may_restore:
-                    self._checkpoints = Checkpoints(run, self._records)
-                else:
-                    from composable.trainer.restoring import RestoredCheckpoints  # on use
-
-                    self._checkpoints = restored = RestoredCheckpoints(run, self._records)
-                    if point is not None:
-                        restored.resume(point)
+                self._checkpoints = Checkpoints(run, self._records)
+                if point is not None:
+                    self._checkpoints.resume(point)
                 options.attach(run)
                 self._checkpoints.callbacks.load_waiting()
             self._given = GivenModel(options.model, weakref.ref(self))
@@ -283,11 +278,9 @@ class Trainer:
             >>> "Total params: 3" in trainer.summary()
             True
         """
-        from composable.trainer.module_table import module_table  # on use
-
         check_count("depth", depth, 1)
         with self.trial() as trial:
-            return module_table(trial, batches, depth)
+            return trial.module_table(batches, depth)
 
     @explain_call(ARGUMENTS)
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
@@ -507,8 +500,7 @@ class Trainer:
         )
 
     def _repr_html_(self) -> str:
-        from composable._support.html import details, panel, table
-        from composable.core.facts import state_facts  # in notebooks
+        from composable._support.html import details, panel, table  # in notebooks
 
         state, plan = self.state, self.plan
         rows = [

@@ -169,13 +169,13 @@ class TrainingData:
             and not get_generators(self.loader)
         )
 
-    def fetch_ahead(self) -> None:
-        """Fetch the next batch of the epoch, and start to copy it to the device."""
-        if self._prefetcher is None or self._prefetcher.is_ahead:
-            return
-        if is_stateful(self.loader):
-            self._state_ahead = read_loader_state(self.loader)
-        self._prefetcher.fetch()
+    def fetch_ahead(self, state: State) -> State:
+        """Fetch the next batch of the epoch, start to copy it to the device; return the state."""
+        if self._prefetcher is not None and not self._prefetcher.is_ahead:
+            if is_stateful(self.loader):
+                self._state_ahead = read_loader_state(self.loader)
+            self._prefetcher.fetch()
+        return state
 
     def _read_loader_state(self) -> Any:
         """Return the state of the loader after the batches that were trained on."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from composable.core.state import State
 from composable.data.fetching import is_map_style, without_workers
+from composable.data.grouping import batches_of
 from composable.data.order import get_generator_states, is_stateful, set_generator_states
 from composable.engines.modules import all_modules
 from composable.optim.multi import base_optimizers
@@ -28,11 +29,7 @@ _PARTS = ("loss_scaler", "loss_shares", "microbatches")
 
 @attrs.frozen(eq=False)
 class TrialRun:
-    """A run whose next steps are undone at the end of a block.
-
-    Args:
-        run: The run.
-    """
+    """A run whose next steps are undone at the end of a block."""
 
     run: Run
 
@@ -93,6 +90,51 @@ class TrialRun:
         assert loss is not None  # a step computes it
         return loss.detach()
 
+    @torch.no_grad()
+    def module_table(self, batches: Iterable[Any] | None, depth: int) -> str:
+        """Return the table of torchinfo for the model, called as for the next batch of the run.
+
+        Args:
+            batches: The batches, by default those that the run trains on next.
+            depth: How many levels of modules it shows.
+        """
+        try:
+            import torchinfo
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                "Trainer.summary needs torchinfo, which is not installed: pip install "
+                '"composable[summary]".'
+            ) from error
+        run = self.run
+        batch = batches_of(next(self.batches(batches)))[0]
+        state = run.state.evolve_unchecked(batch=batch, outputs=None)
+        if run.after_dataloader is not None:
+            state = run.after_dataloader(state)
+        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls.append((args, kwargs))
+
+        hook = state.model.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            run.engine.forward.outputs(state)
+        finally:
+            hook.remove()
+        args, kwargs = calls[0]
+        return str(
+            torchinfo.summary(
+                state.model,
+                input_data=list(args),
+                depth=depth,
+                device=state.device,
+                mode="eval",
+                verbose=0,
+                col_names=("output_size", "num_params", "trainable"),
+                row_settings=("var_names",),
+                **kwargs,
+            )
+        )
+
 
 @contextmanager
 def trial(run: Run) -> Iterator[TrialRun]:
@@ -106,7 +148,7 @@ def trial(run: Run) -> Iterator[TrialRun]:
         _tensors(run.state),
         *map(_optimizer, base_optimizers(run.state.optimizers)),
         *(_part(run.parts[name]) for name in _PARTS),
-        _loader(run.data.loader),
+        *map(_loader, (run.data.loader, *(one.dataloader for one in run.evaluators))),
     ]
     run.guard = NonFiniteGuard("ignore", immediate=True)
     run.compose()

@@ -290,7 +290,7 @@ def step_every(n, *, accumulate_batches, epochs=1, at_end=True):
         (
             partial(step_every, 2, accumulate_batches="2"),
             TypeError,
-            "accumulate_batches='2' must be a positive",
+            "accumulate_batches='2' must be an integer, at least 1",
         ),
     ],
 )

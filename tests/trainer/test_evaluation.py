@@ -125,7 +125,7 @@ class Unsized:
 @pytest.mark.parametrize("loader", [batches(12), Unsized()], ids=["sized", "unsized"])
 def test_loss_of_all_outputs_is_refused_if_they_take_too_much_memory(loader, monkeypatch):
     trainer = make_trainer(linear(), loss_fn=root)
-    monkeypatch.setattr("composable.trainer.evaluated_loss._LIMIT", 200)
+    monkeypatch.setattr("composable.trainer.evaluation._LIMIT", 200)
     trainer.eval(batches(12)[:1])
 
     with pytest.raises(SplitLossError, match=r"more than 1 GiB.*loss_mean_over="):
