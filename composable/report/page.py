@@ -19,7 +19,7 @@ from composable.report.extras import needs
 from composable.report.lines import visible
 from composable.report.recorded_run import RecordedRun, find_runs
 from composable.report.sections import SECTIONS
-from composable.report.sections.time_split import PART_COLORS
+from composable.report.sections.charts import PART_COLORS
 
 __all__ = ["MAX_BYTES", "render", "write_report"]
 

@@ -4,15 +4,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from composable.report.comparison import RunComparison
-from composable.report.sections.answer import answer
-from composable.report.sections.checkpoints import checkpoints
-from composable.report.sections.curves import curves
-from composable.report.sections.faults import problems, warnings
-from composable.report.sections.images import images
-from composable.report.sections.overview import overview
-from composable.report.sections.plan import plan
-from composable.report.sections.settings import all_settings, differences
-from composable.report.sections.time_split import time_split
+from composable.report.sections.charts import curves, time_split
+from composable.report.sections.files import checkpoints, images, problems, warnings
+from composable.report.sections.results import answer, overview
+from composable.report.sections.settings import all_settings, differences, plan
 
 __all__ = ["SECTIONS"]
 
