@@ -13,9 +13,15 @@ from typing import Any
 import numpy as np
 
 from composable.comparison.axis import axis_of
-from composable.comparison.best_epoch import stop_at_best
 from composable.comparison.cost import process_seconds
-from composable.comparison.records import AMOUNT, Protocol, StepCost, Study, TrialResult
+from composable.comparison.records import (
+    AMOUNT,
+    Protocol,
+    StepCost,
+    Study,
+    TrialResult,
+    stop_at_best,
+)
 from composable.comparison.statistics import (
     CONTRAST,
     CostCurve,

@@ -13,11 +13,17 @@ import attrs
 
 from composable._support.checks import as_path, check_count, check_flag, check_range
 from composable._support.secrets import redact_command
-from composable.comparison.amounts import check_amounts, plan_amounts, train_designs
 from composable.comparison.arms import ArmLike
 from composable.comparison.budget import parse_budget, run_length
 from composable.comparison.building import BuildError
-from composable.comparison.design import Design, Durations, default_folder, plan_design
+from composable.comparison.design import (
+    Design,
+    Durations,
+    check_amounts,
+    default_folder,
+    plan_amounts,
+    plan_design,
+)
 from composable.comparison.execution import (
     TrialProgress,
     Workers,
@@ -28,7 +34,7 @@ from composable.comparison.execution import (
 from composable.comparison.records import StepCost, Study
 from composable.comparison.result import Comparison, missing_extra
 from composable.comparison.stages import extend as add_schedules
-from composable.comparison.stages import measure_costs
+from composable.comparison.stages import measure_costs, train_designs
 from composable.comparison.study_file import Cache, write_study
 from composable.trainer.trainer import Trainer
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import attrs
 
-from composable.comparison.best_epoch import stop_at_best
+from composable._support.printable import format_duration
 from composable.comparison.budget import (
     BudgetError,
     Estimates,
@@ -22,7 +22,6 @@ from composable.comparison.budget import (
     elapsed_seconds,
     equal_seconds,
     fit_budget,
-    format_seconds,
     full_size,
     run_length,
     short_trials,
@@ -33,12 +32,19 @@ from composable.comparison.design import Design
 from composable.comparison.digest import stable_digest
 from composable.comparison.execution import ProcessRun, Workers
 from composable.comparison.grids import sample
-from composable.comparison.records import Settings, StepCost, Study, Trial, TrialResult
+from composable.comparison.records import (
+    Settings,
+    StepCost,
+    Study,
+    Trial,
+    TrialResult,
+    stop_at_best,
+)
 from composable.comparison.study_file import read_stored, write_stored
 from composable.comparison.trial import TrialRequest
 from composable.core.time import Time
 
-__all__ = ["extend", "measure_costs", "train_design"]
+__all__ = ["extend", "measure_costs", "train_design", "train_designs"]
 
 _RESERVE = 0.9
 """The part of the time left that is planned: the rest is for what estimates miss."""
@@ -165,10 +171,10 @@ def train_design(design: Design, workers: Workers, until: float = math.inf) -> S
     size = plan.size
     if (took := plan.seconds) > (left := until - time.monotonic()):
         raise BudgetError(
-            f"{format_seconds(max(left, 0.0))} of the budget are left after the costs of the arms "
+            f"{format_duration(max(left, 0.0))} of the budget are left after the costs of the arms "
             "were measured, and the smallest comparison that gives a verdict takes about "
-            f"{format_seconds(took)}: {size.configurations} configurations, {size.seeds} seeds and "
-            f"{size.schedules} schedules of each arm. Nothing else was trained; pass a larger "
+            f"{format_duration(took)}: {size.configurations} configurations, {size.seeds} seeds "
+            f"and {size.schedules} schedules of each arm. Nothing else was trained; pass a larger "
             "budget, fewer arms, or shorter durations."
         )
     waiting = list(size.rungs)
@@ -198,6 +204,23 @@ def train_design(design: Design, workers: Workers, until: float = math.inf) -> S
         (*results, *reported),
         (),
     )
+
+
+def train_designs(designs: Sequence[Design], workers: Workers, until: float = math.inf) -> Study:
+    """Train the designs of all amounts, each in an equal part of the time left, as one study."""
+    studies: list[Study] = []
+    for at, design in enumerate(designs):
+        now = time.monotonic()
+        studies.append(train_design(design, workers, now + (until - now) / (len(designs) - at)))
+    protocols = [one.protocol for one in studies]
+    notes = dict.fromkeys(note for one in protocols for note in one.notes)
+    protocol = attrs.evolve(
+        protocols[-1],
+        data_amounts=tuple(amount for one in protocols for amount in one.data_amounts),
+        seeds=min((one.seeds for one in protocols), key=len),
+        notes=tuple(notes),
+    )
+    return Study(protocol, tuple(one for study in studies for one in study.results), ())
 
 
 def _estimated(plan: _Plan, until: float) -> _Plan:
