@@ -1,17 +1,18 @@
 """Compare methods on a model and data: `composable.compare`."""
 
-import importlib.util
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from composable._support.checks import as_path, check_count, check_flag, check_range
+from composable._support.extras import needs
 from composable._support.secrets import redact_command
 from composable.comparison.arms import ArmLike
 from composable.comparison.budget import parse_budget, run_length
@@ -32,7 +33,7 @@ from composable.comparison.execution import (
     pickled,
 )
 from composable.comparison.records import StepCost, Study
-from composable.comparison.result import Comparison, missing_extra
+from composable.comparison.result import Comparison
 from composable.comparison.stages import extend as add_schedules
 from composable.comparison.stages import measure_costs, train_designs
 from composable.comparison.study_file import Cache, write_study
@@ -242,10 +243,9 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
 
 def _check_packages() -> None:
     """Check before training that the analysis afterwards can run."""
-    needed = ("cloudpickle", "jinja2", "loky", "scipy")
-    missing = [one for one in needed if importlib.util.find_spec(one) is None]
-    if missing:
-        raise missing_extra(missing)
+    with needs("a comparison", "compare"):
+        for package in ("cloudpickle", "jinja2", "loky", "scipy"):
+            import_module(package)
 
 
 def _check_sendable(design: Design) -> None:

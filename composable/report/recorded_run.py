@@ -11,12 +11,12 @@ import attrs
 
 from composable._moved import renamed
 from composable._support.checks import as_path
+from composable._support.extras import needs
 from composable._support.html import panel, sparkline, table
 from composable._support.secrets import redact, redact_command
 from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
 from composable.report.curves import Curve
-from composable.report.extras import needs
 from composable.report.images import Image, find_images, in_order
 from composable.report.lines import as_batch, as_number, read_lines, short_text
 from composable.runs import records
@@ -199,7 +199,7 @@ class RecordedRun:
         Raises:
             ImportError: pandas is not installed.
         """
-        with needs("pandas", "to_pandas"):
+        with needs("to_pandas", "report"):
             import pandas
         columns = {
             name: pandas.Series(list(curve.values), index=list(curve.batches), dtype="float64")
@@ -266,7 +266,9 @@ class RecordedRun:
             elif line.get("event") in ("start", "end"):
                 last = line
         if last.get("event") == "start":
-            recent = time.time() - self._last_write() < _RUNNING
+            files = [self.folder / name for name in (records.STEPS, EVENTS)]
+            written = max(path.stat().st_mtime for path in files if path.is_file())  # one is read
+            recent = time.time() - written < _RUNNING
             self.status = "running" if recent else "not ended"
         elif last.get("error") is not None:
             self.error = short_text(last["error"])
@@ -285,10 +287,6 @@ class RecordedRun:
                 return
         batch = as_batch(line.get("batch")) or 0
         self.warnings.append(ShownWarning(category, message, where, batch))
-
-    def _last_write(self) -> float:
-        written = [self.folder / name for name in (records.STEPS, EVENTS)]
-        return max((path.stat().st_mtime for path in written if path.is_file()), default=0.0)
 
     def _read_metrics(self) -> None:
         """Read the files of JSONLinesLogger; a metric of steps.jsonl is already known."""

@@ -100,7 +100,9 @@ def images(comparison: RunComparison) -> list[tuple[int, list[Any], str]]:
 def _strip(name: str, found: Sequence[Image], room: int) -> tuple[str, list[Any], int]:
     """Return images of one name in a number of bytes, spread over the run, and how many remain."""
     pictures = []
-    chosen = _spread([one for one in found if one.bytes <= room // 2], _MOST_IMAGES)
+    fitting = [one for one in found if one.bytes <= room // 2]
+    count = min(len(fitting), _MOST_IMAGES)
+    chosen = [fitting[i * (len(fitting) - 1) // max(count - 1, 1)] for i in range(count)]
     for image in reversed(chosen):  # the last ones first, if not all fit
         if image.bytes > room:
             continue
@@ -111,9 +113,3 @@ def _strip(name: str, found: Sequence[Image], room: int) -> tuple[str, list[Any]
             continue
         pictures.append((url, "" if image.batch is None else f"batch {image.batch}"))
     return name, pictures[::-1], len(found) - len(pictures)
-
-
-def _spread(values: list[Image], most: int) -> list[Image]:
-    if len(values) <= most:
-        return values
-    return [values[i * (len(values) - 1) // (most - 1)] for i in range(most)]

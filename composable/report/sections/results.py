@@ -33,7 +33,7 @@ _Read: TypeAlias = Callable[[RecordedRun], float | None]
 
 @attrs.frozen
 class _Values:
-    """What some runs of a group have of a result, or of another number."""
+    """What the runs of a group have of a result, or of another number."""
 
     group: int
     values: tuple[float, ...]

@@ -20,7 +20,11 @@ def differences(comparison: RunComparison) -> dict[str, Any]:
         return {}
     found = {**comparison.differing(comparison.settings), **comparison.differing(comparison.system)}
     shown = {name: row for name, row in found.items() if not name.startswith(_WITHOUT_EFFECT)}
-    rows = [(name, _by_group(comparison, row)) for name, row in shown.items()]
+    by_group = {  # runs of a group differ in the seed alone
+        name: [", ".join(dict.fromkeys(row[run] for run in group)) for group in comparison.groups]
+        for name, row in shown.items()
+    }
+    rows = list(by_group.items())
     if len(comparison.groups) > 1:
         rows = [(name, texts) for name, texts in rows if len(set(texts)) > 1]  # not the seeds
     return {
@@ -30,24 +34,17 @@ def differences(comparison: RunComparison) -> dict[str, Any]:
     }
 
 
-def _by_group(comparison: RunComparison, row: Sequence[str]) -> list[str]:
-    """Return the values of a setting in each group, whose runs differ in the seed alone."""
-    return [", ".join(dict.fromkeys(row[run] for run in group)) for group in comparison.groups]
-
-
 def _partings(comparison: RunComparison) -> dict[str, list[int]]:
     """Tell from which batch on each run differs from the first one."""
     outcomes: dict[str, list[int]] = {}
     for index in range(1, len(comparison.runs)):
         batch, compared = first_different_batch(comparison.runs[0], comparison.runs[index])
+        text = f"other losses or learning rates from batch {format_number(batch)} on"
         if not compared:
             text = "no batch in common"
         elif batch is None:
-            text = (
-                f"bit-identical losses and learning rates in all {format_number(compared)} batches"
-            )
-        else:
-            text = f"other losses or learning rates from batch {format_number(batch)} on"
+            count = format_number(compared)
+            text = f"bit-identical losses and learning rates in all {count} batches"
         outcomes.setdefault(text, []).append(index)
     return outcomes
 

@@ -1,4 +1,4 @@
-"""The error for packages of the extra `report` that are not installed."""
+"""The error for packages of extras that are not installed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,20 +7,21 @@ __all__ = ["needs"]
 
 
 @contextmanager
-def needs(package: str, what: str) -> Iterator[None]:
+def needs(what: str, extra: str) -> Iterator[None]:
     """Explain how to install a package that is imported in the block.
 
     Args:
-        package: The name of the package.
         what: What needs it.
+        extra: The extra of this library that has it.
 
     Raises:
-        ImportError: The package is not installed.
+        ImportError: A package is not installed.
     """
     try:
         yield
     except ImportError as error:
+        package = (error.name or "a package").partition(".")[0]
         raise ImportError(
             f"{what} needs {package}, which the library does not install by default: "
-            'pip install "composable[report]".'
+            f'pip install "composable[{extra}]".'
         ) from error
