@@ -176,7 +176,6 @@ class _Files:
         self.files: dict[str, Any] = {}
 
     def tensor(self, entry: DCPEntry) -> Tensor:
-        """Read a tensor from its pieces."""
         tensor, whole = torch.empty(entry.shape, dtype=entry.dtype), Region.whole(entry.shape)
         for region, piece in entry.pieces:
             part = self._load(piece)
@@ -189,7 +188,6 @@ class _Files:
         return tensor
 
     def value(self, entry: DCPEntry) -> Any:
-        """Read an object that is not a tensor."""
         ((_, piece),) = entry.pieces
         try:
             return self._load(piece)

@@ -214,7 +214,6 @@ def parse_manifest(raw: bytearray, where: str) -> Manifest:
 
 
 def _as_manifest(body: dict[str, JSON]) -> Manifest:
-    """Check every field, and build the manifest."""
     check_type(body, _Body)
     if not is_count(batch := body["info"].get("batch", 0)):
         raise ValueError(f"batch is {shorten(batch, 40)}, not a non-negative integer")

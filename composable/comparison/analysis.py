@@ -293,7 +293,6 @@ def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart
 
 
 def _compare_steps(base: Quality, arm: Quality, error: VariancePart) -> Estimate | None:
-    """Return the ratio of step costs."""
     if not all(one.seconds and one.steps for one in (base, arm)):
         return None
     value = log(arm.seconds / arm.steps * base.steps / base.seconds)

@@ -177,7 +177,9 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     """
     begun = time.monotonic()
     check_not_in_worker()
-    _check_packages()
+    with needs("a comparison", "compare"):  # before training
+        for package in ("cloudpickle", "jinja2", "loky", "scipy"):
+            import_module(package)
     check_flag("progress_bar", progress_bar)
     check_flag("extend", extend)
     amounts = None if data_amounts is None else check_amounts(data_amounts)
@@ -239,13 +241,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     shown = None if command is None else shlex.join(redact_command(shlex.split(command)))
     protocol = attrs.evolve(study.protocol, command=shown)
     return _write(attrs.evolve(study, protocol=protocol), place)
-
-
-def _check_packages() -> None:
-    """Check before training that the analysis afterwards can run."""
-    with needs("a comparison", "compare"):
-        for package in ("cloudpickle", "jinja2", "loky", "scipy"):
-            import_module(package)
 
 
 def _check_sendable(design: Design) -> None:

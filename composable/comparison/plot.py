@@ -139,10 +139,6 @@ def _caption(study: Study, analysis: Analysis, drawn: int) -> str:
     )
 
 
-def _clock(study: Study) -> str:
-    return "CPU seconds" if study.protocol.clock == "cpu" else "seconds"
-
-
 # --- panels ---
 
 
@@ -182,7 +178,8 @@ def _draw_speedups(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
 def _draw_results(
     axes: "Axes", lines: Sequence[_Line], study: Study, references: Mapping[str, float]
 ) -> None:
-    label = axis_of(study.protocol).unit.format(clock=_clock(study))
+    clock = "CPU seconds" if study.protocol.clock == "cpu" else "seconds"
+    label = axis_of(study.protocol).unit.format(clock=clock)
     _frame(axes, label, study.protocol.metric)
     axes.set_xscale("log")
     for one in lines:

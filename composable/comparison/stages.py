@@ -72,19 +72,16 @@ class _Plan:
 
     @cached_property
     def tried(self) -> Tried:
-        """The settings to try."""
         every = self.design.tried.items()
         return {arm: sample(settings, self.size.configurations) for arm, settings in every}
 
     @property
     def schedules(self) -> dict[str, tuple[str, ...]]:
-        """The reported schedules by arm."""
         every = self.design.protocol.schedules.items()
         return {arm: own[: self.size.schedules] for arm, own in every}
 
     @property
     def tuning_seeds(self) -> Seeds:
-        """The seeds of tuning by arm."""
         return {arm: self.design.seeds(arm, "tuning") for arm in self.design.arms}
 
     def scale(self, arm: str, duration: str) -> str:
@@ -117,12 +114,10 @@ class _Plan:
 
     @property
     def seconds(self) -> float:
-        """The estimated seconds of everything."""
         tuning = (self.elapsed(self.tuning(rung)) for rung in self.size.rungs)
         return sum(tuning) + self.elapsed(self.reporting()) + self.costs()
 
     def elapsed(self, trials: Sequence[Trial]) -> float:
-        """Return the estimated seconds of a stage."""
         each = map(self.estimates.seconds, trials)
         return elapsed_seconds(each, self.workers.count) * self.workers.slowdown
 

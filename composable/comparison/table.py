@@ -47,7 +47,6 @@ _WIDTH = 100
 
 
 def _arms(study: Study, analysis: Analysis) -> Table:
-    """Return the speed-up and the verdict of each arm."""
     ratio = axis_of(study.protocol).ratio
     return [
         {

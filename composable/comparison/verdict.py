@@ -227,7 +227,6 @@ def _verdict(
 
 
 def _why_not(found: ArmAnalysis, goal: str | None, axis: Axis) -> str:
-    """Return why there is no speed-up."""
     if found.shares is None:
         return (
             f"needs at least two {axis.point}s on which all runs finished, such as {axis.example}, "

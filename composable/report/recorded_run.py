@@ -149,6 +149,12 @@ class RecordedRun:
         return self.records[-1] if self.records else {}
 
     @property
+    def plan(self) -> dict[str, Any]:
+        """The plan of the last start; empty if it cannot be read."""
+        plan = self.configuration.get("plan")
+        return plan if isinstance(plan, dict) else {}
+
+    @property
     def num_batches(self) -> int:
         """The number of batches trained on."""
         return max((curve.batches[-1] for curve in self.curves.values() if len(curve)), default=0)
@@ -257,7 +263,6 @@ class RecordedRun:
                 self._curve("loss/train" if name == "loss" else logged).add(index + 1, number)
 
     def _read_events(self) -> None:
-        """Read the times, the warnings and the status."""
         last: dict[str, Any] = {}
         for line in read_lines(self.folder / EVENTS, self.problems):
             self.clock.add(line)
@@ -350,6 +355,7 @@ class RecordedRun:
             self.problems.append(str(error))
             return
         self.problems.extend(str(one.error) for one in broken)
+        best = _best_of(whole[0].manifest.info.get("best")) if whole else None  # of the latest
         for one in reversed(whole):
             manifest = one.manifest
             self.checkpoints.append(
@@ -360,12 +366,9 @@ class RecordedRun:
                     "bytes": sum(file.size for file in manifest.files.values()),
                     "complete": manifest.info.get("complete") is True,
                     "created": manifest.created,
-                    "best": _best_of(manifest.info.get("best")),
+                    "best": best if best and best["checkpoint"] == one.path.name else None,
                 }
             )
-        latest = self.checkpoints[-1]["best"] if self.checkpoints else None
-        for each in self.checkpoints:
-            each["best"] = latest if latest and latest["checkpoint"] == each["name"] else None
 
 
 def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:

@@ -138,7 +138,8 @@ class CheckpointManager:
         """
         self.wanted = False
         self.finish()  # one at a time, in order
-        name, batch, before = self.name_of(state), state.timestamp.batch, self._memory()
+        name, batch = self.name_of(state), state.timestamp.batch
+        before = self._kept, self.best, self._batch
         outdated = self._kept[-1] if self._kept and self._batch == batch else None
         self._kept = [*(one for one in self._kept if one != name), name]
         self._batch = batch
@@ -169,9 +170,6 @@ class CheckpointManager:
             return
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing = self._thread.submit(write, saved.copied())
-
-    def _memory(self) -> tuple[list[str], tuple[str, float] | None, int | None]:
-        return self._kept, self.best, self._batch
 
     def _describe_best(self) -> dict[str, Any] | None:
         if self.best is None:

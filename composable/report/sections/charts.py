@@ -6,7 +6,7 @@ from typing import Any
 
 from composable.report.chart_data import section_of, shown_metrics
 from composable.report.comparison import RunComparison
-from composable.report.sections._common import as_dicts, format_span, plan_of
+from composable.report.lines import as_dicts, format_span
 
 __all__ = ["PART_COLORS", "curves", "time_split"]
 
@@ -36,9 +36,7 @@ def _mixed(comparison: RunComparison, runs: Sequence[int]) -> str:
     """Name the groups whose training loss is not that of the targets of the data."""
     names = []
     for group in comparison.groups:
-        steps = [
-            step for run in group for step in as_dicts(plan_of(comparison.runs[run]).get("steps"))
-        ]
+        steps = [step for run in group for step in as_dicts(comparison.runs[run].plan.get("steps"))]
         changed = sorted({str(s.get("who")) for s in steps if s.get("stage") in _STAGES})
         if changed and set(group) & set(runs):
             names.append(f"{comparison.group_name(group)} ({', '.join(changed)})")

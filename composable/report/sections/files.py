@@ -7,8 +7,7 @@ from typing import Any
 from composable.report.chart_data import shown_metrics
 from composable.report.comparison import RunComparison
 from composable.report.images import Image
-from composable.report.lines import as_batch, short_text
-from composable.report.sections._common import EMPTY, format_number, list_or_empty, plan_of
+from composable.report.lines import EMPTY, as_batch, format_number, list_or_empty, short_text
 
 __all__ = ["checkpoints", "images", "problems", "warnings"]
 
@@ -39,7 +38,7 @@ def warnings(comparison: RunComparison) -> list[tuple[int, str, str, str]]:
             times = f" ({one.count} times)" if one.count > 1 else ""
             where = f"batch {one.batch}, {one.where}{times}"
             rows.append((index, one.category, one.message, where))
-        for caveat in list_or_empty(plan_of(run).get("caveats")):
+        for caveat in list_or_empty(run.plan.get("caveats")):
             rows.append((index, "caveat of the plan", short_text(caveat), ""))
     return rows
 

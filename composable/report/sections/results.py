@@ -13,8 +13,8 @@ from composable.core.result_names import known_mode
 from composable.report.chart_data import shown_metrics
 from composable.report.comparison import RunComparison
 from composable.report.curves import Curve
+from composable.report.lines import format_number, format_span
 from composable.report.recorded_run import RecordedRun
-from composable.report.sections._common import format_number, format_span
 from composable.report.sections.files import problems
 
 __all__ = ["answer", "overview"]

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composable.report.comparison import RunComparison, first_different_batch
-from composable.report.lines import as_number, short_text
+from composable.report.lines import as_dicts, as_number, format_number, list_or_empty, short_text
 from composable.report.recorded_run import RecordedRun
-from composable.report.sections._common import as_dicts, format_number, list_or_empty, plan_of
 
 __all__ = ["all_settings", "differences", "plan"]
 
@@ -68,8 +67,8 @@ def plan(comparison: RunComparison) -> list[dict[str, Any]]:
     """List the different plans: their runs, when each algorithm is active, and their steps."""
     alike: dict[str, list[int]] = {}
     for index, run in enumerate(comparison.runs):
-        key = repr([plan_of(run).get("timeline"), run.configuration.get("algorithms")])
-        if plan_of(run):
+        key = repr([run.plan.get("timeline"), run.configuration.get("algorithms")])
+        if run.plan:
             alike.setdefault(key, []).append(index)
     return [{"runs": runs, **_describe(comparison.runs[runs[0]])} for runs in alike.values()]
 
@@ -86,11 +85,11 @@ def _describe(run: RecordedRun) -> dict[str, Any]:
                 if isinstance(span, list) and len(span) == 3
             ],
         )
-        for row in as_dicts(plan_of(run).get("timeline"))
+        for row in as_dicts(run.plan.get("timeline"))
     ]
     steps = [
         [short_text(step.get(name, "")) for name in ("event", "who", "stage", "why")]
-        for step in as_dicts(plan_of(run).get("steps"))
+        for step in as_dicts(run.plan.get("steps"))
     ]
     return {
         "timeline": timeline,
