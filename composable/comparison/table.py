@@ -220,15 +220,8 @@ def format_text(study: Study, analysis: Analysis, *, details: bool = True) -> st
 
 
 def _narrow(table: Table) -> str:
-    """Format a table of at most 100 columns: the names in the first column are wrapped."""
     rows = [[printable(cell) for cell in row.values()] for row in table]
-    widths = [max(map(len, column)) for column in list(zip(table[0], *rows, strict=True))[1:]]
-    room = max(_WIDTH - sum(widths) - 2 * len(widths), 8)
-    lines: list[Sequence[str]] = []
-    for name, *cells in rows:
-        first, *more = textwrap.wrap(name, room) or [""]
-        lines += [(first, *cells), *((part, *[""] * len(cells)) for part in more)]
-    return format_table(lines, list(table[0]))
+    return format_table(rows, list(table[0]), width=_WIDTH)
 
 
 def _wrap(text: str, first: str = "", later: str = "") -> str:

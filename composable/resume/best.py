@@ -6,7 +6,6 @@ from typing import Any
 
 import attrs
 
-from composable._support.warn import warn_user
 from composable.checkpoint.errors import MissingCheckpointError
 from composable.core.results import LOGGED
 from composable.core.state import State
@@ -20,7 +19,6 @@ __all__ = [
     "check_complete",
     "check_determined",
     "find_best",
-    "warn_of_none",
 ]
 
 
@@ -61,15 +59,6 @@ def find_best(managers: Sequence[CheckpointManager], loaded: Path | None) -> Bes
             path = loaded.parent / name
         return Best(f"{LOGGED}{metric}", mode, value, path)
     return None
-
-
-def warn_of_none() -> None:
-    """Warn that the weights of the best checkpoint were requested, and there is none."""
-    warn_user(
-        "load_best_at_end=True, but no evaluation had a result that selects a best checkpoint "
-        "(NaN never does), so the model keeps its last weights.",
-        NoBestCheckpointWarning,
-    )
 
 
 def check_determined(managers: Sequence[CheckpointManager], evaluators: Sequence[Any]) -> None:

@@ -162,7 +162,11 @@ class CheckpointManager:
             except CheckpointError:
                 self._kept, self.best, self._batch = before
                 raise
-            self._drop_old(saved.info["run"], outdated)
+            from composable.checkpoint.files import delete  # on use: it is slow to import
+
+            for old in self._forget_old(outdated):  # the newer ones are on disk
+                if Processes.current().is_main:
+                    delete(self.settings.folder / old, saved.info["run"])
 
         # The parts of several processes are written together, between their steps.
         if not self.settings.background or together:
@@ -189,14 +193,6 @@ class CheckpointManager:
         if Processes.current().is_main and not own:
             own = _run_at(target) == saved.info["run"]
         return saved.write(target, overwrite=own)
-
-    def _drop_old(self, run: str, outdated: str | None) -> None:
-        """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
-        from composable.checkpoint.files import delete  # on use: it is slow to import
-
-        for name in self._forget_old(outdated):
-            if Processes.current().is_main:
-                delete(self.settings.folder / name, run)
 
     def _forget_old(self, outdated: str | None) -> list[str]:
         """Drop the names beyond the number to keep, and return them."""

@@ -4,16 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from composable._support.notes import add_note
+from composable._support.warn import warn_user
 from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.filters import expanded, replaced
 from composable.core.event import Event
 from composable.core.state import State
 from composable.optim.multi import schedule_free_parts
 from composable.resume.best import (
+    NoBestCheckpointWarning,
     check_best,
     check_complete,
     check_determined,
-    warn_of_none,
 )
 from composable.resume.changes import saved_hyperparameters, warn_of_changes
 from composable.resume.formats import is_old, upgraded
@@ -114,7 +115,11 @@ class RestoredCheckpoints(Checkpoints):
         self.finish()
         best, run = self.best, self.run
         if best is None:
-            warn_of_none()
+            warn_user(
+                "load_best_at_end=True, but no evaluation had a result that selects a best "
+                "checkpoint (NaN never does), so the model keeps its last weights.",
+                NoBestCheckpointWarning,
+            )
             return
         point = read_point(best.checkpoint, self.options.reader, run=self.records.run_id)
         tree, names = point.load(state).tree, averaging_names(run.dispatcher.plan)
