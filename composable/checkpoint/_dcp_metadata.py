@@ -86,7 +86,6 @@ class _MetadataReader(PickleReader):
     """Accepts the few classes that such a file has."""
 
     def named(self, module: Any, name: Any) -> Name:
-        """Return the name of an accepted class, or of a dtype."""
         found = super().named(module, name)
         if found.path not in _CLASSES and _dtype(found) is None:
             raise RefusedPickleError(f"it contains {found.path[:160]}")

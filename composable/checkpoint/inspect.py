@@ -175,7 +175,6 @@ def _short(timestamp: JSON) -> JSON:
 
 
 def _lines(title: str, value: JSON) -> Iterator[str]:
-    """Format a tree as indented lines."""
     if value in (None, {}, []):
         return
     if not isinstance(value, (dict, list)):

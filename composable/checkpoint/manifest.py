@@ -35,7 +35,6 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "as_target",
-    "check_info",
     "dump_manifest",
     "is_part",
     "is_plain_name",
@@ -152,12 +151,6 @@ def is_plain_name(name: object) -> bool:
         and not any(c in name for c in "/\\\0")
         and Path(name).name == name != ""
     )
-
-
-def check_info(info: dict[str, JSON]) -> dict[str, JSON]:
-    if not is_count(batch := info.get("batch", 0)):
-        raise UnsavableError(f"info['batch']={batch!r} must be a non-negative integer.")
-    return info
 
 
 def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> bytes:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from composable.comparison.axis import axis_of
 from composable.comparison.cost import process_seconds
 from composable.comparison.records import (
     AMOUNT,
@@ -47,6 +46,7 @@ from composable.comparison.verdict import (
     Estimate,
     Quality,
     SpeedupAt,
+    axis_of,
     judge,
     show_number,
 )

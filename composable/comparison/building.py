@@ -112,7 +112,6 @@ def build_trainer(
 
 
 def _parameter(build: Build, name: str) -> inspect.Parameter | None:
-    """Return a parameter of the function, if it has one of this name."""
     try:
         return inspect.signature(build).parameters.get(name)
     except (TypeError, ValueError):

@@ -12,10 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from composable._support.printable import printable
-from composable.comparison.axis import axis_of
 from composable.comparison.records import Study
 from composable.comparison.table import NOTHING, headline, verdict_name
-from composable.comparison.verdict import Analysis, ArmAnalysis, Verdict, show_number, show_ratio
+from composable.comparison.verdict import (
+    Analysis,
+    ArmAnalysis,
+    Verdict,
+    axis_of,
+    show_number,
+    show_ratio,
+)
 from composable.plan.plotting import save_figure
 
 if TYPE_CHECKING:

@@ -94,7 +94,6 @@ class _Plan:
         return equal_seconds(duration, rate, self.estimates.epoch_length)
 
     def later(self, rungs: Iterable[Rung]) -> list[Trial]:
-        """Return the trials of rounds, and the reported ones."""
         return [*chain.from_iterable(map(self.tuning, rungs)), *self.reporting()]
 
     def tuning(self, rung: Rung) -> list[Trial]:

@@ -15,13 +15,13 @@ from markupsafe import Markup
 from composable._support.printable import printable
 from composable._support.table import format_table
 from composable._version import __version__
-from composable.comparison.axis import axis_of
 from composable.comparison.records import Study, TrialResult
 from composable.comparison.verdict import (
     Analysis,
     ArmAnalysis,
     Quality,
     Verdict,
+    axis_of,
     show_number,
     show_ratio,
 )
@@ -124,7 +124,6 @@ def _trials(study: Study, results: Iterable[TrialResult]) -> Table:
 
 
 def _protocol(study: Study) -> Table:
-    """Return how the comparison was made, and with which versions."""
     facts = attrs.asdict(study.protocol, recurse=False)
     facts |= facts.pop("versions")
     return [{"": name.replace("_", " "), " ": _fact(one)} for name, one in facts.items()]

@@ -308,7 +308,6 @@ def _follow_loop(subject: Compared, request: TrialRequest, recorder: _Recorder) 
 
 
 def _read(item: Any, recorder: _Recorder) -> tuple[int, dict[str, float] | None]:
-    """Return the step and the results of what a loop has yielded."""
     before = recorder.batches
     try:
         step, result = item
