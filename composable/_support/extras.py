@@ -7,12 +7,13 @@ __all__ = ["needs"]
 
 
 @contextmanager
-def needs(what: str, extra: str) -> Iterator[None]:
+def needs(what: str, extra: str, advice: str = "") -> Iterator[None]:
     """Explain how to install a package that is imported in the block.
 
     Args:
         what: What needs it.
         extra: The extra of this library that has it.
+        advice: A sentence on what to do without it.
 
     Raises:
         ImportError: A package is not installed.
@@ -21,7 +22,7 @@ def needs(what: str, extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         package = (error.name or "a package").partition(".")[0]
-        raise ImportError(
+        raise type(error)(
             f"{what} needs {package}, which the library does not install by default: "
-            f'pip install "composable[{extra}]".'
+            f'pip install "composable[{extra}]".{advice and f" {advice}"}'
         ) from error

@@ -10,6 +10,7 @@ from typing import Any
 from composable._support import strict_json
 from composable._support.paths import open_regular
 from composable._support.printable import format_duration
+from composable.core.stateful import is_count
 
 __all__ = [
     "EMPTY",
@@ -26,7 +27,6 @@ __all__ = [
 
 EMPTY = "—"
 _LONGEST = 1 << 24
-_MOST_BATCHES = 2**53
 _TEXT = 400
 _NOT_FINITE = {"NaN": math.nan, "nan": math.nan, "Infinity": math.inf, "inf": math.inf}
 _NOT_FINITE |= {f"-{name}": -value for name, value in _NOT_FINITE.items()}
@@ -92,7 +92,7 @@ def as_number(value: Any) -> float | None:
 
 def as_batch(value: Any) -> int | None:
     """Return a number of batches, or None if the value is not one."""
-    return value if type(value) is int and 0 <= value < _MOST_BATCHES else None
+    return value if is_count(value) else None
 
 
 def list_or_empty(values: Any) -> list[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from composable._support.extras import needs
 from composable.data.grouping import batches_of
 from composable.trainer.trial import TrialRun
 
@@ -21,13 +22,8 @@ def module_table(trial: TrialRun, batches: Iterable[Any] | None, depth: int) -> 
         batches: The batches, by default those that the run trains on next.
         depth: How many levels of modules it shows.
     """
-    try:
+    with needs("Trainer.summary", "summary"):
         import torchinfo
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "Trainer.summary needs torchinfo, which is not installed: pip install "
-            '"composable[summary]".'
-        ) from error
     run = trial.run
     batch = batches_of(next(trial.batches(batches)))[0]
     state = run.state.evolve_unchecked(batch=batch, outputs=None)
