@@ -13,7 +13,7 @@ def needs(what: str, extra: str, advice: str = "") -> Iterator[None]:
     Args:
         what: What needs it.
         extra: The extra of this library that has it.
-        advice: A sentence on what to do without it.
+        advice: A sentence that the message ends with, such as another way.
 
     Raises:
         ImportError: A package is not installed.
