@@ -7,6 +7,8 @@ from itertools import zip_longest
 
 __all__ = ["format_table"]
 
+_LONGEST = 50  # characters of a word that is not broken
+
 
 def format_table(
     rows: Iterable[Sequence[str]],
@@ -24,7 +26,7 @@ def format_table(
         indent: The text at the start of each line.
         max_width: The width beyond which a cell is not padded for; it overflows its column.
         width: The width of a line; the cells of the widest columns are wrapped to reach it,
-            and words of more than half of it are broken.
+            and words of more than 50 characters are broken.
 
     Example:
         >>> print(format_table([("weight", "[3, 4]"), ("bias", "[3]")], ("name", "shape")))
@@ -37,7 +39,7 @@ def format_table(
     widths = [min(max(map(len, column)), max_width) for column in zip(*table, strict=True)]
     if width < sys.maxsize:
         words = (_longest_word(column) for column in zip(*table, strict=True))
-        widths = _fit(widths, [min(word, width // 2) for word in words], width)
+        widths = _fit(widths, [min(word, _LONGEST) for word in words], width)
         table = [line for row in table for line in _wrap(row, widths)]
     if header:
         table.insert(1, ["-" * width for width in widths])
