@@ -19,7 +19,7 @@ from composable._support.checks import as_path
 from composable._support.printable import shorten
 from composable._support.strict_json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
-from composable.core.stateful import Count, Kind, is_count, matches
+from composable.core.stateful import Count, Kind, has_form, is_count
 from composable.core.structure import check_type
 from composable.distributed.processes import Processes
 
@@ -62,7 +62,7 @@ MAX_STATE = 1 << 28
 
 class _Record(TypedDict):
     size: Count
-    sha256: Annotated[str, Kind("64 hexadecimal digits", matches("[0-9a-f]{64}"))]
+    sha256: Annotated[str, Kind("64 hexadecimal digits", has_form("[0-9a-f]{64}"))]
 
 
 class _Body(TypedDict):

@@ -27,7 +27,7 @@ from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from composable.checkpoint.safetensors import DTYPES
 from composable.checkpoint.shards import is_dtensor, local_of
 from composable.core.key import Key
-from composable.core.stateful import Count, Kind, is_count, matches
+from composable.core.stateful import Count, Kind, has_form, is_count
 from composable.core.structure import check_type
 from composable.core.time import Time, Timestamp
 
@@ -478,9 +478,9 @@ def _moment(name: str, value: Any) -> Any:
 
 _Floats = Annotated[Any, Kind("two floating-point numbers", lambda v: _is_pair(v, float))]
 _Ratio = Annotated[Any, Kind(f"two integers of at most {_MAX_BITS} bits", _is_fraction)]
-_Digits = Annotated[Any, Kind("an integer in hexadecimal digits", matches("-?0x[0-9a-f]+"))]
-_Double = Annotated[Any, Kind("a double in 16 hexadecimal digits", matches("[0-9a-fA-F]{16}"))]
-_Device = Annotated[Any, Kind("a device", matches("[a-z]+(:[0-9]{1,4})?"))]
+_Digits = Annotated[Any, Kind("an integer in hexadecimal digits", has_form("-?0x[0-9a-f]+"))]
+_Double = Annotated[Any, Kind("a double in 16 hexadecimal digits", has_form("[0-9a-fA-F]{16}"))]
+_Device = Annotated[Any, Kind("a device", has_form("[a-z]+(:[0-9]{1,4})?"))]
 _Dtype = Annotated[Any, Kind("a dtype", lambda v: isinstance(v, str) and v in _TORCH_DTYPES)]
 
 _ATOMS: dict[type, tuple[str, Callable[[Any], Any], Any, Callable[[Any], Any]]] = {

@@ -20,10 +20,10 @@ __all__ = [
     "Size",
     "Stateful",
     "declared_state",
+    "has_form",
     "is_count",
     "is_number",
     "list_of_numbers",
-    "matches",
     "saved",
 ]
 
@@ -138,7 +138,7 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**53
 
 
-def matches(pattern: str) -> Callable[[Any], bool]:
+def has_form(pattern: str) -> Callable[[Any], bool]:
     """Return a test of whether a value is a string that a pattern matches as a whole."""
     return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 

@@ -13,7 +13,6 @@ from composable.optim.multi import schedule_free_parts
 from composable.resume.best import (
     NoBestCheckpointWarning,
     check_best,
-    check_complete,
     check_determined,
 )
 from composable.resume.changes import saved_hyperparameters, warn_of_changes
@@ -42,9 +41,8 @@ class RestoredCheckpoints(Checkpoints):
     def __init__(self, run: Run, records: Records) -> None:
         super().__init__(run, records)
         if self.options.load_best_at_end:
-            check_determined(self.managers, self.options.evaluators)
-            if not self.options.dry_run:
-                check_complete(run.state, self.managers)
+            trained = run.state.loss_module is not None and not self.options.dry_run
+            check_determined(self.managers, self.options.evaluators, trains_loss=trained)
 
     def resume(self, point: ResumePoint) -> None:
         """Restore the run from a checkpoint, and fire `AFTER_LOAD`.
