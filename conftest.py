@@ -3,6 +3,7 @@
 import doctest
 import gc
 import importlib.util
+import logging
 import os
 import random
 import re
@@ -129,6 +130,19 @@ _get_doctest = doctest.DocTestParser.get_doctest
 doctest.DocTestParser.get_doctest = lambda self, string, *rest: _get_doctest(
     self, re.sub("^ *```.*$", "", string, flags=re.MULTILINE), *rest
 )
+
+
+@pytest.fixture
+def logged():
+    """Collect the messages that the library logs during a test."""
+    messages, logger = [], logging.getLogger("composable")
+    handler, level = logging.Handler(), logger.level
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield messages
+    logger.removeHandler(handler)
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

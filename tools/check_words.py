@@ -27,6 +27,7 @@ PHRASES = ROOT / "tools/banned_phrases.txt"
 TODO = ROOT / "tools/words_todo.txt"
 
 _NOT_PROSE = "\0"  # never matches: no phrase extends across code
+_WORD = re.compile(r"\0[\0\s]*|[^\0\s]+")  # or a stretch of code
 _INLINE_CODE = re.compile(r"`[^`\n]+`")
 _REPLACEMENT_FIELD = re.compile(r"\{[^{}\n]*\}")
 _DELIMITERS = re.compile(r"""^#+|^[a-zA-Z]{0,2}["']+|["']+$""")
@@ -82,9 +83,10 @@ def find_hits(path: Path, text: str, phrases: Sequence[Phrase]) -> Iterator[Hit]
     """Find the banned phrases in a file's prose. Inline code counts as a word."""
     prose = python_prose(text) if path.suffix == ".py" else text
     prose = _INLINE_CODE.sub(lambda code: "_" * len(code[0]), prose)
-    words = list(re.finditer(r"\S+", prose))
-    joined = " ".join(word[0] for word in words)  # phrases extend over the ends of lines
-    starts = list(itertools.accumulate((len(word[0]) + 1 for word in words), initial=0))
+    words = list(_WORD.finditer(prose))
+    texts = [word[0] if word[0][0] != _NOT_PROSE else _NOT_PROSE for word in words]
+    joined = " ".join(texts)  # phrases extend over the ends of lines
+    starts = list(itertools.accumulate((len(text) + 1 for text in texts), initial=0))
     for phrase in phrases:
         for match in phrase.pattern.finditer(joined):
             first = words[bisect.bisect_right(starts, match.start()) - 1]

@@ -10,6 +10,7 @@ from composable._support.checks import check_count
 __all__ = [
     "IGNORE_INDEX",
     "check_class_dim",
+    "check_several_classes",
     "class_probabilities",
     "count_classes",
     "dim_of_classes",
@@ -49,6 +50,16 @@ def check_class_dim(class_dim: Any) -> None:
         raise ValueError(
             f"class_dim={class_dim!r} must be 1, for [batch, classes, ...], or -1, for "
             "[batch, ..., classes]."
+        )
+
+
+def check_several_classes(name: str, logits: Tensor, class_dim: int) -> None:
+    """Raise a ValueError for the logits of a single class, whose probability is always 1."""
+    if logits.shape[class_dim] == 1:
+        raise ValueError(
+            f"{name} has one class in dimension {class_dim} of shape {tuple(logits.shape)}, whose "
+            "probability is always 1. Use logits of two classes or more; those of a sigmoid are "
+            f"torch.cat([torch.zeros_like(z), z], {class_dim})."
         )
 
 

@@ -31,6 +31,7 @@ class RandomTranslation(Algorithm):
     stage = Stage.AUGMENT
     reads = frozenset({"batch", "key", "timestamp"})
     writes = frozenset({"batch"})
+    after = frozenset({"AlternatingFlip"})  # as in airbench
 
     def apply(self, event: Event, state: State) -> State:
         """Shift the images of the batch."""

@@ -28,6 +28,7 @@ from composable.plan.spans import fraction_of_run
 __all__ = ["SnapshotDistillation"]
 
 _UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
+_MEMORY = ("teacher", "frozen")
 
 
 def _cycle(value: TimeLike) -> Time:
@@ -41,6 +42,7 @@ class SnapshotDistillation(Algorithm):
     At the end of each cycle the weights and buffers are copied. In the next cycle the copy is the
     teacher: it predicts each batch in evaluation mode, as it was augmented and mixed, and the loss
     becomes `(1 - alpha) * loss + alpha * distillation_loss`. The teacher is saved in checkpoints.
+    Frozen parameters are not copied before they are unfrozen.
 
     The divergence is a mean over the positions over which the loss is one: those with a label, with
     the class weights of a cross entropy. For a loss that shifts or flattens its targets, it is one
@@ -125,32 +127,39 @@ class SnapshotDistillation(Algorithm):
         if event is Event.FIT_START:
             return self._checked(state)
         if event is self._end:
-            tensors = _tensors_of(state.model)
-            copies = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-            return state.remember(self.name, {"teacher": copies})
+            names = [*_tensors_of(state.model)]
+            return state.remember(self.name, _copied({"teacher": {}, "frozen": names}, state.model))
         memory = state.memory[self.name]
         if event is Event.BEFORE_LOSS:
-            return state.remember(self.name, {**memory, "divergence": self._divergence(state)})
+            state = state.remember(self.name, _copied(memory, state.model))
+            divergence = self._divergence(state)
+            return state.remember(self.name, {**state.memory[self.name], "divergence": divergence})
         own: Any = state.loss
         divergence = mean_like(memory["divergence"], own)
         loss = (1 - self.alpha) * own + self.alpha * divergence
-        return state.remember(self.name, {"teacher": memory["teacher"]}).evolve(loss=loss)
+        kept = {name: memory[name] for name in _MEMORY}
+        return state.remember(self.name, kept).evolve(loss=loss)
 
     def check_memory(self, memory: Any, state: State) -> None:
         """Raise a `ValueError` if a loaded memory is not a teacher for the model."""
-        if not isinstance(memory, Mapping) or memory.keys() != {"teacher"}:
-            raise ValueError("it must have the entry teacher.")
+        if not isinstance(memory, Mapping) or memory.keys() != set(_MEMORY):
+            raise ValueError(f"it must have the entries {', '.join(_MEMORY)}.")
         check_tensors("teacher", memory["teacher"])
-        self._check_fits(memory["teacher"], state)
+        if not isinstance(memory["frozen"], list):
+            raise ValueError("frozen must be a list of the names of parameters.")
+        self._check_fits(memory, state)
 
     def _divergence(self, state: State) -> Tensor:
         """Compute the divergence of the outputs from those of the teacher."""
         positions = positions_of(state, self.name, self.class_dim)
         logits, weights = positions.logits, positions.weights
-        teacher = state.memory[self.name]["teacher"]
-        self._check_fits(teacher, state)
+        memory = state.memory[self.name]
+        self._check_fits(memory, state)
         with evaluation_mode(state.model), state.precision.autocast(state.device):
-            batch, call = state.precision.cast(state.batch), _with_weights(state.model, teacher)
+            batch, call = (
+                state.precision.cast(state.batch),
+                _with_weights(state.model, memory["teacher"]),
+            )
             outputs = state.model_call(call, batch, state.batch_spec)
         divergence = distillation_loss(
             logits.to(compute_dtype(logits.dtype)),
@@ -163,9 +172,11 @@ class SnapshotDistillation(Algorithm):
             divergence * weights.sum() if positions.is_sum and weights is not None else divergence
         )
 
-    def _check_fits(self, teacher: Mapping[str, Tensor], state: State) -> None:
+    def _check_fits(self, memory: Mapping[str, Any], state: State) -> None:
         """Raise a ValueError if the model has other tensors than the teacher."""
         own = _tensors_of(state.model)
+        shared = {name: own[name] for name in memory["frozen"] if name in own}
+        teacher = {**shared, **memory["teacher"]}
         for name in sorted(own.keys() | teacher.keys()):
             shapes = [tuple(one[name].shape) if name in one else None for one in (teacher, own)]
             if shapes[0] != shapes[1]:
@@ -202,6 +213,18 @@ class SnapshotDistillation(Algorithm):
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _copied(memory: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return a teacher with copies of those of its frozen tensors that training changes now.
+
+    Until the first step that changes it, a tensor has the value that it had in the snapshot.
+    """
+    own = _tensors_of(model)
+    shared = {name: own[name] for name in memory["frozen"] if name in own}
+    frozen = {n for n, t in shared.items() if isinstance(t, nn.Parameter) and not t.requires_grad}
+    copies = {name: t.detach().clone() for name, t in shared.items() if name not in frozen}
+    return {"teacher": {**memory["teacher"], **copies}, "frozen": sorted(frozen)}
 
 
 def _with_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from composable._support.checks import check_blendable, check_range, check_tensor
 from composable._support.foreach import compute_dtype
-from composable._support.targets import check_class_dim
+from composable._support.targets import check_class_dim, check_several_classes
 
 __all__ = ["distillation_loss"]
 
@@ -35,7 +35,7 @@ def distillation_loss(
     the loss of the labels.
 
     Args:
-        logits: Logits of the student, `[batch, classes, ...]`.
+        logits: Logits of the student, `[batch, classes, ...]`; -inf for masked classes.
         teacher_logits: Logits of the teacher, of the same shape. They get no gradient.
         temperature: The temperature $T$ by which logits are divided, above 0. Higher values give
             more weight to unlikely classes.
@@ -49,7 +49,7 @@ def distillation_loss(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: Shapes differ, or a number is out of range.
+        ValueError: Shapes differ, a number is out of range, or there is only one class.
 
     Example:
         >>> import torch
@@ -69,10 +69,12 @@ def distillation_loss(
             f"{tuple(teacher_logits.shape)}; they must have one shape, [batch, classes, ...]. Use "
             "a teacher with the classes of the student, for the same batch."
         )
+    check_several_classes("logits", logits, class_dim)
     dtype = compute_dtype(logits.dtype)
     log_q = (logits.to(dtype) / temperature).log_softmax(class_dim)
     log_p = (teacher_logits.detach().to(dtype) / temperature).log_softmax(class_dim)
-    divergence = (log_p.exp() * (log_p - log_q)).sum(class_dim) * temperature**2
+    terms = (log_p.exp() * (log_p - log_q)).masked_fill(log_p.isneginf(), 0)  # masked classes
+    divergence = terms.sum(class_dim) * temperature**2
     if weights is None:
         return divergence.mean().to(logits.dtype)
     check_tensor("weights", weights)

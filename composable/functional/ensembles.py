@@ -14,7 +14,7 @@ from torch import Tensor
 
 from composable._support.checks import check_blendable, check_count, check_tensor, kind_of
 from composable._support.foreach import compute_dtype
-from composable._support.targets import check_class_dim
+from composable._support.targets import check_class_dim, check_several_classes
 
 __all__ = ["average_probabilities", "mixture_weights"]
 
@@ -44,7 +44,7 @@ def average_probabilities(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: There are no models, or shapes differ.
+        ValueError: There are no models, shapes differ, or there is only one class.
 
     Example:
         >>> sure, unsure = torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 0.0]])
@@ -63,6 +63,7 @@ def average_probabilities(
                 f"logits[{i}] has shape {tuple(one.shape)} and logits[0] {tuple(logits[0].shape)}; "
                 "the models of an ensemble must have outputs of one shape, [batch, classes, ...]."
             )
+    check_several_classes("logits[0]", logits[0], class_dim)
     dtype = compute_dtype(logits[0].dtype)
     logs = torch.stack([one.to(dtype).log_softmax(class_dim) for one in logits])
     if weights is None:

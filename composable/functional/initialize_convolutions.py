@@ -38,7 +38,7 @@ def initialize_convolutions(model: nn.Module) -> nn.Module:
             compiled module.
 
     Warns:
-        NoEffectWarning: The model has no such convolution.
+        NoEffectWarning: The model has no such convolution, or all are frozen.
 
     Example:
         >>> conv = initialize_convolutions(nn.Conv2d(3, 8, 3, padding=1, bias=False))
@@ -48,12 +48,14 @@ def initialize_convolutions(model: nn.Module) -> nn.Module:
     """
     check_module("model", model)
     found = {n: one for n, one in model.named_modules() if _has_center(one)}
-    if not found:
-        report_nothing("initialize_convolutions", "Conv1d, Conv2d and Conv3d with odd kernels")
-        return model
     check_uncompiled(model, [*found])
-    weights = {f"{name}.weight".lstrip("."): _copying(name, one) for name, one in found.items()}
-    return with_tensors(model, {n: one for n, one in weights.items() if one is not None})
+    copying = {f"{name}.weight".lstrip("."): _copying(name, one) for name, one in found.items()}
+    weights = {name: weight for name, weight in copying.items() if weight is not None}
+    if not weights:
+        kinds = "Conv1d, Conv2d and Conv3d with odd kernels that are trained"
+        report_nothing("initialize_convolutions", kinds)
+        return model
+    return with_tensors(model, weights)
 
 
 def _has_center(module: nn.Module) -> bool:

@@ -60,10 +60,10 @@ def initialize_projections(
 
     - "keep": no change.
 
-    Biases of these projections start at zero. The output of a block of a residual network is its
-    last norm, whose weight starts at 0 or stays. With grouped queries, $I$ in $W_O$ is that of the
-    values of each group, shared by its heads. `register_projections` lists the known blocks, and
-    adds others.
+    Biases of these projections start at zero. A block whose projection is frozen stays. The output
+    of a block of a residual network is its last norm, whose weight starts at 0 or stays. With
+    grouped queries, $I$ in $W_O$ is that of the values of each group, shared by its heads.
+    `register_projections` lists the known blocks, and adds others.
 
     Args:
         model: Any module. It is not modified. The result shares all other parameters.
@@ -80,10 +80,11 @@ def initialize_projections(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: An option does not exist, a number is out of range, a known block lacks a
-            projection, it doesn't fit "mimetic" or "fan_in", or it is on the meta device.
+            projection, it doesn't fit "mimetic" or "fan_in", or it is on the meta device or
+            computed by a parametrization.
 
     Warns:
-        NoEffectWarning: The model has no such block.
+        NoEffectWarning: The model has no such block, or all are frozen.
 
     Example:
         >>> model = initialize_projections(nn.TransformerEncoderLayer(4, 2, 8))
@@ -105,6 +106,8 @@ def initialize_projections(
         if method == "keep" or parts.output is None or crosses:
             continue
         layer, name = _layer(parts.output, block), parts.output
+        if not layer.weight.requires_grad:
+            continue  # it would stay at zero
         new = {f"{name}.bias": torch.zeros_like(layer.bias)} if layer.bias is not None else {}
         if method == "mimetic":
             new |= _mimetic(block, parts, beta, draw)
@@ -192,6 +195,9 @@ def _layer(name: str, block: nn.Module) -> Any:
             f"{type(block).__name__} has no {name}.weight, which is registered for it; pass the "
             "names of its parts to register_projections."
         ) from None
-    if meta:
-        raise ValueError(f"{name}.weight is on the meta device; initialize it on its device.")
+    if meta or "weight" not in layer._parameters:
+        raise ValueError(
+            f"{name}.weight of {type(block).__name__} is computed by a parametrization or on the "
+            "meta device: initialize it before other surgery, and on its device."
+        )
     return layer

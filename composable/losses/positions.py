@@ -70,13 +70,15 @@ def class_logits(outputs: Any, name: str) -> Tensor:
         TypeError: There are none.
     """
     logits = logits_of(outputs)
-    if not isinstance(logits, Tensor) or logits.ndim < 2 or not logits.is_floating_point():
-        raise TypeError(
-            f"{name} needs logits of classes, [batch, classes, ...], and the model returned "
-            f"{type(outputs).__name__}; return such a tensor, or an output of Transformers with "
-            "logits."
-        )
-    return logits
+    found = type(outputs).__name__
+    if isinstance(logits, Tensor):
+        if logits.ndim > 1 and logits.is_floating_point():
+            return logits
+        found = f"a tensor of shape {tuple(logits.shape)} and {logits.dtype}"
+    raise TypeError(
+        f"{name} needs logits of classes, [batch, classes, ...], and the model returned {found}; "
+        "return such a tensor, or an output of Transformers with logits."
+    )
 
 
 def default_class_dim(model: nn.Module, logits: Tensor) -> int:

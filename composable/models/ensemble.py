@@ -11,7 +11,11 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from composable._support.checks import check_count, check_module, kind_of
 from composable._support.foreach import compute_dtype
-from composable._support.targets import IGNORE_INDEX, check_class_dim
+from composable._support.targets import (
+    IGNORE_INDEX,
+    check_class_dim,
+    check_several_classes,
+)
 from composable._support.tree import map_tensors
 from composable.batches.model_call import (
     batch_spec_of,
@@ -36,8 +40,8 @@ class Ensemble(nn.Module):
 
     Args:
         members: The models, such as the snapshots of a run. They are called with the arguments of
-            the ensemble, and return logits, or outputs of Transformers. They stay in evaluation
-            mode.
+            the ensemble, and return logits, or outputs of Transformers. A call restores their
+            modes.
         weights: Weights of the models, 0 or more, such as those of `mixture_weights`. They are
             divided by their sum. By default all equal.
         class_dim: Dimension of the classes in the logits: 1, or -1 for the last. By default the
@@ -70,20 +74,17 @@ class Ensemble(nn.Module):
         if class_dim is not None:
             check_class_dim(class_dim)
         self.class_dim = class_dim
-        self.eval()
-
-    def train(self, mode: bool = True) -> "Ensemble":
-        """Stay in evaluation mode: an ensemble is not trained."""
-        return super().train(False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Call each model, and average the probabilities.
+        """Call each model in evaluation mode, and average the probabilities.
 
         Raises:
             TypeError: A model returns no logits.
-            ValueError: The models return logits of different shapes.
+            ValueError: The models return logits of different shapes, or of a single class.
         """
-        found = [class_logits(one(*args, **kwargs), "Ensemble") for one in self.members]
+        gradients = torch.is_grad_enabled()
+        with evaluation_mode(self.members), torch.set_grad_enabled(gradients):
+            found = [class_logits(one(*args, **kwargs), "Ensemble") for one in self.members]
         logits = [one.to(compute_dtype(one.dtype)) for one in found]
         dim = self._class_dim_of(logits[0])
         return average_probabilities(logits, weights=self.weights, class_dim=dim)
@@ -122,13 +123,12 @@ def fit_mixture(
         class_dim: As for `Ensemble`.
 
     Returns:
-        The ensemble of the models that are kept, by falling weight. They stay in evaluation mode;
-        the others keep their modes.
+        The ensemble of the models that are kept, by falling weight.
 
     Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: An example of `held_out` is in `trained_on`, the examples are random, the models
-            have different outputs, or one predicts NaN.
+        TypeError: An argument is of the wrong type, or the labels are not class indices.
+        ValueError: An example of `held_out` is in `trained_on`, the examples are random, none has a
+            label, the models have different outputs, or one predicts NaN.
 
     Example:
         >>> from torch.utils.data import TensorDataset, random_split
@@ -144,8 +144,8 @@ def fit_mixture(
     check_count("batch_size", batch_size, 1)
     _refuse_overlap(held_out, trained_on)
     loader = DataLoader(held_out, batch_size=batch_size)
-    with evaluation_mode(nn.ModuleList(members)):
-        ensemble = Ensemble(members, class_dim=class_dim)
+    ensemble = Ensemble(members, class_dim=class_dim)
+    with evaluation_mode(ensemble):
         found = torch.cat([_log_likelihoods(ensemble, batch) for batch in loader], 1)
     _refuse_diverged(found)
     weights = mixture_weights(found, top=top).cpu()
@@ -170,13 +170,32 @@ def _log_likelihoods(ensemble: Ensemble, batch: Any) -> Tensor:
             )
         labels = labels_of_logits(model, spec.targets(moved), logits)
         precise = logits.to(compute_dtype(logits.dtype)).movedim(ensemble._class_dim_of(logits), 1)
+        _check_labels(labels, precise)
         losses = cross_entropy(precise, labels, reduction="none")
         found.append(-losses[labels != IGNORE_INDEX])
     return torch.stack(found)
 
 
+def _check_labels(labels: Any, logits: Tensor) -> None:
+    """Raise an error unless there is a class index for each position of `[batch, classes, ...]`."""
+    check_several_classes("the logits of a model", logits, 1)
+    shape = logits.select(1, 0).shape
+    indices = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.is_complex())
+    if not indices or labels.shape != shape:
+        given = f"{labels.dtype}, {tuple(labels.shape)}" if isinstance(labels, Tensor) else labels
+        raise TypeError(
+            f"the labels of held_out must be class indices of shape {tuple(shape)}, one for each "
+            f"position of the logits, not {given}; a mixture predicts one class of several."
+        )
+
+
 def _refuse_diverged(log_likelihoods: Tensor) -> None:
     """Raise a ValueError if a mixture of the models has no likelihood of each label."""
+    if not log_likelihoods.numel():
+        raise ValueError(
+            f"held_out has no labels but {IGNORE_INDEX}, which are skipped; hold out examples with "
+            "labels."
+        )
     wrong = [i for i, one in enumerate(log_likelihoods) if one.isnan().any()]
     if wrong:
         raise ValueError(
@@ -267,7 +286,7 @@ def _indices(data: Any) -> tuple[Any, list[int]]:
 
 def _digests(data: Any, name: str) -> Iterator[str]:
     """Yield the digest of each example."""
-    if digest_of(data[0]) != digest_of(data[0]):
+    if any(digest_of(data[i]) != digest_of(data[i]) for i in range(min(len(data), 8))):
         raise ValueError(
             f"the examples of {name} are random and cannot be compared; pass two subsets of "
             "one dataset, such as those of torch.utils.data.random_split."

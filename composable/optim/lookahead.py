@@ -96,6 +96,7 @@ class Lookahead(StepWrapper):
         if group[STEP] % self.interval:
             return after
         share = float(group[DECAY])
+        check_range(DECAY, share, 0, 1)  # a schedule may have changed it
 
         def pulled(ends: Tensors, steps: Tensors) -> Tensors:
             back = [step.to(end.dtype) for step, end in zip(steps, ends, strict=True)]

@@ -108,12 +108,11 @@ class ReadOnlyHook:
         return requested
 
 
-@attrs.frozen(eq=False)
-class Fingerprint:
-    """A value found in a state, with a mark that differs after a write to it."""
+Fingerprint = tuple[Any, Any]
+"""A value found in a state, and a mark that differs after a write to it.
 
-    value: Any  # a reference, so that its id is not reused
-    mark: Any
+The value is a reference, so that its id is not reused.
+"""
 
 
 def fingerprint(state: State) -> dict[str, Fingerprint]:
@@ -128,10 +127,9 @@ def fingerprint(state: State) -> dict[str, Fingerprint]:
         >>> list(fingerprint_changes(before, fingerprint(state)))
         ['state.loss in place']
     """
-    found = {}
+    found: dict[str, Fingerprint] = {}
     for field in _CHECKED:
-        for path, value in _walk(f"state.{field}", getattr(state, field)):
-            found[path] = Fingerprint(value, _mark(value))
+        _add(found, f"state.{field}", getattr(state, field))
     return found
 
 
@@ -218,33 +216,36 @@ def fingerprint_changes(
     before: Mapping[str, Fingerprint], after: Mapping[str, Fingerprint]
 ) -> Iterator[str]:
     """Describe the differences between two fingerprints."""
-    for path, old in before.items():
-        new = after.get(path)
-        if new is None:
+    for path, (old, old_mark) in before.items():
+        if path not in after:
             yield f"{path}, which is gone,"
-        elif isinstance(old.value, _PLAIN) and isinstance(new.value, _PLAIN):
-            if old.mark != new.mark:
-                yield f"{path} from {old.value!r} to {new.value!r}"
-        elif old.value is not new.value:
+            continue
+        new, new_mark = after[path]
+        if isinstance(old, _PLAIN) and isinstance(new, _PLAIN):
+            if old_mark != new_mark:
+                yield f"{path} from {old!r} to {new!r}"
+        elif old is not new:
             yield f"{path}, which is another object,"
-        elif old.mark != new.mark:
+        elif old_mark != new_mark:
             yield f"{path} in place"
     yield from (f"{path}, which is new," for path in after if path not in before)
 
 
-def _walk(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Iterate over the parts of a value, with the path to each."""
-    if isinstance(value, Tensor):
-        yield path, value
+def _add(found: dict[str, Fingerprint], path: str, value: Any) -> None:
+    """Add the fingerprints of the parts of a value, each by the path to it."""
+    if isinstance(value, _PLAIN):  # the most frequent ones, before what takes long to recognize
+        found[path] = value, (value,)  # in a tuple, NaN equals itself
+    elif isinstance(value, Tensor):
+        found[path] = value, _mark(value)
         if value.is_leaf:
-            yield f"{path}.grad", value.grad
+            _add(found, f"{path}.grad", value.grad)
     elif isinstance(value, nn.Module):
-        yield from _walk_module(path, value)
+        _add_module(found, path, value)
     elif (children := _children(value)) is not None:
         for step, child in children:
-            yield from _walk(f"{path}{step}", child)
+            _add(found, f"{path}{step}", child)
     else:
-        yield path, value
+        found[path] = value, None
 
 
 def _children(value: Any) -> list[tuple[str, Any]] | None:
@@ -263,14 +264,14 @@ def _children(value: Any) -> list[tuple[str, Any]] | None:
     return [(f".{name}", getattr(value, name)) for name in names] or None
 
 
-def _walk_module(path: str, model: nn.Module) -> Iterator[tuple[str, Any]]:
+def _add_module(found: dict[str, Fingerprint], path: str, model: nn.Module) -> None:
     for name, module in model.named_modules(remove_duplicate=False):
         here = f"{path}.{name}" if name else path
-        yield here, module
-        yield f"{here}.training", module.training
+        found[here] = module, None
+        _add(found, f"{here}.training", module.training)
         for own, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
-                yield from _walk(f"{here}.{own}", tensor)
+                _add(found, f"{here}.{own}", tensor)
 
 
 def _fields(value: Any) -> list[str]:
@@ -281,12 +282,10 @@ def _fields(value: Any) -> list[str]:
     return []
 
 
-def _mark(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        # Assigning to `tensor.data` isn't counted as a write, but changes the address.
-        version, address = _read(_version, value), _read(Tensor.data_ptr, value)
-        return version, address, value.requires_grad
-    return (value,) if isinstance(value, _PLAIN) else None  # in a tuple, NaN equals itself
+def _mark(tensor: Tensor) -> tuple[Any, ...]:
+    # Assigning to `tensor.data` isn't counted as a write, but changes the address.
+    version, address = _read(_version, tensor), _read(Tensor.data_ptr, tensor)
+    return version, address, tensor.requires_grad
 
 
 _version, _grad = attrgetter("_version"), attrgetter("grad")

@@ -173,10 +173,15 @@ class Plan:
         """Return the steps of the plan, in the order of the events."""
         from composable.plan.explain import algorithm_steps, callback_step  # on use
 
+        observers = [(one, hooks_of(one)) for one in self.callbacks]
         steps = []
         for event in Event:
             steps += algorithm_steps(event, self.algorithms)
-            steps += [callback_step(event, c, self._explain(c)) for c in self.observers(event)]
+            steps += [
+                callback_step(event, one, self._explain(one))
+                for one, hooks in observers
+                if event in hooks
+            ]
         return steps
 
     def _explain(self, callback: Callback) -> str:

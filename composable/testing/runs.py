@@ -103,7 +103,7 @@ class StopAfter(Callback):
 
 def contents(state: State) -> dict[str, Any]:
     """Copy the tensors and plain values of a state, by path."""
-    held = {path: copied(seen.value) for path, seen in fingerprint(state).items()}
+    held = {path: copied(value) for path, (value, _) in fingerprint(state).items()}
     counts = attrs.asdict(state.timestamp)
     held |= {
         f"state.timestamp.{name}": count

@@ -27,12 +27,13 @@ double_mlp = partial(mlp, dtype=torch.float64)
 DOUBLE = batches(12, dtype=torch.float64)
 
 
-def by_hand(model, loader, *, cycle=3, first_cycle=2, loss_fn=cross_entropy):
-    """Train for three epochs with snapshots, in a plain loop."""
+def by_hand(model, loader, *, cycle=3, first_cycle=2, frozen=0):
+    """Train for three epochs with snapshots, in a plain loop; `frozen` steps without layer 0."""
     optimizer, teacher = sgd(model.parameters()), None
     for step, (inputs, targets) in enumerate([*loader, *loader, *loader], 1):
+        model[0].requires_grad_(step > frozen)
         outputs = model.train()(inputs)
-        loss = loss_fn(outputs, targets)
+        loss = cross_entropy(outputs, targets)
         if teacher is not None:
             with torch.no_grad():
                 of_teacher = teacher(inputs)
@@ -86,6 +87,43 @@ def test_the_teacher_predicts_in_evaluation_mode_and_leaves_the_statistics_of_th
 
     assert modes == [True] * 3 + [True, False] * 3
     assert found[1].num_batches_tracked == 6
+
+
+def test_frozen_parameters_are_not_copied_before_they_are_unfrozen(tmp_path):
+    def build(**options):
+        model = mlp()
+        model[0].requires_grad_(False)
+        return make_trainer(model, algorithms=taught(), **options)
+
+    def unfrozen(trainer, duration):
+        trainer.state.model.requires_grad_(True)
+        trainer.fit(duration=duration)
+        return weights(trainer.state.model)
+
+    trainer = build(save_folder=tmp_path, save_interval="1ba")
+    trainer.fit(duration="6ba")
+    first = trainer.state.memory["SnapshotDistillation"]
+
+    whole = unfrozen(trainer, "3ba")
+
+    assert first["teacher"].keys() == {"3.weight", "3.bias"}
+    assert_close(whole, by_hand(mlp(), batches(12), frozen=6))
+    for place, duration in [("ep2-ba6", "3ba"), ("ep2-ba7", "2ba")]:
+        assert same(unfrozen(build(load_path=tmp_path / place), duration), whole)
+
+
+def test_classes_that_a_model_masks_have_no_divergence():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, inputs):
+            return nn.functional.pad(self.inner(inputs), (0, 1), value=-torch.inf)
+
+    masked = {n.removeprefix("inner."): t for n, t in trained(Masked(), taught()).items()}
+
+    assert_close(masked, trained(mlp(), taught()))
 
 
 def test_the_first_cycle_is_that_of_a_plain_run():
@@ -226,6 +264,13 @@ def test_a_regression_has_no_classes_to_learn():
         run(mlp(), taught(), loader, loss_fn=mse_loss)
 
 
+def test_outputs_without_classes_are_named_by_their_shape():
+    flat, loader = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), batches(12)
+
+    with pytest.raises(TypeError, match=r"a tensor of shape \(4,\) and torch.float32"):
+        run(flat, taught(), loader, loss_fn=lambda found, _: found.square().mean())
+
+
 @attrs.frozen
 class Widen(Algorithm):
     """Replaces the model by one with other shapes after some batches."""
@@ -256,11 +301,14 @@ def test_a_teacher_in_a_checkpoint_is_checked():
     algorithm, state = taught(), make_trainer(mlp(), algorithms=taught()).state
     teacher = weights(mlp())
 
-    algorithm.check_memory({"teacher": teacher}, state)
+    algorithm.check_memory({"teacher": teacher, "frozen": []}, state)
 
-    with pytest.raises(ValueError, match="must have the entry teacher"):
-        algorithm.check_memory({}, state)
-    with pytest.raises(ValueError, match=r"3.weight is missing in the teacher"):
-        algorithm.check_memory(
-            {"teacher": {k: v for k, v in teacher.items() if k != "3.weight"}}, state
-        )
+    part = {k: v for k, v in teacher.items() if k != "3.weight"}
+    algorithm.check_memory({"teacher": part, "frozen": ["3.weight"]}, state)
+    for memory, words in [
+        ({}, "must have the entries teacher, frozen"),
+        ({"teacher": part, "frozen": []}, r"3.weight is missing in the teacher"),
+        ({"teacher": part, "frozen": 3}, "frozen must be a list"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            algorithm.check_memory(memory, state)

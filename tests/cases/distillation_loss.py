@@ -53,7 +53,7 @@ CASE = Case(
     algorithm=AlgorithmCase(
         SnapshotDistillation,
         {"cycle": ["1ba"], "alpha": [0.5, 0.3], "temperature": [1.0, 2.0], "class_dim": [None]},
-        meaning=lambda a, s: {"memory": {a.name: {"teacher": weights(s.model)}}},
+        meaning=lambda a, s: {"memory": {a.name: {"teacher": weights(s.model), "frozen": []}}},
         acts_at=lambda a: Event.BATCH_END,
         order_matters={
             "PrefixTokens": "the sum of both losses is scaled before or after the divergence"

@@ -1,6 +1,6 @@
 """Averages of probabilities, and the weights of mixtures."""
 
-from math import log, nan
+from math import inf, log, nan
 
 import pytest
 import torch
@@ -118,6 +118,34 @@ def test_positions_without_weight_do_not_count_and_neither_do_batches_of_them():
     (slope,) = torch.autograd.grad(nothing, logits)
     assert nothing == 0
     assert torch.equal(slope, torch.zeros(4, 3))
+
+
+def test_masked_classes_have_no_divergence_but_those_of_the_student_alone():
+    logits, teacher = torch.randn(2, 5, 4, requires_grad=True), torch.randn(2, 5, 4)
+    mask = torch.tensor([False, False, False, True, True]).reshape(1, 5, 1)
+    expected = distillation_loss(logits[:, :3], teacher[:, :3], temperature=2.0)
+
+    found = distillation_loss(
+        logits.masked_fill(mask, -inf), teacher.masked_fill(mask, -inf), temperature=2.0
+    )
+
+    assert_close(found, expected)
+    slopes = [torch.autograd.grad(one, logits)[0] for one in (found, expected)]
+    assert_close(*slopes)
+    assert distillation_loss(logits, teacher.masked_fill(mask, -inf)).isfinite()
+    assert distillation_loss(logits.masked_fill(mask, -inf), teacher) == inf
+
+
+def test_a_single_class_is_an_error_with_a_cure():
+    logits = torch.zeros(4, 1, 2)
+
+    for refused in (
+        lambda: distillation_loss(logits, logits),
+        lambda: average_probabilities([logits]),
+    ):
+        with pytest.raises(ValueError, match=r"one class in dimension 1 of shape \(4, 1, 2\)"):
+            refused()
+    assert average_probabilities([logits], class_dim=-1).shape == logits.shape
 
 
 def test_a_teacher_with_other_classes_is_an_error_with_a_cure():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from composable.functional import initialize_convolutions, whiten_first_layer
+from composable.functional import NoEffectWarning, initialize_convolutions, whiten_first_layer
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -43,6 +43,29 @@ def test_pixelwise_even_frozen_and_transposed_kernels_stay():
 
     same = [a is b for a, b in zip(model.parameters(), new.parameters(), strict=True)]
     assert same == [True] * 8 + [False, True]
+
+
+def test_a_model_whose_convolutions_are_frozen_is_returned_with_a_warning():
+    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 1)).requires_grad_(False)
+
+    with pytest.warns(NoEffectWarning, match="odd kernels that are trained"):
+        assert initialize_convolutions(model) is model
+
+
+def test_a_depthwise_shared_and_tied_kernel_and_one_of_fewer_outputs_copy_too():
+    depthwise, narrow = nn.Conv2d(4, 8, 3, groups=4), nn.Conv2d(8, 4, 3)
+    tied = nn.Conv2d(8, 4, 3)
+    tied.weight = narrow.weight
+    model = nn.Sequential(depthwise, narrow, tied, narrow)
+    new = initialize_convolutions(model)
+
+    expected = [depthwise.weight.detach().clone(), torch.zeros(4, 8, 3, 3)]
+    nn.init.dirac_(expected[0][::2], groups=4)
+    assert_close(
+        [one.weight.detach() for one in new[:2]], [*expected[:1], nn.init.dirac_(expected[1])]
+    )
+    assert new[1] is new[3]
+    assert new[1].weight is new[2].weight
 
 
 def test_order_with_a_whitened_first_layer_does_not_matter():

@@ -91,7 +91,7 @@ def test_rejects_what_it_cannot_initialize():
     F.register_projections(kind, output="out")
     with pytest.raises(ValueError, match=r"Mine has no out\.weight, .* register_projections"):
         F.initialize_projections(kind())
-    with pytest.raises(ValueError, match=r"out_proj\.weight is on the meta device"):
+    with pytest.raises(ValueError, match=r"out_proj\.weight of MultiheadAttention .* on the meta"):
         F.initialize_projections(nn.MultiheadAttention(4, 2, device="meta"))
     odd = type("Odd", (Hidden,), {})
     F.register_projections(odd, value="0", output="2", fused=True)
@@ -135,3 +135,17 @@ def test_standard_deviation_of_a_convolution_follows_all_its_inputs():
         new = F.initialize_projections(Residual(), feed_forward="fan_in", generator=generator())
 
     assert new.conv2.weight.std().item() == pytest.approx(0.5 / 36**0.5, rel=0.03)
+
+
+def test_a_frozen_block_stays_and_a_computed_weight_is_refused():
+    model = nn.Sequential(Hidden(8), Hidden(8))
+    model[0].requires_grad_(False)
+    new = F.initialize_projections(model)
+
+    assert torch.equal(new[0][2].weight, model[0][2].weight)
+    assert not new[1][2].weight.any()
+    with pytest.warns(F.NoEffectWarning, match="found nothing"):
+        assert F.initialize_projections(model[0]) is model[0]
+    nn.utils.parametrizations.weight_norm(model[1][2])
+    with pytest.raises(ValueError, match=r"2\.weight of Hidden is computed by a parametrization"):
+        F.initialize_projections(model)

@@ -1,5 +1,6 @@
 """Ensembles of models, and mixtures that are fitted to held-out data."""
 
+from copy import deepcopy
 from math import inf, nan
 
 import pytest
@@ -14,7 +15,7 @@ from composable.metrics import accuracy
 from composable.models import Ensemble, fit_mixture
 from tests.support.data import batches, examples
 from tests.support.hub_models import HEADS
-from tests.support.models import CLASSES, conv_net, linear, mlp
+from tests.support.models import CLASSES, conv_net, linear, mlp, same
 from tests.support.runs import make_trainer
 
 DATA = TensorDataset(*examples(40))
@@ -57,12 +58,31 @@ def test_an_ensemble_of_one_model_predicts_as_it_does():
     assert_close(Ensemble([model])(inputs), model(inputs).log_softmax(1))
 
 
-def test_an_ensemble_stays_in_evaluation_mode():
-    inputs, _ = examples(6)
-    ensemble = Ensemble([mlp(dropout=0.5), mlp(dropout=0.5, seed=1)]).train()
+@pytest.mark.parametrize("training", [True, False])
+def test_members_are_evaluated_and_keep_their_modes_buffers_and_gradients(training):
+    inputs, _ = examples(6, images=True)
+    models = [conv_net().train(training), conv_net(seed=1)]
+    models[1][1].eval()  # a frozen batch norm
+    modes = [[one.training for one in model.modules()] for model in models]
+    buffers = deepcopy([dict(model.named_buffers()) for model in models])
 
-    assert not any(module.training for module in ensemble.modules())
-    assert torch.equal(ensemble(inputs), ensemble(inputs))
+    ensemble = Ensemble(models)
+    found = ensemble(inputs.requires_grad_())
+
+    assert modes == [[one.training for one in model.modules()] for model in models]
+    assert same(buffers[0], dict(models[0].named_buffers()))
+    assert torch.equal(ensemble.eval()(inputs), found)
+    assert torch.autograd.grad(found[:, 0].sum(), inputs)[0].count_nonzero() > 0
+
+
+def test_a_single_class_is_refused():
+    train, held_out = divided()
+    binary = nn.Linear(4, 1)
+
+    with pytest.raises(ValueError, match=r"one class in dimension 1 .*torch.cat"):
+        Ensemble([binary, binary])(torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"one class in dimension 1 .*torch.cat"):
+        fit_mixture([binary], held_out, trained_on=train)
 
 
 def test_a_trainer_evaluates_an_ensemble_of_the_snapshots_of_its_run(tmp_path):
@@ -100,7 +120,7 @@ def test_an_ensemble_of_models_of_transformers_averages_over_the_classes_of_pixe
     sizes = {name: [8] for name in ("hidden_sizes", "patch_sizes", "strides")}
     ones = ("depths", "sr_ratios", "num_attention_heads", "mlp_ratios")
     config = SegformerConfig(num_encoder_blocks=1, **sizes, **{name: [1] for name in ones})
-    model, images = SegformerForSemanticSegmentation(config), torch.randn(2, 3, 16, 16)
+    model, images = SegformerForSemanticSegmentation(config).eval(), torch.randn(2, 3, 16, 16)
 
     found = Ensemble([model, model])(images)
 
@@ -163,13 +183,28 @@ def test_a_mixture_has_no_higher_loss_on_its_data_than_any_model_or_their_averag
     assert all(loss <= cross_entropy(model(inputs), targets) + 1e-3 for model in models)
 
 
-def test_models_that_a_mixture_omits_keep_their_modes():
+def test_a_fit_evaluates_the_models_and_keeps_their_modes():
     train, held_out = divided()
-    models = [linear(seed) for seed in range(3)]
+    models = [mlp(dropout=0.5, seed=seed) for seed in range(3)]
+    models[0].eval()
 
-    mixture = fit_mixture(models, held_out, trained_on=train, top=1)
+    found = [fit_mixture(models, held_out, trained_on=train).weights for _ in range(2)]
 
-    assert [one.training for one in models] == [one is not mixture.members[0] for one in models]
+    assert torch.equal(*found)
+    assert [one.training for one in models] == [False, True, True]
+
+
+def test_one_of_equal_models_is_kept_and_one_example_is_enough():
+    train, held_out = divided()
+    models = [linear(), linear(), linear(1)]
+
+    mixture = fit_mixture(models[:2], held_out, trained_on=train, top=1)
+    of_one = fit_mixture(models, torch.utils.data.Subset(held_out, [0]), trained_on=train)
+
+    assert len(mixture.members) == mixture.weights.item() == 1
+    inputs, target = held_out[0]
+    losses = [cross_entropy(one(inputs[None]), target[None]).item() for one in of_one.members]
+    assert losses == sorted(losses)
 
 
 @pytest.mark.parametrize("head", ["causal", "decoder that does not shift", "classes"])
@@ -239,6 +274,34 @@ def test_data_that_was_trained_on_is_refused():
             fit_mixture([linear()], held_out, trained_on=trained_on)
 
     fit_mixture([linear()], held_out, trained_on=[copied[i] for i in train.indices])
+
+
+class Flipped(Random):
+    """Half of the examples are augmented, the first one at times not."""
+
+    def __getitem__(self, index):
+        self.calls = getattr(self, "calls", 0) + 1
+        flip = self.calls % 3 == 0
+        return torch.arange(4.0).flip(0) if flip else torch.arange(4.0), index % CLASSES
+
+
+def test_examples_that_are_random_at_times_are_refused():
+    with pytest.raises(ValueError, match="examples of trained_on are random"):
+        fit_mixture([linear()], divided()[1], trained_on=Flipped())
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "words"),
+    [
+        (torch.full((4,), -100), ValueError, "held_out has no labels but -100"),
+        (torch.rand(4), TypeError, r"class indices of shape \(4,\).* not torch.float32, \(4,\)"),
+        (torch.rand(4, 3), TypeError, r"class indices of shape \(4,\).* not torch.float32"),
+        (torch.zeros(4, 2, dtype=torch.long), TypeError, r"not torch.int64, \(4, 2\)"),
+    ],
+)
+def test_labels_that_are_not_of_one_class_are_refused(labels, error, words):
+    with pytest.raises(error, match=words):
+        fit_mixture([linear()], TensorDataset(torch.rand(4, 4), labels), trained_on=divided()[0])
 
 
 def test_random_examples_can_be_compared_by_their_indices_only():

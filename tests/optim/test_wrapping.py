@@ -253,6 +253,15 @@ def test_decay_of_lookahead_can_rise_over_a_run():
     assert seen == pytest.approx([0.8 * (step / 4) ** 3 for step in range(4)])
 
 
+def test_decay_of_lookahead_that_a_schedule_moves_out_of_range_is_an_error():
+    optimizer = with_lookahead(SGD(params := [nn.Parameter(torch.ones(1))], lr=0.1), interval=1)
+    optimizer.param_groups[0]["lookahead_decay"] = 1.5
+    params[0].grad = torch.ones(1)
+
+    with pytest.raises(ValueError, match=r"lookahead_decay=1\.5 must be"):
+        optimizer.step()
+
+
 # --- a loop of one's own ---
 
 

@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
-from composable.algorithms import TTA, LabelSmoothing, RandomTranslation
+from composable.algorithms import TTA, AlternatingFlip, LabelSmoothing, RandomTranslation
+from composable.data import Indexed
 from composable.optim import Muon
+from composable.plan.ordering import topological_sort
 from composable.recipes import small_resnet, speedrun_vision
 
 
@@ -43,6 +46,24 @@ def test_the_recipe_trains_a_network_that_learns(recipe, share):
 
     assert losses[-1] < share * losses[0]
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.filterwarnings("error")
+def test_alternating_flips_join_the_speedrun_before_its_translations():
+    images = Indexed(TensorDataset(torch.randn(8, 3, 8, 8), torch.arange(8) % 4))
+    recipe = speedrun_vision(flip=True).arguments()
+    trainer = Trainer(
+        network(),
+        train_dataloader=DataLoader(images, batch_size=4),
+        loss_fn=cross_entropy,
+        max_duration="1ep",
+        progress_bar=False,
+        **{**recipe, "algorithms": [*recipe["algorithms"], AlternatingFlip()]},
+    )
+
+    assert trainer.fit().timestamp.batch == 2
+    names = [one.name for one in topological_sort([RandomTranslation(), AlternatingFlip()])]
+    assert names == ["AlternatingFlip", "RandomTranslation"]
 
 
 def test_muon_has_the_rates_of_the_recipe():

@@ -22,9 +22,19 @@ SECONDS = 150
 """The time limit of all processes together; one that waits for another must fail, not hang."""
 
 forkserver = multiprocessing.get_context("forkserver")
-# What a first step imports: a second of each process that is not forked with it.
+# What functions and a first step import: seconds of each process that is not forked with it.
 forkserver.set_forkserver_preload(
-    ["tests.support.parallel_runs", "torch._dynamo", "torch.distributed.fsdp"]
+    [
+        "tests.distributed.test_parallel_runs",
+        "composable.trainer.build",
+        "composable.trainer.loop",
+        "composable.trainer.records",
+        "composable.trainer.summary",
+        "composable.engines.build",
+        "composable.engines.exact",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+    ]
 )
 
 

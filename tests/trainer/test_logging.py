@@ -1,6 +1,5 @@
 """What a run logs: the loss, the learning rates, and what it was started with."""
 
-import logging
 import re
 from collections import Counter
 
@@ -127,7 +126,7 @@ def test_undeclared_fields_are_still_found_beside_logs():
 
 @pytest.mark.filterwarnings("ignore:.*(differs from|this run of 1ba)")
 @pytest.mark.parametrize("case", ALGORITHMS, ids=lambda case: case.name)
-def test_hyperparameters_count_the_modules_that_each_algorithm_replaced(case, caplog, tmp_path):
+def test_hyperparameters_count_the_modules_that_each_algorithm_replaced(case, logged, tmp_path):
     problem = next(one for one in PROBLEMS if case.acts_on(one))
 
     def counted(algorithm, length="1ba", **options):
@@ -136,10 +135,9 @@ def test_hyperparameters_count_the_modules_that_each_algorithm_replaced(case, ca
         problem.trainer(**options).fit()
         return memory.hyperparameters["replaced_modules"]
 
-    with caplog.at_level(logging.INFO, "composable"):
-        found = counted(case.example, save_folder=tmp_path)
+    found = counted(case.example, save_folder=tmp_path)
 
-    surgeries = [one for one in caplog.messages if one.startswith("replaced ")]
+    surgeries = [one for one in logged if one.startswith("replaced ")]
     said = Counter()
     for count, kind in re.findall(r"(\d+) (\w+) by ", "\n".join(surgeries)):
         said[kind] += int(count)

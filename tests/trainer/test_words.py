@@ -1,7 +1,6 @@
 """What a run says: signals, descriptions, arguments, threads, pickles and the progress bar."""
 
 import io
-import logging
 import os
 import pickle
 import signal
@@ -22,15 +21,15 @@ from tests.support.runs import make_trainer
 
 
 @pytest.mark.parametrize("saves", [True, False])
-def test_interrupt_says_whether_it_saves(saves, tmp_path, caplog):
+def test_interrupt_says_whether_it_saves(saves, logged, tmp_path):
     class Interrupt(Callback):
         def batch_start(self, state, logger):
             os.kill(os.getpid(), signal.SIGINT)
 
     folder = {"save_folder": tmp_path} if saves else {}
-    with caplog.at_level(logging.WARNING, "composable"), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):
         make_trainer(callbacks=[Interrupt()], **folder).fit()
-    said = caplog.messages[0]
+    said = logged[0]
     assert ("finishing this batch and saving a checkpoint" in said) is saves
     assert ("saving nothing, since there is no save_folder" in said) is not saves
 
