@@ -7,6 +7,8 @@ from itertools import zip_longest
 
 __all__ = ["format_table"]
 
+_LONGEST = 50  # characters of a word that is not broken
+
 
 def format_table(
     rows: Iterable[Sequence[str]],
@@ -23,7 +25,8 @@ def format_table(
         header: The titles of the columns, underlined with dashes.
         indent: The text at the start of each line.
         max_width: The width beyond which a cell is not padded for; it overflows its column.
-        width: The width of a line; the cells of the widest columns are wrapped to reach it.
+        width: The width of a line; the cells of the widest columns are wrapped to reach it,
+            and words of more than 50 characters are broken.
 
     Example:
         >>> print(format_table([("weight", "[3, 4]"), ("bias", "[3]")], ("name", "shape")))
@@ -35,7 +38,8 @@ def format_table(
     table = [*([header] if header else []), *rows]
     widths = [min(max(map(len, column)), max_width) for column in zip(*table, strict=True)]
     if width < sys.maxsize:
-        widths = _fit(widths, [_longest_word(column) for column in zip(*table, strict=True)], width)
+        words = (_longest_word(column) for column in zip(*table, strict=True))
+        widths = _fit(widths, [min(word, _LONGEST) for word in words], width)
         table = [line for row in table for line in _wrap(row, widths)]
     if header:
         table.insert(1, ["-" * width for width in widths])
@@ -44,7 +48,7 @@ def format_table(
 
 
 def _fit(widths: Sequence[int], least: Sequence[int], width: int) -> list[int]:
-    """Narrow the widest columns, none below its longest word, until a line has this width."""
+    """Narrow the widest columns, none below its least width, until a line has this width."""
     widths, excess = list(widths), sum(widths) + 2 * (len(widths) - 1) - width
     while excess > 0 and (slack := [i for i, n in enumerate(widths) if n > least[i]]):
         widths[max(slack, key=lambda i: widths[i])] -= 1

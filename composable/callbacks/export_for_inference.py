@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from composable._support.checks import as_path, check_flag, check_one_of, check_range
+from composable._support.extras import needs
 from composable._support.paths import replacing
 from composable._support.tree import map_tensors, tensors_of
 from composable._support.warn import warn_user
@@ -332,14 +333,9 @@ def _outputs(outputs: Any) -> list[Tensor]:
 
 
 def _import_onnx() -> Any:
-    try:
+    with needs("a path with the suffix .onnx", "onnx"):
         import onnxruntime
         import onnxscript  # noqa: F401 (torch.onnx needs it)
-    except ImportError as error:
-        raise ImportError(
-            "a path with the suffix .onnx needs onnx, onnxscript and onnxruntime, of which one is "
-            'not installed: pip install "composable[onnx]".'
-        ) from error
     return onnxruntime
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composable._support.checks import as_path, check_flag, check_one_of, check_range
+from composable._support.extras import needs
 from composable._support.paths import check_no_link, is_stream_file, open_to_write, truncate
 from composable.core.callback import Callback, check_state
 from composable.core.control import Control
@@ -99,7 +100,9 @@ class MLPerfCallback(Callback):
         }
         self._cache_cleared = cache_cleared
         self._values = _check_values({} if values is None else values)
-        self._mllogger = _import_mllogger()
+        with needs("MLPerfCallback", "mlperf"):
+            from mlperf_logging.mllog.mllog import MLLogger
+        self._mllogger: Any = MLLogger
         self._file: Any = None
         self._built = _now()
         self._once: list[str] = []
@@ -293,17 +296,6 @@ def _truncate(path: Path, size: int) -> None:
         )
     if path.exists():
         truncate(path, size)
-
-
-def _import_mllogger() -> Any:
-    try:
-        from mlperf_logging.mllog.mllog import MLLogger
-    except ImportError as error:
-        raise ImportError(
-            "MLPerfCallback needs mlperf_logging, which is not installed: "
-            'pip install "composable[mlperf]".'
-        ) from error
-    return MLLogger
 
 
 def _check_text(name: str, value: Any) -> str:

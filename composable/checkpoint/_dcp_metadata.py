@@ -86,7 +86,6 @@ class _MetadataReader(PickleReader):
     """Accepts the few classes that such a file has."""
 
     def named(self, module: Any, name: Any) -> Name:
-        """Return the name of an accepted class, or of a dtype."""
         found = super().named(module, name)
         if found.path not in _CLASSES and _dtype(found) is None:
             raise RefusedPickleError(f"it contains {found.path[:160]}")
@@ -113,9 +112,10 @@ def _entries(metadata: Made) -> dict[str, DCPEntry]:
         if not isinstance(name, str):
             raise ValueError("a name is not a string")
         path = tuple(places.get(name, (name,)))
-        if not 0 < len(path) <= MAX_DIMENSIONS or not all(
-            _is_step(step, len(names)) for step in path
-        ):
+        valid = (
+            isinstance(step, str) or (type(step) is int and 0 <= step < len(names)) for step in path
+        )
+        if not 0 < len(path) <= MAX_DIMENSIONS or not all(valid):
             raise ValueError(f"{name[:80]!r} has no valid path")
         if kind.by == _TENSOR:
             entries[name] = _tensor(name, kind.state, path, stored)
@@ -163,10 +163,6 @@ def _piece(info: Mapping[str, Any]) -> Piece:
     if not is_plain_name(name):
         raise ValueError(f"{shorten(name, 80)} is not the name of a file")
     return Piece(name, *_counts((info["offset"], info["length"])))
-
-
-def _is_step(step: Any, most: int) -> bool:
-    return isinstance(step, str) or (type(step) is int and 0 <= step < most)
 
 
 def _counts(values: Any) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from composable.checkpoint.errors import (
     UnwritableCheckpointError,
 )
 from composable.checkpoint.manifest import FileRecord, tensor_file
-from composable.checkpoint.safetensors import DTYPES, dtype_name, write_tensors
+from composable.checkpoint.safetensors import DTYPE_NAMES, DTYPES, write_tensors
 from composable.checkpoint.shards import (
     Region,
     TensorShard,
@@ -55,7 +55,7 @@ def write_together(check: Callable[[], Request], processes: Processes) -> Path:
     request, parts = divide(check, processes)
 
     def together(function: Callable[[], Any]) -> list[Any]:
-        failure, value = _attempt(lambda: _converted(request.target, function))
+        failure, value = _attempt(writable(request.target)(function))
         return _agree(processes, value, failure)
 
     def commit() -> None:
@@ -99,11 +99,6 @@ def _attempt(function: Callable[[], Any]) -> tuple[BaseException | None, Any]:
         return None, function()
     except BaseException as error:
         return error, None
-
-
-def _converted(target: Path, function: Callable[[], Any]) -> Any:
-    with writable(target):
-        return function()
 
 
 _ERRORS = {
@@ -194,7 +189,7 @@ def describe_tensors(target: str, tensors: Tensors) -> Description:
         division, mesh = None if own is tensor else _BLOCKS, None
         if is_dtensor(own):
             division, mesh = str(own.placements), meshes.setdefault(own.device_mesh, len(meshes))
-        entries[name] = [dtype_name(own.dtype), list(tensor.shape), division, mesh]
+        entries[name] = [DTYPE_NAMES[own.dtype], list(tensor.shape), division, mesh]
     ranks = [[list(mesh.shape), mesh.mesh.flatten().tolist()] for mesh in meshes]
     return {"target": target, "tensors": entries, "meshes": ranks}
 

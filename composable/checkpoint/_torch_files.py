@@ -8,7 +8,6 @@ first.
 
 import re
 import zipfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +86,10 @@ class _Bounded:
     size: int
 
     def read(self, count: int) -> bytes:
-        """Read at most `count` bytes."""
-        data: bytes = self.file.read(min(count, self.size))
-        return data
+        return bytes(self.file.read(min(count, self.size)))
 
     def readline(self) -> bytes:
-        """Read a line."""
-        line: bytes = self.file.readline()
-        return line
+        return bytes(self.file.readline())
 
 
 @attrs.define
@@ -155,25 +150,20 @@ class _Check(PickleReader):
 
     def check_key(self, key: Any) -> None:
         """Check a value of which a hash is computed."""
-        if isinstance(key, tuple):
+        parts = key if isinstance(key, tuple) else (key,)
+        if parts is key:
             self.num_tuples += 1
             if self.num_tuples > _MOST_TUPLES or len(key) > _LONGEST_KEY:
                 raise RefusedPickleError(
                     f"more than {_MOST_TUPLES} keys that are tuples, or one with more than "
                     f"{_LONGEST_KEY} entries"
                 )
-        self.check_parts(key if isinstance(key, tuple) else (key,))
-
-    def check_parts(self, parts: Iterable[Any]) -> None:
-        """Check that values are plain, and integers are not too large."""
         for part in parts:
             if type(part) is int:
                 if abs(part) >= _LARGEST_KEY:
                     raise RefusedPickleError("a key that is an integer of more than 60 bits")
-            elif not isinstance(part, (*_KEYS, Name, Made)) or _is_size(part):
+            # The hash of a `torch.Size` is that of a tuple.
+            elif not isinstance(part, (*_KEYS, Name, Made)) or (
+                isinstance(part, Made) and part.by.endswith(".Size")
+            ):
                 raise RefusedPickleError(f"a key with a part of type {type(part).__name__}")
-
-
-def _is_size(part: Any) -> bool:
-    """Return whether a value is a `torch.Size`, whose hash is that of a tuple."""
-    return isinstance(part, Made) and part.by.endswith(".Size")

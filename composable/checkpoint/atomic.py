@@ -105,7 +105,9 @@ def staging(target: Path, overwrite: bool) -> Iterator[Path]:
     Raises:
         CheckpointExistsError: The target may not be overwritten.
     """
-    _restore(target)
+    if not os.path.lexists(target):  # after an interrupted overwrite
+        for aside in _leftovers(target, "replaced")[:1]:
+            os.rename(aside, target)
     _check_place(target, overwrite)
     lock = None
     try:
@@ -155,14 +157,6 @@ def new_folder(target: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def _restore(target: Path) -> None:
-    """Rename a replaced checkpoint back after an interrupted overwrite."""
-    if not os.path.lexists(target):
-        for aside in _leftovers(target, "replaced"):
-            os.rename(aside, target)
-            return
 
 
 def clean(target: Path) -> None:

@@ -72,17 +72,12 @@ def export_dcp(
     weights = {prefix + name: value for name, value in read_weights(source, key).items()}
     if odd := [name for name, value in weights.items() if not isinstance(value, Tensor)]:
         raise UnsavableError(f"{source}: {odd[0]!r} is not a tensor, so it cannot be exported.")
-    return _save(target, weights)
-
-
-def _save(target: Path, tensors: dict[str, Tensor]) -> Path:
-    """Write a distributed checkpoint, and rename its folder at the end."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with writable(target), new_folder(target) as partial, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        save(tensors, storage_writer=FileSystemWriter(partial), no_dist=True)
+        save(weights, storage_writer=FileSystemWriter(partial), no_dist=True)
         if os.path.lexists(target):
             raise CheckpointExistsError(f"{target} exists: use another folder.")
     return target
@@ -176,7 +171,6 @@ class _Files:
         self.files: dict[str, Any] = {}
 
     def tensor(self, entry: DCPEntry) -> Tensor:
-        """Read a tensor from its pieces."""
         tensor, whole = torch.empty(entry.shape, dtype=entry.dtype), Region.whole(entry.shape)
         for region, piece in entry.pieces:
             part = self._load(piece)
@@ -189,7 +183,6 @@ class _Files:
         return tensor
 
     def value(self, entry: DCPEntry) -> Any:
-        """Read an object that is not a tensor."""
         ((_, piece),) = entry.pieces
         try:
             return self._load(piece)

@@ -35,7 +35,10 @@ def export_weights(model: nn.Module, path: Path, processes: Processes, *, overwr
 
     def write() -> str:
         if path.suffix == _SUFFIX:
-            _write_file(weights, path, overwrite)
+            if os.path.lexists(path) and not overwrite:
+                raise CheckpointExistsError(f"{path} exists; pass overwrite=True to replace it.")
+            with replacing(path) as partial, open_to_write(partial, "xb") as file:
+                write_tensors(file.write, weights)
         else:
             _write_folder(model, weights, path)
         return str(path)
@@ -59,13 +62,6 @@ def _whole(name: str, value: Any) -> Tensor:
         )
     whole: Tensor = value.detach()
     return whole
-
-
-def _write_file(weights: dict[str, Tensor], path: Path, overwrite: bool) -> None:
-    if os.path.lexists(path) and not overwrite:
-        raise CheckpointExistsError(f"{path} exists; pass overwrite=True to replace it.")
-    with replacing(path) as partial, open_to_write(partial, "xb") as file:
-        write_tensors(file.write, weights)
 
 
 def _write_folder(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:

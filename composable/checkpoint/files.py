@@ -221,7 +221,6 @@ def _is_function(value: Any) -> bool:
 
 
 def _region(name: str, shape: tuple[int, ...], model: Any) -> Region:
-    """Return the region of a tensor to read."""
     if isinstance(model, Region):
         if not model.fits(shape):
             raise MismatchError(

@@ -95,17 +95,12 @@ def format_description(description: Mapping[str, Any]) -> str:
         f"tensors     {len(description['tensors'])}, {manifest['bytes']} bytes"
         + (f" in {manifest['files']} files" if manifest["files"] > 1 else ""),
     ]
-    rows = [
-        (printable(tensor["name"]), tensor["dtype"], str(tensor["shape"]), _norm_text(tensor))
-        for tensor in description["tensors"]
-    ]
+    rows = []
+    for one in description["tensors"]:
+        norm = one["norm"] if isinstance(one["norm"], str) else f"{one['norm']:.6g}"
+        rows.append((printable(one["name"]), one["dtype"], str(one["shape"]), f"norm {norm}"))
     table = format_table(rows, indent="  ", max_width=60)
     return "\n".join([*map(printable, lines), *table.splitlines()])
-
-
-def _norm_text(tensor: Mapping[str, Any]) -> str:
-    norm = tensor["norm"]
-    return f"norm {norm if isinstance(norm, str) else format(norm, '.6g')}"
 
 
 def render_all(description: Mapping[str, Any]) -> str:
@@ -180,7 +175,6 @@ def _short(timestamp: JSON) -> JSON:
 
 
 def _lines(title: str, value: JSON) -> Iterator[str]:
-    """Format a tree as indented lines."""
     if value in (None, {}, []):
         return
     if not isinstance(value, (dict, list)):

@@ -19,7 +19,7 @@ from composable._support.checks import as_path
 from composable._support.printable import shorten
 from composable._support.strict_json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
-from composable.core.stateful import Count, Kind
+from composable.core.stateful import Count, Kind, has_form, is_count
 from composable.core.structure import check_type
 from composable.distributed.processes import Processes
 
@@ -35,7 +35,6 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "as_target",
-    "check_info",
     "dump_manifest",
     "is_part",
     "is_plain_name",
@@ -56,10 +55,6 @@ _TENSOR_FILE = re.compile(r"tensors-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 _FORMAT = "composable checkpoint"
 
 
-def _is_digest(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
 MAX_MANIFEST = 1 << 20
 MAX_STATE = 1 << 28
 """The maximum size of each other file of JSON, in bytes."""
@@ -67,7 +62,7 @@ MAX_STATE = 1 << 28
 
 class _Record(TypedDict):
     size: Count
-    sha256: Annotated[str, Kind("64 hexadecimal digits", _is_digest)]
+    sha256: Annotated[str, Kind("64 hexadecimal digits", has_form("[0-9a-f]{64}"))]
 
 
 class _Body(TypedDict):
@@ -158,16 +153,6 @@ def is_plain_name(name: object) -> bool:
     )
 
 
-def _is_batch(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def check_info(info: dict[str, JSON]) -> dict[str, JSON]:
-    if not _is_batch(batch := info.get("batch", 0)):
-        raise UnsavableError(f"info['batch']={batch!r} must be a non-negative integer.")
-    return info
-
-
 def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> bytes:
     body = {
         "format": _FORMAT,
@@ -222,19 +207,14 @@ def parse_manifest(raw: bytearray, where: str) -> Manifest:
 
 
 def _as_manifest(body: dict[str, JSON]) -> Manifest:
-    """Check every field, and build the manifest."""
     check_type(body, _Body)
-    if not _is_batch(batch := body["info"].get("batch", 0)):
+    if not is_count(batch := body["info"].get("batch", 0)):
         raise ValueError(f"batch is {shorten(batch, 40)}, not a non-negative integer")
     names = _names(body["schema"], body["files"])
-    records = {name: FileRecord(**body["files"][name]) for name in names}
+    files = {name: FileRecord(**body["files"][name]) for name in names}
+    del body["format"]
     return Manifest(
-        schema=body["schema"],
-        library=body["library"],
-        torch=body["torch"],
-        created=body["created"],
-        files=MappingProxyType(records),
-        info=MappingProxyType(body["info"]),
+        **{**body, "files": MappingProxyType(files), "info": MappingProxyType(body["info"])}
     )
 
 

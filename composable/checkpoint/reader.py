@@ -198,7 +198,6 @@ class TensorFiles:
 
 
 def _whole(name: str, blocks: list[tuple[Input, Entry]]) -> Tensor:
-    """Return the tensor that has the given blocks."""
     file, first = blocks[0]
     regions = [entry.block for _, entry in blocks]
     shape = tuple(map(max, zip(*(region.ends for region in regions), strict=False)))

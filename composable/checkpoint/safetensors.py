@@ -33,6 +33,7 @@ from composable.core.structure import check_type
 
 __all__ = [
     "DTYPES",
+    "DTYPE_NAMES",
     "MAX_DIMENSIONS",
     "Entry",
     "ReadInto",
@@ -40,7 +41,6 @@ __all__ = [
     "allocate",
     "are_counts",
     "chunks_of",
-    "dtype_name",
     "fill",
     "read_header",
     "write_tensors",
@@ -70,7 +70,7 @@ _NAMES = {
 DTYPES = {key: getattr(torch, name) for key, name in _NAMES.items() if hasattr(torch, name)}
 """The dtypes of the format that this version of PyTorch supports."""
 
-_KEYS = {dtype: key for key, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: key for key, dtype in DTYPES.items()}
 _METADATA, _BLOCKS, _OFFSETS = "__metadata__", "DCP_SHARDING_INFO", "saved_offsets"
 _MAX_HEADER = 100_000_000  # the limit of the safetensors library
 MAX_DIMENSIONS = 64
@@ -123,7 +123,7 @@ def write_tensors(
         tensor = tensors[name]
         begin, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {
-            "dtype": _KEYS[tensor.dtype],
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
@@ -241,11 +241,6 @@ def are_counts(values: Any) -> bool:
     if not isinstance(values, list) or not set(map(type, values)) <= {int}:
         return False
     return not values or (min(values) >= 0 and max(values) < 2**63)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype in the format."""
-    return _KEYS[dtype]
 
 
 def chunks_of(tensor: Tensor) -> Iterator[memoryview]:

@@ -8,7 +8,6 @@ No attribute or import is looked up by a name from the file, so loading never ex
 
 import base64
 import math
-import re
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from composable.checkpoint.safetensors import DTYPES
 from composable.checkpoint.shards import is_dtensor, local_of
 from composable.core.key import Key
-from composable.core.stateful import Count, Kind
+from composable.core.stateful import Count, Kind, has_form, is_count
 from composable.core.structure import check_type
 from composable.core.time import Time, Timestamp
 
@@ -144,7 +143,11 @@ class _Packer:
         if kind is float:
             return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
         if kind is str:
-            return value if strict_json.is_text(value) else {"$str": _text(_utf8(value))}
+            return (
+                value
+                if strict_json.is_text(value)
+                else {"$str": _text(value.encode("utf-8", "surrogatepass"))}
+            )
         if isinstance(value, Tensor):
             return self._tensor(value, path)
         if kind in _ATOMS:
@@ -306,10 +309,6 @@ def _is_plain_key(key: Any) -> bool:
     return type(key) is str and not key.startswith("$") and strict_json.is_text(key)
 
 
-def _utf8(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
 def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
 
@@ -401,7 +400,7 @@ class _Unpacker:
         if not isinstance(content, list) or len(content) != 2:
             raise _Fault("a $deque is not a pair of a length and items")
         length, items = content
-        if length is not None and not _is_count(length):
+        if length is not None and not is_count(length):
             raise _Fault(f"a deque has length {shorten(length, 40)}")
         members = deque(self._items(items, path), length)
         if len(members) != len(items):
@@ -426,7 +425,7 @@ class _Unpacker:
 def _rebuilt(tensor: Tensor, node: dict[str, JSON]) -> Tensor:
     if "order" in node:
         order = node["order"]
-        if not isinstance(order, list) or not all(map(_is_count, order)):
+        if not isinstance(order, list) or not all(map(is_count, order)):
             raise _Fault("the order of the dimensions is not a list of integers")
         if sorted(order) != list(range(tensor.ndim)):
             raise _Fault(f"order {order[:64]} is invalid for a tensor of {tensor.ndim} dimensions")
@@ -443,10 +442,6 @@ def _rebuilt(tensor: Tensor, node: dict[str, JSON]) -> Tensor:
     return tensor
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
 # ---------------------------------------------------------------------------------------------
 # All other types: how each is disassembled, the type of the result, and how it is reassembled.
 # Disassembling may raise ValueError or AttributeError, reassembling any error of a bad value.
@@ -459,10 +454,6 @@ def _is_pair(value: Any, kind: type) -> bool:
 def _is_fraction(value: Any) -> bool:
     # The time to reduce it is quadratic.
     return _is_pair(value, int) and max(one.bit_length() for one in value) <= _MAX_BITS
-
-
-def _matches(pattern: str) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 def _fields_of(timestamp: Timestamp) -> dict[str, Any]:
@@ -487,9 +478,9 @@ def _moment(name: str, value: Any) -> Any:
 
 _Floats = Annotated[Any, Kind("two floating-point numbers", lambda v: _is_pair(v, float))]
 _Ratio = Annotated[Any, Kind(f"two integers of at most {_MAX_BITS} bits", _is_fraction)]
-_Digits = Annotated[Any, Kind("an integer in hexadecimal digits", _matches("-?0x[0-9a-f]+"))]
-_Double = Annotated[Any, Kind("a double in 16 hexadecimal digits", _matches("[0-9a-fA-F]{16}"))]
-_Device = Annotated[Any, Kind("a device", _matches("[a-z]+(:[0-9]{1,4})?"))]
+_Digits = Annotated[Any, Kind("an integer in hexadecimal digits", has_form("-?0x[0-9a-f]+"))]
+_Double = Annotated[Any, Kind("a double in 16 hexadecimal digits", has_form("[0-9a-fA-F]{16}"))]
+_Device = Annotated[Any, Kind("a device", has_form("[a-z]+(:[0-9]{1,4})?"))]
 _Dtype = Annotated[Any, Kind("a dtype", lambda v: isinstance(v, str) and v in _TORCH_DTYPES)]
 
 _ATOMS: dict[type, tuple[str, Callable[[Any], Any], Any, Callable[[Any], Any]]] = {

@@ -38,7 +38,7 @@ _EXTRA = "_extra_state"
 _ONE, _INDEX, _SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
 _MAX_INDEX = 100_000_000
 """The size of an index in bytes above which it is refused."""
-Read = Callable[..., Tensor]
+Read = Callable[..., Any]
 
 
 @attrs.frozen
@@ -115,11 +115,7 @@ def read_weights(path: Path, key: str | None) -> dict[str, Any]:
     """Return the weights of a file by name: see `load_weights`."""
     with _open_weights(path) as source:
         weights = _weights_in(source, key, path, _OF_FUNCTION)
-        return {name: _value(one, source.read) for name, one in weights.items()}
-
-
-def _value(value: Any, read: Read) -> Any:
-    return read(value) if isinstance(value, Tensor) else value
+        return {name: source.read(one) for name, one in weights.items()}
 
 
 def _load_weights(
@@ -151,8 +147,9 @@ def _load_weights(
             + f"\nTo leave weights unchanged, list them in {argument}, such as "
             f"{argument}=['head.*']."
         )
-    _load_extra(model, {n: _value(v, read) for n, v in found.items() if _is_extra(n)}, path)
-    rest = {name: value for name, value in found.items() if not _is_extra(name)}
+    extra = {name: read(one) for name, one in found.items() if name.split(".")[-1] == _EXTRA}
+    _load_extra(model, extra, path)
+    rest = {name: value for name, value in found.items() if name not in extra}
     for name in filter(lambda name: is_dtensor(own[name]), rest):
         region = region_of(own[name])
         if region is not None:
@@ -160,10 +157,6 @@ def _load_weights(
     whole = {name: read(value) for name, value in rest.items() if not is_dtensor(own[name])}
     model.load_state_dict(whole, strict=False)
     return LoadedWeights(tuple(found), tuple(missing), tuple(unexpected))
-
-
-def _is_extra(name: str) -> bool:
-    return name.split(".")[-1] == _EXTRA
 
 
 def _load_extra(model: nn.Module, extra: Mapping[str, Any], path: Path) -> None:
@@ -242,8 +235,8 @@ class _Source:
 
     tree: Any
     """What the files have; tensors may be on the meta device."""
-    read: Callable[..., Tensor]
-    """Returns the values of a tensor of the tree, or of a region of it."""
+    read: Read
+    """Returns the values of a tensor of the tree, or of a region of it; anything else as it is."""
     of_run: bool = False
     """Whether it is a checkpoint of this library."""
     lazy: bool = False
@@ -254,8 +247,8 @@ class _Source:
         """Return the source of a tree of the tensors of open files."""
         names = {id(tensor): name for name, tensor in files.tensors.items()}
 
-        def fetch(tensor: Tensor, region: Region | None = None) -> Tensor:
-            return files.fetch(names[id(tensor)], region)
+        def fetch(value: Any, region: Region | None = None) -> Any:
+            return files.fetch(names[id(value)], region) if id(value) in names else value
 
         return cls(tree, fetch, of_run, lazy=True)
 
@@ -294,7 +287,7 @@ def _open_weights(path: Path, *, sharded: bool = False) -> Iterator[_Source]:
             yield _Source(unpack(contents.tensors, contents.data), _part_of, of_run=True)
 
 
-def _part_of(value: Tensor, region: Region | None = None) -> Tensor:
+def _part_of(value: Any, region: Region | None = None) -> Any:
     return value if region is None else value[region.within(Region.whole(value.shape))]
 
 
@@ -305,9 +298,8 @@ def read_file(path: Path) -> Any:
         CheckpointError: The file is missing, damaged, or has more than tensors and containers.
     """
     with _open_weights(path) as source:
-        if path.suffix != _SUFFIX:
-            return source.tree
-        return {name: source.read(tensor) for name, tensor in source.tree.items()}
+        tree = source.tree
+        return {n: source.read(one) for n, one in tree.items()} if source.lazy else tree
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -344,7 +336,6 @@ def _open(stack: ExitStack, path: Path) -> Input:
 
 
 def _weights_in(source: _Source, key: str | None, path: Path, advice: str) -> dict[str, Any]:
-    """Return the weights that a source has at a path."""
     tree, key = source.tree, key or (_OURS if source.of_run else "")
     for part in key.split("/") if key else ():
         if not isinstance(tree, Mapping) or part not in tree:

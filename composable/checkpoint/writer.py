@@ -24,11 +24,11 @@ from composable.checkpoint.manifest import (
     TENSORS,
     FileRecord,
     as_target,
-    check_info,
     dump_manifest,
 )
 from composable.checkpoint.safetensors import DTYPES, Write, write_tensors
 from composable.checkpoint.shards import TensorShard, as_whole
+from composable.core.stateful import is_count
 from composable.distributed.processes import Processes
 
 __all__ = ["Request", "as_request", "dump_state", "finish_folder", "write", "write_whole"]
@@ -110,7 +110,9 @@ def as_request(
     if not (info is None or isinstance(info, Mapping)):
         raise TypeError(f"info={info!r} must be a mapping, or None.")
     state = dump_state(data)
-    entries = check_info({} if info is None else dict(info))
+    entries = dict(info or {})
+    if not is_count(batch := entries.get("batch", 0)):
+        raise UnsavableError(f"info['batch']={batch!r} must be a non-negative integer.")
     for name, tensor in own.items():
         if tensor.dtype not in DTYPES.values():
             raise UnsavableError(

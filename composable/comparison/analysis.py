@@ -12,10 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from composable.comparison.axis import axis_of
-from composable.comparison.best_epoch import stop_at_best
 from composable.comparison.cost import process_seconds
-from composable.comparison.records import AMOUNT, Protocol, StepCost, Study, TrialResult
+from composable.comparison.records import (
+    AMOUNT,
+    Protocol,
+    StepCost,
+    Study,
+    TrialResult,
+    stop_at_best,
+)
 from composable.comparison.statistics import (
     CONTRAST,
     CostCurve,
@@ -41,6 +46,7 @@ from composable.comparison.verdict import (
     Estimate,
     Quality,
     SpeedupAt,
+    axis_of,
     judge,
     show_number,
 )
@@ -287,7 +293,6 @@ def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart
 
 
 def _compare_steps(base: Quality, arm: Quality, error: VariancePart) -> Estimate | None:
-    """Return the ratio of step costs."""
     if not all(one.seconds and one.steps for one in (base, arm)):
         return None
     value = log(arm.seconds / arm.steps * base.steps / base.seconds)

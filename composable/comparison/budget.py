@@ -21,7 +21,6 @@ __all__ = [
     "elapsed_seconds",
     "equal_seconds",
     "fit_budget",
-    "format_seconds",
     "full_size",
     "halving",
     "parse_budget",
@@ -68,14 +67,6 @@ def parse_budget(budget: Any) -> float:
             f"budget={budget!r} must be a time such as '10min', '2h' or '1h30m', above 0."
         )
     return seconds
-
-
-def format_seconds(seconds: float) -> str:
-    """Return a time in the largest units that matter, such as "8 s" and "2 h 2 min"."""
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 # --- lengths ---

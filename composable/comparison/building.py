@@ -114,7 +114,6 @@ def build_trainer(
 
 
 def _parameter(build: Build, name: str) -> inspect.Parameter | None:
-    """Return a parameter of the function, if it has one of this name."""
     try:
         return inspect.signature(build).parameters.get(name)
     except (TypeError, ValueError):
@@ -238,29 +237,23 @@ def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
             "metrics for tuning and for reporting."
         )
     loader: Any = evaluators[0].dataloader
-    listed = isinstance(loader, (list, tuple))
-    if not listed and not _takes_each_example_once(loader):
+    if not _is_divisible(loader):
         raise BuildError(
             "split_evaluation=True needs an eval_dataloader that is a DataLoader with a batch_size "
             "and takes each example of a data set with indices once, and it is "
             f"{_described(loader)}. Pass two evaluators to the Trainer instead: "
             "eval_dataloader=[Evaluator('validation', ...), Evaluator('test', ...)]."
         )
-    length = len(loader if listed else loader.dataset)
-    if length < 2:
+    order = _drawn(loader, Key(0).fold("split_evaluation"))
+    if (length := len(order)) < 2:
+        unit = "batches" if _is_list(loader) else "examples"
         raise BuildError(
-            f"split_evaluation=True needs at least 2 {'batches' if listed else 'examples'}, and "
-            f"the eval_dataloader has {length}."
+            f"split_evaluation=True needs at least 2 {unit}, and the eval_dataloader has {length}."
         )
-    order = permute(torch.arange(length), length, Key(0).fold("split_evaluation")).tolist()
-    halves = sorted(order[: length // 2]), sorted(order[length // 2 :])
+    halves = {"validation": order[: length // 2], "test": order[length // 2 :]}
     return tuple(
-        attrs.evolve(
-            evaluators[0],
-            label=label,
-            dataloader=[loader[i] for i in half] if listed else _part(loader, half),
-        )
-        for label, half in zip(("validation", "test"), halves, strict=True)
+        attrs.evolve(evaluators[0], label=label, dataloader=_part(loader, half))
+        for label, half in halves.items()
     )
 
 
@@ -271,7 +264,23 @@ def _described(loader: Any) -> str:
     return f"a DataLoader with batch_size={loader.batch_size}, a {' and a '.join(parts)}"
 
 
-def _takes_each_example_once(loader: Any) -> bool:
+# --- parts of a loader ---
+
+
+def _is_list(loader: Any) -> bool:
+    return isinstance(loader, (list, tuple))
+
+
+def _drawn(loader: Any, key: Key) -> list[int]:
+    """Return the indices of the batches of a list, or else of the examples, in a drawn order."""
+    length = len(loader if _is_list(loader) else loader.dataset)
+    return permute(torch.arange(length), length, key).tolist()
+
+
+def _is_divisible(loader: Any) -> bool:
+    """Return whether a loader is a list of batches, or takes each example once."""
+    if _is_list(loader):
+        return True
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         return False
     if not hasattr(loader.dataset, "__len__") or _is_packed_again(loader.dataset):
@@ -290,13 +299,17 @@ def _is_packed_again(dataset: Any) -> bool:
     return dataset.shuffle
 
 
-def _part(loader: "DataLoader[Any]", indices: list[int], **options: Any) -> "DataLoader[Any]":
+def _part(loader: Any, indices: Sequence[int], **options: Any) -> Any:
+    """Return some batches of a list, or a loader of some examples, in the order of the data."""
+    kept = sorted(indices)
+    if _is_list(loader):
+        return [loader[i] for i in kept]
     names = ["batch_size", "collate_fn", "num_workers", "pin_memory"]
     if loader.num_workers:
         names += ["prefetch_factor", "persistent_workers"]
         names += ["multiprocessing_context", "worker_init_fn"]
     options |= {name: getattr(loader, name) for name in names}
-    return DataLoader(Subset(loader.dataset, indices), **options)
+    return DataLoader(Subset(loader.dataset, kept), **options)
 
 
 # --- a share of the training data ---
@@ -306,26 +319,24 @@ def draw_part(loader: Any, share: float, seed: int) -> Any:
     """Return a share of the training data, drawn by a seed: a part of every larger share."""
     if share == 1:
         return loader
-    listed = isinstance(loader, (list, tuple))
-    if share > 1 or not (listed or _takes_each_example_once(loader)):
+    if share > 1 or not _is_divisible(loader):
         raise BuildError(
             f"data_amounts has {share:g}: a share must be at most 1, of a list of batches, or of a "
             f"DataLoader that takes each example once, and not of {_described(loader)}, nor "
             "of PackedDocuments, whose rows have other documents in each epoch. Give build a "
             f"parameter {AMOUNT} instead, and let it load so much data, in any unit."
         )
-    length = len(loader if listed else loader.dataset)
-    order = permute(torch.arange(length), length, Key(seed).fold(AMOUNT)).tolist()
-    count = max(1, round(share * length))
+    order = _drawn(loader, Key(seed).fold(AMOUNT))
+    length, count = len(order), max(1, round(share * len(order)))
     if abs(count / (share * length) - 1) > _ROUNDING:
         raise BuildError(
             f"data_amounts has {share:g}, which is {share * length:.3g} of {length} "
-            f"{'batches' if listed else 'examples'}, and a share has whole ones; pass "
+            f"{'batches' if _is_list(loader) else 'examples'}, and a share has whole ones; pass "
             f"{count / length:.3g}."
         )
-    kept = sorted(order[:count])
-    if listed:
-        return [loader[i] for i in kept]
+    kept = order[:count]
+    if _is_list(loader):
+        return _part(loader, kept)
     if loader.drop_last and len(kept) < loader.batch_size:
         raise BuildError(
             f"data_amounts has {share:g}, which are {len(kept)} examples: fewer than a batch of "

@@ -1,23 +1,30 @@
 """Compare methods on a model and data: `composable.compare`."""
 
-import importlib.util
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from composable._support.checks import as_path, check_count, check_flag, check_range
+from composable._support.extras import needs
 from composable._support.secrets import redact_command
-from composable.comparison.amounts import check_amounts, plan_amounts, train_designs
 from composable.comparison.arms import ArmLike
 from composable.comparison.budget import parse_budget, run_length
 from composable.comparison.building import BuildError
-from composable.comparison.design import Design, Durations, default_folder, plan_design
+from composable.comparison.design import (
+    Design,
+    Durations,
+    check_amounts,
+    default_folder,
+    plan_amounts,
+    plan_design,
+)
 from composable.comparison.execution import (
     TrialProgress,
     Workers,
@@ -26,9 +33,9 @@ from composable.comparison.execution import (
     pickled,
 )
 from composable.comparison.records import StepCost, Study
-from composable.comparison.result import Comparison, missing_extra
+from composable.comparison.result import Comparison
 from composable.comparison.stages import extend as add_schedules
-from composable.comparison.stages import measure_costs
+from composable.comparison.stages import measure_costs, train_designs
 from composable.comparison.study_file import Cache, write_study
 from composable.trainer.trainer import Trainer
 
@@ -171,7 +178,9 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     """
     begun = time.monotonic()
     check_not_in_worker()
-    _check_packages()
+    with needs("a comparison", "compare"):  # before training
+        for package in ("cloudpickle", "jinja2", "loky", "scipy"):
+            import_module(package)
     check_flag("progress_bar", progress_bar)
     check_flag("extend", extend)
     amounts = None if data_amounts is None else check_amounts(data_amounts)
@@ -233,14 +242,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     shown = None if command is None else shlex.join(redact_command(shlex.split(command)))
     protocol = attrs.evolve(study.protocol, command=shown)
     return _write(attrs.evolve(study, protocol=protocol), place)
-
-
-def _check_packages() -> None:
-    """Check before training that the analysis afterwards can run."""
-    needed = ("cloudpickle", "jinja2", "loky", "scipy")
-    missing = [one for one in needed if importlib.util.find_spec(one) is None]
-    if missing:
-        raise missing_extra(missing)
 
 
 def _check_sendable(design: Design) -> None:

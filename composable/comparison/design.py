@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -15,6 +16,7 @@ import torch
 from composable._support.checks import check_count, check_flag, check_range
 from composable._version import __version__
 from composable.comparison.arms import Arm, RunArm, as_arms, check_composed, derive, repeat
+from composable.comparison.budget import count_batches
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
 from composable.comparison.grids import configurations, grids_of, hyperparameters
@@ -30,7 +32,14 @@ from composable.core.result_names import (
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
 from composable.metrics import Evaluator
 
-__all__ = ["Design", "Durations", "default_folder", "plan_design"]
+__all__ = [
+    "Design",
+    "Durations",
+    "check_amounts",
+    "default_folder",
+    "plan_amounts",
+    "plan_design",
+]
 
 Durations: TypeAlias = TimeLike | Sequence[TimeLike] | Mapping[str, TimeLike | Sequence[TimeLike]]
 """The schedules of all arms, or by the name of an arm."""
@@ -333,3 +342,47 @@ def default_folder(function: Callable[..., Any]) -> Path:
         file = getattr(sys.modules["__main__"], "__file__", None)
         name = Path(file).stem if file else getattr(function, "__name__", "comparison")
     return Path("comparisons") / name.strip("<>")
+
+
+# --- amounts of training data ---
+
+
+def check_amounts(amounts: Any) -> tuple[float, ...]:
+    """Return at least two amounts of data, from the least on."""
+    if isinstance(amounts, (str, bytes)) or not isinstance(amounts, Iterable):
+        raise TypeError(f"data_amounts={amounts!r} must be a list of numbers, such as [0.1, 1.0].")
+    listed = list(amounts)
+    for one in listed:
+        check_range("data_amounts", one, 0, ends="()")
+    # NumPy's numbers are not written to files.
+    given = tuple(int(one) if isinstance(one, Integral) else float(one) for one in listed)
+    if len(set(given)) < 2:
+        raise ValueError(f"data_amounts={list(given)} must be at least two amounts, for a curve.")
+    return tuple(sorted(set(given)))
+
+
+def plan_amounts(
+    plan: Callable[..., Design], amounts: Sequence[float], durations: Any
+) -> list[Design]:
+    """Return the design of `plan` for each amount; all train for as many batches as with the most.
+
+    Epochs are those of the most data: with less data, an epoch is shorter, and there are more.
+
+    Raises:
+        ValueError: Durations are epochs of an unknown number of batches.
+    """
+    most = plan(durations=durations, data_amount=amounts[-1])
+
+    def in_batches(duration: str) -> str:
+        batches = count_batches(duration, most.epoch_length)
+        if batches is None and Time.parse(duration).unit is TimeUnit.EPOCH:
+            raise ValueError(
+                f"durations has {duration!r}, and the batches of an epoch are not known, so that "
+                "amounts of data would have different numbers; pass batches, such as ['100ba']."
+            )
+        return duration if batches is None else f"{int(batches)}ba"
+
+    schedules = most.protocol.schedules
+    schedules.pop(most.protocol.repeated or "", None)
+    same = {arm: [*map(in_batches, own)] for arm, own in schedules.items()}
+    return [plan(durations=same, data_amount=one) for one in amounts]

@@ -12,10 +12,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from composable._support.printable import printable
-from composable.comparison.axis import axis_of
 from composable.comparison.records import Study
 from composable.comparison.table import NOTHING, headline, verdict_name
-from composable.comparison.verdict import Analysis, ArmAnalysis, Verdict, show_number, show_ratio
+from composable.comparison.verdict import (
+    Analysis,
+    ArmAnalysis,
+    Verdict,
+    axis_of,
+    show_number,
+    show_ratio,
+)
 from composable.plan.plotting import save_figure
 
 if TYPE_CHECKING:
@@ -139,10 +145,6 @@ def _caption(study: Study, analysis: Analysis, drawn: int) -> str:
     )
 
 
-def _clock(study: Study) -> str:
-    return "CPU seconds" if study.protocol.clock == "cpu" else "seconds"
-
-
 # --- panels ---
 
 
@@ -182,7 +184,8 @@ def _draw_speedups(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
 def _draw_results(
     axes: "Axes", lines: Sequence[_Line], study: Study, references: Mapping[str, float]
 ) -> None:
-    label = axis_of(study.protocol).unit.format(clock=_clock(study))
+    clock = "CPU seconds" if study.protocol.clock == "cpu" else "seconds"
+    label = axis_of(study.protocol).unit.format(clock=clock)
     _frame(axes, label, study.protocol.metric)
     axes.set_xscale("log")
     for one in lines:

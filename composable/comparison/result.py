@@ -1,6 +1,6 @@
 """The result of `compare`: a study and its analysis, as text, pictures and files."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composable._support.checks import as_path
+from composable._support.extras import needs
 from composable._support.paths import check_no_link, write_atomically
 from composable.comparison.records import Study
 from composable.comparison.study_file import read_study, write_study
@@ -17,25 +18,15 @@ if TYPE_CHECKING:
 
     from composable.comparison.verdict import Analysis, Estimate, Verdict
 
-__all__ = ["Comparison", "missing_extra"]
+__all__ = ["Comparison"]
 
 _PICTURES = ("plot.png", "plot.svg", "report.html")
 
 
-def missing_extra(packages: Iterable[str]) -> ImportError:
-    """Return the error that names the extra with these packages."""
-    return ImportError(
-        f"a comparison needs {' and '.join(packages)}, which the library does not install by "
-        'default: pip install "composable[compare]".'
-    )
-
-
 def _load(module: str) -> Any:
     """Import a module of this package, which needs the extra."""
-    try:
+    with needs("a comparison", "compare"):
         return import_module(f"composable.comparison.{module}")
-    except ImportError as error:
-        raise missing_extra([(error.name or "a package").partition(".")[0]]) from error
 
 
 @attrs.frozen(repr=False)

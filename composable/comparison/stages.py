@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import attrs
 
-from composable.comparison.best_epoch import stop_at_best
+from composable._support.printable import format_duration
 from composable.comparison.budget import (
     BudgetError,
     Estimates,
@@ -22,7 +22,6 @@ from composable.comparison.budget import (
     elapsed_seconds,
     equal_seconds,
     fit_budget,
-    format_seconds,
     full_size,
     run_length,
     short_trials,
@@ -33,12 +32,19 @@ from composable.comparison.design import Design
 from composable.comparison.digest import stable_digest
 from composable.comparison.execution import ProcessRun, Workers
 from composable.comparison.grids import sample
-from composable.comparison.records import Settings, StepCost, Study, Trial, TrialResult
+from composable.comparison.records import (
+    Settings,
+    StepCost,
+    Study,
+    Trial,
+    TrialResult,
+    stop_at_best,
+)
 from composable.comparison.study_file import read_stored, write_stored
 from composable.comparison.trial import TrialRequest
 from composable.core.time import Time
 
-__all__ = ["extend", "measure_costs", "train_design"]
+__all__ = ["extend", "measure_costs", "train_design", "train_designs"]
 
 _RESERVE = 0.9
 """The part of the time left that is planned: the rest is for what estimates miss."""
@@ -66,19 +72,16 @@ class _Plan:
 
     @cached_property
     def tried(self) -> Tried:
-        """The settings to try."""
         every = self.design.tried.items()
         return {arm: sample(settings, self.size.configurations) for arm, settings in every}
 
     @property
     def schedules(self) -> dict[str, tuple[str, ...]]:
-        """The reported schedules by arm."""
         every = self.design.protocol.schedules.items()
         return {arm: own[: self.size.schedules] for arm, own in every}
 
     @property
     def tuning_seeds(self) -> Seeds:
-        """The seeds of tuning by arm."""
         return {arm: self.design.seeds(arm, "tuning") for arm in self.design.arms}
 
     def scale(self, arm: str, duration: str) -> str:
@@ -91,7 +94,6 @@ class _Plan:
         return equal_seconds(duration, rate, self.estimates.epoch_length)
 
     def later(self, rungs: Iterable[Rung]) -> list[Trial]:
-        """Return the trials of rounds, and the reported ones."""
         return [*chain.from_iterable(map(self.tuning, rungs)), *self.reporting()]
 
     def tuning(self, rung: Rung) -> list[Trial]:
@@ -111,12 +113,10 @@ class _Plan:
 
     @property
     def seconds(self) -> float:
-        """The estimated seconds of everything."""
         tuning = (self.elapsed(self.tuning(rung)) for rung in self.size.rungs)
         return sum(tuning) + self.elapsed(self.reporting()) + self.costs()
 
     def elapsed(self, trials: Sequence[Trial]) -> float:
-        """Return the estimated seconds of a stage."""
         each = map(self.estimates.seconds, trials)
         return elapsed_seconds(each, self.workers.count) * self.workers.slowdown
 
@@ -165,10 +165,10 @@ def train_design(design: Design, workers: Workers, until: float = math.inf) -> S
     size = plan.size
     if (took := plan.seconds) > (left := until - time.monotonic()):
         raise BudgetError(
-            f"{format_seconds(max(left, 0.0))} of the budget are left after the costs of the arms "
+            f"{format_duration(max(left, 0.0))} of the budget are left after the costs of the arms "
             "were measured, and the smallest comparison that gives a verdict takes about "
-            f"{format_seconds(took)}: {size.configurations} configurations, {size.seeds} seeds and "
-            f"{size.schedules} schedules of each arm. Nothing else was trained; pass a larger "
+            f"{format_duration(took)}: {size.configurations} configurations, {size.seeds} seeds "
+            f"and {size.schedules} schedules of each arm. Nothing else was trained; pass a larger "
             "budget, fewer arms, or shorter durations."
         )
     waiting = list(size.rungs)
@@ -198,6 +198,23 @@ def train_design(design: Design, workers: Workers, until: float = math.inf) -> S
         (*results, *reported),
         (),
     )
+
+
+def train_designs(designs: Sequence[Design], workers: Workers, until: float = math.inf) -> Study:
+    """Train the designs of all amounts, each in an equal part of the time left, as one study."""
+    studies: list[Study] = []
+    for at, design in enumerate(designs):
+        now = time.monotonic()
+        studies.append(train_design(design, workers, now + (until - now) / (len(designs) - at)))
+    protocols = [one.protocol for one in studies]
+    notes = dict.fromkeys(note for one in protocols for note in one.notes)
+    protocol = attrs.evolve(
+        protocols[-1],
+        data_amounts=tuple(amount for one in protocols for amount in one.data_amounts),
+        seeds=min((one.seeds for one in protocols), key=len),
+        notes=tuple(notes),
+    )
+    return Study(protocol, tuple(one for study in studies for one in study.results), ())
 
 
 def _estimated(plan: _Plan, until: float) -> _Plan:

@@ -7,6 +7,7 @@ import json
 import math
 import platform
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
@@ -73,10 +74,7 @@ def read_study(path: str | Path) -> Study:
         OSError: The file cannot be read.
     """
     file = as_path("path", path)
-    try:
-        return _study(strict_json.load_file(file), file.name)
-    except strict_json.InvalidJSONError as error:
-        raise InvalidRecordError(str(error)) from error
+    return _study(lambda: strict_json.load_file(file), file.name)
 
 
 def format_study(study: Study) -> str:
@@ -87,13 +85,14 @@ def format_study(study: Study) -> str:
 
 def parse_study(text: str | bytes) -> Study:
     """Return the study that `format_study` wrote."""
+    return _study(lambda: strict_json.load(text, "study"), "study")
+
+
+def _study(read: Callable[[], Any], name: str) -> Study:
     try:
-        return _study(strict_json.load(text, "study"), "study")
+        content = read()
     except strict_json.InvalidJSONError as error:
         raise InvalidRecordError(str(error)) from error
-
-
-def _study(content: Any, name: str) -> Study:
     header = {key: content.get(key) for key in _HEADER} if isinstance(content, dict) else {}
     if header != _HEADER:
         raise InvalidRecordError(

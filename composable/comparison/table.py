@@ -15,13 +15,13 @@ from markupsafe import Markup
 from composable._support.printable import printable
 from composable._support.table import format_table
 from composable._version import __version__
-from composable.comparison.axis import axis_of
 from composable.comparison.records import Study, TrialResult
 from composable.comparison.verdict import (
     Analysis,
     ArmAnalysis,
     Quality,
     Verdict,
+    axis_of,
     show_number,
     show_ratio,
 )
@@ -47,7 +47,6 @@ _WIDTH = 100
 
 
 def _arms(study: Study, analysis: Analysis) -> Table:
-    """Return the speed-up and the verdict of each arm."""
     ratio = axis_of(study.protocol).ratio
     return [
         {
@@ -125,7 +124,6 @@ def _trials(study: Study, results: Iterable[TrialResult]) -> Table:
 
 
 def _protocol(study: Study) -> Table:
-    """Return how the comparison was made, and with which versions."""
     facts = attrs.asdict(study.protocol, recurse=False)
     facts |= facts.pop("versions")
     return [{"": name.replace("_", " "), " ": _fact(one)} for name, one in facts.items()]
@@ -221,15 +219,8 @@ def format_text(study: Study, analysis: Analysis, *, details: bool = True) -> st
 
 
 def _narrow(table: Table) -> str:
-    """Format a table of at most 100 columns: the names in the first column are wrapped."""
     rows = [[printable(cell) for cell in row.values()] for row in table]
-    widths = [max(map(len, column)) for column in list(zip(table[0], *rows, strict=True))[1:]]
-    room = max(_WIDTH - sum(widths) - 2 * len(widths), 8)
-    lines: list[Sequence[str]] = []
-    for name, *cells in rows:
-        first, *more = textwrap.wrap(name, room) or [""]
-        lines += [(first, *cells), *((part, *[""] * len(cells)) for part in more)]
-    return format_table(lines, list(table[0]))
+    return format_table(rows, list(table[0]), width=_WIDTH)
 
 
 def _wrap(text: str, first: str = "", later: str = "") -> str:

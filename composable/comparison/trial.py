@@ -204,20 +204,16 @@ class _Observer(Callback):
         self.recorder, self.evaluation = recorder, evaluation
 
     def epoch_start(self, state: "State", logger: "Logger") -> None:
-        """End the set-up at the first epoch."""
         if self.recorder.watch.part == "setup":
             self.recorder.watch.switch("training")
 
     def batch_end(self, state: "State", logger: "Logger") -> None:
-        """Count the batch."""
         self.recorder.advance(self.recorder.batches + 1)
 
     def eval_before_all(self, state: "State", logger: "Logger") -> None:
-        """Stop the time of training."""
         self.recorder.watch.switch("evaluation")
 
     def eval_after_all(self, state: "State", logger: "Logger") -> Control | None:
-        """Record the results, and start the time of training again."""
         evaluators = self.evaluation.evaluators
         current = [one.label for one in evaluators if self.evaluation.is_current(one, state)]
         results = {
@@ -230,7 +226,6 @@ class _Observer(Callback):
         return Control.STOP if self.recorder.diverged is not None else None
 
     def fit_end(self, state: "State", logger: "Logger") -> None:
-        """Stop the time of training."""
         self.recorder.watch.switch("end")
 
 
@@ -313,7 +308,6 @@ def _follow_loop(subject: Compared, request: TrialRequest, recorder: _Recorder) 
 
 
 def _read(item: Any, recorder: _Recorder) -> tuple[int, dict[str, float] | None]:
-    """Return the step and the results of what a loop has yielded."""
     before = recorder.batches
     try:
         step, result = item

@@ -1,5 +1,6 @@
 """Parts of a run that a checkpoint saves, and the types of what they save."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Annotated, Any, Protocol, get_type_hints, runtime_checkable
@@ -19,6 +20,7 @@ __all__ = [
     "Size",
     "Stateful",
     "declared_state",
+    "has_form",
     "is_count",
     "is_number",
     "list_of_numbers",
@@ -134,6 +136,11 @@ class Kind:
 def is_count(value: Any) -> bool:
     """Return whether a value is a non-negative integer of 53 bits."""
     return type(value) is int and 0 <= value < 2**53
+
+
+def has_form(pattern: str) -> Callable[[Any], bool]:
+    """Return a test of whether a value is a string that a pattern matches as a whole."""
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 def is_number(value: Any) -> bool:

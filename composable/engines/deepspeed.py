@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable._support.extras import needs
 from composable._support.tree import map_tensors
 from composable.checkpoint.errors import MismatchError
 from composable.core.state import State
@@ -304,12 +305,8 @@ def start_engine(model: nn.Module, optimizer: Optimizer, config: Mapping[str, An
     Raises:
         ImportError: DeepSpeed is not installed.
     """
-    try:
+    with needs("deepspeed_config", "deepspeed"):
         import deepspeed
-    except ImportError as error:
-        raise ImportError(
-            'deepspeed_config needs DeepSpeed: pip install "composable[deepspeed]".'
-        ) from error
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     if not torch.cuda.is_available():
         # It would compile C++ for minutes, and is for processes of one machine only.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from composable._support.extras import needs
 from composable._support.paths import replacing, write_atomically
 from composable._support.pretrained import saving_for_resume
 from composable._support.strict_json import load
@@ -24,13 +25,8 @@ from composable.integrations._mixins import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.resume.modules import module_tensors
 
-try:
+with needs("composable.integrations.huggingface", "huggingface"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "composable.integrations.huggingface requires the package transformers, which is not "
-        'installed: pip install "composable[huggingface]".'
-    ) from error
 
 _REFUSED = "layers were replaced: load these weights into a model that was changed in the same way"
 

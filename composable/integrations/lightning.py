@@ -11,18 +11,14 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from composable._support.extras import needs
 from composable.integrations._hooks import watch_steps
 from composable.integrations._mixins import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.trainer.evaluated_weights import averaging_names
 
-try:
+with needs("composable.integrations.lightning", "lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "composable.integrations.lightning requires the package lightning, which is not installed: "
-        'pip install "composable[lightning]".'
-    ) from error
 
 __all__ = ["TRAINING_WEIGHTS", "LoopAdapterCallback", "LoopAdapterMixin"]
 

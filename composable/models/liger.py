@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from torch import accelerator, nn
 
 from composable._support.checks import kind_of
+from composable._support.extras import needs
 from composable._support.surgery import copy_on_write
 from composable.batches.model_call import base_model_of, is_transformers_model
 
@@ -47,7 +48,8 @@ def with_liger_kernels(model: Model, **kernels: bool) -> Model:
     """
     if not is_transformers_model(model):
         raise TypeError(f"model must be a model of Transformers, not {kind_of(model)}.")
-    liger = _imported()
+    with needs("with_liger_kernels", "liger"):
+        from liger_kernel.transformers import monkey_patch as liger
     _check_device()
     base: Any = base_model_of(model)
     kind = base.config.model_type
@@ -67,17 +69,6 @@ def with_liger_kernels(model: Model, **kernels: bool) -> Model:
     new = copy_on_write(model)
     apply(model=base_model_of(new), **kernels)
     return new
-
-
-def _imported() -> Any:
-    try:
-        from liger_kernel.transformers import monkey_patch
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "with_liger_kernels requires the package liger-kernel, which is not installed: pip "
-            'install "composable[liger]".'
-        ) from error
-    return monkey_patch
 
 
 def _check_device() -> None:

@@ -4,6 +4,7 @@ from math import inf
 from typing import Any
 
 from composable._support.checks import check_count, check_range
+from composable._support.extras import needs
 
 __all__ = ["lora_config"]
 
@@ -38,11 +39,6 @@ def lora_config(*, rank: int = 16, alpha: float = 32, **options: Any) -> Any:
             raise TypeError(
                 f"{peft_name}={options[peft_name]!r} is named {name} here: pass {name}=."
             )
-    try:
-        from peft import LoraConfig  # on use: it is slow to import, and an extra
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "lora_config requires the package peft, which is not installed: pip install "
-            '"composable[finetuning]".'
-        ) from error
+    with needs("lora_config", "finetuning"):
+        from peft import LoraConfig  # on use: it is slow to import
     return LoraConfig(**{"target_modules": "all-linear", **options}, r=rank, lora_alpha=alpha)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composable._support.checks import as_path, check_count, check_order, check_range
+from composable._support.extras import needs
 from composable._support.paths import write_atomically
 from composable.optim.learning_rates import write_option
 from composable.plan.plotting import save_figure
@@ -71,13 +72,8 @@ class RangeTest:
         target = None if path is None else as_path("path", path)
         if target is not None and target.suffix not in _FORMATS:
             raise ValueError(f"path={str(path)!r} must end in {', '.join(_FORMATS)}.")
-        try:
+        with needs("RangeTest.plot", "plot", "Without it, see rates and smoothed."):
             from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError(
-                'RangeTest.plot needs matplotlib: pip install "composable[plot]". Without it, see '
-                "rates and smoothed."
-            ) from error
         figure = Figure(figsize=(7, 4), layout="constrained")
         axes = figure.add_subplot(xscale="log", xlabel="learning rate", ylabel="training loss")
         axes.plot(self.rates, self.losses, color="#9aa5b1", label="loss")

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from composable._support.extras import needs
 from composable.core.algorithm import Stage
 from composable.plan.spans import Row, Span
 
@@ -73,13 +74,9 @@ def save_figure(figure: "Figure", file: "IO[str] | IO[bytes]", suffix: str) -> N
 
 
 def _check_installed() -> None:
-    try:
+    words = "Without it, print(timeline) shows the same in words."
+    with needs("Timeline.plot", "plot", words):
         import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            'Timeline.plot needs matplotlib: pip install "composable[plot]". '
-            "Without it, print(timeline) shows the same in words."
-        ) from error
 
 
 def _size(rows: int) -> tuple[float, float]:

@@ -37,7 +37,8 @@ class RunComparison:
     @classmethod
     def of(cls, runs: Sequence[RecordedRun]) -> "RunComparison":
         """Compare runs."""
-        rows = [_flat(run.configuration) for run in runs]
+        flat = (configuration(run.configuration, _TRAINING) for run in runs)
+        rows = [{name: short_text(value) for name, value in one.items()} for one in flat]
         names = list(dict.fromkeys(name for row in rows for name in row))
         table = {name: tuple(row.get(name, "") for row in rows) for name in names}
         system = {n: values for n, values in table.items() if n.split("/")[0] in _SYSTEM}
@@ -55,10 +56,6 @@ class RunComparison:
         if shared not in names:
             shared = shared.rstrip("0123456789").rstrip("-_/=. ")
         return shared or ", ".join(names)
-
-
-def _flat(record: Mapping[str, Any]) -> dict[str, str]:
-    return {name: short_text(value) for name, value in configuration(record, _TRAINING).items()}
 
 
 def _groups(settings: Mapping[str, tuple[str, ...]], num_runs: int) -> tuple[tuple[int, ...], ...]:

@@ -5,10 +5,10 @@ from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from composable._support.extras import needs
 from composable.report.chart_data import color_of, shown_metrics
 from composable.report.comparison import RunComparison
 from composable.report.curves import Grid
-from composable.report.extras import needs
 from composable.report.lines import visible
 from composable.report.recorded_run import RecordedRun
 
@@ -66,7 +66,7 @@ def plot_runs(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None =
     """
     runs = _checked(runs)
     names = _names(runs, metrics)
-    with needs("plotly", "plot"):
+    with needs("plot", "report"):
         from plotly.subplots import make_subplots
     figure = make_subplots(
         figure=_figure_class()(),

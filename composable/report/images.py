@@ -59,9 +59,8 @@ def find_images(folders: Iterable[Path], problems: list[str]) -> list[Image]:
 def _describe(path: Path, inside: Path) -> Image:
     name = unquote(inside.with_suffix("").as_posix())
     match = re.fullmatch(r"(.*?)-?ba([0-9]{1,15})", name, re.DOTALL)
-    if match is None:
-        return Image(path, name, None, path.stat().st_size)
-    return Image(path, match[1], int(match[2]), path.stat().st_size)
+    named, batch = (name, None) if match is None else (match[1], int(match[2]))
+    return Image(path, named, batch, path.stat().st_size)
 
 
 def _files(folder: Path) -> Iterator[Path]:

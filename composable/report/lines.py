@@ -1,4 +1,4 @@
-"""Read files of JSON lines that may be broken: a report shows what can be read."""
+"""Values from files that may be broken: read, checked, and shown as text."""
 
 import io
 import json
@@ -9,11 +9,24 @@ from typing import Any
 
 from composable._support import strict_json
 from composable._support.paths import open_regular
+from composable._support.printable import format_duration
+from composable.core.stateful import is_count
 
-__all__ = ["as_batch", "as_number", "read_lines", "short_text", "visible"]
+__all__ = [
+    "EMPTY",
+    "as_batch",
+    "as_dicts",
+    "as_number",
+    "format_number",
+    "format_span",
+    "list_or_empty",
+    "read_lines",
+    "short_text",
+    "visible",
+]
 
+EMPTY = "—"
 _LONGEST = 1 << 24
-_MOST_BATCHES = 2**53
 _TEXT = 400
 _NOT_FINITE = {"NaN": math.nan, "nan": math.nan, "Infinity": math.inf, "inf": math.inf}
 _NOT_FINITE |= {f"-{name}": -value for name, value in _NOT_FINITE.items()}
@@ -79,7 +92,40 @@ def as_number(value: Any) -> float | None:
 
 def as_batch(value: Any) -> int | None:
     """Return a number of batches, or None if the value is not one."""
-    return value if type(value) is int and 0 <= value < _MOST_BATCHES else None
+    return value if is_count(value) else None
+
+
+def list_or_empty(values: Any) -> list[Any]:
+    """Return a list; an empty one for anything else."""
+    return values if isinstance(values, list) else []
+
+
+def as_dicts(values: Any) -> list[dict[str, Any]]:
+    """Return the dictionaries in a list; an empty one for anything else."""
+    return [one for one in list_or_empty(values) if isinstance(one, dict)]
+
+
+# --- as text ---
+
+
+def format_number(value: float | None, digits: int = 4) -> str:
+    """Format a number for a table.
+
+    Example:
+        >>> from composable.report.lines import format_number
+        >>> [format_number(value) for value in (0.123456, 3.0, 12345.6, float("nan"), None)]
+        ['0.1235', '3', '12,346', 'nan', '—']
+    """
+    if value is None:
+        return EMPTY
+    if math.isfinite(value) and abs(value) < 1e15 and (value == int(value) or abs(value) >= 1000):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def format_span(seconds: float | None) -> str:
+    """Format seconds for a table, of which a file may have any value."""
+    return EMPTY if seconds is None or not math.isfinite(seconds) else format_duration(seconds)
 
 
 def short_text(value: Any) -> str:

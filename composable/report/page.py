@@ -3,7 +3,7 @@
 import base64
 import gzip
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 from importlib.resources import files
@@ -11,19 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from composable._support.checks import as_path
+from composable._support.extras import needs
 from composable._support.paths import write_atomically
 from composable._version import __version__
 from composable.report.chart_data import chart_data, color_of, run_color
 from composable.report.comparison import RunComparison
-from composable.report.extras import needs
 from composable.report.lines import visible
 from composable.report.recorded_run import RecordedRun, find_runs
-from composable.report.sections import SECTIONS
-from composable.report.sections.time_split import PART_COLORS
+from composable.report.sections.charts import PART_COLORS, curves, time_split
+from composable.report.sections.files import checkpoints, images, problems, warnings
+from composable.report.sections.results import answer, overview
+from composable.report.sections.settings import all_settings, differences, plan
 
 __all__ = ["MAX_BYTES", "render", "write_report"]
 
 MAX_BYTES = 6_000_000
+_SECTIONS: Mapping[str, Callable[[RunComparison], Any]] = {
+    "Answer": answer,
+    "Overview": overview,
+    "Problems": problems,
+    "Differences": differences,
+    "Curves": curves,
+    "Time": time_split,
+    "Plan": plan,
+    "Images": images,
+    "Checkpoints": checkpoints,
+    "Warnings": warnings,
+    "Configuration": all_settings,
+}
+"""The data of each section, whose structure is in `page.html`; one without data is not shown."""
 _WITH_HINT = ("Curves", "Time")  # which tell what to record, if nothing is
 
 
@@ -84,12 +100,12 @@ def _read(runs: Any) -> list[RecordedRun]:
 
 def render(runs: Sequence[RecordedRun], title: str | None = None) -> str:
     """Return the page as text."""
-    with needs("jinja2", "a report"):
+    with needs("a report", "report"):
         from jinja2 import Environment, StrictUndefined
     plotly = _compressed_plotly()  # before the work, since it may be missing
     comparison = RunComparison.of(runs)
     heading = f"Run {comparison.names[0]}" if len(runs) == 1 else f"{len(runs)} runs"
-    built = {name: section(comparison) for name, section in SECTIONS.items()}
+    built = {name: section(comparison) for name, section in _SECTIONS.items()}
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -125,6 +141,6 @@ def _compressed_plotly() -> str:
     Raises:
         ImportError: plotly is not installed.
     """
-    with needs("plotly", "a report"):
+    with needs("a report", "report"):
         from plotly.offline import get_plotlyjs
     return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()

@@ -11,12 +11,12 @@ import attrs
 
 from composable._moved import renamed
 from composable._support.checks import as_path
+from composable._support.extras import needs
 from composable._support.html import panel, sparkline, table
 from composable._support.secrets import redact, redact_command
 from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
 from composable.report.curves import Curve
-from composable.report.extras import needs
 from composable.report.images import Image, find_images, in_order
 from composable.report.lines import as_batch, as_number, read_lines, short_text
 from composable.runs import records
@@ -149,6 +149,12 @@ class RecordedRun:
         return self.records[-1] if self.records else {}
 
     @property
+    def plan(self) -> dict[str, Any]:
+        """The plan of the last start; empty if it cannot be read."""
+        plan = self.configuration.get("plan")
+        return plan if isinstance(plan, dict) else {}
+
+    @property
     def num_batches(self) -> int:
         """The number of batches trained on."""
         return max((curve.batches[-1] for curve in self.curves.values() if len(curve)), default=0)
@@ -199,7 +205,7 @@ class RecordedRun:
         Raises:
             ImportError: pandas is not installed.
         """
-        with needs("pandas", "to_pandas"):
+        with needs("to_pandas", "report"):
             import pandas
         columns = {
             name: pandas.Series(list(curve.values), index=list(curve.batches), dtype="float64")
@@ -257,7 +263,6 @@ class RecordedRun:
                 self._curve("loss/train" if name == "loss" else logged).add(index + 1, number)
 
     def _read_events(self) -> None:
-        """Read the times, the warnings and the status."""
         last: dict[str, Any] = {}
         for line in read_lines(self.folder / EVENTS, self.problems):
             self.clock.add(line)
@@ -266,7 +271,9 @@ class RecordedRun:
             elif line.get("event") in ("start", "end"):
                 last = line
         if last.get("event") == "start":
-            recent = time.time() - self._last_write() < _RUNNING
+            files = [self.folder / name for name in (records.STEPS, EVENTS)]
+            written = max(path.stat().st_mtime for path in files if path.is_file())  # one is read
+            recent = time.time() - written < _RUNNING
             self.status = "running" if recent else "not ended"
         elif last.get("error") is not None:
             self.error = short_text(last["error"])
@@ -285,10 +292,6 @@ class RecordedRun:
                 return
         batch = as_batch(line.get("batch")) or 0
         self.warnings.append(ShownWarning(category, message, where, batch))
-
-    def _last_write(self) -> float:
-        written = [self.folder / name for name in (records.STEPS, EVENTS)]
-        return max((path.stat().st_mtime for path in written if path.is_file()), default=0.0)
 
     def _read_metrics(self) -> None:
         """Read the files of JSONLinesLogger; a metric of steps.jsonl is already known."""
@@ -352,6 +355,7 @@ class RecordedRun:
             self.problems.append(str(error))
             return
         self.problems.extend(str(one.error) for one in broken)
+        best = _best_of(whole[0].manifest.info.get("best")) if whole else None  # of the latest
         for one in reversed(whole):
             manifest = one.manifest
             self.checkpoints.append(
@@ -362,12 +366,9 @@ class RecordedRun:
                     "bytes": sum(file.size for file in manifest.files.values()),
                     "complete": manifest.info.get("complete") is True,
                     "created": manifest.created,
-                    "best": _best_of(manifest.info.get("best")),
+                    "best": best if best and best["checkpoint"] == one.path.name else None,
                 }
             )
-        latest = self.checkpoints[-1]["best"] if self.checkpoints else None
-        for each in self.checkpoints:
-            each["best"] = latest if latest and latest["checkpoint"] == each["name"] else None
 
 
 def _without_secrets(record: dict[str, Any]) -> dict[str, Any]:

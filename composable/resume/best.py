@@ -6,10 +6,8 @@ from typing import Any
 
 import attrs
 
-from composable._support.warn import warn_user
 from composable.checkpoint.errors import MissingCheckpointError
 from composable.core.results import LOGGED
-from composable.core.state import State
 from composable.resume.manager import CheckpointManager
 from composable.resume.select import looks_like_checkpoint
 
@@ -17,10 +15,8 @@ __all__ = [
     "Best",
     "NoBestCheckpointWarning",
     "check_best",
-    "check_complete",
     "check_determined",
     "find_best",
-    "warn_of_none",
 ]
 
 
@@ -63,20 +59,18 @@ def find_best(managers: Sequence[CheckpointManager], loaded: Path | None) -> Bes
     return None
 
 
-def warn_of_none() -> None:
-    """Warn that the weights of the best checkpoint were requested, and there is none."""
-    warn_user(
-        "load_best_at_end=True, but no evaluation had a result that selects a best checkpoint "
-        "(NaN never does), so the model keeps its last weights.",
-        NoBestCheckpointWarning,
-    )
-
-
-def check_determined(managers: Sequence[CheckpointManager], evaluators: Sequence[Any]) -> None:
+def check_determined(
+    managers: Sequence[CheckpointManager], evaluators: Sequence[Any], *, trains_loss: bool
+) -> None:
     """Check that an evaluation during training determines the best checkpoint.
 
+    Args:
+        managers: What writes the checkpoints of the run.
+        evaluators: The evaluators of the run.
+        trains_loss: Whether the loss has parameters, which the best checkpoint must have.
+
     Raises:
-        ValueError: None does.
+        ValueError: None does, or a checkpoint excludes the parameters of the loss.
     """
     names = [one.settings.metric for one in managers if one.settings.metric is not None]
     if not names:
@@ -90,16 +84,8 @@ def check_determined(managers: Sequence[CheckpointManager], evaluators: Sequence
             f"load_best_at_end=True needs evaluations during training, and eval_interval=None "
             f"for the evaluator of {names[0]!r}; pass an interval such as '1ep'."
         )
-
-
-def check_complete(state: State, managers: Sequence[CheckpointManager]) -> None:
-    """Check that the best checkpoint will have everything on which evaluations depend.
-
-    Raises:
-        ValueError: A checkpoint excludes the parameters of the loss.
-    """
     partial = any(one.settings.metric is not None and one.settings.weights_only for one in managers)
-    if partial and state.loss_module is not None:
+    if partial and trains_loss:
         raise ValueError(
             "save_weights_only=True with load_best_at_end=True: evaluations depend on loss_fn, "
             "which such a checkpoint does not have; drop one of them."

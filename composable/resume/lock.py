@@ -60,8 +60,7 @@ class RunLock:
         except FileExistsError as error:  # a link
             raise CheckpointError(str(error)) from None
         try:
-            self._check_held(self._lock())
-            owner = _read(self._file)
+            owner = _lock(self._file, self.folder)
             if owner not in (self._seen, {}) and owner.get("pid") != os.getpid():
                 raise FolderInUseError(
                     f"{self.folder}: {_describe(owner)} trained in this folder after this Trainer "
@@ -89,31 +88,24 @@ class RunLock:
             return {}
         try:
             with open_to_write(self.folder / LOCK, "r+b") as file:
-                self._file = file
-                self._check_held(self._lock())
-                return _read(file)
+                return _lock(file, self.folder)
         except OSError:  # a folder that is only read
             return {}
-        finally:
-            self._file = None
 
-    def _lock(self) -> bool:
-        """Return whether another process holds the lock; lock the file otherwise."""
-        try:
-            # Unlike flock, not inherited by the workers of a loader, which may outlive the process.
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return True
-        except OSError:  # the file system has no locks
-            return False
-        return False
 
-    def _check_held(self, held: bool) -> None:
-        if held and self._file is not None:
-            raise FolderInUseError(
-                f"{self.folder} is in use: {_describe(_read(self._file))} trains in it. Wait for "
-                "that process or end it, or use another save_folder."
-            )
+def _lock(file: IO[bytes], folder: Path) -> dict[str, Any]:
+    """Lock the file of a folder, and return who held it last."""
+    try:
+        # Unlike flock, not inherited by the workers of a loader, which may outlive the process.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise FolderInUseError(
+            f"{folder} is in use: {_describe(_read(file))} trains in it. Wait for that process or "
+            "end it, or use another save_folder."
+        ) from None
+    except OSError:  # the file system has no locks
+        pass
+    return _read(file)
 
 
 def _read(file: IO[bytes]) -> dict[str, Any]:

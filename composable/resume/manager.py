@@ -138,7 +138,8 @@ class CheckpointManager:
         """
         self.wanted = False
         self.finish()  # one at a time, in order
-        name, batch, before = self.name_of(state), state.timestamp.batch, self._memory()
+        name, batch = self.name_of(state), state.timestamp.batch
+        before = self._kept, self.best, self._batch
         outdated = self._kept[-1] if self._kept and self._batch == batch else None
         self._kept = [*(one for one in self._kept if one != name), name]
         self._batch = batch
@@ -161,7 +162,11 @@ class CheckpointManager:
             except CheckpointError:
                 self._kept, self.best, self._batch = before
                 raise
-            self._drop_old(saved.info["run"], outdated)
+            from composable.checkpoint.files import delete  # on use: it is slow to import
+
+            for old in self._forget_old(outdated):  # the newer ones are on disk
+                if Processes.current().is_main:
+                    delete(self.settings.folder / old, saved.info["run"])
 
         # The parts of several processes are written together, between their steps.
         if not self.settings.background or together:
@@ -169,9 +174,6 @@ class CheckpointManager:
             return
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing = self._thread.submit(write, saved.copied())
-
-    def _memory(self) -> tuple[list[str], tuple[str, float] | None, int | None]:
-        return self._kept, self.best, self._batch
 
     def _describe_best(self) -> dict[str, Any] | None:
         if self.best is None:
@@ -191,14 +193,6 @@ class CheckpointManager:
         if Processes.current().is_main and not own:
             own = _run_at(target) == saved.info["run"]
         return saved.write(target, overwrite=own)
-
-    def _drop_old(self, run: str, outdated: str | None) -> None:
-        """Delete this run's checkpoints beyond the number to keep; the newer ones are on disk."""
-        from composable.checkpoint.files import delete  # on use: it is slow to import
-
-        for name in self._forget_old(outdated):
-            if Processes.current().is_main:
-                delete(self.settings.folder / name, run)
 
     def _forget_old(self, outdated: str | None) -> list[str]:
         """Drop the names beyond the number to keep, and return them."""

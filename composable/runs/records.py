@@ -20,6 +20,7 @@ from composable._support.paths import check_no_link, next_name, open_regular, wr
 from composable._support.strict_json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, MissingCheckpointError
 from composable.checkpoint.reader import readable
+from composable.core.stateful import is_count
 
 __all__ = [
     "RUN",
@@ -40,7 +41,6 @@ _FORMAT = "composable run"
 _MAX_RUN = 1 << 26
 _LONGEST_FLOAT = 24  # -0x1.fffffffffffffp+1023
 _MAX_LINE = 1 << 24
-_MAX_BATCH = 2**53
 
 
 # --- the configuration ---
@@ -85,7 +85,7 @@ def read_records(folder: Path) -> list[dict[str, JSON]]:
     if not isinstance(records, list) or not records or body.get("format") != _FORMAT:
         raise DamagedCheckpointError(f"{path} is not the record of a run.")
     for record in records:
-        if not isinstance(record, dict) or not _is_batch(record.get("batch")):
+        if not isinstance(record, dict) or not is_count(record.get("batch")):
             raise DamagedCheckpointError(f"{path} has a record without a batch number.")
     return records
 
@@ -209,7 +209,7 @@ def read_steps(folder: Path) -> Steps:
 
 def _add_line(steps: Steps, raw: bytes, where: str) -> None:
     line = strict_json.load(raw, where)
-    if not isinstance(line, dict) or not _is_batch(line.get("batch")):
+    if not isinstance(line, dict) or not is_count(line.get("batch")):
         raise DamagedCheckpointError(f"{where}: the batch number is missing.")
     batch = line.pop("batch")
     line.pop("epoch", None)
@@ -219,10 +219,6 @@ def _add_line(steps: Steps, raw: bytes, where: str) -> None:
         raise DamagedCheckpointError(f"{where}: batch {batch} is recorded twice.")
     else:
         steps.trained.add(batch, line)
-
-
-def _is_batch(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MAX_BATCH
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from composable._support.checks import check_count, check_flag, check_size
+from composable._support.extras import needs
 from composable.algorithms import (
     EMA,
     BlurPool,
@@ -29,14 +30,10 @@ from composable.losses.loss import TargetLoss
 from composable.testing.problems import CLASSES, SHAPE, built, image_batch
 from composable.utils.reproducibility import preserve_rng
 
-try:
+_ADVICE = "check_algorithm and check_function do not need it."
+with needs("a strategy of composable.testing", "testing", _ADVICE):
     from hypothesis import register_random
     from hypothesis import strategies as st
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        "the strategies of composable.testing require the package hypothesis, which is not "
-        'installed: pip install "composable[testing]". check_algorithm and check_function do not.'
-    ) from error
 
 __all__ = [
     "algorithm_sets",

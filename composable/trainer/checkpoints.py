@@ -59,11 +59,10 @@ class Checkpoints:
         run.checkpoints = self
         run.compose()
         if self.options.load_best_at_end:
-            from composable.resume.best import check_complete, check_determined  # on use
+            from composable.resume.best import check_determined  # on use
 
-            check_determined(self.managers, self.options.evaluators)
-            if not self.options.dry_run:
-                check_complete(run.state, self.managers)
+            trained = run.state.loss_module is not None and not self.options.dry_run
+            check_determined(self.managers, self.options.evaluators, trains_loss=trained)
 
     @property
     def possible(self) -> bool:
@@ -278,13 +277,17 @@ class Checkpoints:
 
     def _load_best(self, state: State) -> None:
         """Let the run be evaluated with the weights of its best checkpoint, if there is one."""
-        from composable.resume.best import warn_of_none  # on use
+        from composable.resume.best import NoBestCheckpointWarning  # on use
         from composable.resume.select import read_point
 
         self.finish()
         best, run = self.best, self.run
         if best is None:
-            warn_of_none()
+            warn_user(
+                "load_best_at_end=True, but no evaluation had a result that selects a best "
+                "checkpoint (NaN never does), so the model keeps its last weights.",
+                NoBestCheckpointWarning,
+            )
             return
         point = read_point(best.checkpoint, self.options.reader, run=self.records.run_id)
         tree, names = point.load(state).tree, averaging_names(run.dispatcher.plan)

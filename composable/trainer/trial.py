@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable._support.extras import needs
 from composable.core.state import State
 from composable.data.fetching import is_map_style, without_workers
 from composable.data.grouping import batches_of
@@ -98,13 +99,8 @@ class TrialRun:
             batches: The batches, by default those that the run trains on next.
             depth: How many levels of modules it shows.
         """
-        try:
+        with needs("Trainer.summary", "summary"):
             import torchinfo
-        except ImportError as error:
-            raise ModuleNotFoundError(
-                "Trainer.summary needs torchinfo, which is not installed: pip install "
-                '"composable[summary]".'
-            ) from error
         run = self.run
         batch = batches_of(next(self.batches(batches)))[0]
         state = run.state.evolve_unchecked(batch=batch, outputs=None)

@@ -13,11 +13,17 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 import composable
 from composable.algorithms import LabelSmoothing
 from composable.comparison import Comparison, Verdict
-from composable.comparison.amounts import check_amounts, plan_amounts
 from composable.comparison.analysis import analyze
-from composable.comparison.best_epoch import stop_at_best
 from composable.comparison.building import BuildError, build_trainer, draw_part
-from composable.comparison.records import Evaluation, Seconds, Study, Trial, TrialResult
+from composable.comparison.design import check_amounts, plan_amounts
+from composable.comparison.records import (
+    Evaluation,
+    Seconds,
+    Study,
+    Trial,
+    TrialResult,
+    stop_at_best,
+)
 from composable.data import Indexed, PackedDocuments
 from tests.comparison import small
 from tests.comparison.synthetic import METRIC, draw_data_study, protocol

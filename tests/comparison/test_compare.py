@@ -1,6 +1,5 @@
 """Comparisons from beginning to end, with worker processes and very small models."""
 
-import importlib.util
 import os
 import re
 import signal
@@ -189,10 +188,7 @@ def test_a_comparison_that_a_worker_imports_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("missing", ["cloudpickle", "loky"])
 def test_a_missing_package_is_found_before_training(monkeypatch, missing):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == missing else find(name)
-    )
+    monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ImportError, match=rf'needs {missing}.*pip install "composable\[compare\]"'):
         composable.compare(build, {"other": []}, metric="test/accuracy")
 

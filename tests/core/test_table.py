@@ -31,3 +31,9 @@ def test_aligns_columns_without_trailing_spaces(rows, header, options, lines):
 def test_rejects_rows_of_different_lengths():
     with pytest.raises(ValueError, match="zip"):
         format_table([("a",), ("a", "b")])
+
+
+def test_a_word_that_is_too_long_for_a_line_is_broken():
+    table = format_table([("x" * 120, "2.05x"), ("mixup", "1.1x")], width=100)
+    assert max(map(len, table.splitlines())) == 100
+    assert table.count("x") == 120 + 3

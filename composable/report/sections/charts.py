@@ -1,14 +1,16 @@
-"""How the time of training is split."""
+"""The curves, which a script draws, and how the time of training is split."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from composable.report.chart_data import section_of, shown_metrics
 from composable.report.comparison import RunComparison
-from composable.report.sections._common import format_span
+from composable.report.lines import as_dicts, format_span
 
-__all__ = ["PART_COLORS", "time_split"]
+__all__ = ["PART_COLORS", "curves", "time_split"]
 
+_STAGES = ("mix", "targets")
 PART_COLORS = {  # the parts of TimeSplit, with their colors
     "data": "#b4690e",
     "forward": "#3a62c8",
@@ -18,6 +20,29 @@ PART_COLORS = {  # the parts of TimeSplit, with their colors
     "saving": "#c23860",
     "other": "#6b7683",
 }
+
+
+def curves(comparison: RunComparison) -> dict[str, list[Any]]:
+    """List the charts by heading: the number, the name, the runs and a remark of each."""
+    charts: dict[str, list[Any]] = {}
+    for index, name in enumerate(shown_metrics(comparison.runs)):
+        having = [i for i, run in enumerate(comparison.runs) if len(run.curves.get(name, ()))]
+        remark = _mixed(comparison, having) if name == "loss/train" else ""
+        charts.setdefault(section_of(name), []).append((index, name, having, remark))
+    return charts
+
+
+def _mixed(comparison: RunComparison, runs: Sequence[int]) -> str:
+    """Name the groups whose training loss is not that of the targets of the data."""
+    names = []
+    for group in comparison.groups:
+        steps = [step for run in group for step in as_dicts(comparison.runs[run].plan.get("steps"))]
+        changed = sorted({str(s.get("who")) for s in steps if s.get("stage") in _STAGES})
+        if changed and set(group) & set(runs):
+            names.append(f"{comparison.group_name(group)} ({', '.join(changed)})")
+    if not names:
+        return ""
+    return f"Of mixed or smoothed targets: {'; '.join(names)}. Compare results of evaluations."
 
 
 def time_split(comparison: RunComparison) -> list[tuple[int, str, list[Any]]]:
