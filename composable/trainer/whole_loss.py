@@ -78,7 +78,7 @@ class _WholeLoss:
     def __call__(self, state: State, *_: Any) -> State:
         """Compute the gradients of a batch, and return the state with its loss."""
         if not self.checked:
-            check_run(state, self.engine, auto=self.microbatches.auto)
+            _check_run(state, self.engine, auto=self.microbatches.auto)
         parts: list[Part] = []
         before = Buffers.of(state)
         seen = self._each_part(partial(self._read, parts))(state, Sums(self.engine.shares))
@@ -102,7 +102,7 @@ class _WholeLoss:
         outputs = self.engine.forward.read(state)
         state = act(Event.AFTER_FORWARD, state.evolve_unchecked(outputs=outputs))
         if not self.checked:
-            check_outputs(state, self.engine)
+            _check_outputs(state, self.engine)
         count = 0 if part.empty else state.batch_spec.count(state.batch)
         place, changed = list(part.place), state.batch is not batch
         parts.append(Part(state.outputs, state.batch, state.loss_fn, count, place, changed))
@@ -142,7 +142,7 @@ class _WholeLoss:
         outputs = self.engine.forward.outputs(state)
         state = fire(Event.AFTER_FORWARD, state.evolve_unchecked(outputs=outputs))
         if not self.checked:
-            compare(state, part.outputs)
+            _compare(state, part.outputs)
         value = loss * part.share
         zero = torch.zeros_like(loss)  # for a backward pass in which only processes exchange
         pairs = part.pairs(state.outputs) or [(zero.clone().requires_grad_(), zero)]
@@ -289,7 +289,7 @@ def _without_inputs(batch: Any, loss_fn: Any, spec: BatchSpec) -> Any:
 # --- checks, in the first step only ---
 
 
-def check_run(state: State, engine: Engine, *, auto: bool) -> None:
+def _check_run(state: State, engine: Engine, *, auto: bool) -> None:
     """Check that the loss takes outputs, and that all processes split alike.
 
     Raises:
@@ -309,7 +309,7 @@ def check_run(state: State, engine: Engine, *, auto: bool) -> None:
         )
 
 
-def check_outputs(state: State, engine: Engine) -> None:
+def _check_outputs(state: State, engine: Engine) -> None:
     """Check the outputs for a part of a batch.
 
     Raises:
@@ -354,7 +354,7 @@ def _check_sizes(state: State, engine: Engine) -> None:
         )
 
 
-def compare(state: State, first: Any) -> None:
+def _compare(state: State, first: Any) -> None:
     """Check that the outputs of the second pass are those of the first, but for rounding.
 
     Raises:
