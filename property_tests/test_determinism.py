@@ -20,7 +20,10 @@ from tests.support.outcomes import differences, left_by
 from tests.support.runs import adam, make_trainer, trained, training_weights
 from tests.support.strategies import few, seeds
 
-pytestmark = pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning"),
+    pytest.mark.filterwarnings("ignore:.* follows the elapsed share of a run"),  # of a stream
+]
 
 LOADERS = st.sampled_from([batches, stream, shuffling_loader, noisy_loader])
 

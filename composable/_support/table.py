@@ -40,9 +40,10 @@ def format_table(
     if width < sys.maxsize:
         words = (_longest_word(column) for column in zip(*table, strict=True))
         widths = _fit(widths, [min(word, _LONGEST) for word in words], width)
-        table = [line for row in table for line in _wrap(row, widths)]
     if header:
-        table.insert(1, ["-" * width for width in widths])
+        table.insert(1, ["-" * one for one in widths])
+    if width < sys.maxsize:
+        table = [line for row in table for line in _wrap(row, widths)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
     return "\n".join(indent + line for line in lines)
 

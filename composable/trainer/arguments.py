@@ -17,14 +17,13 @@ from composable.core.algorithm import Algorithm, Stage, leaves
 from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit, check_time
+from composable.core.time import Time, TimeLike, TimeUnit, check_time, counts_whole
 from composable.distributed.starting import local_device
 from composable.losses.loss import Loss, ModelLoss, OutputLoss, TargetLoss
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
 from composable.plan.declarations import as_list
 from composable.plan.plan import IdleAlgorithmWarning, Plan
-from composable.plan.spans import find_unmeasured
 from composable.utils.reproducibility import accelerator
 
 if TYPE_CHECKING:
@@ -345,6 +344,18 @@ def check_iterations(
         )
 
 
+def _warn_of_unmeasured(plan: Plan, state: State) -> None:
+    from composable.plan.spans import find_unmeasured  # on use
+
+    for name in find_unmeasured(plan.algorithms, state):
+        warn_user(
+            f"{name} follows the elapsed share of a run of {state.max_duration}, which is known "
+            "only between epochs or iterations of unknown length; pass max_duration in batches or "
+            "samples, such as '1000ba', or in epochs with a loader that has a length.",
+            UserWarning,
+        )
+
+
 def check_start(run: "Run", longer: Time | None) -> State:
     """Check how long a run is to train, and return the state to start from.
 
@@ -370,13 +381,8 @@ def check_start(run: "Run", longer: Time | None) -> State:
         )
     run.rates.check_warmup(state)
     run.rates.check_length(state)
-    for name in find_unmeasured(run.dispatcher.plan.algorithms, state):
-        warn_user(
-            f"{name} follows the elapsed share of a run of {state.max_duration}, which is known "
-            "only between epochs or iterations of unknown length; pass max_duration in batches or "
-            "samples, such as '1000ba', or in epochs with a loader that has a length.",
-            UserWarning,
-        )
+    if state.max_duration is not None and counts_whole(state, state.max_duration):
+        _warn_of_unmeasured(run.dispatcher.plan, state)
     if not progress.num_fits:
         run.rates.check_counts(state)
         for remark in run.dispatcher.plan.with_remarks(state).remarks:

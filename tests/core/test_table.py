@@ -17,6 +17,12 @@ from composable._support.table import format_table
             {"width": 13},
             ["n     words", "----  -------", "name  one two", "      three"],
         ),
+        (
+            [("1", "a b")],
+            ("n", "why here"),
+            {"width": 8},
+            ["n  why", "   here", "-  -----", "1  a b"],
+        ),
         ([("a_long_name", "b c")], None, {"width": 5}, ["a_long_name  b", "             c"]),
         ([], None, {}, []),
         ([], ("name",), {}, ["name", "----"]),

@@ -208,6 +208,16 @@ def test_algorithm_keeps_the_laws():
     assert "memory" in report.checked
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"reduction": "sum"}, {"weight": torch.tensor([1.0, 9.0, 0.1])}, {"ignore_index": 0}],
+    ids=str,
+)
+def test_loss_that_is_no_mean_over_examples_is_refused(options):
+    with pytest.raises(ValueError, match="InfoBatch needs a loss that is a mean over examples: th"):
+        trainer(loss_fn=torch.nn.CrossEntropyLoss(**options)).fit()
+
+
 def test_sampler_of_another_loader_is_an_error():
     sampler = InfoBatchSampler(COUNT, batch_size=4, seed=5)
     other = InfoBatchSampler(COUNT, batch_size=4, seed=5)

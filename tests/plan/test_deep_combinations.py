@@ -19,7 +19,8 @@ def test_a_hundred_are_the_limit(kind):
     for _ in range(100):
         algorithm = KINDS[kind](algorithm)
 
-    assert "LabelSmoothing" in Plan.compile([algorithm]).explain()
+    # Words of more than 50 letters are broken.
+    assert "LabelSmoothing" in "".join(Plan.compile([algorithm]).explain().split())
     make_trainer(algorithms=algorithm, max_duration="1ba").fit()
     with pytest.raises(ValueError, match="at most 100 deep"):
         KINDS[kind](algorithm)

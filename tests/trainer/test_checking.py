@@ -247,12 +247,12 @@ def test_missing_torchinfo_says_what_to_install(monkeypatch):
 
     def without(name, *args, **kwargs):
         if name == "torchinfo":
-            raise ImportError(name)
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return original(name, *args, **kwargs)
 
     trainer = make()
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModuleNotFoundError, match=r"composable\[summary\]"):
+    with pytest.raises(ModuleNotFoundError, match=r"needs torchinfo, .*composable\[summary\]"):
         trainer.summary()
 
 
