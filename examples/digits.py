@@ -260,12 +260,12 @@ def _half_interval(values: list[float]) -> float:
 def format_table(rows: list[dict]) -> str:
     """Format the comparison as a table."""
     lines = [
-        f"{'':24} {'lr':>5} {'epochs':>6} {'test error':>15}   runs with {TARGET:.0%} accuracy"
+        f"{'':25} {'lr':>5} {'epochs':>6} {'test error':>15}   runs with {TARGET:.0%} accuracy"
     ]
     for row in rows:
         error = f"{row['error']:.2f} ± {row['interval']:.2f} %"
         lines.append(
-            f"{row['arm']:24} {row['lr']:5} {row['epochs']:6} {error:>15}   "
+            f"{row['arm']:25} {row['lr']:5} {row['epochs']:6} {error:>15}   "
             f"{row['reached']} of {row['seeds']}"
         )
     return "\n".join(lines)
