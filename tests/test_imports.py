@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 import composable
+from composable._support.extras import needs
 
 
 def run(*parts):
@@ -288,6 +289,12 @@ def test_a_compiled_function_uses_names_before_they_are_imported():
         print(json.dumps([unused, *same]))
         """
     ) == [True, True, True]
+
+
+def test_an_extra_that_is_broken_is_not_said_to_be_missing():
+    said = r"needs scipy, which can't be imported \(no zeta\): pip"
+    with pytest.raises(ImportError, match=said), needs("This", "compare"):
+        raise ImportError("no zeta", name="scipy.special")
 
 
 def test_a_missing_extra_is_named_with_what_to_type():

@@ -16,13 +16,19 @@ def needs(what: str, extra: str, advice: str = "") -> Iterator[None]:
         advice: A sentence that the message ends with, such as another way.
 
     Raises:
-        ImportError: A package is not installed.
+        ModuleNotFoundError: A package is not installed.
+        ImportError: It is, and can't be imported.
     """
     try:
         yield
     except ImportError as error:
+        absent = isinstance(error, ModuleNotFoundError)
         package = (error.name or "a package").partition(".")[0]
-        raise type(error)(
-            f"{what} needs {package}, which the library does not install by default: "
-            f'pip install "composable[{extra}]".{advice and f" {advice}"}'
+        why = "the library does not install by default"
+        if not absent:
+            why = f"can't be imported ({error})"
+        raise (ModuleNotFoundError if absent else ImportError)(
+            f'{what} needs {package}, which {why}: pip install "composable[{extra}]".'
+            f"{advice and f' {advice}'}",
+            name=error.name,
         ) from error

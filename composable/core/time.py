@@ -7,7 +7,7 @@ batch 3.0000000000000004.
 """
 
 import re
-from decimal import Decimal
+from decimal import Context, Decimal
 from enum import Enum
 from fractions import Fraction
 from functools import lru_cache, total_ordering
@@ -223,10 +223,14 @@ def _as_exact(value: int | float | Fraction) -> Fraction:
     return Fraction(value)
 
 
+_DECIMALS = Context(prec=60, Emin=-999999, Emax=999999, traps=[])
+"""Not that of the thread, whose precision may change, and which may raise errors."""
+
+
 def _print_exact(value: int | Fraction) -> str:
     if isinstance(value, int):
         return str(value)
-    decimal = Decimal(value.numerator) / value.denominator
+    decimal = _DECIMALS.divide(Decimal(value.numerator), Decimal(value.denominator))
     return f"{decimal:f}" if Fraction(decimal) == value else str(value)
 
 

@@ -1,5 +1,6 @@
 """Times: the strings of the documentation, arithmetic, and what is refused."""
 
+import decimal
 import pickle
 from fractions import Fraction
 
@@ -95,6 +96,15 @@ def test_prints_as_a_string_that_reads_as_itself_and_can_be_pickled(text, printe
     assert str(time) == printed
     assert repr(time) == f"Time('{printed}')"
     assert eval(repr(time)) == Time.parse(printed) == pickle.loads(pickle.dumps(time)) == time
+
+
+def test_prints_the_same_in_any_decimal_context():
+    with decimal.localcontext() as context:
+        context.prec = 2
+        context.traps[decimal.Inexact] = True
+        printed = [str(Time(Fraction(1, n), "dur")) for n in (8, 3, 10**40)]
+
+    assert printed == ["0.125dur", "1/3dur", f"0.{'0' * 39}1dur"]
 
 
 def test_accepts_floats_of_numpy():
