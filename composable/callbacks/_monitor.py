@@ -1,13 +1,11 @@
 """The base class of callbacks that measure some batches."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike, check_interval, completes
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.core.logger import Logger
+from composable.core.state import State
 
 __all__ = ["Monitor"]
 
@@ -23,12 +21,12 @@ class Monitor(Callback):
         self._due = False
         self._metrics: dict[str, Any] = {}
 
-    def batch_start(self, state: "State", logger: "Logger") -> None:
+    def batch_start(self, state: State, logger: Logger) -> None:
         """Decide whether this batch is measured."""
         self.close()
         self._due = completes(self.interval, state)
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Log the measurements."""
         if self._metrics:
             logger.log_metrics(self._metrics)

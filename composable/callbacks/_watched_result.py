@@ -1,16 +1,14 @@
 """Callbacks that stop training when an evaluation result calls for it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composable._support.warn import warn_user
 from composable.core.callback import Callback
 from composable.core.control import Control
+from composable.core.logger import Logger
 from composable.core.result_names import full_name, known_mode, mode_of
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.core.state import State
 
 __all__ = ["WatchedResult"]
 
@@ -56,11 +54,11 @@ class WatchedResult(Callback):
         name = f"{self.dataloader_label}/{self.monitor}"
         self.mode = mode_of(name, self._given_mode or modes.get(name))
 
-    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+    def eval_before_all(self, state: State, logger: Logger) -> None:
         """Note the results of earlier evaluations."""
         self._results = state.metrics.get(self.dataloader_label)
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> Control | None:
+    def eval_after_all(self, state: State, logger: Logger) -> Control | None:
         """Check the result, and request a stop if it calls for one."""
         results = state.metrics.get(self.dataloader_label)
         if results is None or results is self._results:
@@ -73,7 +71,7 @@ class WatchedResult(Callback):
         mode = mode_of(self.monitor, self.mode)
         return Control.STOP if self._is_over(state, mode, results[self.monitor]) else None
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Warn if the evaluator never ran."""
         if self.dataloader_label not in state.metrics:
             ran = sorted(state.metrics)
@@ -84,5 +82,5 @@ class WatchedResult(Callback):
                 UserWarning,
             )
 
-    def _is_over(self, state: "State", mode: str, value: float) -> bool:
+    def _is_over(self, state: State, mode: str, value: float) -> bool:
         raise NotImplementedError

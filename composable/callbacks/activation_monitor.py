@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,8 @@ from composable._support.checks import check_flag
 from composable._support.tree import tensors_of
 from composable.callbacks._monitor import Monitor
 from composable.core.intervals import IntervalLike
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.core.logger import Logger
+from composable.core.state import State
 
 __all__ = ["ActivationMonitor"]
 
@@ -86,14 +84,14 @@ class ActivationMonitor(Monitor):
         self.modules, self.inputs = modules, inputs
         self._hooks: list[RemovableHandle] = []
 
-    def before_forward(self, state: "State", logger: "Logger") -> None:
+    def before_forward(self, state: State, logger: Logger) -> None:
         """Register the hooks."""
         self._remove_hooks()
         if self._due and not self._metrics:
             for name, module in self._chosen(state.model):
                 self._hooks.append(module.register_forward_hook(self._hook(name)))
 
-    def after_forward(self, state: "State", logger: "Logger") -> None:
+    def after_forward(self, state: State, logger: Logger) -> None:
         """Remove the hooks."""
         self._remove_hooks()
 

@@ -3,23 +3,20 @@
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composable._support.checks import as_path, check_flag, check_one_of
 from composable._support.warn import warn_user
 from composable.checkpoint.filters import check_patterns
-from composable.core.callback import Callback, check_state
+from composable.core.callback import AttachedRun, Callback, check_state
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
+from composable.core.logger import Logger
 from composable.core.result_names import find_result, full_name, known_mode, mode_of
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.resume.manager import FIELDS, CheckpointManager
-
-if TYPE_CHECKING:
-    from composable.core.callback import AttachedRun
-    from composable.core.logger import Logger
 
 __all__ = ["CheckpointSaver"]
 
@@ -120,26 +117,26 @@ class CheckpointSaver(Callback):
 
     # --- when ---
 
-    def attach(self, run: "AttachedRun") -> None:
+    def attach(self, run: AttachedRun) -> None:
         """Let the run write the checkpoints that are requested."""
         run.checkpoints.managers.append(self.manager)
 
-    def fit_start(self, state: State, logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder."""
         self.manager.make_folder()
 
-    def batch_start(self, state: State, logger: "Logger") -> None:
+    def batch_start(self, state: State, logger: Logger) -> None:
         """Discard the metric of earlier weights."""
         self.manager.measured = None
 
-    def eval_end(self, state: State, logger: "Logger") -> None:
+    def eval_end(self, state: State, logger: Logger) -> None:
         """Record the metric."""
         if self.metric is not None:
             measured = find_result("metric", self.metric, state.metrics)
             if measured is not None:
                 self.manager.measured, self._ran = measured, True
 
-    def fit_end(self, state: State, logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Warn if the evaluator of the metric never ran."""
         if self.metric is not None and self.manager.best is None and not self._ran:
             warn_user(
@@ -148,11 +145,11 @@ class CheckpointSaver(Callback):
                 UserWarning,
             )
 
-    def batch_checkpoint(self, state: State, logger: "Logger") -> Control | None:
+    def batch_checkpoint(self, state: State, logger: Logger) -> Control | None:
         """Request a save if one is due."""
         return self._request(state.previous_timestamp, state, Event.BATCH_END)
 
-    def epoch_checkpoint(self, state: State, logger: "Logger") -> Control | None:
+    def epoch_checkpoint(self, state: State, logger: Logger) -> Control | None:
         """Request a save if one is due."""
         return self._request(self._seen or state.previous_timestamp, state, Event.EPOCH_END)
 

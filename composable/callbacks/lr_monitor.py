@@ -1,14 +1,12 @@
 """Log the learning rates."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.optim.learning_rates import LearningRates
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["LRMonitor"]
 
@@ -52,16 +50,16 @@ class LRMonitor(Callback):
         self.interval = check_interval("interval", interval)
         self._rates: dict[str, Any] = {}
 
-    def after_optimizer_step(self, state: "State", logger: "Logger") -> None:
+    def after_optimizer_step(self, state: State, logger: Logger) -> None:
         """Read the learning rates that the step used."""
         due = completes(self.interval, state)
         self._rates = LearningRates(state.optimizers).read() if due else {}
 
-    def log(self, state: "State", logger: "Logger") -> None:
+    def log(self, state: State, logger: Logger) -> None:
         """Skip the batch: the loop has logged its learning rates."""
         self._rates = {}
 
-    def batch_checkpoint(self, state: "State", logger: "Logger") -> None:
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Log the learning rates."""
         if self._rates:
             logger.log_metrics(self._rates)

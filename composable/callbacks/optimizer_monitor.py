@@ -1,7 +1,7 @@
 """Log the norms of gradients, weights and updates."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,10 +10,8 @@ from composable._support.checks import check_flag
 from composable.callbacks._monitor import Monitor
 from composable.callbacks._norms import l2_norms, total_norm
 from composable.core.intervals import IntervalLike
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.core.logger import Logger
+from composable.core.state import State
 
 __all__ = ["OptimizerMonitor"]
 
@@ -96,20 +94,20 @@ class OptimizerMonitor(Monitor):
         self._stepped: list[str] = []
         self._before: dict[str, Tensor] = {}
 
-    def after_train_batch(self, state: "State", logger: "Logger") -> None:
+    def after_train_batch(self, state: State, logger: Logger) -> None:
         """Measure the gradients before algorithms clip them."""
         if self._due:
             gradients = state.current_gradients()
             self._stepped = list(gradients)
             self._add("grad", gradients)
 
-    def before_optimizer_step(self, state: "State", logger: "Logger") -> None:
+    def before_optimizer_step(self, state: State, logger: Logger) -> None:
         """Copy the weights that the step will change."""
         if self._due and self.updates:
             named = dict(state.named_parameters())
             self._before = {name: named[name].detach().clone() for name in self._stepped}
 
-    def after_optimizer_step(self, state: "State", logger: "Logger") -> None:
+    def after_optimizer_step(self, state: State, logger: Logger) -> None:
         """Measure the weights and the updates."""
         if not self._due:
             return
@@ -139,7 +137,7 @@ class OptimizerMonitor(Monitor):
 
 
 @torch.no_grad()
-def _reported(state: "State") -> dict[str, Any]:
+def _reported(state: State) -> dict[str, Any]:
     """Return the metrics that optimizers report of their parameters."""
     metrics: dict[str, Any] = {}
     for optimizer in state.optimizers:

@@ -2,17 +2,15 @@
 
 import time
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from composable._support.checks import check_count
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.core.stateful import list_of_numbers
 from composable.core.time import progress
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["RuntimeEstimator"]
 
@@ -79,18 +77,18 @@ class RuntimeEstimator(Callback):
         self._results: dict[str, Any] | None = None
         self.close()
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Discard the measurements of an earlier run, and of a duration in another unit."""
         unit = None if state.max_duration is None else state.max_duration.unit.value
         if state.timestamp.batch == 0 or unit != self._unit:
             self._unit, self._start, self._latest, self._evaluations = unit, None, [0, 0.0], {}
         self._measure(state)
 
-    def batch_start(self, state: "State", logger: "Logger") -> None:
+    def batch_start(self, state: State, logger: Logger) -> None:
         """Decide whether an estimate is logged after this batch."""
         self._due = completes(self.interval, state)
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Log the estimate."""
         self._measure(state)
         estimates = self._estimate(state) if self._due else None
@@ -104,19 +102,19 @@ class RuntimeEstimator(Callback):
                 }
             )
 
-    def epoch_end(self, state: "State", logger: "Logger") -> None:
+    def epoch_end(self, state: State, logger: Logger) -> None:
         """Measure the end of an epoch of unknown length."""
         self._measure(state)
 
-    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+    def eval_before_all(self, state: State, logger: Logger) -> None:
         """Note the results of earlier evaluations."""
         self._results = dict(state.metrics)
 
-    def eval_start(self, state: "State", logger: "Logger") -> None:
+    def eval_start(self, state: State, logger: Logger) -> None:
         """Start the clock of an evaluator."""
         self._began = time.perf_counter()
 
-    def eval_end(self, state: "State", logger: "Logger") -> None:
+    def eval_end(self, state: State, logger: Logger) -> None:
         """Add the seconds of the evaluator whose results are new."""
         if self._results is None or state.max_duration is None:
             return  # an evaluation outside of training
@@ -127,7 +125,7 @@ class RuntimeEstimator(Callback):
                 self._evaluations[label] = [count + 1, before + seconds, done]
         self._results = dict(state.metrics)
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> None:
+    def eval_after_all(self, state: State, logger: Logger) -> None:
         """Ignore evaluations outside of training."""
         self._results = None
 
@@ -135,7 +133,7 @@ class RuntimeEstimator(Callback):
         """Discard the start of an evaluation that did not end."""
         self._due, self._began, self._results = False, 0.0, None
 
-    def _measure(self, state: "State") -> None:
+    def _measure(self, state: State) -> None:
         """Record the progress, if it changed since the last batch."""
         if state.max_duration is None:
             return
@@ -145,7 +143,7 @@ class RuntimeEstimator(Callback):
         if self._start is None and now.batch >= self.skip_batches:
             self._start = [done, now.total_wct]
 
-    def _estimate(self, state: "State") -> tuple[float, float] | None:
+    def _estimate(self, state: State) -> tuple[float, float] | None:
         """Return the remaining seconds of training and of evaluation, or None if unknown."""
         if state.max_duration is None or self._start is None:
             return None

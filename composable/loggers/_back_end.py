@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -18,16 +18,13 @@ from composable._support.paths import open_to_write
 from composable._support.warn import warn_user
 from composable.checkpoint.safetensors import write_tensors
 from composable.core.destination import LoggerDestination
-from composable.core.logger import UnsupportedLogError, to_numbers
+from composable.core.logger import Logger, UnsupportedLogError, to_numbers
+from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed import Processes
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
 from composable.loggers._opening import in_background
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = [
     "BackEndLogger",
@@ -231,18 +228,18 @@ class BackEndLogger(LoggerDestination):
 
     # --- when it is written ---
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Open the back end, also one that had failed."""
         self._num_failures, self._is_off = 0, False
         if self.opens_late and not self._is_open:
             self._deferred = []
         self._attempt(lambda: None)
 
-    def epoch_end(self, state: "State", logger: "Logger") -> None:
+    def epoch_end(self, state: State, logger: Logger) -> None:
         """Write the buffered metrics."""
         self.flush()
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> None:
+    def eval_after_all(self, state: State, logger: Logger) -> None:
         """Write the buffered metrics, results included."""
         self.flush()
 

@@ -5,18 +5,16 @@ import json
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composable._support.checks import as_path, check_one_of
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.loggers import _comet_offline as offline
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_mapping, check_text, check_texts
 from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._histograms import Histogram
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["CometLogger"]
 
@@ -192,7 +190,7 @@ class CometLogger(BackEndLogger):
             }
             offline.archive(Path(folder), target, about)
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Log the folder of checkpoints, if requested."""
         if self._logs_assets and self._folder is not None:
             self.log_artifact("checkpoints", str(self._folder))

@@ -5,15 +5,13 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from composable._support.checks import as_path, check_flag
 from composable._support.paths import check_no_link, is_stream_file, open_to_write, write_atomically
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.loggers._back_end import BackEndLogger, LogTime
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["CSVLogger"]
 
@@ -59,7 +57,7 @@ class CSVLogger(BackEndLogger):
         self._began = False
         self._file: IO[str] | None = None
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Open the file.
 
         Raises:

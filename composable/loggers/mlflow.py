@@ -3,25 +3,21 @@
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from composable._support import strict_json
 from composable._support.checks import check_flag
 from composable._support.paths import write_atomically
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_mapping, check_text
 from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._histograms import Histogram
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["MLFlowLogger"]
 
@@ -132,12 +128,12 @@ class MLFlowLogger(BackEndLogger):
             found[names.get(key, key)] = max(one.step for one in history)
         return found
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Open the run."""
         self._status = "FAILED"  # until the end of training
         super().fit_start(state, logger)
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Note that training ended without an error, and log the checkpoints if requested."""
         self._status = "FINISHED"
         if environment.flag("HF_MLFLOW_LOG_ARTIFACTS") and self._folder is not None:
@@ -207,7 +203,7 @@ class MLFlowLogger(BackEndLogger):
 
 
 @contextmanager
-def _file_named(name: str, content: bytes) -> "Iterator[Path]":
+def _file_named(name: str, content: bytes) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as folder:
         yield write_atomically(Path(folder, name), content)
 

@@ -7,19 +7,17 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composable._support.checks import as_path, check_one_of
 from composable.core.callback import AttachedRun
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.loggers import _environment as environment
 from composable.loggers._arguments import check_text
 from composable.loggers._back_end import BackEndLogger, LogTime, save_model
 from composable.loggers._histograms import Histogram
 from composable.loggers._wandb_log import OfflineLog
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["WandBLogger"]
 
@@ -170,7 +168,7 @@ class WandBLogger(BackEndLogger):
 
     # --- what it logs itself, if requested ---
 
-    def _watch(self, state: "State", logger: "Logger") -> None:
+    def _watch(self, state: State, logger: Logger) -> None:
         """Log histograms of parameters and gradients every 100 batches."""
         if state.timestamp.batch % _WATCH_INTERVAL == 0:
             named = dict(state.model.named_parameters())
@@ -182,7 +180,7 @@ class WandBLogger(BackEndLogger):
                 found = {f"parameters/{n}": p for n, p in named.items()}
                 self.log_histograms(found, state.timestamp)
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Log the model, if requested."""
         self._open_late()  # the files below are temporary
         if self._log_model == "end":
