@@ -11,32 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "as_path",
-    "check_any",
-    "check_blendable",
-    "check_count",
-    "check_device",
-    "check_draw",
-    "check_flag",
-    "check_generator",
-    "check_is_callable",
-    "check_module",
-    "check_one_batch",
-    "check_one_of",
-    "check_order",
-    "check_partners",
-    "check_place",
-    "check_precision",
-    "check_range",
-    "check_same_names",
-    "check_size",
-    "check_tensor",
-    "check_tensors",
-    "kind_of",
-    "parameters_of",
-]
-
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _LARGEST = 2**63 - 1
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from composable._support.paths import open_regular
 
-__all__ = ["hash_prefix"]
-
 _CHUNK = 1 << 20
 
 

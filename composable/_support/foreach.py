@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["autocast_dtype", "compute_dtype", "foreach", "foreach_", "global_norm", "per_dtype"]
-
 
 def foreach(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> list[Tensor]:
     """Call `torch._foreach_<name>`, or `torch.<name>` per tensor if that is not supported.

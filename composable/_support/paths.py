@@ -15,18 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "check_no_link",
-    "create_descriptor",
-    "is_stream_file",
-    "next_name",
-    "open_regular",
-    "open_to_write",
-    "replacing",
-    "truncate",
-    "write_atomically",
-]
-
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _MOST_LINKS = 40
 

@@ -11,18 +11,6 @@ from typing import Any, TypeAlias
 
 from composable._support.paths import open_regular
 
-__all__ = [
-    "JSON",
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "MAX_INTEGER",
-    "InvalidJSONError",
-    "dump",
-    "is_text",
-    "load",
-    "load_file",
-]
-
 JSON: TypeAlias = Any
 """None, bool, int, float, str, and lists and dictionaries of these."""
 

@@ -12,8 +12,6 @@ from composable._support.tree import map_tensors, tensors_of
 from composable.core.state import State
 from composable.data.grouping import batches_of
 
-__all__ = ["count_flops", "peak_flops", "peak_of"]
-
 # Dense peaks from the manufacturers' data sheets, in 1e12 operations per second:
 # words of the device's name, then float16, bfloat16, TF32 and float32; None if not supported.
 _PEAKS = (

@@ -7,8 +7,6 @@ from composable.core.intervals import IntervalLike, check_interval, completes
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["Monitor"]
-
 
 class Monitor(Callback):
     """Measures the batches that complete an interval, and logs `_metrics` at their end.

@@ -8,8 +8,6 @@ from torch import Tensor
 from composable._support.checks import LOW_PRECISION
 from composable._support.dtensors import whole
 
-__all__ = ["l2_norms", "total_norm"]
-
 
 def l2_norms(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor, for 16-bit tensors in float32.

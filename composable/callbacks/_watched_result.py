@@ -10,8 +10,6 @@ from composable.core.logger import Logger
 from composable.core.result_names import full_name, known_mode, mode_of
 from composable.core.state import State
 
-__all__ = ["WatchedResult"]
-
 
 class WatchedResult(Callback):
     """Stops training depending on an evaluation result.

@@ -1,7 +1,5 @@
 """The checks of a class that uses a mixin of another trainer."""
 
-__all__ = ["check_mixin"]
-
 
 def check_mixin(kind: type, mixin: type, base: type, method: str) -> None:
     """Raise a TypeError unless the methods of a mixin replace those of a trainer, and no others.

@@ -6,8 +6,6 @@ import torch.distributed as dist
 from composable.core.state import State
 from composable.distributed.processes import Processes
 
-__all__ = ["check_agreement"]
-
 
 def check_agreement(state: State) -> None:
     """Check that all processes have one seed, and are at one batch.

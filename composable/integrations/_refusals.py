@@ -13,19 +13,6 @@ from composable.core.event import Event
 from composable.optim.building import check_optimizers
 from composable.plan.plan import Plan
 
-__all__ = [
-    "UnsupportedRequestError",
-    "check_bare",
-    "check_optimizer",
-    "modules_only_in",
-    "refuse_calls",
-    "refuse_request",
-    "refuse_requests",
-    "refuse_unfired",
-    "refuse_without_batch",
-    "refuse_without_loss",
-]
-
 _OF_THE_BATCH = (
     Event.AFTER_DATALOADER,
     Event.BATCH_START,

@@ -29,8 +29,6 @@ from composable.trainer.parameters import drop_batch, frozen_parameters
 from composable.trainer.step import computes_loss
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["StepEvents"]
-
 
 def _loss_of(state: State, outputs: Any) -> Tensor:
     """Compute the loss of outputs, in the precision of the loop."""

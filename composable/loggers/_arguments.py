@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["check_mapping", "check_text", "check_texts"]
-
 
 def check_text(name: str, value: Any) -> None:
     """Raise an error unless a value is None or a string that is not empty."""

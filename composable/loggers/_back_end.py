@@ -26,15 +26,6 @@ from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
 from composable.loggers._opening import in_background
 
-__all__ = [
-    "BackEndLogger",
-    "LogTime",
-    "LoggerFailureWarning",
-    "flatten",
-    "is_installed",
-    "save_model",
-]
-
 _MOST_FAILURES = 3
 _MOST_UNWRITTEN = 10_000  # records in a checkpoint, should the package write nothing for long
 

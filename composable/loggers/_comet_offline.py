@@ -15,8 +15,6 @@ from typing import Any
 from composable._support import strict_json
 from composable._support.paths import open_regular, replacing
 
-__all__ = ["Messages", "archive", "archived_steps", "is_left_over"]
-
 _MESSAGES, _ABOUT = "messages.json", "experiment.json"
 
 

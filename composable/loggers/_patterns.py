@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ["matches_any", "metric_patterns"]
-
 
 def metric_patterns(metrics: Any) -> tuple[str, ...]:
     """Return patterns as a tuple.

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from composable.core.time import Timestamp
 
-__all__ = ["Records", "pack_records", "unpack_records"]
-
 Records = Sequence[tuple[Timestamp, Mapping[str, Any]]]
 
 _COUNTS = {name: type(start) for name, start in attrs.asdict(Timestamp()).items()}

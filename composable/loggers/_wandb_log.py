@@ -10,8 +10,6 @@ from typing import Any
 
 from composable._support import strict_json
 
-__all__ = ["OfflineLog", "read_history"]
-
 _BLOCK = 32768
 _HEADER = 7
 _WHOLE, _LAST = 1, 4
