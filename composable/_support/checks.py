@@ -96,6 +96,28 @@ def check_flag(name: str, value: Any) -> None:
         raise TypeError(f"{name}={value!r} must be True or False.")
 
 
+def check_text(name: str, value: Any) -> None:
+    """Raise an error unless the value is None or a string that is not empty."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be a string or None.")
+    if value == "" or (value and "\0" in value):
+        raise ValueError(f"{name}={value!r} must not be empty or contain null characters.")
+
+
+def check_texts(name: str, values: Any, of: str = "strings") -> None:
+    """Raise a TypeError unless the values are a list of strings; `of` says what they mean."""
+    listed = isinstance(values, (list, tuple, set, frozenset))
+    if not listed or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"{name}={values!r} must be a list of {of}.")
+
+
+def check_text_keys(name: str, values: Any) -> None:
+    """Raise a TypeError unless the value is None, or a mapping whose keys are strings."""
+    mapping = values is None or isinstance(values, Mapping)
+    if not mapping or not all(isinstance(key, str) for key in values or ()):
+        raise TypeError(f"{name}={values!r} must be a mapping with strings as keys, or None.")
+
+
 def check_range(
     name: str,
     value: Any,

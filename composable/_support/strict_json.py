@@ -92,6 +92,19 @@ def load_file(path: Path, max_bytes: int = MAX_BYTES) -> JSON:
     return load(raw, str(path))
 
 
+def finite(value: JSON) -> JSON:
+    """Return a value, or the string "NaN", "Infinity" or "-Infinity" for what JSON has no numbers.
+
+    Example:
+        >>> from composable._support.strict_json import finite
+        >>> finite(0.5), finite(float("-inf"))
+        (0.5, '-Infinity')
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
 def is_text(string: str) -> bool:
     """Return whether a string can be encoded as UTF-8: a lone surrogate cannot."""
     try:

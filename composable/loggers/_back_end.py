@@ -18,7 +18,7 @@ from composable._support.paths import open_to_write
 from composable._support.warn import warn_user
 from composable.checkpoint.safetensors import write_tensors
 from composable.core.destination import LoggerDestination
-from composable.core.logger import Logger, UnsupportedLogError, to_numbers
+from composable.core.logger import Columns, Logger, Rows, UnsupportedLogError, to_numbers
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed import Processes
@@ -88,6 +88,8 @@ class BackEndLogger(LoggerDestination):
         self._present: Mapping[str, int] = {}
         self._unwritten: deque[tuple[LogTime, Mapping[str, Any]]] = deque(maxlen=_MOST_UNWRITTEN)
         self._lost: list[Any] = []  # what the checkpoint has of these
+        self._checkpoints: Path | None = None
+        """The folder of checkpoints, of which the hyperparameters tell."""
         self.opens_late = False
         """Whether to open the back end in a thread, from the first metrics on, and not at the start
         of `fit`."""
@@ -101,8 +103,7 @@ class BackEndLogger(LoggerDestination):
 
     def _steps(self) -> Mapping[str, int]:
         """Return the last step of each name that the back end has, after a resume."""
-        names = {**self._saved_steps, **self._written}
-        return {n: max(self._saved_steps.get(n, -1), self._written.get(n, -1)) for n in names}
+        return last_steps(self._saved_steps, self._written)
 
     def _durable_steps(self) -> Mapping[str, int] | None:
         """Return the last step of each name on disk, or None if that is of no concern."""
@@ -134,9 +135,7 @@ class BackEndLogger(LoggerDestination):
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         raise UnsupportedLogError
 
-    def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
-    ) -> None:
+    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
         raise UnsupportedLogError
 
     def _write_artifact(self, name: str, path: Path) -> None:
@@ -156,6 +155,8 @@ class BackEndLogger(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write the hyperparameters."""
         flat = flatten(hyperparameters)
+        folder = flat.get("save_folder")
+        self._checkpoints = None if folder is None else Path(folder)
         self._attempt(lambda: self._write_hyperparameters(flat))
 
     def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp) -> None:
@@ -170,13 +171,7 @@ class BackEndLogger(LoggerDestination):
         """Write texts."""
         self._each(texts, timestamp, self._write_text)
 
-    def log_table(
-        self,
-        name: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        timestamp: Timestamp,
-    ) -> None:
+    def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Write a table."""
         self._each(
             {name: rows},
@@ -193,6 +188,11 @@ class BackEndLogger(LoggerDestination):
         """Write a file or a folder."""
         self._open_late()  # the caller may delete it
         self._attempt(lambda: self._write_artifact(name, Path(path)))
+
+    def _log_checkpoints(self) -> None:
+        """Write the folder of checkpoints, if there is one."""
+        if self._checkpoints is not None:
+            self.log_artifact("checkpoints", str(self._checkpoints))
 
     def _each(
         self,
@@ -361,16 +361,12 @@ class BackEndLogger(LoggerDestination):
         self._unwritten.clear()
         self._unwritten.extend(late)
 
-    def describe_run(self) -> Any:
-        """Return what identifies the open run, as JSON; None if none is open."""
+    def run_entries(self) -> Mapping[str, Any]:
+        """Return what identifies the open run, or None if none is open."""
         if self._is_open:
             self._attempt(self._flush)
             self._attempt(self._remember_run)
-        return self._run if self._is_open else None
-
-    def run_entries(self) -> Mapping[str, Any]:
-        """Return what identifies the open run."""
-        return {"logger_runs": self.describe_run()}
+        return {"logger_runs": self._run if self._is_open else None}
 
     def continue_run(self, entries: Mapping[str, Any]) -> None:
         """Continue the run of the back end that the killed run had begun."""
@@ -410,6 +406,14 @@ class BackEndLogger(LoggerDestination):
         self._saved_run, self._lost = state["run"], list(lost)
         self._unwritten.clear()
         self._saved_steps = {str(n): int(step) for n, step in state["steps"].items()}
+
+
+def last_steps(*found: Mapping[str, int]) -> dict[str, int]:
+    """Return the last of the steps that each name has."""
+    last: dict[str, int] = {}
+    for steps in found:
+        last |= {name: max(step, last.get(name, -1)) for name, step in steps.items()}
+    return last
 
 
 def _as_saved(record: tuple[LogTime, Mapping[str, Any]]) -> dict[str, Any]:

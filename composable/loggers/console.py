@@ -6,10 +6,10 @@ from typing import IO, Any
 
 from composable._support.table import format_table
 from composable.core.destination import LoggerDestination
-from composable.core.logger import Logger, to_numbers
+from composable.core.logger import Columns, Logger, Rows, to_numbers
 from composable.core.state import State
 from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed
-from composable.loggers._patterns import matches_any, metric_patterns
+from composable.loggers._records import matching, metric_patterns
 
 __all__ = ["ConsoleLogger"]
 
@@ -53,22 +53,14 @@ class ConsoleLogger(LoggerDestination):
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Keep the latest value of each metric."""
-        for name, value in metrics.items():
-            if matches_any(name, self._metrics):
-                self._latest[name] = value
+        self._latest |= matching(metrics, self._metrics)
 
     def log_text(self, texts: Mapping[str, str], timestamp: Timestamp) -> None:
         """Print texts."""
         for name, text in texts.items():
             self._write(f"{_place(timestamp)}  {name}:\n{text}")
 
-    def log_table(
-        self,
-        name: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        timestamp: Timestamp,
-    ) -> None:
+    def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Print a table."""
         table = format_table(([_short(value) for value in row] for row in rows), columns)
         self._write(f"{_place(timestamp)}  {name}:\n{table}")

@@ -14,7 +14,7 @@ from composable.core.logger import Logger, to_numbers
 from composable.core.state import State
 from composable.core.time import Time, Timestamp, TimeUnit, progress
 from composable.distributed import Processes
-from composable.loggers._patterns import matches_any, metric_patterns
+from composable.loggers._records import matching, metric_patterns
 
 __all__ = ["ProgressBarLogger"]
 
@@ -91,9 +91,8 @@ class ProgressBarLogger(LoggerDestination):
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Keep the latest values of the metrics to show."""
-        for name, value in metrics.items():
-            if matches_any(name, self._metrics):
-                self._latest[name.removeprefix("metrics/")] = value
+        for name, value in matching(metrics, self._metrics).items():
+            self._latest[name.removeprefix("metrics/")] = value
 
     # --- training ---
 

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composable._support.checks import as_path, check_one_of
+from composable._support.checks import as_path, check_one_of, check_text
 from composable.core.callback import AttachedRun
-from composable.core.logger import Logger
+from composable.core.logger import Columns, Logger, Rows
 from composable.core.state import State
 from composable.loggers import _environment as environment
-from composable.loggers._arguments import check_text
-from composable.loggers._back_end import BackEndLogger, LogTime, save_model
+from composable.loggers._back_end import BackEndLogger, LogTime, last_steps, save_model
 from composable.loggers._histograms import Histogram
 from composable.loggers._wandb_log import OfflineLog
 
@@ -103,7 +102,6 @@ class WandBLogger(BackEndLogger):
         self._wandb_run: Any = None
         self._view: AttachedRun | None = None
         self._id: str | None = None
-        self._folder: Path | None = None
         self._offline_log: OfflineLog | None = None
 
     def attach(self, run: AttachedRun) -> None:
@@ -152,11 +150,9 @@ class WandBLogger(BackEndLogger):
         run = self._wandb_run
         if not run.offline:
             return {**dict.fromkeys(run.summary.keys(), run.step - 1), **super()._steps()}
-        found = dict(self._written)  # a row of this process may not be on disk yet
-        for path in Path(run.dir).parents[1].glob(f"offline-run-*-{self._id}/*.wandb"):
-            for name, step in OfflineLog(path).read_new().items():
-                found[name] = max(step, found.get(name, -1))
-        return found
+        paths = Path(run.dir).parents[1].glob(f"offline-run-*-{self._id}/*.wandb")
+        # A row of this process may not be on disk yet.
+        return last_steps(self._written, *(OfflineLog(path).read_new() for path in paths))
 
     def _durable_steps(self) -> Mapping[str, int] | None:
         # The package completes the row of a step with the next step, and writes it later still.
@@ -189,9 +185,8 @@ class WandBLogger(BackEndLogger):
                 model = state.model if self._view is None else self._view.evaluated_model(state)
                 self._attempt(lambda: save_model(model, path))
                 self._attempt(lambda: self._write_artifact(f"model-{self._id}", path, "model"))
-        elif self._log_model == "checkpoint" and self._folder is not None:
-            folder_ = self._folder
-            self._attempt(lambda: self._write_artifact(f"model-{self._id}", folder_, "model"))
+        elif self._log_model == "checkpoint" and (saved := self._checkpoints) is not None:
+            self._attempt(lambda: self._write_artifact(f"model-{self._id}", saved, "model"))
 
     # --- writing ---
 
@@ -203,8 +198,6 @@ class WandBLogger(BackEndLogger):
             self._log({n: v for n, v in values.items() if v is not None}, moment)
 
     def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
-        folder = values.get("save_folder")
-        self._folder = None if folder is None else Path(folder)
         self._wandb_run.config.update(dict(values), allow_val_change=True)
 
     def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
@@ -226,9 +219,7 @@ class WandBLogger(BackEndLogger):
 
         self._log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)}, moment)
 
-    def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
-    ) -> None:
+    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
         import wandb
 
         table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
