@@ -61,7 +61,16 @@ def autocast_dtype(device: str) -> torch.dtype | None:
 
 def global_norm(tensors: list[Tensor]) -> Tensor:
     """Compute the L2 norm of one or more tensors together, in at least float32."""
-    norms = per_dtype(_norms, tensors)
+    return total_norm(l2_norms(tensors))
+
+
+def l2_norms(tensors: list[Tensor]) -> list[Tensor]:
+    """Compute the L2 norm of each tensor, in at least float32."""
+    return per_dtype(_norms, tensors)
+
+
+def total_norm(norms: list[Tensor]) -> Tensor:
+    """Compute the norm of one or more tensors together, given the norm of each."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm
 

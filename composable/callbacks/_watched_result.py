@@ -11,7 +11,38 @@ from composable.core.result_names import full_name, known_mode, mode_of
 from composable.core.state import State
 
 
-class WatchedResult(Callback):
+class ComparesResults(Callback):
+    """Compares the values of an evaluation result.
+
+    Args:
+        argument: The argument of the subclass that names the result, for errors.
+        result: The full name of the result, "eval/accuracy", or None for none.
+        mode: "min" if lower is better, "max" if higher is better, or None.
+
+    Raises:
+        ValueError: `mode` has another value.
+    """
+
+    def __init__(self, argument: str, result: str | None, mode: str | None) -> None:
+        self.watched_result = argument, result
+        self.mode = known_mode(result or "eval/loss", mode)
+        self._given_mode = mode
+
+    def declare_modes(self, modes: Mapping[str, str]) -> None:
+        """Use the mode that the metric declares, unless one was passed.
+
+        Args:
+            modes: The declared modes by the full names of results.
+
+        Raises:
+            ValueError: The mode is neither passed nor declared, and the name does not determine it.
+        """
+        argument, result = self.watched_result
+        if result is not None:
+            self.mode = mode_of(result, self._given_mode or modes.get(result), name=argument)
+
+
+class WatchedResult(ComparesResults):
     """Stops training depending on an evaluation result.
 
     A subclass defines `_is_over`, which is called after every evaluation that computes the result.
@@ -32,25 +63,12 @@ class WatchedResult(Callback):
             raise TypeError(f"monitor={monitor!r} must be the name of a metric, such as 'loss'.")
         if not (dataloader_label is None or isinstance(dataloader_label, str)):
             raise TypeError(f"dataloader_label={dataloader_label!r} must be a str or None.")
-        self.mode = known_mode(monitor, mode)
-        self._given_mode = mode
         if dataloader_label is None and "/" in monitor:
             dataloader_label, _, monitor = full_name("monitor", monitor).partition("/")
         self.monitor = monitor
         self.dataloader_label = dataloader_label or "eval"
+        super().__init__("monitor", f"{self.dataloader_label}/{self.monitor}", mode)
         self._results: Any = None
-
-    def declare_modes(self, modes: Mapping[str, str]) -> None:
-        """Use the mode that the metric declares, unless one was passed.
-
-        Args:
-            modes: The declared modes by the full names of results.
-
-        Raises:
-            ValueError: The mode is neither passed nor declared, and the name does not determine it.
-        """
-        name = f"{self.dataloader_label}/{self.monitor}"
-        self.mode = mode_of(name, self._given_mode or modes.get(name))
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         """Note the results of earlier evaluations."""

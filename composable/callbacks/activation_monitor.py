@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from composable._support.checks import check_flag
+from composable._support.checks import check_flag, check_texts
 from composable._support.tree import tensors_of
 from composable.callbacks._monitor import Monitor
 from composable.core.intervals import IntervalLike
@@ -72,14 +72,8 @@ class ActivationMonitor(Monitor):
         inputs: bool = False,
     ) -> None:
         super().__init__(interval)
-        if modules is not None and (
-            isinstance(modules, str)
-            or not isinstance(modules, Sequence)
-            or not all(isinstance(one, str) for one in modules)
-        ):
-            raise TypeError(
-                f"modules={modules!r} must be a list of patterns, such as ['encoder.*'], or None."
-            )
+        if modules is not None:
+            check_texts("modules", modules, "patterns, such as ['encoder.*'], or None")
         check_flag("inputs", inputs)
         self.modules, self.inputs = modules, inputs
         self._hooks: list[RemovableHandle] = []

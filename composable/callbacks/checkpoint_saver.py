@@ -7,13 +7,14 @@ from typing import Any
 
 from composable._support.checks import as_path, check_flag, check_one_of
 from composable._support.warn import warn_user
+from composable.callbacks._watched_result import ComparesResults
 from composable.checkpoint.filters import check_patterns
-from composable.core.callback import AttachedRun, Callback, check_state
+from composable.core.callback import AttachedRun, check_state
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
 from composable.core.logger import Logger
-from composable.core.result_names import find_result, full_name, known_mode, mode_of
+from composable.core.result_names import find_result, full_name
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.resume.manager import FIELDS, CheckpointManager
@@ -21,7 +22,7 @@ from composable.resume.manager import FIELDS, CheckpointManager
 __all__ = ["CheckpointSaver"]
 
 
-class CheckpointSaver(Callback):
+class CheckpointSaver(ComparesResults):
     """Saves checkpoints of a run.
 
     The `Trainer` builds one from its `save_*` arguments. Pass several to save to several folders:
@@ -95,25 +96,11 @@ class CheckpointSaver(Callback):
         self.background, self.on_error = background, on_error
         self.ignore_keys = check_patterns("ignore_keys", ignore_keys)
         self.metric = None if metric is None else full_name("metric", metric)
-        self.mode = known_mode(self.metric or "loss", mode)
-        self._given_mode = mode
+        super().__init__("metric", self.metric, mode)
         self.manager = CheckpointManager(self)
         """Writes the checkpoints."""
         self._seen: Timestamp | None = None
         self._ran = False
-
-    def declare_modes(self, modes: Mapping[str, str]) -> None:
-        """Use the mode that the metric declares, unless one was passed.
-
-        Args:
-            modes: The declared modes by the full names of results.
-
-        Raises:
-            ValueError: The mode is neither passed nor declared, and the name does not determine it.
-        """
-        if self.metric is not None:
-            mode = self._given_mode or modes.get(self.metric)
-            self.mode = mode_of(self.metric, mode, name="metric")
 
     # --- when ---
 

@@ -6,10 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from composable._support.checks import as_path, check_flag, check_one_of, check_range
+from composable._support.checks import (
+    as_path,
+    check_flag,
+    check_one_of,
+    check_range,
+    check_text_keys,
+)
 from composable._support.extras import needs
 from composable._support.paths import check_no_link, is_stream_file, open_to_write, truncate
-from composable.core.callback import Callback, check_state
+from composable.callbacks._watched_result import ComparesResults
+from composable.core.callback import check_state
 from composable.core.control import Control
 from composable.core.logger import Logger
 from composable.core.result_names import find_result, full_name, mode_of
@@ -21,7 +28,7 @@ from composable.distributed import Processes
 __all__ = ["MLPerfCallback"]
 
 
-class MLPerfCallback(Callback):
+class MLPerfCallback(ComparesResults):
     """Writes the log of a result for the MLPerf Training benchmark, with `mlperf_logging`.
 
     The log has the intervals of initialization, of the run, of epochs and of evaluations, the
@@ -82,8 +89,8 @@ class MLPerfCallback(Callback):
     ) -> None:
         self.path = as_path("path", path)
         check_range("target", target, -float("inf"))
-        self.target, self.metric, self._given_mode = target, full_name("metric", metric), mode
-        self.mode = mode
+        self.target, self.metric = target, full_name("metric", metric)
+        super().__init__("metric", self.metric, mode)
         check_one_of("division", division, ("open", "closed"))
         check_one_of("status", status, ("onprem", "cloud", "preview", "research"))
         check_flag("cache_cleared", cache_cleared)
@@ -97,7 +104,8 @@ class MLPerfCallback(Callback):
             "submission_status": status,
         }
         self._cache_cleared = cache_cleared
-        self._values = _check_values({} if values is None else values)
+        check_text_keys("values", values)
+        self._values = dict(values or {})
         with needs("MLPerfCallback", "mlperf"):
             from mlperf_logging.mllog.mllog import MLLogger
         self._mllogger: Any = MLLogger
@@ -107,17 +115,6 @@ class MLPerfCallback(Callback):
         self._size: int | None = None
         self._before: Any = None
         self._examples = 0
-
-    def declare_modes(self, modes: Mapping[str, str]) -> None:
-        """Use the mode that the metric declares, unless one was passed.
-
-        Args:
-            modes: The declared modes by the full names of results.
-
-        Raises:
-            ValueError: The mode is neither passed nor declared, and the name does not determine it.
-        """
-        self.mode = mode_of(self.metric, self._given_mode or modes.get(self.metric), name="metric")
 
     # --- the run ---
 
@@ -300,12 +297,3 @@ def _check_text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name}={value!r} must be a name of at least one letter.")
     return value
-
-
-def _check_values(values: Any) -> dict[str, Any]:
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise TypeError(
-            f"values={values!r} must be a mapping of keys of the rules to values, such as "
-            "{'opt_name': 'sgd'}."
-        )
-    return dict(values)

@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from composable._support.checks import as_path, check_count, check_flag
 from composable._support.paths import next_name, open_to_write, replacing
 from composable._support.warn import warn_user
+from composable.callbacks._intervals import check_length
 from composable.core.callback import Callback
 from composable.core.logger import Logger
 from composable.core.state import State
@@ -82,9 +83,7 @@ class Profiler(Callback):
     ) -> None:
         self.folder = as_path("folder", folder)
         self.wait, self.warmup = check_time("wait", wait), check_time("warmup", warmup)
-        self.active = check_time("active", active)
-        if not self.active.value:
-            raise ValueError(f"active={active!r} must be greater than 0, such as '3ba'.")
+        self.active = check_length("active", active)
         if repeat is not None:
             check_count("repeat", repeat, 1, advice="None repeats until training ends")
         self.repeat = repeat

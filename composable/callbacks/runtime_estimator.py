@@ -5,8 +5,8 @@ from types import GenericAlias
 from typing import Any, ClassVar
 
 from composable._support.checks import check_count
-from composable.core.callback import Callback
-from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.callbacks._monitor import Monitor
+from composable.core.intervals import IntervalLike
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.stateful import list_of_numbers
@@ -15,7 +15,7 @@ from composable.core.time import progress
 __all__ = ["RuntimeEstimator"]
 
 
-class RuntimeEstimator(Callback):
+class RuntimeEstimator(Monitor):
     """Logs how long the rest of a run will take, in seconds.
 
     It logs `time/remaining_estimate_train`, `time/remaining_estimate_val` and their sum,
@@ -64,7 +64,7 @@ class RuntimeEstimator(Callback):
     }
 
     def __init__(self, interval: IntervalLike = "10ba", *, skip_batches: int = 1) -> None:
-        self.interval = check_interval("interval", interval)
+        super().__init__(interval)
         check_count("skip_batches", skip_batches)
         self.skip_batches = skip_batches
         self._start: list[Any] | None = None
@@ -75,7 +75,7 @@ class RuntimeEstimator(Callback):
         """By evaluator: how often it ran, its seconds in all, and the progress at its last run."""
         self._unit: str | None = None
         self._results: dict[str, Any] | None = None
-        self.close()
+        self._began = 0.0
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Discard the measurements of an earlier run, and of a duration in another unit."""
@@ -84,23 +84,18 @@ class RuntimeEstimator(Callback):
             self._unit, self._start, self._latest, self._evaluations = unit, None, [0, 0.0], {}
         self._measure(state)
 
-    def batch_start(self, state: State, logger: Logger) -> None:
-        """Decide whether an estimate is logged after this batch."""
-        self._due = completes(self.interval, state)
-
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the estimate."""
         self._measure(state)
         estimates = self._estimate(state) if self._due else None
         if estimates is not None:
             training, evaluation = estimates
-            logger.log_metrics(
-                {
-                    "time/remaining_estimate": training + evaluation,
-                    "time/remaining_estimate_train": training,
-                    "time/remaining_estimate_val": evaluation,
-                }
-            )
+            self._metrics = {
+                "time/remaining_estimate": training + evaluation,
+                "time/remaining_estimate_train": training,
+                "time/remaining_estimate_val": evaluation,
+            }
+        super().batch_end(state, logger)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Measure the end of an epoch of unknown length."""
@@ -131,7 +126,8 @@ class RuntimeEstimator(Callback):
 
     def close(self) -> None:
         """Discard the start of an evaluation that did not end."""
-        self._due, self._began, self._results = False, 0.0, None
+        super().close()
+        self._began, self._results = 0.0, None
 
     def _measure(self, state: State) -> None:
         """Record the progress, if it changed since the last batch."""
