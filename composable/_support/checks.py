@@ -118,6 +118,12 @@ def check_text_keys(name: str, values: Any) -> None:
         raise TypeError(f"{name}={values!r} must be a mapping with strings as keys, or None.")
 
 
+def check_flags(**values: Any) -> None:
+    """Raise a TypeError unless each of the values, by argument, is True or False."""
+    for name, value in values.items():
+        check_flag(name, value)
+
+
 def check_range(
     name: str,
     value: Any,

@@ -34,11 +34,12 @@ def open_regular(path: Path) -> Any:
 
 
 def next_name(path: Path) -> Path:
-    """Return the next free numbered name beside a file: steps.jsonl becomes steps.1.jsonl."""
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.stem}.{number}{path.suffix}")):
+    """Return a path if it is free, or the next numbered one: steps.jsonl becomes steps.1.jsonl."""
+    number, free = 0, path
+    while os.path.lexists(free):
         number += 1
-    return aside
+        free = path.with_name(f"{path.stem}.{number}{path.suffix}")
+    return free
 
 
 # --- writing ---

@@ -46,16 +46,7 @@ class WatchedResult(ComparesResults):
     """Stops training depending on an evaluation result.
 
     A subclass defines `_is_over`, which is called after every evaluation that computes the result.
-
-    Args:
-        monitor: The name of the result: "accuracy", or with the label of its evaluator,
-            "eval/accuracy".
-        dataloader_label: The label of the evaluator. Default: the one in `monitor`, or "eval".
-        mode: "min" if lower is better, "max" if higher is better, or None.
-
-    Raises:
-        ValueError: An argument has an invalid value.
-        TypeError: An argument has the wrong type.
+    The arguments are those of `EarlyStopper`.
     """
 
     def __init__(self, monitor: str, dataloader_label: str | None, mode: str | None) -> None:

@@ -48,7 +48,6 @@ class ActivationMonitor(Monitor):
         >>> from composable import Trainer
         >>> from composable.callbacks import ActivationMonitor
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
@@ -56,11 +55,11 @@ class ActivationMonitor(Monitor):
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         ...     callbacks=ActivationMonitor("2ba", modules=["1"]),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
-        >>> len(memory.series("activations/kurtosis/1_output.0"))
+        >>> len(trainer.history.series("activations/kurtosis/1_output.0"))
         2
     """
 

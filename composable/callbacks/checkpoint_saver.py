@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composable._support.checks import as_path, check_flag, check_one_of
+from composable._support.checks import as_path, check_flags, check_one_of
 from composable._support.warn import warn_user
 from composable.callbacks._watched_result import ComparesResults
 from composable.checkpoint.filters import check_patterns
@@ -88,9 +88,7 @@ class CheckpointSaver(ComparesResults):
         self.save_interval = check_interval("save_interval", save_interval)
         self.filename = _check_filename(filename)
         self.num_checkpoints_to_keep = _check_keep(num_checkpoints_to_keep)
-        check_flag("overwrite", overwrite)
-        check_flag("weights_only", weights_only)
-        check_flag("background", background)
+        check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         check_one_of("on_error", on_error, ("raise", "warn"))
         self.overwrite, self.weights_only = overwrite, weights_only
         self.background, self.on_error = background, on_error

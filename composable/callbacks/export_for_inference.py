@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from composable._support.checks import as_path, check_flag, check_one_of, check_range
+from composable._support.checks import as_path, check_flags, check_one_of, check_range
 from composable._support.extras import needs
 from composable._support.paths import replacing
 from composable._support.tree import map_tensors, tensors_of
@@ -97,12 +97,7 @@ class ExportForInference(Callback):
         check_one_of("the suffix of path", self.path.suffix, _SUFFIXES)
         if self.path.suffix == ".onnx":
             _import_onnx()
-        for name, flag in (
-            ("at_end", at_end),
-            ("averaged", averaged),
-            ("dynamic_batch", dynamic_batch),
-        ):
-            check_flag(name, flag)
+        check_flags(at_end=at_end, averaged=averaged, dynamic_batch=dynamic_batch)
         check_range("tolerance", tolerance, 0, ends="()")
         self.interval = check_interval("interval", interval)
         self.at_end, self.averaged, self.dynamic_batch = at_end, averaged, dynamic_batch
@@ -319,11 +314,8 @@ def _eps(model: nn.Module) -> float:
 
 def _for_inference(model: nn.Module) -> nn.Module:
     """Return a copy on the CPU, in evaluation mode."""
-    model = copy.deepcopy(model).cpu().eval()
-    if is_transformers_model(model):
-        config: Any = model.config
-        config.use_cache = False  # the keys and values of a text, for generating the next
-    return model
+    with _no_cache(model):
+        return copy.deepcopy(model).cpu().eval()
 
 
 def _outputs(outputs: Any) -> list[Tensor]:

@@ -66,7 +66,6 @@ class GradientNoise(Monitor):
         >>> from composable import Trainer
         >>> from composable.callbacks import GradientNoise
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Linear(4, 3),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
@@ -75,11 +74,11 @@ class GradientNoise(Monitor):
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         ...     grad_accum=4,
         ...     callbacks=GradientNoise("2ba"),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
-        >>> len(memory.series("gradient_noise/scale"))
+        >>> len(trainer.history.series("gradient_noise/scale"))
         2
     """
 

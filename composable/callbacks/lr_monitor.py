@@ -29,7 +29,6 @@ class LRMonitor(Callback):
         >>> from composable import Trainer
         >>> from composable.callbacks import LRMonitor
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Linear(4, 3),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
@@ -37,12 +36,12 @@ class LRMonitor(Callback):
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         ...     callbacks=LRMonitor(),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     log_interval="2ba",
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
-        >>> len(memory.series("lr")), len(memory.series("loss/train"))
+        >>> len(trainer.history.series("lr")), len(trainer.history.series("loss/train"))
         (4, 2)
     """
 

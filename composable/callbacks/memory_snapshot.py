@@ -1,6 +1,5 @@
 """Record the allocations of a few batches."""
 
-import os
 from pathlib import Path
 
 from composable._support.checks import as_path, check_count
@@ -73,7 +72,7 @@ class MemorySnapshot(Callback):
         """Write the recording if it is complete."""
         if self._since is not None and has_passed(state, self.interval, self._since):
             path = self.folder / f"memory-ba{state.timestamp.batch}.json"
-            write_snapshot(next_name(path) if os.path.lexists(path) else path, state.device)
+            write_snapshot(next_name(path), state.device)
             self.close()
 
     def close(self) -> None:

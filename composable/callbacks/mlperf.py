@@ -8,7 +8,7 @@ from typing import Any
 
 from composable._support.checks import (
     as_path,
-    check_flag,
+    check_flags,
     check_one_of,
     check_range,
     check_text_keys,
@@ -93,8 +93,7 @@ class MLPerfCallback(ComparesResults):
         super().__init__("metric", self.metric, mode)
         check_one_of("division", division, ("open", "closed"))
         check_one_of("status", status, ("onprem", "cloud", "preview", "research"))
-        check_flag("cache_cleared", cache_cleared)
-        check_flag("stop_at_target", stop_at_target)
+        check_flags(cache_cleared=cache_cleared, stop_at_target=stop_at_target)
         self.stop_at_target = stop_at_target
         self._submission = {
             "submission_benchmark": _check_text("benchmark", benchmark),

@@ -61,13 +61,7 @@ class NaNMonitor(Callback):
         """Check the pending losses."""
         self._check(state)
 
-    def eval_before_all(self, state: State, logger: Logger) -> None:
-        """Check the pending losses."""
-        self._check(state)
-
-    def fit_end(self, state: State, logger: Logger) -> None:
-        """Check the pending losses."""
-        self._check(state)
+    eval_before_all = fit_end = before_save
 
     def close(self) -> None:
         """Discard the pending losses of a run that failed."""

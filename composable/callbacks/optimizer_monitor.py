@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable._support.checks import check_flag
+from composable._support.checks import check_flag, check_flags
 from composable._support.foreach import total_norm
 from composable.callbacks._monitor import Monitor
 from composable.callbacks._norms import l2_norms
@@ -47,7 +47,6 @@ class OptimizerMonitor(Monitor):
         >>> from composable import Trainer
         >>> from composable.callbacks import OptimizerMonitor
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Linear(4, 3),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
@@ -55,19 +54,19 @@ class OptimizerMonitor(Monitor):
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         ...     callbacks=OptimizerMonitor("2ba"),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
         >>> [
         ...     timestamp.batch
-        ...     for timestamp, norms in memory.records
+        ...     for timestamp, norms in trainer.history.records
         ...     if "l2_norm/grad/global" in norms
         ... ]
         [2, 4]
         >>> gradient, update = (
-        ...     memory.latest["l2_norm/grad/global"],
-        ...     memory.latest["l2_norm/update/global"],
+        ...     trainer.history.latest["l2_norm/grad/global"],
+        ...     trainer.history.latest["l2_norm/update/global"],
         ... )
         >>> round(update / gradient, 3)
         0.5
@@ -83,13 +82,8 @@ class OptimizerMonitor(Monitor):
         log_optimizer_metrics: bool = True,
     ) -> None:
         super().__init__(interval)
-        for name, value in [
-            ("weights", weights),
-            ("updates", updates),
-            ("per_parameter", per_parameter),
-            ("log_optimizer_metrics", log_optimizer_metrics),
-        ]:
-            check_flag(name, value)
+        check_flags(weights=weights, updates=updates, per_parameter=per_parameter)
+        check_flag("log_optimizer_metrics", log_optimizer_metrics)
         self.weights, self.updates = weights, updates
         self.per_parameter, self.log_optimizer_metrics = per_parameter, log_optimizer_metrics
         self._stepped: list[str] = []

@@ -1,13 +1,12 @@
 """Profile a few batches with PyTorch's profiler."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from composable._support.checks import as_path, check_count, check_flag
+from composable._support.checks import as_path, check_count, check_flags
 from composable._support.paths import next_name, open_to_write, replacing
 from composable._support.warn import warn_user
 from composable.callbacks._intervals import check_length
@@ -93,8 +92,7 @@ class Profiler(Callback):
             "with_stack": with_stack,
             "with_flops": with_flops,
         }
-        for name, flag in self.options.items():
-            check_flag(name, flag)
+        check_flags(**self.options)
         self._phase, self._recordings = 0, 0
         self._since: Any = None
         self._torch: Any = None
@@ -208,7 +206,7 @@ class Profiler(Callback):
         sort_by = f"self_{'cuda' if on_cuda else 'cpu'}_time_total"
         table = finished.key_averages().table(sort_by=sort_by, row_limit=100)
         path = self.folder / f"trace-ba{self._first}-ba{self._last}.json"
-        with replacing(next_name(path) if os.path.lexists(path) else path) as partial:
+        with replacing(next_name(path)) as partial:
             with open_to_write(partial.with_suffix(".txt"), "x") as file:
                 file.write(table)
             finished.export_chrome_trace(str(partial))

@@ -39,7 +39,6 @@ class RuntimeEstimator(Monitor):
         >>> from composable import Trainer
         >>> from composable.callbacks import RuntimeEstimator
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Linear(4, 3),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
@@ -47,11 +46,11 @@ class RuntimeEstimator(Monitor):
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         ...     callbacks=RuntimeEstimator("2ba"),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
-        >>> first, last = memory.series("time/remaining_estimate")
+        >>> first, last = trainer.history.series("time/remaining_estimate")
         >>> first > last == 0
         True
     """

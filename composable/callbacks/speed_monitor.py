@@ -54,7 +54,6 @@ class SpeedMonitor(Callback):
         >>> from composable import Trainer
         >>> from composable.callbacks import SpeedMonitor
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Linear(4, 3),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 5,
@@ -62,14 +61,16 @@ class SpeedMonitor(Callback):
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         ...     callbacks=SpeedMonitor(window_size=2, flops_per_batch="count"),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
-        >>> len(memory.series("throughput/samples_per_sec"))
+        >>> len(trainer.history.series("throughput/samples_per_sec"))
         4
-        >>> flops = memory.latest["throughput/flops_per_sec"]
-        >>> round(flops / memory.latest["throughput/batches_per_sec"]) == 2 * (2 * 8 * 4 * 3)
+        >>> flops = trainer.history.latest["throughput/flops_per_sec"]
+        >>> round(flops / trainer.history.latest["throughput/batches_per_sec"]) == 2 * (
+        ...     2 * 8 * 4 * 3
+        ... )
         True
     """
 

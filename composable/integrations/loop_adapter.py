@@ -219,11 +219,7 @@ class LoopAdapter(StepEvents):
         if state.timestamp.epoch_in_iteration == 0:
             state = self._fire(Event.ITERATION_START, state)
         state = self._fire(Event.EPOCH_START, state)
-        if state.model is not self.model:
-            raise RuntimeError(
-                "an algorithm replaced the model at EPOCH_START, and the external loop still "
-                "trains the old one; in an external loop, models can be replaced at INIT only."
-            )
+        self._check_model(state, "at EPOCH_START")
         self._advance(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
 
     @contextmanager

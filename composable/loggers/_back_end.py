@@ -24,6 +24,7 @@ from composable.core.time import Timestamp
 from composable.distributed import Processes
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
+from composable.loggers._offline import LocalLog
 from composable.loggers._opening import in_background
 
 _MOST_FAILURES = 3
@@ -87,6 +88,7 @@ class BackEndLogger(LoggerDestination):
         self._written: dict[str, int] = {}
         self._present: Mapping[str, int] = {}
         self._unwritten: deque[tuple[LogTime, Mapping[str, Any]]] = deque(maxlen=_MOST_UNWRITTEN)
+        self._local_log: LocalLog | None = None
         self._lost: list[Any] = []  # what the checkpoint has of these
         self._checkpoints: Path | None = None
         """The folder of checkpoints, of which the hyperparameters tell."""
@@ -105,8 +107,8 @@ class BackEndLogger(LoggerDestination):
         """Return the last step of each name that the back end has, after a resume."""
         return last_steps(self._saved_steps, self._written)
 
-    def _durable_steps(self) -> Mapping[str, int] | None:
-        """Return the last step of each name on disk, or None if that is of no concern."""
+    def _open_log(self) -> LocalLog | None:
+        """Return the log of a run that is not online, or None if what it has is of no concern."""
         return None
 
     def _run_state(self) -> Any:
@@ -136,6 +138,7 @@ class BackEndLogger(LoggerDestination):
         raise UnsupportedLogError
 
     def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
+        """Write a table, whose rows are lists."""
         raise UnsupportedLogError
 
     def _write_artifact(self, name: str, path: Path) -> None:
@@ -173,12 +176,8 @@ class BackEndLogger(LoggerDestination):
 
     def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Write a table."""
-        self._each(
-            {name: rows},
-            timestamp,
-            lambda one, some, moment: self._write_table(one, columns, some, moment),
-            lambda some: [list(row) for row in some],
-        )
+        rows = [list(row) for row in rows]  # the caller may change its own
+        self._each({name: rows}, timestamp, lambda n, _, t: self._write_table(n, columns, rows, t))
 
     def log_figure(self, name: str, figure: Any, timestamp: Timestamp) -> None:
         """Write a figure as an image."""
@@ -230,9 +229,7 @@ class BackEndLogger(LoggerDestination):
         """Write the buffered metrics."""
         self.flush()
 
-    def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Write the buffered metrics, results included."""
-        self.flush()
+    eval_after_all = epoch_end
 
     def flush(self) -> None:
         """Write the buffered metrics, or defer that while the back end is being opened."""
@@ -348,11 +345,14 @@ class BackEndLogger(LoggerDestination):
         """Write the records of the checkpoint that its process had not brought to disk."""
         lost, self._lost = self._lost, []
         if lost:
-            self._write_records([(_moment_of(saved), saved["values"]) for saved in lost])
+            self._write_records(
+                [(LogTime(one["time"], one["clock"]), one["values"]) for one in lost]
+            )
 
     def _keep_unwritten(self) -> None:
         """Forget the records that are on disk by now."""
-        on_disk = self._durable_steps()
+        self._local_log = self._local_log or self._open_log()
+        on_disk = None if self._local_log is None else self._local_log.read_new()
         late = [
             (moment, values)
             for moment, values in self._unwritten
@@ -419,10 +419,6 @@ def last_steps(*found: Mapping[str, int]) -> dict[str, int]:
 def _as_saved(record: tuple[LogTime, Mapping[str, Any]]) -> dict[str, Any]:
     moment, values = record
     return {"time": moment.timestamp, "clock": moment.clock, "values": dict(values)}
-
-
-def _moment_of(saved: Mapping[str, Any]) -> LogTime:
-    return LogTime(saved["time"], saved["clock"])
 
 
 def is_installed(package: str) -> bool:

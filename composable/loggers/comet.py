@@ -16,8 +16,8 @@ from composable._support.checks import (
 )
 from composable.core.logger import Columns, Logger, Rows
 from composable.core.state import State
-from composable.loggers import _comet_offline as offline
 from composable.loggers import _environment as environment
+from composable.loggers import _offline as offline
 from composable.loggers._back_end import BackEndLogger, LogTime, last_steps
 from composable.loggers._histograms import Histogram
 
@@ -108,7 +108,6 @@ class CometLogger(BackEndLogger):
         self._experiment_kwargs = {**_OFF, **(experiment_kwargs or {})}
         self._is_disabled = self.mode == "disabled"
         self._experiment: Any = None
-        self._messages: offline.Messages | None = None
         self._key: str | None = None
 
     @property
@@ -155,7 +154,7 @@ class CometLogger(BackEndLogger):
         """End the experiment, and write the archive if it is offline; a later record resumes it."""
         if self._experiment is not None:
             self._end(self._experiment.end)
-            self._experiment = self._messages = None
+            self._experiment = self._local_log = None
 
     def _run_state(self) -> Any:
         return {"key": self._key, "folder": str(self._experiment.tmpdir)}
@@ -171,12 +170,8 @@ class CometLogger(BackEndLogger):
         # A message of this process may not be on disk yet.
         return last_steps(self._written, *map(offline.archived_steps, archives))
 
-    def _durable_steps(self) -> Mapping[str, int] | None:
-        if not self._is_offline:
-            return None
-        if self._messages is None:
-            self._messages = offline.Messages(Path(self._experiment.tmpdir))
-        return self._messages.read_new()
+    def _open_log(self) -> offline.LocalLog | None:
+        return offline.CometLog(Path(self._experiment.tmpdir)) if self._is_offline else None
 
     def _recover(self, folder: str) -> None:
         """Make an archive of what a killed process left in its temporary folder."""
@@ -224,8 +219,7 @@ class CometLogger(BackEndLogger):
         self._experiment.log_text(text, step=moment.step, metadata={"name": name})
 
     def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
-        table = {"columns": list(columns), "rows": [list(row) for row in rows]}
-        self._log_json(name, table, moment, "table")
+        self._log_json(name, {"columns": list(columns), "rows": rows}, moment, "table")
 
     def _log_json(self, name: str, value: Mapping[str, Any], moment: LogTime, kind: str) -> None:
         self._experiment.log_asset_data(

@@ -75,17 +75,13 @@ class ConsoleLogger(LoggerDestination):
         if before is not None and crossed(before, state, self._interval):
             self._print(state)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        """Print if the interval has passed: the end of an epoch of unknown length is known now."""
-        self.log(state, logger)
+    epoch_end = log  # the end of an epoch of unknown length is known now
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
         """Print the results of the evaluation."""
         self._print(state)
 
-    def eval_standalone_end(self, state: State, logger: Logger) -> None:
-        """Print the results of the evaluation."""
-        self._print(state)
+    eval_standalone_end = eval_after_all
 
     def close(self) -> None:
         """Release the state of the run."""

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from torch import Tensor
 
 from composable._support import strict_json
-from composable._support.checks import as_path, check_count, check_flag
+from composable._support.checks import as_path, check_count, check_flags
 from composable._support.file_hashing import hash_prefix
 from composable._support.paths import (
     check_no_link,
@@ -91,8 +91,7 @@ class JSONLinesLogger(LoggerDestination):
         append: bool = False,
     ) -> None:
         check_count("flush_interval", flush_interval, 1)
-        check_flag("overwrite", overwrite)
-        check_flag("append", append)
+        check_flags(overwrite=overwrite, append=append)
         self.path = as_path("path", path)
         if overwrite and append:
             raise ValueError("overwrite=True and append=True are mutually exclusive; set only one.")

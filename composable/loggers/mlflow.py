@@ -3,8 +3,7 @@
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -182,11 +181,12 @@ class MLFlowLogger(BackEndLogger):
         self._write_file("texts", f"{_file(name)}-step{moment.step}.txt", text.encode())
 
     def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
-        content = json.dumps({"columns": list(columns), "data": [list(row) for row in rows]})
+        content = json.dumps({"columns": list(columns), "data": rows})
         self._write_file("tables", f"{_file(name)}-step{moment.step}.json", content.encode())
 
     def _write_file(self, folder: str, name: str, content: bytes) -> None:
-        with _file_named(name, content) as path:
+        with tempfile.TemporaryDirectory() as temporary:
+            path = write_atomically(Path(temporary, name), content)
             self._client.log_artifact(self.run_id, str(path), folder)
 
     def _write_artifact(self, name: str, path: Path) -> None:
@@ -194,12 +194,6 @@ class MLFlowLogger(BackEndLogger):
             self._client.log_artifacts(self.run_id, str(path), _file(name))
         else:
             self._client.log_artifact(self.run_id, str(path), _file(name))
-
-
-@contextmanager
-def _file_named(name: str, content: bytes) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        yield write_atomically(Path(folder, name), content)
 
 
 def _key(name: str) -> str:

@@ -164,9 +164,7 @@ class ProgressBarLogger(LoggerDestination):
         """Count a batch, and update the bar if it is due."""
         self._advance(None)
 
-    def predict_end(self, state: State, logger: Logger) -> None:
-        """Update the bar for the last time."""
-        self._finish()
+    predict_end = eval_standalone_end
 
     def _begin(self, kind: str) -> None:
         self._kind = kind if kind in self._bars and not self._hidden else ""
