@@ -12,8 +12,7 @@ from torch import Tensor
 from composable._support.checks import check_range
 from composable._support.foreach import total_norm
 from composable._support.warn import warn_user
-from composable.callbacks._monitor import Monitor
-from composable.callbacks._norms import l2_norms
+from composable.callbacks._monitor import Monitor, l2_norms
 from composable.core.callback import AttachedRun
 from composable.core.intervals import IntervalLike
 from composable.core.logger import Logger

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from composable._support.checks import check_flag, check_flags
 from composable._support.foreach import total_norm
-from composable.callbacks._monitor import Monitor
-from composable.callbacks._norms import l2_norms
+from composable.callbacks._monitor import Monitor, l2_norms
 from composable.core.intervals import IntervalLike
 from composable.core.logger import Logger
 from composable.core.state import State

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from composable._support.extras import needs
 from composable.integrations._hooks import watch_steps
-from composable.integrations._mixins import check_mixin
+from composable.integrations._refusals import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.trainer.evaluated_weights import averaging_names
 

@@ -15,8 +15,7 @@ from composable.core.event import Event
 from composable.data.fetching import loader_length
 from composable.integrations._hooks import watch_steps
 from composable.integrations._loaders import iterate_batches
-from composable.integrations._processes import check_agreement
-from composable.integrations._refusals import check_optimizer, refuse_unfired
+from composable.integrations._refusals import check_agreement, check_optimizer, refuse_unfired
 from composable.integrations._saved_state import pack_state, place, unpack_state
 from composable.integrations._step import StepEvents
 from composable.trainer import arguments as check
