@@ -12,11 +12,13 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _MOST_LINKS = 40
+_CHUNK = 1 << 20
 
 
 def open_regular(path: Path) -> Any:
@@ -31,6 +33,21 @@ def open_regular(path: Path) -> Any:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb", buffering=0)
+
+
+def hash_prefix(path: Path, size: int) -> Any:
+    """Return the SHA-256 of the first `size` bytes of a file, or of all if there are fewer.
+
+    Raises:
+        OSError: It cannot be read, or is a pipe or a device.
+    """
+    total = sha256()
+    if path.exists():
+        with open_regular(path) as file:
+            while size > 0 and (chunk := file.read(min(size, _CHUNK))):
+                total.update(chunk)
+                size -= len(chunk)
+    return total
 
 
 def next_name(path: Path) -> Path:

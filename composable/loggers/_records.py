@@ -98,8 +98,8 @@ def times_of(timestamp: Timestamp) -> dict[str, Any]:
 
 def plain_number(value: Any) -> Any:
     """Convert numbers of other libraries, such as NumPy, to those of Python."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
+    if type(value) is float or value is None or isinstance(value, (bool, str)):
+        return value  # the usual cases; abstract classes are slow to test
     if isinstance(value, Integral):
         return int(value)
     return float(value) if isinstance(value, Real) else value

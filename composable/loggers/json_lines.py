@@ -14,9 +14,9 @@ from torch import Tensor
 
 from composable._support import strict_json
 from composable._support.checks import as_path, check_count, check_flags
-from composable._support.file_hashing import hash_prefix
 from composable._support.paths import (
     check_no_link,
+    hash_prefix,
     is_stream_file,
     next_name,
     open_to_write,
