@@ -409,7 +409,13 @@ class BackEndLogger(LoggerDestination):
 
 
 def last_steps(*found: Mapping[str, int]) -> dict[str, int]:
-    """Return the last of the steps that each name has."""
+    """Return the last of the steps that each name has.
+
+    Example:
+        >>> from composable.loggers._back_end import last_steps
+        >>> last_steps({"loss": 3}, {"loss": 2, "lr": 1})
+        {'loss': 3, 'lr': 1}
+    """
     last: dict[str, int] = {}
     for steps in found:
         last |= {name: max(step, last.get(name, -1)) for name, step in steps.items()}
