@@ -72,7 +72,7 @@ def unpack_records(packed: Mapping[str, Any]) -> list[tuple[Timestamp, dict[str,
 
 
 def metric_patterns(metrics: Any) -> tuple[str, ...]:
-    """Return patterns of the names of metrics as a tuple; raise a TypeError if they are none."""
+    """Return patterns of the names of metrics as a tuple; raise a TypeError for other values."""
     check_texts("metrics", metrics, "names or patterns, such as ['loss/train', 'metrics/*']")
     return tuple(metrics)
 
