@@ -92,12 +92,12 @@ def load_file(path: Path, max_bytes: int = MAX_BYTES) -> JSON:
     return load(raw, str(path))
 
 
-def finite(value: JSON) -> JSON:
+def as_finite(value: JSON) -> JSON:
     """Return a value, or the string "NaN", "Infinity" or "-Infinity" for what JSON has no numbers.
 
     Example:
-        >>> from composable._support.strict_json import finite
-        >>> finite(0.5), finite(float("-inf"))
+        >>> from composable._support.strict_json import as_finite
+        >>> as_finite(0.5), as_finite(float("-inf"))
         (0.5, '-Infinity')
     """
     if isinstance(value, float) and not math.isfinite(value):

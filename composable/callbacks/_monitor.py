@@ -40,7 +40,7 @@ class Monitor(Callback):
         self._due, self._metrics = False, {}
 
 
-def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
+def whole_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor, for 16-bit tensors in float32.
 
     The norm of a sharded tensor is that of the whole tensor; every process must call the function.
@@ -49,8 +49,8 @@ def l2_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
         tensors: Dense or sparse tensors of any shape, dtype and device.
 
     Example:
-        >>> from composable.callbacks._monitor import l2_norms
-        >>> l2_norms([torch.tensor([3.0, 4.0]), torch.zeros(2, 2)])
+        >>> from composable.callbacks._monitor import whole_norms
+        >>> whole_norms([torch.tensor([3.0, 4.0]), torch.zeros(2, 2)])
         [tensor(5.), tensor(0.)]
     """
     detached = (one.detach() for one in tensors)

@@ -12,7 +12,7 @@ from torch import Tensor
 from composable._support.checks import check_range
 from composable._support.foreach import total_norm
 from composable._support.warn import warn_user
-from composable.callbacks._monitor import Monitor, l2_norms
+from composable.callbacks._monitor import Monitor, whole_norms
 from composable.core.callback import AttachedRun
 from composable.core.intervals import IntervalLike
 from composable.core.logger import Logger
@@ -189,7 +189,7 @@ class GradientNoise(Monitor):
 def _squared_norm(state: State) -> Tensor | None:
     """Return the squared norm of the gradients, before algorithms replace them."""
     gradients = [one.grad for one in state.model.parameters() if one.grad is not None]
-    return total_norm(l2_norms(gradients)).square() if gradients else None
+    return total_norm(whole_norms(gradients)).square() if gradients else None
 
 
 def _count(state: State) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from composable._support.checks import check_flag, check_flags
 from composable._support.foreach import total_norm
-from composable.callbacks._monitor import Monitor, l2_norms
+from composable.callbacks._monitor import Monitor, whole_norms
 from composable.core.intervals import IntervalLike
 from composable.core.logger import Logger
 from composable.core.state import State
@@ -123,7 +123,7 @@ class OptimizerMonitor(Monitor):
     def _add(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
         if not tensors:
             return
-        norms = l2_norms(tensors.values())
+        norms = whole_norms(tensors.values())
         if self.per_parameter:
             named = zip(tensors, norms, strict=True)
             self._metrics |= {f"l2_norm/{kind}/{name}": norm for name, norm in named}

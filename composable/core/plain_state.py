@@ -96,7 +96,7 @@ def _plain(state: Any) -> dict[str, Any]:
         "epoch_length": state.epoch_length,
         "seed": state.key.seed,
         "metrics": {
-            label: {name: strict_json.finite(value) for name, value in results.items()}
+            label: {name: strict_json.as_finite(value) for name, value in results.items()}
             for label, results in state.metrics.items()
         },
         "frozen": sorted(state.frozen),

@@ -313,4 +313,4 @@ _FIELDS = times_of(Timestamp()).keys()
 
 
 def _as_json(value: Any) -> Any:
-    return strict_json.finite(plain_number(value))  # json supports no integers of NumPy
+    return strict_json.as_finite(plain_number(value))  # json supports no integers of NumPy
