@@ -140,15 +140,11 @@ class CometLogger(BackEndLogger):
         }[mode, existing]
         self._experiment = kind(project_name=self.project, **options)
         self._key = self._experiment.get_key()
-        if not existing:
-            self._describe()
-        weakref.finalize(self, self._experiment.end).atexit = False  # the package does it then
-
-    def _describe(self) -> None:
-        if self.name_of_experiment is not None:
+        if not existing and self.name_of_experiment is not None:
             self._experiment.set_name(self.name_of_experiment)
-        if self.tags:
+        if not existing and self.tags:
             self._experiment.add_tags(list(self.tags))
+        weakref.finalize(self, self._experiment.end).atexit = False  # the package does it then
 
     def finish(self) -> None:
         """End the experiment, and write the archive if it is offline; a later record resumes it."""
