@@ -1,6 +1,8 @@
-"""Validators of hyperparameters: the checks of `composable.functional`, as attrs calls them."""
+"""Hyperparameters: the checks of `composable.functional` as validators, and what functions take."""
 
+import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import attrs
@@ -10,6 +12,7 @@ from composable._support import checks
 __all__ = [
     "Validator",
     "boolean",
+    "fields_for",
     "in_range",
     "integer_at_least",
     "low_precision",
@@ -49,6 +52,17 @@ def name_or_none(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     """Require the name of a module, or None."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{attribute.name}={value!r} must be the name of a module, or None.")
+
+
+def fields_for(algorithm: Any, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the hyperparameters of an algorithm that a function takes, by name."""
+    return {name: getattr(algorithm, name) for name in _shared_names(algorithm.__class__, function)}
+
+
+@cache
+def _shared_names(kind: type, function: Callable[..., Any]) -> tuple[str, ...]:
+    taken = inspect.signature(function).parameters
+    return tuple(field.name for field in attrs.fields(kind) if field.name in taken)
 
 
 boolean = passes(checks.check_flag)

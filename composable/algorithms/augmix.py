@@ -36,4 +36,3 @@ class AugMix(PixelAugmentation):
     augmentations: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
 
     augmentation = staticmethod(augmix)
-    options = ("severity", "depth", "width", "alpha", "augmentations")

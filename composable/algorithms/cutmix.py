@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._validators import boolean, in_range
+from composable.algorithms._validators import boolean, fields_for, in_range
 from composable.algorithms.mixup import blend_pairs
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -41,12 +41,6 @@ class CutMix(Algorithm):
         """Mix the batch; before the loss, interpolate its pairs of targets, or the loss."""
         if event is Event.BEFORE_LOSS:
             return blend_pairs(state, interpolate_loss=self.interpolate_loss)
-        mixed = cutmix(
-            state.inputs,
-            state.targets,
-            alpha=self.alpha,
-            uniform_sampling=self.uniform_sampling,
-            per_sample=self.per_sample,
-            generator=state.generator(self.name),
-        )
+        options = fields_for(self, cutmix)
+        mixed = cutmix(state.inputs, state.targets, **options, generator=state.generator(self.name))
         return state.with_batch(inputs=mixed.inputs, targets=mixed.mixed_targets)

@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 import attrs
 
-from composable.algorithms._validators import boolean, in_range
+from composable.algorithms._validators import boolean, fields_for, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -45,13 +45,8 @@ class MixUp(Algorithm):
         """Mix the batch; before the loss, interpolate its pairs of targets, or the loss."""
         if event is Event.BEFORE_LOSS:
             return blend_pairs(state, interpolate_loss=self.interpolate_loss)
-        mixed = mixup(
-            state.inputs,
-            state.targets,
-            alpha=self.alpha,
-            per_sample=self.per_sample,
-            generator=state.generator(self.name),
-        )
+        options = fields_for(self, mixup)
+        mixed = mixup(state.inputs, state.targets, **options, generator=state.generator(self.name))
         return state.with_batch(inputs=mixed.inputs, targets=mixed.mixed_targets)
 
 

@@ -31,4 +31,3 @@ class RandAugment(PixelAugmentation):
     augmentations: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
 
     augmentation = staticmethod(randaugment)
-    options = ("severity", "depth", "augmentations")
