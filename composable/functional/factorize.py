@@ -22,7 +22,6 @@ from composable._support.checks import (
     check_one_of,
     check_range,
 )
-from composable._support.surgery import report_nothing
 
 from ._reclass import refuse_lazy
 from .layers.factorized import (
@@ -34,7 +33,7 @@ from .layers.factorized import (
     matrices_of,
     merge_pair,
 )
-from .replace_modules import replace_modules
+from .replace_modules import replace_or_report
 
 __all__ = ["factorize"]
 
@@ -158,15 +157,11 @@ def factorize(  # noqa: PLR0913
                 check_values(name, layer.weight)
         return build_pair(merge_pair(module) if pair else module, rank, init, generator)
 
-    result = replace_modules(model, rule)
-    if not result.names and not any(
-        isinstance(module, FactorizedLayer) for module in model.modules()
-    ):
-        convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input and output channels"
-        linears = f"Linear with at least {min_features} input and output features"
-        sought = " or ".join([convs] * factorize_convs + [linears] * factorize_linears)
-        report_nothing("factorize", f"{sought}, for which a pair of layers is cheaper")
-    return result.model
+    convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input and output channels"
+    linears = f"Linear with at least {min_features} input and output features"
+    sought = " or ".join([convs] * factorize_convs + [linears] * factorize_linears)
+    sought += ", for which a pair of layers is cheaper"
+    return replace_or_report(model, rule, FactorizedLayer, "factorize", sought)
 
 
 def _skipped_layers(model: nn.Module) -> set[str]:

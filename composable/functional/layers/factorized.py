@@ -1,6 +1,5 @@
 """Low-rank pairs of layers, fitted to the weight of one layer."""
 
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from composable._support.foreach import compute_dtype
-from composable._support.sampling import generator_device
+from composable._support.sampling import draw_weights
 
 __all__ = ["FactorizedLayer"]
 
@@ -80,7 +79,7 @@ def build_pair(
     pair = _linear_pair(module, rank) if isinstance(module, LINEARS) else _conv_pair(module, rank)
     memory_format = _memory_format(weight)
     if init == "random":
-        fitted = tuple(_draw(layer.weight, generator) for layer in pair)
+        fitted = tuple(draw_weights(layer.weight.shape, generator=generator) for layer in pair)
     else:
         decompose = _svd if init == "svd" else _randomized_svd
         fitted = _fit(matrices_of(weight.detach(), groups), rank, decompose)
@@ -151,13 +150,6 @@ def _conv_like(old: Any, out_channels: int) -> nn.Module:
         device="meta",
     )
     return new
-
-
-def _draw(weight: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw a weight as new layers of PyTorch do, in float32 on the device of the generator."""
-    bound = 1 / math.sqrt(weight[0].numel())
-    drawn = torch.empty(weight.shape, device=generator_device(generator))
-    return drawn.uniform_(-bound, bound, generator=generator)
 
 
 def _fit(

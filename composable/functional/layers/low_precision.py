@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import LOW_PRECISION, check_module, check_precision
+from composable._support.checks import LOW_PRECISION, check_precision
 from composable._support.foreach import autocast_dtype
-from composable._support.surgery import report_nothing
 from composable._support.warn import NoEffectWarning, warn_user
 
 from .._reclass import keeps_forward_of, reclass
-from ..replace_modules import replace_modules
+from ..replace_modules import replace_or_report
 
 __all__: list[str] = []  # the public layers are in the modules of the two norms
 
@@ -85,7 +84,6 @@ def lower_norms(
     precision: torch.dtype | None,
 ) -> nn.Module:
     """Replace the norms of classes, or of their full names, by low-precision ones."""
-    check_module("model", model)
     check_precision("precision", precision)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
@@ -96,8 +94,6 @@ def lower_norms(
                 return new
         return module
 
-    result = replace_modules(model, rule)
-    if not result.names and not any(isinstance(m, tuple(kinds.values())) for m in model.modules()):
-        names = [kind if isinstance(kind, str) else kind.__name__ for kind in kinds]
-        report_nothing(method, f"{', '.join(names)}, with their own forward method")
-    return result.model
+    names = [kind if isinstance(kind, str) else kind.__name__ for kind in kinds]
+    sought = f"{', '.join(names)}, with their own forward method"
+    return replace_or_report(model, rule, tuple(kinds.values()), method, sought)
