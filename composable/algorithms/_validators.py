@@ -8,9 +8,11 @@ from typing import Any
 import attrs
 
 from composable._support import checks
+from composable.core.time import Time, TimeUnit
 
 __all__ = [
     "Validator",
+    "batches_or_epochs",
     "boolean",
     "fields_for",
     "in_range",
@@ -20,6 +22,8 @@ __all__ = [
     "one_of",
     "passes",
 ]
+
+_COUNTED = (TimeUnit.BATCH, TimeUnit.EPOCH)
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -46,6 +50,19 @@ def integer_at_least(low: int) -> Validator:
 def one_of(*allowed: str) -> Validator:
     """Require one of several options."""
     return passes(checks.check_one_of, allowed)
+
+
+def batches_or_epochs(example: str) -> Validator:
+    """Require a time in batches or epochs above 0, or None."""
+
+    def check(name: str, time: Time | None) -> None:
+        if time is not None and (time.unit not in _COUNTED or not time.value):
+            raise ValueError(
+                f"{name}={str(time)!r} must be greater than 0, in batches or epochs, such as "
+                f"{example!r}."
+            )
+
+    return passes(check)
 
 
 def name_or_none(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:

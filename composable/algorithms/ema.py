@@ -6,7 +6,7 @@ from types import MappingProxyType
 import attrs
 
 from composable.algorithms._averaging import WeightAverage
-from composable.algorithms._validators import in_range
+from composable.algorithms._validators import batches_or_epochs, in_range
 from composable.core.algorithm import Remark
 from composable.core.event import Event
 from composable.core.state import State
@@ -17,10 +17,9 @@ from composable.functional import ema, ema_smoothing, with_tensors
 __all__ = ["EMA"]
 
 _BATCH_END, _EPOCH_END = Event.BATCH_END, Event.EPOCH_END
-_UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
 _DEFAULT = Time(1000, TimeUnit.BATCH)
 _LARGE_SHARE = 0.2
-_ONE = {unit: Time(1, unit) for unit in _UNITS}
+_ONE = {unit: Time(1, unit) for unit in (TimeUnit.BATCH, TimeUnit.EPOCH)}
 
 
 def _half_life(value: TimeLike | None) -> Time | None:
@@ -59,12 +58,16 @@ class EMA(WeightAverage):
             or differ.
     """
 
-    half_life: Time | None = attrs.field(default=None, converter=_half_life, eq=str)
+    half_life: Time | None = attrs.field(
+        default=None, converter=_half_life, validator=batches_or_epochs("1ba"), eq=str
+    )
     smoothing: float | None = attrs.field(
         default=None, validator=attrs.validators.optional(in_range(0, 1))
     )
     ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_ema_start, eq=str)
-    update_interval: Time | None = attrs.field(default=None, converter=_update_interval, eq=str)
+    update_interval: Time | None = attrs.field(
+        default=None, converter=_update_interval, validator=batches_or_epochs("1ba"), eq=str
+    )
     blend: float = attrs.field(default=1.0, validator=in_range(0, 1, ends="(]"))
 
     reads = frozenset({"model", "timestamp", "max_duration", "averages"})
@@ -82,13 +85,6 @@ class EMA(WeightAverage):
             )
         if self.half_life is None and self.smoothing is None:
             object.__setattr__(self, "half_life", _DEFAULT)  # as attrs advises for frozen classes
-        given = {"half_life": self.half_life, "update_interval": self.update_interval}
-        for argument, time in given.items():
-            if time is not None and (time.unit not in _UNITS or not time.value):
-                raise ValueError(
-                    f"{argument}={_text(time)} must be greater than 0, in batches or epochs, such "
-                    "as '1ba'."
-                )
         if self.half_life is not None and self.half_life.unit is not self.interval.unit:
             raise ValueError(
                 f"half_life={_text(self.half_life)} and "

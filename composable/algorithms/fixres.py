@@ -4,7 +4,7 @@ from math import inf
 
 import attrs
 
-from composable.algorithms._dense_targets import check_no_dense_targets
+from composable.algorithms._dense_targets import check_no_dense_targets, with_inputs
 from composable.algorithms._validators import fields_for, in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -42,6 +42,4 @@ class FixRes(Algorithm):
                 f"{self.name} can't resize",
                 "resize the outputs in your model, and call composable.functional.fixres there",
             )
-        if state.batch is state.inputs:  # a prediction of a batch without targets
-            return state.evolve(batch=inputs)
-        return state.with_batch(inputs=inputs)
+        return with_inputs(state, inputs)

@@ -10,7 +10,13 @@ import attrs
 from composable._support.dtensors import is_sharded
 from composable._support.warn import warn_user
 from composable.algorithms._averaging import WeightAverage
-from composable.algorithms._validators import boolean, in_range, integer_at_least, one_of
+from composable.algorithms._validators import (
+    batches_or_epochs,
+    boolean,
+    in_range,
+    integer_at_least,
+    one_of,
+)
 from composable.batches.model_call import CalledModel
 from composable.core.event import Event
 from composable.core.state import State
@@ -86,7 +92,10 @@ class SWA(WeightAverage):
     swa_start: Time = attrs.field(default=Time.parse("0.7dur"), converter=_swa_start, eq=str)
     swa_end: Time = attrs.field(default=Time.parse("0.97dur"), converter=_swa_end, eq=str)
     update_interval: Time = attrs.field(
-        default=Time(1, TimeUnit.EPOCH), converter=_update_interval, eq=str
+        default=Time(1, TimeUnit.EPOCH),
+        converter=_update_interval,
+        validator=batches_or_epochs("1ep"),
+        eq=str,
     )
     schedule_swa_lr: bool = attrs.field(default=False, validator=boolean)
     anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
@@ -101,16 +110,11 @@ class SWA(WeightAverage):
     )
 
     def __attrs_post_init__(self) -> None:
-        start, end, interval = self.swa_start, self.swa_end, self.update_interval
+        start, end = self.swa_start, self.swa_end
         if start.unit is end.unit and end <= start:
             raise ValueError(
                 f"swa_end={str(end)!r} must be after swa_start={str(start)!r}, such as "
                 "SWA(swa_start='0.7dur', swa_end='0.97dur')."
-            )
-        if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or not interval.value:
-            raise ValueError(
-                f"update_interval={str(interval)!r} must be greater than 0, in batches or epochs, "
-                "such as '1ep'."
             )
         if self.schedule_swa_lr is (self.swa_lr is None):
             raise ValueError(

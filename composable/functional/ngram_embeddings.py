@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from composable._support.checks import check_count, check_flag, check_module, check_range
-from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
 from ._token_embedding import BoundedEmbedding, connect, find_token_embedding
@@ -91,10 +90,8 @@ def ngram_embeddings(
     check_flag("sparse", sparse)
     if rows is not None:
         check_count("rows", rows, 1)
-    name = find_token_embedding(model, target)
+    name = find_token_embedding(model, target, "ngram_embeddings")
     if name is None:
-        sought = "the nn.Embedding of the tokens, or what get_input_embeddings() returns"
-        report_nothing("ngram_embeddings", sought)
         return model
     embedding: Any = model.get_submodule(name)
     rows = _check_size(name, embedding, rows, megabytes)
