@@ -46,11 +46,7 @@ class ProgressiveResizing(Algorithm):
     writes = frozenset({"batch"})
 
     def __attrs_post_init__(self) -> None:
-        if self.delay_fraction + self.finetune_fraction > 1:
-            raise ValueError(
-                f"delay_fraction={self.delay_fraction!r} and "
-                f"finetune_fraction={self.finetune_fraction!r} must not sum to more than 1."
-            )
+        progressive_scale(0.0, **fields_for(self, progressive_scale))  # checks their sum
 
     def apply(self, event: Event, state: State) -> State:
         """Resize the batch to the scale of this time of training."""

@@ -55,11 +55,10 @@ def _update_interval(value: TimeLike) -> Time:
 class SWA(WeightAverage):
     """Evaluate and predict with the mean of the weights late in training: see `functional.swa`.
 
-    Training continues with the original weights. From `swa_start` on, the weights are added to a
-    running mean at each multiple of `update_interval`, up to the last batch that starts before
-    `swa_end`. From the first update to the end of the run, evaluations use the mean.
-    `state.averages[name]` holds the mean, in float32 for 16-bit weights. After `fit`, the model
-    holds the averaged weights; a further `fit` continues with the original ones.
+    From `swa_start` on, the weights are added to a running mean at each multiple of
+    `update_interval`, up to the last batch that starts before `swa_end`. From the first update to
+    the end of the run, evaluations use the mean. `state.averages[name]` holds it, and after `fit`
+    the model does, as with `EMA`.
 
     The running statistics of batch norms are averaged with the weights. In the batches from
     `swa_end` on, they are recomputed for the averaged weights, at the cost of one forward pass

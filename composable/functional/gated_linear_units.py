@@ -132,7 +132,8 @@ def gated_linear_units(
         return new  # type: ignore[no-any-return]
 
     sought = f"feed-forward blocks of the classes {REGISTRY.names}"
-    gated = {type(module).__name__ for module in model.modules() if _is_gated(module)}
+    kinds = {type(module) for module in model.modules()}
+    gated = {kind.__name__ for kind in kinds if class_name(kind) in GATED}
     advice = f"{', '.join(sorted(gated))} is gated already." if gated else ADVICE
     return replace_or_report(model, rule, _Gated, "gated_linear_units", sought, advice)
 
@@ -168,10 +169,6 @@ def register_gated_linear_units(
         if not isinstance(value, str) or not value:
             raise TypeError(f"{name}={value!r} must be the name of a part of the block.")
     REGISTRY.add(kind, FeedForward(linear, activation))
-
-
-def _is_gated(module: nn.Module) -> bool:
-    return class_name(type(module)) in GATED
 
 
 class _Gated(nn.Module):

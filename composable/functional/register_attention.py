@@ -46,7 +46,12 @@ def register_attention(
     A block must call `torch.nn.functional.scaled_dot_product_attention` once in its forward method,
     on queries, keys and values `[batch, heads, length, size]`. The first argument of the forward
     method must be its inputs, `[batch, length, width]`. The code of the block is not changed: the
-    call is intercepted.
+    call is intercepted. In a call of a changed model, a block that does otherwise raises a
+    `ValueError`.
+
+    The known blocks are those of GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, BERT, DistilBERT,
+    RoBERTa and XLM-RoBERTa of Hugging Face, with "sdpa" as their `attn_implementation`, and with
+    caches, grouped heads and as decoders.
 
     Args:
         kind: The class, or its full name, so that it need not be imported. The entry applies to

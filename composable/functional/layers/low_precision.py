@@ -34,7 +34,7 @@ class LowPrecision(nn.Module):
         device = inputs.device.type
         autocast = autocast_dtype(device)
         low = autocast if self.precision is None else self.precision
-        if low is None and _dtype_of(self.weight) in (None, inputs.dtype):
+        if low is None and getattr(self.weight, "dtype", None) in (None, inputs.dtype):
             low = inputs.dtype if inputs.dtype in LOW_PRECISION else None
         if self.reports_idle and self.training and not torch.compiler.is_compiling():
             self._report(inputs, low)
@@ -62,10 +62,6 @@ class LowPrecision(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, precision={self.precision}"
-
-
-def _dtype_of(weight: Any) -> torch.dtype | None:
-    return weight.dtype if isinstance(weight, Tensor) else None
 
 
 def report_if_idle(model: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -189,19 +190,12 @@ def _projected(block: Any, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def _drop_path(block: Any) -> nn.Module:
-    """Return the layer of a block of timm that its residual goes through."""
-    path: nn.Module = block.drop_path
-    return path
-
-
-def _has_skip(block: Any) -> bool:
-    return bool(block.has_skip)
+_drop_path = attrgetter("drop_path")  # the layer of a block of timm that its residual goes through
 
 
 def _of_efficientnet(name: str) -> ResidualBlock:
     path = f"timm.models._efficientnet_blocks.{name}"
-    return ResidualBlock(path, residual=_drop_path, applies=_has_skip)
+    return ResidualBlock(path, residual=_drop_path, applies=attrgetter("has_skip"))
 
 
 _OF_HUGGING_FACE = named(
