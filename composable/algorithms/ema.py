@@ -38,9 +38,9 @@ def _ema_start(value: TimeLike) -> Time:
 class EMA(WeightAverage):
     """Evaluate and predict with averaged weights: see `composable.functional.ema`.
 
-    Training continues with the original weights. `state.averages[name]` holds the average, in
-    float32 for 16-bit weights and without frozen ones. After `fit`, the model holds the averaged
-    weights; a further `fit` continues with the original ones.
+    `state.averages[name]` holds the average, in float32 for 16-bit weights and without frozen ones.
+    After `fit`, the model holds the averaged weights; a further `fit` continues with the original
+    ones.
 
     Args:
         half_life: Time after which the weight of a past value halves, in batches or epochs.

@@ -28,8 +28,7 @@ class SelectiveBackprop(Algorithm):
     """Train on the examples with high loss: see `composable.functional.select_using_loss`.
 
     The whole batch is scored in one forward pass without gradients, before any augmentation. The
-    pass has no side effects: normalization layers keep their running statistics, and the random
-    numbers of the step don't change.
+    pass changes no running statistics, nor the random numbers of the step.
 
     Args:
         start: Fraction of training at which selection starts, in [0, 1].

@@ -80,9 +80,6 @@ def recompute_batch_norm_statistics(
 ) -> Model:
     """Recompute the running statistics of batch norms, as their mean over batches.
 
-    This is needed for weights that were not trained, such as averaged weights: the means and
-    variances of their activations differ from the running statistics of training.
-
     Batch norms run in training mode, on the statistics of each batch; a norm that is used several
     times per batch contributes the mean of its uses. All other modules run in evaluation mode, so
     dropout is off, and the statistics match the activations of an evaluation. A batch norm in

@@ -54,9 +54,8 @@ def blurpool(
     \mathrm{conv}_s \to \mathrm{conv}_s \circ b \quad\text{or}\quad (\cdot)_{\downarrow s} \circ
     b \circ \mathrm{conv}_1$$
 
-    Shapes, dtype, device, mode, hooks, parametrizations, bias, groups, dilation, padding mode and
-    the keys of the state dict don't change. Layers that are blurred already are skipped, so the
-    function is idempotent.
+    Shapes, other options of the layers, and the keys of the state dict don't change. Layers that
+    are blurred already are skipped.
 
     The blur pads by replication (circularly in a circular convolution), so constants stay
     constant. The common zero padding darkens the border; the code of the paper reflects. A

@@ -55,31 +55,26 @@ def factorize(  # noqa: PLR0913
     r"""Replace wide convolutions and linear layers by low-rank pairs if that saves computation.
 
     A weight $W$, as a matrix with a row for each of its $b$ outputs and $a$ columns (inputs times
-    the size of the kernel), is approximated by $B A$ with $k$ rows in $A$. This is the best
-    approximation of rank $k$. With the singular value decomposition $W = U S V^\top$, truncated to
-    the $k$ largest singular values,
+    the size of the kernel), is replaced by its best approximation of rank $k$. With the singular
+    value decomposition $W = U S V^\top$, truncated to the $k$ largest singular values,
 
     $$A = V_k^\top, \quad B = U_k S_k, \quad \lVert W - B A \rVert_F^2 = \sum_{i > k} s_i^2$$
 
-    Per position, the layer takes $a b$ multiply-adds and the pair $k (a + b)$. A layer is replaced
-    only if the pair takes fewer. The first layer of the pair, `reduce`, has the kernel, stride,
-    padding, dilation and groups of the old layer, and no bias. The second, `expand`, has a kernel
-    of size 1 and the old bias. Each group is factorized separately, with its share of the latent
-    size, rounded down to at least 1.
+    A layer is replaced only if the pair takes fewer multiply-adds per position, $k (a + b) < a b$.
+    The first layer of the pair, `reduce`, has the options of the old layer, and no bias. The
+    second, `expand`, has a kernel of size 1 and the old bias. Each group is factorized separately,
+    with its share of the latent size, rounded down to at least 1.
 
-    The weights are new parameters, `<layer>.reduce.weight` and `<layer>.expand.weight` in the state
-    dict. The bias, `<layer>.expand.bias`, is the old parameter. Dtype, device, memory format, mode,
-    hooks and `requires_grad` don't change. The decomposition runs on the CPU, in float32 (or
-    float64 for float64 weights), with fixed signs, so it is deterministic and the same for all
-    devices. `layer.weight` is the product of the two weights.
+    `<layer>.reduce.weight` and `<layer>.expand.weight` are new parameters; `layer.weight` is their
+    product. Dtype, device, memory format, mode, hooks and `requires_grad` don't change. The
+    decomposition runs on the CPU, in float32 (or float64 for float64 weights), with fixed signs, so
+    it is the same for all devices.
 
-    Some layers are skipped: layers for which a pair is not cheaper, such as depthwise convolutions;
-    weights that several layers share, such as an output layer tied to an embedding; layers with a
-    parametrization, a mask or another tensor of their own, and subclasses of the layers of PyTorch,
-    which may compute more than the product; the output projection of `nn.MultiheadAttention`, whose
-    weight is read without a call; and transposed convolutions. An existing pair is replaced by one
-    of a lower rank, the best approximation of the product, if this rank is requested; otherwise it
-    is skipped, so the function is idempotent.
+    Skipped are weights that several layers share, such as an output layer tied to an embedding;
+    layers with a parametrization, a mask or another tensor of their own, and subclasses of the
+    layers of PyTorch, which may compute more than the product; the output projection of
+    `nn.MultiheadAttention`, whose weight is read without a call; and transposed convolutions. A
+    pair is replaced by one of a lower rank, if that is requested, and is otherwise skipped.
 
     Args:
         model: Any module. It is not modified. The result shares its other parameters.

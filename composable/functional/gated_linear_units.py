@@ -69,9 +69,8 @@ def gated_linear_units(
     The old layer becomes the gated one and keeps its weight $W_1$ and its name. $V$ is new and of
     the same size, so a block has 1.5 times as many weights; build the model with two thirds of the
     hidden size for the same number. In the state dict $V$ is `<layer>.non_gated.weight`, and the
-    old bias is removed unless `gated_layer_bias` is True; all other keys stay the same. The rest of
-    the block, dropout and the second layer, is not changed. Gated layers are skipped, so the
-    function is idempotent.
+    old bias is removed unless `gated_layer_bias` is True; all other keys stay the same. Gated
+    layers are skipped.
 
     The function replaces the blocks of BERT, DistilBERT, RoBERTa, XLM-RoBERTa, GPT-2 and GPT-NeoX
     of Hugging Face; `register_gated_linear_units` adds others. Llama, Mistral, Phi-3 and Qwen have

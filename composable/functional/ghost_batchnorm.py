@@ -34,18 +34,15 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
     value for each channel, which has no variance, it is merged with the slice before it. A batch
     of `ghost_batch_size` examples or fewer is one slice: the plain batch norm, to the bit.
 
-    The running statistics are updated once a batch, by `momentum`, to the average over the slices
-    of their means and unbiased variances, weighted by their sizes; with `momentum=None` they are
-    the plain average over batches. In evaluation mode they are used as in a batch norm.
+    The running statistics are updated once a batch, as by a batch norm, with the average over the
+    slices of their means and unbiased variances, weighted by their sizes.
 
     `BatchNormAct2d` of timm is replaced as well, and keeps its activation. Other subclasses with a
-    forward method of their own are skipped.
-
-    Keys of the state dict, shapes, dtype, device, mode, hooks and subclasses stay. Layers that
-    are ghost norms already are left alone, whatever their size, so twice is once.
+    forward method of their own are skipped, and so are ghost norms, whatever their size. Keys of
+    the state dict, shapes, dtype, device, mode, hooks and subclasses stay.
 
     Args:
-        model: Any module; it is left as it was. The result shares its parameters.
+        model: Any module. It is not modified. The result shares its parameters.
         ghost_batch_size: How many examples a slice has, 1 or more.
 
     Returns:

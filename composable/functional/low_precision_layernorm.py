@@ -30,8 +30,8 @@ def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None =
     The RMS norms are those of torch, and of Llama, Mistral, Mixtral, Phi-3, Qwen2, Qwen3 and T5 of
     Hugging Face, which compute in float32 even where autocast does not.
 
-    Keys of the state dict, options, mode, hooks and subclasses don't change. Subclasses with their
-    own `forward` are skipped, and so are low-precision layers, so the function is idempotent.
+    Keys of the state dict don't change. Subclasses with their own `forward` are skipped, and so are
+    low-precision layers.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.

@@ -48,8 +48,7 @@ def ngram_embeddings(
     tokens, for padding), its value has the boundaries.
 
     A cache does not have the tokens that it has seen. So the new model raises if it is called with
-    one, and the configuration of a model of Hugging Face gets `use_cache=False`: `generate` passes
-    whole rows.
+    one, and the configuration of a model of Hugging Face gets `use_cache=False`.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.

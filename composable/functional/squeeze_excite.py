@@ -34,10 +34,9 @@ def squeeze_excite(
 
     $$y = u \cdot \sigma(W_2 \, \mathrm{relu}(W_1 \bar u))$$
 
-    The options of the convolution don't change. The new weights are `<layer>.squeeze_excite.*` in
-    the state dict, with the dtype and device of the weight of the layer. All other keys stay the
-    same, so the weights of the old model can be loaded with `strict=False`. Layers that have the
-    block are skipped, so the function is idempotent.
+    The new weights are `<layer>.squeeze_excite.*` in the state dict, with the dtype and device of
+    the weight of the layer. All other keys stay the same, so the weights of the old model can be
+    loaded with `strict=False`. Layers that have the block are skipped.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.

@@ -49,9 +49,8 @@ def stochastic_depth(
     model, which can't branch). With "sample", one $b$ is drawn for each example. Both use torch's
     global generators, like dropout.
 
-    The keys of the state dict, dtypes, modes, hooks and classes don't change. Blocks that have a
-    drop rate are skipped, so the function is idempotent. The parameters of a dropped block get no
-    gradient in that step.
+    Keys of the state dict don't change, and blocks that have a drop rate are skipped. The
+    parameters of a dropped block get no gradient in that step.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
