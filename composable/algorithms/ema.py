@@ -4,6 +4,7 @@ import math
 from types import MappingProxyType
 
 import attrs
+from attrs.validators import optional
 
 from composable.algorithms._averaging import WeightAverage
 from composable.algorithms._validators import batches_or_epochs, in_range
@@ -61,9 +62,7 @@ class EMA(WeightAverage):
     half_life: Time | None = attrs.field(
         default=None, converter=_half_life, validator=batches_or_epochs("1ba"), eq=str
     )
-    smoothing: float | None = attrs.field(
-        default=None, validator=attrs.validators.optional(in_range(0, 1))
-    )
+    smoothing: float | None = attrs.field(default=None, validator=optional(in_range(0, 1)))
     ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_ema_start, eq=str)
     update_interval: Time | None = attrs.field(
         default=None, converter=_update_interval, validator=batches_or_epochs("1ba"), eq=str

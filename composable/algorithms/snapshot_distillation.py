@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
+from attrs.validators import optional
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -68,7 +69,7 @@ class SnapshotDistillation(Algorithm):
     first_cycle: int = attrs.field(default=2, validator=integer_at_least(2))
     class_dim: int | None = attrs.field(
         default=None,
-        validator=attrs.validators.optional(passes(lambda _, dim: check_class_dim(dim))),
+        validator=optional(passes(lambda _, dim: check_class_dim(dim))),
     )
 
     stage = Stage.MIX

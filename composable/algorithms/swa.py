@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
+from attrs.validators import optional
 
 from composable._support.dtensors import is_sharded
 from composable._support.warn import warn_user
@@ -99,9 +100,7 @@ class SWA(WeightAverage):
     schedule_swa_lr: bool = attrs.field(default=False, validator=boolean)
     anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
     anneal_steps: int = attrs.field(default=10, validator=integer_at_least(0))
-    swa_lr: float | None = attrs.field(
-        default=None, validator=attrs.validators.optional(in_range(0, ends="()"))
-    )
+    swa_lr: float | None = attrs.field(default=None, validator=optional(in_range(0, ends="()")))
 
     incompatible_with = MappingProxyType({"EMA": "both replace the model that is evaluated"})
     discouraged_with = MappingProxyType(

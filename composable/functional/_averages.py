@@ -1,13 +1,17 @@
-"""Interpolation of mappings of tensors, which all averages of weights share."""
+"""Mappings of tensors, and their interpolation, which all averages of weights share."""
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
+from jaxtyping import Float
 from torch import Tensor
 
 from composable._support.checks import check_same_names, check_tensors
 from composable._support.foreach import foreach, per_dtype
 
-__all__ = ["lerp_tensors"]
+__all__ = ["Floats", "lerp_tensors"]
+
+Floats: TypeAlias = Mapping[str, Float[Tensor, " ..."]]
 
 
 def lerp_tensors(

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -25,7 +24,7 @@ __all__ = [
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def batch_norm_statistics(model: nn.Module) -> dict[str, Shaped[Tensor, " ..."]]:
+def batch_norm_statistics(model: nn.Module) -> dict[str, Tensor]:
     """Return the running statistics of the batch norms of a model, by the names of `state_dict`.
 
     Args:

@@ -3,24 +3,19 @@
 Chen et al., "Cautious Weight Decay", 2025, https://arxiv.org/abs/2510.12402
 """
 
-from collections.abc import Mapping
 from math import inf
 
-from jaxtyping import Float
 from torch import Tensor
 
 from composable._support.checks import check_range, check_same_names, check_tensors
 from composable._support.foreach import foreach, foreach_, per_dtype
 
+from ._averages import Floats
+
 __all__ = ["cautious_weight_decay"]
 
 
-def cautious_weight_decay(
-    before: Mapping[str, Float[Tensor, " ..."]],
-    after: Mapping[str, Float[Tensor, " ..."]],
-    *,
-    decay: float,
-) -> dict[str, Float[Tensor, " ..."]]:
+def cautious_weight_decay(before: Floats, after: Floats, *, decay: float) -> dict[str, Tensor]:
     r"""Decay weights after a step of any optimizer, except those that it moved away from zero.
 
     With the weights $w$ before and $w'$ after a step without weight decay:

@@ -4,27 +4,27 @@
 https://arxiv.org/abs/2605.25395
 """
 
-from collections.abc import Mapping
 from math import inf
 
-from jaxtyping import Float
 from torch import Tensor
 
 from composable._support.checks import check_range, check_same_names, check_tensors
 from composable._support.foreach import foreach_, per_dtype
 
+from ._averages import Floats
+
 __all__ = ["ema_nesterov_step"]
 
 
 def ema_nesterov_step(
-    before: Mapping[str, Float[Tensor, " ..."]],
-    after: Mapping[str, Float[Tensor, " ..."]],
-    average: Mapping[str, Float[Tensor, " ..."]],
+    before: Floats,
+    after: Floats,
+    average: Floats,
     *,
     lookahead: float,
     last_lookahead: float,
     decay: float = 0.99,
-) -> tuple[dict[str, Float[Tensor, " ..."]], dict[str, Float[Tensor, " ..."]]]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     r"""Move the weights after a step of any optimizer ahead, by an average of the steps.
 
     The optimizer $A$ steps from a point $y$ ahead of the weights $x$, where gradients are computed:

@@ -3,27 +3,27 @@
 Defazio et al., "The Road Less Scheduled", NeurIPS 2024, https://arxiv.org/abs/2405.15682
 """
 
-from collections.abc import Mapping
 from math import inf
 
-from jaxtyping import Float
 from torch import Tensor
 
 from composable._support.checks import check_range, check_same_names, check_tensors
 from composable._support.foreach import foreach
 
+from ._averages import Floats
+
 __all__ = ["schedule_free_average", "schedule_free_step"]
 
 
 def schedule_free_step(
-    training: Mapping[str, Float[Tensor, " ..."]],
-    base: Mapping[str, Float[Tensor, " ..."]],
-    updates: Mapping[str, Float[Tensor, " ..."]],
+    training: Floats,
+    base: Floats,
+    updates: Floats,
     *,
     lr: float,
     weight: float,
     momentum: float = 0.9,
-) -> tuple[dict[str, Float[Tensor, " ..."]], dict[str, Float[Tensor, " ..."]]]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     r"""Compute one step of schedule-free learning around any optimizer.
 
     With the training weights $y$ (at which gradients are computed), the base weights $z$, and the
@@ -72,11 +72,8 @@ def schedule_free_step(
 
 
 def schedule_free_average(
-    training: Mapping[str, Float[Tensor, " ..."]],
-    base: Mapping[str, Float[Tensor, " ..."]],
-    *,
-    momentum: float = 0.9,
-) -> dict[str, Float[Tensor, " ..."]]:
+    training: Floats, base: Floats, *, momentum: float = 0.9
+) -> dict[str, Tensor]:
     r"""Compute the average of the weights, with which a schedule-free model is evaluated.
 
     $$x = z + \frac{y - z}{\beta}$$

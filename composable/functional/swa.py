@@ -6,7 +6,6 @@ Better Generalization", UAI 2018, https://arxiv.org/abs/1803.05407
 
 from collections.abc import Mapping
 
-from jaxtyping import Shaped
 from torch import Tensor
 
 from composable._support.checks import check_count
@@ -17,10 +16,8 @@ __all__ = ["swa"]
 
 
 def swa(
-    average: Mapping[str, Shaped[Tensor, " ..."]],
-    current: Mapping[str, Shaped[Tensor, " ..."]],
-    count: int,
-) -> dict[str, Shaped[Tensor, " ..."]]:
+    average: Mapping[str, Tensor], current: Mapping[str, Tensor], count: int
+) -> dict[str, Tensor]:
     r"""Update a running mean of named tensors.
 
     $$a' = a + \frac{c - a}{n + 1}$$
