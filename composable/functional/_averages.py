@@ -9,9 +9,18 @@ from torch import Tensor
 from composable._support.checks import check_same_names, check_tensors
 from composable._support.foreach import foreach, per_dtype
 
-__all__ = ["Floats", "lerp_tensors"]
+__all__ = ["Floats", "as_lists", "lerp_tensors"]
 
 Floats: TypeAlias = Mapping[str, Float[Tensor, " ..."]]
+
+
+def as_lists(**given: Floats) -> list[list[Tensor]]:
+    """Return tensors by name as lists, in the order of the first; they must have the same names."""
+    first, names = next(iter(given.items()))
+    for name, tensors in given.items():
+        check_tensors(name, tensors)
+        check_same_names(first, names, name, tensors)
+    return [[tensors[key] for key in names] for tensors in given.values()]
 
 
 def lerp_tensors(

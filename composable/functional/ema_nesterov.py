@@ -8,10 +8,10 @@ from math import inf
 
 from torch import Tensor
 
-from composable._support.checks import check_range, check_same_names, check_tensors
+from composable._support.checks import check_range
 from composable._support.foreach import foreach_, per_dtype
 
-from ._averages import Floats
+from ._averages import Floats, as_lists
 
 __all__ = ["ema_nesterov_step"]
 
@@ -53,16 +53,12 @@ def ema_nesterov_step(
         >>> ema_nesterov_step(before, after, average, lookahead=0.5, last_lookahead=0.0, decay=0.5)
         ({'w': tensor([0.7500])}, {'w': tensor([-0.5000])})
     """
-    given = {"before": before, "after": after, "average": average}
-    for name, tensors in given.items():
-        check_tensors(name, tensors)
-        check_same_names("before", before, name, tensors)
+    given = as_lists(before=before, after=after, average=average)
     check_range("lookahead", lookahead, -inf, inf, ends="()")
     check_range("last_lookahead", last_lookahead, -inf, inf, ends="()")
     check_range("decay", decay, 0, 1)
-
     points, means = move_ahead(
-        *([tensors[name].clone() for name in before] for tensors in given.values()),
+        *([tensor.clone() for tensor in tensors] for tensors in given),
         lookahead=lookahead,
         last_lookahead=last_lookahead,
         decay=decay,
