@@ -11,7 +11,6 @@ from torch.testing import assert_close
 import composable.functional as F
 from tests.support.hugging_face import build, tokens
 from tests.support.models import seeded
-from tests.support.tiny_llama import llama
 
 
 class Block(nn.Linear):
@@ -111,7 +110,7 @@ def test_refuses_a_block_alone_other_settings_and_other_shapes():
 @pytest.mark.parametrize("family", ["gpt2", "bert", "roberta", "llama"])
 def test_models_of_hugging_face_train_with_checkpointed_layers(family, dynamic):
     pytest.importorskip("transformers")
-    model = llama() if family == "llama" else build(family)
+    model = build(family)
     assert torch.equal(
         F.skip_connections(model, dynamic=dynamic)(tokens(6)).logits, model(tokens(6)).logits
     )
