@@ -1,4 +1,4 @@
-"""Smear: the formula by hand, boundaries of documents, and models of Hugging Face."""
+"""Smear: the formula by hand, and boundaries of documents."""
 
 import pytest
 import torch
@@ -7,20 +7,14 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from tests.support.models import language_model, seeded
+from tests.support.surgery import filled
 
 X = seeded(lambda: torch.randn(2, 7, 4))
 GATE, SCALE = seeded(lambda: (torch.randn(3), torch.randn(1)))
 
 
-def filled(model, **options):
-    """Smear with a gate and a scale that are not zero."""
-    new = F.smear(model, **{"channels": 4, **options})
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in new.named_parameters():
-            if "smear" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return new
+def smeared(model):
+    return filled(F.smear(model, channels=4), "smear")
 
 
 def test_each_token_gets_a_share_of_the_previous_one():
@@ -57,7 +51,7 @@ def test_scale_is_trained_and_another_width_is_refused():
 def test_smears_what_ngrams_have_added():
     model = F.ngram_embeddings(language_model(one_by_one=True), rows=16)
     nn.init.normal_(model.words.ngrams.weight)
-    new, ids = filled(model), torch.arange(5)[None]
+    new, ids = smeared(model), torch.arange(5)[None]
     words = new.words
 
     expected = F.smear_tokens(model.words(ids), words.smear_gate, words.smear_scale)

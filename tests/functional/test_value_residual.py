@@ -72,13 +72,3 @@ def test_one_layer_alone_warns_and_widths_must_be_equal():
         F.value_residual(nn.Sequential(nn.MultiheadAttention(8, 2), nn.MultiheadAttention(8, 2)))
     with pytest.raises(ValueError, match="values of one stack must have one width"):
         F.value_residual(nn.Sequential(ProjectedAttention(8), ProjectedAttention(4)))
-
-
-@pytest.mark.compile
-def test_trained_compiled_model_computes_as_eager():
-    model, x = F.value_residual(attention()), torch.randn(2, 5, 8).double()
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-
-    assert_close(compiled(x), model(x))
-    assert_close(compiled(2 * x), model(2 * x))
-    assert not torch.allclose(compiled(x), attention()(x))

@@ -8,8 +8,9 @@ from torch.nn.functional import pad
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.functional.test_attention_methods import CHANGES, filled
+from tests.functional.test_attention_methods import ADDED, CHANGES
 from tests.support.hugging_face import WORDS, build, tokens
+from tests.support.surgery import filled
 
 pytest.importorskip("transformers")
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
@@ -32,7 +33,7 @@ def changed(model):
     for name, change in CHANGES.items():
         if not name.startswith("learned"):
             model = change(model)
-    return filled(model)
+    return filled(model, ADDED)
 
 
 FAMILIES = pytest.mark.parametrize("family", DECODERS)
@@ -47,7 +48,9 @@ def test_every_method_acts_on_encoders_and_decoders(change):
         else (build("bert"),)
     )
     for model in (*encoders, DECODERS["gpt2"](), llama()):
-        assert not torch.allclose(filled(change(model))(tokens(8))[0], model(tokens(8))[0], **NEAR)
+        assert not torch.allclose(
+            filled(change(model), ADDED)(tokens(8))[0], model(tokens(8))[0], **NEAR
+        )
 
 
 @FAMILIES

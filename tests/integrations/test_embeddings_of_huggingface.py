@@ -7,6 +7,7 @@ from torch.nn.functional import pad
 
 import composable.functional as F
 from tests.support.hugging_face import WIDTH, WORDS, build, build_class, llama, tokens
+from tests.support.surgery import filled
 
 pytest.importorskip("transformers")
 
@@ -39,13 +40,7 @@ def family(request):
 
 @pytest.fixture(params=METHODS)
 def model(family, request):
-    """Change the embedding of a model, and draw what was added."""
-    new, generator = METHODS[request.param](MODELS[family]()), torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in new.named_parameters():
-            if "ngrams" in name or "smear" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    return new
+    return filled(METHODS[request.param](MODELS[family]()), "ngrams", "smear")
 
 
 def greedy(model, ids, count):
