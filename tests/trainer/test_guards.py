@@ -19,7 +19,7 @@ from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
 from tests.support.data import batches, examples
 from tests.support.models import conv_net, same, seeded, weights
 from tests.support.observers import Watch
-from tests.support.runs import as_on_a_gpu, make_trainer, trained
+from tests.support.runs import FullMemory, as_on_a_gpu, make_trainer, trained
 from tests.support.signals import signals_set
 
 # --- losses ---
@@ -215,21 +215,6 @@ def test_rollback_without_a_checkpoint_is_an_error(tmp_path):
 # --- memory ---
 
 
-class Small(nn.Module):
-    """A model for whose memory more than some examples are too many, in some batches."""
-
-    def __init__(self, model, most, batch=0):
-        super().__init__()
-        self.model, self.most, self.batch, self.calls = model, most, batch, 0
-
-    def forward(self, inputs):
-        outputs = self.model(inputs)
-        self.calls += 1
-        if len(inputs) > self.most and self.calls > self.batch:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return outputs
-
-
 def images(count=24, size=8):
     inputs, targets = examples(count, images=True)
     return list(zip(inputs.split(size), targets.split(size), strict=True))
@@ -237,7 +222,7 @@ def images(count=24, size=8):
 
 def with_memory(most, batch=0, size="auto", **options):
     """Build a Trainer of a model whose memory is too small for more than `most` examples."""
-    model = Small(conv_net(), most, batch)
+    model = FullMemory(conv_net(), most, batch)
     return make_trainer(model, train_dataloader=images(), microbatch_size=size, **options)
 
 
