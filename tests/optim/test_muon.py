@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
@@ -14,8 +13,7 @@ from composable.checkpoint.errors import MismatchError
 from composable.functional import squeeze_excite
 from composable.optim import Muon, cosine, muon, muon_groups
 from composable.optim.building import update_param_groups
-from tests.support.data import batches
-from tests.support.models import language_model, mlp, same, seeded, weights
+from tests.support.models import Tied, language_model, mlp, same, seeded, weights
 from tests.support.optimizers import INNER, parameters, stepped
 from tests.support.runs import LANGUAGE, VISION, make_trainer, trained
 
@@ -129,20 +127,6 @@ def test_closure_and_group_of_a_copy():
 
 
 # --- groups ---
-
-
-class Tied(nn.Module):
-    """A transformer in small, whose head is tied to its embedding."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens = nn.Embedding(9, 4)
-        self.places = nn.Parameter(torch.zeros(1, 5, 4))
-        self.attention = nn.MultiheadAttention(4, 2)
-        self.norm = nn.LayerNorm((2, 4))
-        self.mixer = nn.Linear(4, 8, bias=False)
-        self.head = nn.Linear(4, 9, bias=False)
-        self.head.weight = self.tokens.weight
 
 
 def matrix_names(model, **options):
@@ -313,20 +297,6 @@ def test_rates_of_both_halves_follow_the_schedules():
 
     factor = cosine()(state)
     assert [g["lr"] for g in state.optimizers[0].param_groups] == [0.05 * factor, 0.01 * factor]
-
-
-def test_loss_of_hand_written_loop_falls():
-    model, (inputs, targets) = mlp(), batches(12, 12)[0]
-    optimizer = Muon(model, lr=0.1, adamw_lr=0.05)
-    losses = []
-    for _ in range(20):
-        loss = cross_entropy(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-
-    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_norms_and_biases_without_weight_decay_are_groups_of_the_adamw_half():

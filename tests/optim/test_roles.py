@@ -17,22 +17,11 @@ from composable.optim import (
     role_groups,
 )
 from composable.optim.building import update_param_groups
-from tests.support.models import language_model, mlp, same, weights
+from tests.support.models import Tied, language_model, mlp, same, weights
 from tests.support.optimizers import BY_ROLE
 from tests.support.parallel_runs import fit_by_role
 from tests.support.processes import run
 from tests.support.runs import make_trainer
-
-
-class Tied(nn.Module):
-    """A language model whose head is its embedding, with a parameter without a role."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(9, 4), nn.Parameter(torch.zeros(1, 5, 4))
-        self.attention, self.norm = nn.MultiheadAttention(4, 2), nn.LayerNorm((2, 4))
-        self.head = nn.Linear(4, 9)
-        self.head.weight = self.tokens.weight
 
 
 def names_by_role(model, *more, **options):
@@ -50,7 +39,7 @@ def test_roles_follow_modules_names_and_shapes():
     ]
     assert names_by_role(Tied()) == [
         ("matrices", 3, ["attention.in_proj_weight"]),
-        ("matrices", 1, ["attention.out_proj.weight"]),
+        ("matrices", 1, ["attention.out_proj.weight", "mixer.weight"]),
         ("embeddings", 1, ["tokens.weight"]),
         (
             "norms_and_biases",
@@ -66,7 +55,7 @@ def test_a_user_may_define_roles_by_names_of_parameters_and_modules():
     found = names_by_role(Tied(), roles={"outputs": ["attention.out*"], "matrices": ["places"]})
 
     assert ("outputs", 1, ["attention.out_proj.weight", "attention.out_proj.bias"]) in found
-    assert ("matrices", 1, ["places"]) in found
+    assert ("matrices", 1, ["places", "mixer.weight"]) in found
     assert names_by_role(mlp(), roles={"first": ["0"]})[-1] == ("first", 1, ["0.weight", "0.bias"])
 
 

@@ -13,7 +13,8 @@ from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 import composable.functional as F
-from composable import algorithms as A
+from composable import optim
+from composable.algorithms import EMA, SqueezeExcite
 from composable.checkpoint import load_weights
 from composable.optim import AdamWScheduleFree, SGDScheduleFree, constant, cosine
 from tests.support.data import batches
@@ -45,9 +46,7 @@ def groups(params):
 @pytest.mark.parametrize("name", ["SGDScheduleFree", "AdamWScheduleFree"])
 def test_training_weights_and_average_have_the_bits_of_the_package(name, options, dtype):
     ours, theirs = parameters(dtype), parameters(dtype)
-    mine = {"SGDScheduleFree": SGDScheduleFree, "AdamWScheduleFree": AdamWScheduleFree}[name](
-        groups(ours), **options
-    )
+    mine = getattr(optim, name)(groups(ours), **options)
     package = getattr(schedulefree, name)(groups(theirs), **options)
     package.train()
 
@@ -78,7 +77,7 @@ def test_state_of_the_package_can_be_loaded(name):
     package.train()
     stepped(package, theirs)
     package.eval()
-    mine = {"SGDScheduleFree": SGDScheduleFree, "AdamWScheduleFree": AdamWScheduleFree}[name](ours)
+    mine = getattr(optim, name)(ours)
     mine.load_state_dict(copy.deepcopy(package.state_dict()))
     for p, value in zip(ours, theirs, strict=True):
         p.data.copy_(value)
@@ -359,13 +358,13 @@ def test_constant_beside_it_is_no_warning(schedule):
 
 def test_second_average_beside_it_warns():
     with pytest.warns(UserWarning, match="contains EMA, and SGDScheduleFree averages the weights"):
-        make_trainer(optimizers=SGD, algorithms=[A.EMA(half_life="2ba")])
+        make_trainer(optimizers=SGD, algorithms=[EMA(half_life="2ba")])
 
 
 def test_new_parameters_of_a_surgery_have_no_state():
     trainer = VISION.trainer(
         optimizers=ADAMW,
-        algorithms=[A.SqueezeExcite(min_channels=1, latent_channels=2)],
+        algorithms=[SqueezeExcite(min_channels=1, latent_channels=2)],
         eval_dataloader=VISION.batches(),
     )
 
