@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from composable._support.warn import warn_user
-from composable.core.key import Key
+from composable.core.key import Key, as_key
 from composable.data.fetching import (
     Parts,
     SeededIndex,
@@ -203,7 +203,7 @@ def _batches(
         seed_epoch(seed, epoch)
         yield from islice(dataloader, skip, None)
     elif is_stateful_stream(dataloader):
-        first = SeededIndex(seed.seed if isinstance(seed, Key) else seed, epoch, first_step)
+        first = SeededIndex(as_key(seed).seed, epoch, first_step)
         if skip and state is None:
             _report_replay(dataloader, skip)
         begin, state = (skip, state) if skip and state is not None else (0, None)
@@ -217,8 +217,7 @@ def _batches(
         seed_fetch(seed, first_step + skip)
         yield from _seeded(batches, seed, first_step + skip)
     elif is_map_style(dataloader):
-        number = seed.seed if isinstance(seed, Key) else seed
-        first = SeededIndex(number, epoch, first_step)
+        first = SeededIndex(as_key(seed).seed, epoch, first_step)
         if dataloader.num_workers or dataloader.pin_memory:
             yield from fetch_by_workers(dataloader, first, skip, parts)
         else:
@@ -319,9 +318,8 @@ def _tell_epoch(dataloader: object, epoch: int) -> None:
 def _seed_torchdata(dataloader: object, seed: int | Key, epoch: int) -> None:
     """Seed the generator that torchdata's sampler creates if it is given none."""
     if _makes_its_generator(dataloader):
-        key = seed if isinstance(seed, Key) else Key(seed)
         sampler: Any = dataloader.sampler  # type: ignore[attr-defined]
-        sampler.generator.manual_seed(key.fold("order", epoch).seed)
+        sampler.generator.manual_seed(as_key(seed).fold("order", epoch).seed)
 
 
 def _makes_its_generator(dataloader: object) -> bool:
