@@ -1,7 +1,7 @@
 """Fetch the next batch, and copy it to a GPU, during the step of the current one."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,31 +9,24 @@ from torch import Tensor
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import to_device
 
-__all__ = ["Copies", "CopyStream", "OnHost", "Prefetcher", "on_device"]
+__all__ = ["Copies", "CopyStream", "Prefetcher", "on_device"]
 
 
-class Copies(Protocol):
-    """How batches are copied to a device."""
+class Copies:
+    """How batches are copied to a device: here not at all.
+
+    Processes on CPUs fetch ahead too, since they tell one another of each batch that is fetched.
+    """
 
     def copy(self, batch: Any) -> Any:
         """Start to copy a batch, and return the copy, which may not be complete."""
+        return batch
 
     def wait(self, batch: Any) -> None:
         """Let the computation that follows wait for the copy."""
 
 
-class OnHost:
-    """Batches that are not copied: processes on CPUs tell one another of each that is fetched."""
-
-    def copy(self, batch: Any) -> Any:
-        """Return the batch."""
-        return batch
-
-    def wait(self, batch: Any) -> None:
-        """Do nothing."""
-
-
-class CopyStream:
+class CopyStream(Copies):
     """A CUDA stream that copies batches beside the stream that computes.
 
     Args:
@@ -62,9 +55,8 @@ class CopyStream:
         current = torch.cuda.current_stream(self.device)
         current.wait_stream(self.stream)
         for tensor in tensors_of(batch):
-            if (
-                tensor.device.type == self.device.type
-            ):  # its memory belongs to the other stream, and is used by this one
+            # Its memory belongs to the other stream, and is used by this one.
+            if tensor.device.type == self.device.type:
                 tensor.record_stream(current)
 
 

@@ -41,16 +41,15 @@ def stream_batches(dataloader: DataLoader[Any]) -> Iterator[Any]:
     Warns:
         UnshardedStreamWarning: No worker read which one it is.
     """
-    if not dataloader.num_workers:
-        return iter(dataloader)
+    return _with_workers(dataloader) if dataloader.num_workers else iter(dataloader)
+
+
+def _with_workers(dataloader: DataLoader[Any], turn: int = 0, **changes: Any) -> Iterator[Any]:
+    """Iterate over a changed copy of a loader, whose first worker has the number `turn`."""
     watch = Watch.of(dataloader)
-    loader = copy_loader(
-        dataloader,
-        persistent_workers=False,
-        worker_init_fn=StreamInit(
-            dataloader.worker_init_fn, asked=None if watch is None else watch.asked
-        ),
-    )
+    asked = None if watch is None else watch.asked
+    init = StreamInit(dataloader.worker_init_fn, turn, asked)
+    loader = copy_loader(dataloader, persistent_workers=False, worker_init_fn=init, **changes)
     return iter(loader) if watch is None else watch.over(iter(loader))
 
 
@@ -205,20 +204,8 @@ def _track_workers(
     """Iterate over the batches of workers that return the state of their dataset with each."""
     seed_epoch(first.seed, first.epoch)
     stream = TrackedStream(dataloader.dataset, first, position, dataloader.generator is None)
-    watch = Watch.of(dataloader)
-    loader = copy_loader(
-        dataloader,
-        dataset=stream,
-        collate_fn=TrackedCollate(stream, dataloader.collate_fn),
-        persistent_workers=False,
-        worker_init_fn=StreamInit(
-            dataloader.worker_init_fn,
-            turn=position.turn,
-            asked=None if watch is None else watch.asked,
-        ),
-    )
-    batches = iter(loader) if watch is None else watch.over(iter(loader))
-    for fetched in batches:
+    collate = TrackedCollate(stream, dataloader.collate_fn)
+    for fetched in _with_workers(dataloader, position.turn, dataset=stream, collate_fn=collate):
         position.record(fetched)
         yield fetched.batch
 
@@ -296,7 +283,7 @@ class StreamInit:
     """
 
     def __init__(
-        self, then: Callable[[int], object] | None, turn: int = 0, asked: Tensor | None = None
+        self, then: Callable[[int], object] | None, turn: int, asked: Tensor | None
     ) -> None:
         self.then, self.turn, self.asked = then, turn, asked
         self.fetch = current_fetch()  # a started worker may not inherit it
