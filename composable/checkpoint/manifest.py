@@ -19,8 +19,7 @@ from composable._support.checks import as_path
 from composable._support.printable import shorten
 from composable._support.strict_json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
-from composable.core.stateful import Count, Kind, has_form, is_count
-from composable.core.structure import check_type
+from composable.core.stateful import Count, Kind, check_type, has_form, is_count
 from composable.distributed.processes import Processes
 
 __all__ = [

@@ -35,7 +35,7 @@ from composable.checkpoint.manifest import (
 )
 from composable.checkpoint.safetensors import Entry, allocate, chunks_of, fill, read_header
 from composable.checkpoint.shards import Region, cover
-from composable.core.structure import StructureError
+from composable.core.stateful import StructureError
 
 __all__ = ["Input", "Opened", "TensorFiles", "candidates", "readable", "reading"]
 

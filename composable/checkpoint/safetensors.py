@@ -28,8 +28,7 @@ from composable._support import strict_json
 from composable._support.printable import shorten
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
 from composable.checkpoint.shards import Region
-from composable.core.stateful import Kind
-from composable.core.structure import check_type
+from composable.core.stateful import Kind, check_type
 
 __all__ = [
     "DTYPES",

@@ -27,8 +27,7 @@ from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from composable.checkpoint.safetensors import DTYPES
 from composable.checkpoint.shards import is_dtensor, local_of
 from composable.core.key import Key
-from composable.core.stateful import Count, Kind, has_form, is_count
-from composable.core.structure import check_type
+from composable.core.stateful import Count, Kind, check_type, has_form, is_count
 from composable.core.time import Time, Timestamp
 
 __all__ = ["format_path", "identity_of", "listed", "pack", "unpack"]

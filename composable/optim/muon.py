@@ -27,10 +27,16 @@ from composable.functional.orthogonalize import (
     iterate,
 )
 from composable.optim.matrix_owners import Batch, compute_by_owners
-from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.muon_groups import ADAMW, MUON, muon_groups
 from composable.optim.neurons import as_neurons, scaled_neurons
-from composable.optim.roles import MATRICES, TABLES, check_matrix, roles_of
+from composable.optim.roles import (
+    MATRICES,
+    TABLES,
+    ModelGroups,
+    ModelParameters,
+    check_matrix,
+    roles_of,
+)
 from composable.optim.soap_momentum import SQUARES, STATES, preconditioned
 from composable.optim.wrapping import BaseOptimizer, check_betas, check_lr
 

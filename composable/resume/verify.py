@@ -14,7 +14,7 @@ from composable._support.tree import map_tensors
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
-from composable.core.structure import short
+from composable.core.stateful import short
 from composable.core.time import Timestamp
 from composable.distributed.processes import ProcessError, Processes
 
