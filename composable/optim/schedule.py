@@ -104,7 +104,11 @@ class Schedule:
         return 1.0
 
     def check_warmup(self, clock: HasTime) -> None:
-        """Raise a ValueError if the warm-up is too long, or of another unit than the schedule."""
+        """Raise a ValueError if it is longer than `duration`, or not comparable to `period`."""
+        if (duration := getattr(self, "duration", None)) is not None:
+            check_within(clock, self.warmup, duration)
+        if (period := getattr(self, "period", None)) is not None:
+            self.since_warmup(clock, period)
 
     def after_warmup(self, clock: HasTime) -> float:
         """Return the multiplier after the warm-up."""
