@@ -11,8 +11,7 @@ from torch import Tensor
 from composable.batches.spec import BatchSpec
 from composable.core.event import Event
 from composable.core.state import State
-from composable.distributed.reduction import TreeSum, all_reduce_exactly
-from composable.distributed.shards import Shards
+from composable.distributed.shards import Shards, TreeSum, all_reduce_exactly
 
 __all__ = [
     "BatchGroup",

@@ -12,7 +12,7 @@ from composable._support.checks import check_count, check_flag, check_integer, c
 from composable._support.documents import check_document_list
 from composable._support.targets import IGNORE_INDEX
 from composable.core.key import Key, as_key
-from composable.data.shared_epoch import SharedEpoch
+from composable.data.fetching import SharedEpoch
 from composable.functional import pack_lengths
 
 __all__ = ["PackedDocuments"]

@@ -6,8 +6,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from composable.core.key import Key, as_key
-from composable.data.fetching import check_map_style
-from composable.data.shared_epoch import SharedEpoch
+from composable.data.fetching import SharedEpoch, check_map_style
 from composable.utils.reproducibility import seed_example
 
 __all__ = ["PerExample"]

@@ -9,8 +9,8 @@ from torch.utils.data import Sampler
 
 from composable._support.checks import check_count, check_flag, check_one_of
 from composable.core.key import Key, as_key
+from composable.data.fetching import SharedEpoch
 from composable.data.permutation import permute
-from composable.data.shared_epoch import SharedEpoch
 
 __all__ = ["GlobalBatchSampler"]
 
