@@ -24,9 +24,11 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from composable.core.key import Key
 from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 
 __all__ = [
+    "Epoch",
     "Parts",
     "SeededIndex",
     "SharedEpoch",
@@ -61,13 +63,27 @@ Parts: TypeAlias = Callable[[Any], Iterable[tuple[int, Any]]]
 """A function from the indices of a batch to its parts and their numbers."""
 
 
+class Epoch(NamedTuple):
+    """Which batches of an epoch are fetched, and what determines their random numbers."""
+
+    key: Key
+    """The key of the run."""
+    number: int
+    step: int
+    """The first step of the epoch."""
+    skip: int = 0
+    """Number of batches at the start of the epoch that are not fetched."""
+    parts: Parts | None = None
+    """Splits the indices of a batch into numbered parts, each of which is fetched."""
+
+
 class SeededIndex(NamedTuple):
     """The indices of a batch, with the seed, epoch and step that determine its random numbers."""
 
     seed: int
     epoch: int
     step: int
-    indices: Any = None
+    indices: Any
     shard: int = 0
     """The number of the shard in the batch, if each shard is fetched by itself."""
 
@@ -172,16 +188,12 @@ def has_plain_order(dataloader: DataLoader[Any]) -> bool:
     return type(own) in plain and type(inner) in plain
 
 
-def with_seeded_fetch(
-    dataloader: DataLoader[Any], first: SeededIndex, skip: int, parts: "Parts | None" = None
-) -> DataLoader[Any]:
+def with_seeded_fetch(dataloader: DataLoader[Any], epoch: Epoch) -> DataLoader[Any]:
     """Return a copy of a loader whose fetches are seeded; the given loader is not changed.
 
     Args:
         dataloader: A loader for which `is_map_style` is true.
-        first: The seed, the epoch and the first step of the epoch.
-        skip: Number of batches at the start of the epoch that are not fetched.
-        parts: Splits the indices of a batch into numbered parts, each of which is fetched.
+        epoch: What is fetched.
     """
     loader = _copies.get(dataloader)
     if loader is None:
@@ -189,7 +201,7 @@ def with_seeded_fetch(
         if dataloader.persistent_workers:
             _copies[dataloader] = loader
     sampler: Any = loader._index_sampler
-    sampler.first, sampler.skip, sampler.parts = first, skip, parts
+    sampler.epoch = epoch
     if dataloader.persistent_workers and dataloader.generator is not None:
         sampler.persistent = dataloader.generator, dataloader.generator.get_state()
     return loader
@@ -200,9 +212,7 @@ _copies: WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = WeakKeyDictionary
 _in_progress: WeakSet[DataLoader[Any]] = WeakSet()
 
 
-def fetch_by_workers(
-    dataloader: DataLoader[Any], first: SeededIndex, skip: int, parts: "Parts | None" = None
-) -> Iterator[Any]:
+def fetch_by_workers(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
     """Iterate over `with_seeded_fetch`; an epoch within another one has workers of its own.
 
     Persistent workers would start the epoch in progress again.
@@ -212,7 +222,7 @@ def fetch_by_workers(
     if dataloader.persistent_workers:
         _in_progress.add(dataloader)
     try:
-        yield from with_seeded_fetch(dataloader, first, skip, parts)
+        yield from with_seeded_fetch(dataloader, epoch)
     finally:
         _in_progress.discard(dataloader)
 
@@ -253,22 +263,18 @@ def without_workers(loader: Any) -> Any:
     return copy_loader(loader, **options, pin_memory=False, persistent_workers=False)
 
 
-def fetch_in_process(
-    dataloader: DataLoader[Any], first: SeededIndex, skip: int, parts: "Parts | None" = None
-) -> Iterator[Any]:
+def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
     """Fetch the batches of a loader without workers, without the overhead of its iterator.
 
     The batches are those of `with_seeded_fetch`.
 
     Args:
         dataloader: A loader without workers for which `is_map_style` is true.
-        first: The seed, the epoch and the first step of the epoch.
-        skip: Number of batches at the start of the epoch that are not fetched.
-        parts: Splits the indices of a batch into numbered parts, each of which is fetched.
+        epoch: What is fetched.
     """
     own = dataloader.generator
     sampler = SeededIndexSampler(dataloader._index_sampler, after_a_draw=own is None)
-    sampler.first, sampler.skip, sampler.parts = first, skip, parts
+    sampler.epoch = epoch
     indices = iter(sampler)
     if own is not None:  # torch's iterator draws a seed for workers from it
         torch.empty((), dtype=torch.int64).random_(generator=own)
@@ -300,9 +306,7 @@ class SeededIndexSampler:
         self.sampler = sampler
         self.after_a_draw = after_a_draw
         self.draws = _draws_during_iteration(sampler)
-        self.first = SeededIndex(0, 0, 0)
-        self.skip = 0
-        self.parts: Parts | None = None
+        self.epoch = Epoch(Key(0), 0, 0)
         self.persistent: tuple[torch.Generator, torch.Tensor] | None = None
         """The generator of a loader with persistent workers, and its state at the start."""
 
@@ -310,14 +314,15 @@ class SeededIndexSampler:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[SeededIndex]:
-        seed_epoch(self.first.seed, self.first.epoch)
+        epoch = self.epoch
+        seed_epoch(epoch.key, epoch.number)
         if hasattr(self.sampler, "batches_from"):
-            return self._number(self.sampler.batches_from(self.skip), self.skip)
+            return self._number(self.sampler.batches_from(epoch.skip), epoch.skip)
         return self._number(iter(self.sampler), 0)
 
     def _number(self, batches: Iterator[Any], start: int) -> Iterator[SeededIndex]:
-        seed, epoch, step, *_ = self.first
-        seed_epoch(seed, epoch)
+        key, epoch, step, skip, parts = self.epoch
+        seed_epoch(key, epoch)
         if self.persistent is not None:
             # The seed of the workers is drawn when they start: in the first epoch of a run, and in
             # any epoch after a resume. The order must be the same.
@@ -328,13 +333,11 @@ class SeededIndexSampler:
         if self.after_a_draw:
             torch.empty((), dtype=torch.int64).random_()
         for i, indices in enumerate(batches, start):
-            if i >= self.skip and self.parts is None:
-                yield SeededIndex(seed, epoch, step + i, indices)
-            elif i >= self.skip:
-                for shard, part in self.parts(indices):  # type: ignore[misc]
-                    yield SeededIndex(seed, epoch, step + i, part, shard)
+            if i >= skip:
+                for shard, part in ((0, indices),) if parts is None else parts(indices):
+                    yield SeededIndex(key.seed, epoch, step + i, part, shard)
             if self.draws:
-                seed_order(seed, step + i + 1)
+                seed_order(key, step + i + 1)
 
 
 def _draws_during_iteration(sampler: Any) -> bool:

@@ -18,7 +18,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from composable._support.tree import tensors_of
 from composable._support.warn import warn_user
-from composable.data.fetching import SeededIndex, copy_loader, current_fetch, enter_epoch
+from composable.data.fetching import Epoch, copy_loader, current_fetch, enter_epoch
 from composable.data.worker_shard import WorkerShard
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
@@ -151,7 +151,7 @@ def _counts_samples(dataset: Any) -> bool:
 
 
 def stateful_stream_batches(
-    dataloader: DataLoader[Any], first: SeededIndex, skip: int, state: Mapping[str, Any] | None
+    dataloader: DataLoader[Any], epoch: Epoch, skip: int, state: Mapping[str, Any] | None
 ) -> Iterator[Any]:
     """Iterate over an epoch of a loader of which `is_stateful_stream` is true.
 
@@ -159,28 +159,28 @@ def stateful_stream_batches(
 
     Args:
         dataloader: The loader; it is not changed.
-        first: The seed, the epoch and the first step of the epoch.
+        epoch: What is fetched, from its first batch on.
         skip: The number of batches before `state`; 0 without one.
         state: What `read_stream_state` returned, or None to start with the first batch.
     """
     _check_shard(dataloader)
-    seed, epoch, step, *_ = first
+    key, step = epoch.key, epoch.step
     position = _positions[dataloader] = Position.of(dataloader, state)
     counts = _counts_samples(dataloader.dataset)
     if position.num_workers:
-        batches = _track_workers(dataloader, first, position)
+        batches = _track_workers(dataloader, epoch, position)
     else:
         if state is not None:
             dataloader.dataset.load_state_dict(position.states[0])  # type: ignore[attr-defined]
-        seed_epoch(seed, epoch)
+        seed_epoch(key, epoch.number)
         batches = stream_batches(dataloader)
     if skip:
-        seed_fetch(seed, step + skip)
+        seed_fetch(key, step + skip)
     for following, batch in enumerate(batches, step + skip + 1):
         if counts:
             position.samples += _count_samples(batch)
         yield batch
-        seed_fetch(seed, following)
+        seed_fetch(key, following)
 
 
 def _check_shard(dataloader: DataLoader[Any]) -> None:
@@ -198,12 +198,10 @@ def _count_samples(batch: Any) -> int:
     return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), 0) or len(batch)
 
 
-def _track_workers(
-    dataloader: DataLoader[Any], first: SeededIndex, position: Position
-) -> Iterator[Any]:
+def _track_workers(dataloader: DataLoader[Any], epoch: Epoch, position: Position) -> Iterator[Any]:
     """Iterate over the batches of workers that return the state of their dataset with each."""
-    seed_epoch(first.seed, first.epoch)
-    stream = TrackedStream(dataloader.dataset, first, position, dataloader.generator is None)
+    seed_epoch(epoch.key, epoch.number)
+    stream = TrackedStream(dataloader.dataset, epoch, position, dataloader.generator is None)
     collate = TrackedCollate(stream, dataloader.collate_fn)
     for fetched in _with_workers(dataloader, position.turn, dataset=stream, collate_fn=collate):
         position.record(fetched)
@@ -229,14 +227,12 @@ class TrackedStream(IterableDataset[Any]):
 
     worker, workers = 0, 1  # set by StreamInit
 
-    def __init__(
-        self, dataset: Any, first: SeededIndex, begin: Position, after_a_draw: bool
-    ) -> None:
-        self.dataset, self.first, self.after_a_draw = dataset, first, after_a_draw
+    def __init__(self, dataset: Any, epoch: Epoch, begin: Position, after_a_draw: bool) -> None:
+        self.dataset, self.epoch, self.after_a_draw = dataset, epoch, after_a_draw
         self.states, self.batches = list(begin.states), list(begin.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        seed_epoch(self.first.seed, self.first.epoch)
+        seed_epoch(self.epoch.key, self.epoch.number)
         if self.after_a_draw:  # as without workers, where the DataLoader draws a seed first
             torch.empty((), dtype=torch.int64).random_()
         if self.states[self.worker] is not None:
@@ -249,7 +245,7 @@ class TrackedStream(IterableDataset[Any]):
         """Seed the global generators for the next batch of this worker."""
         number = self.batches[self.worker] * self.workers + self.worker
         if number:  # seed_epoch seeds the first batch of an epoch
-            seed_fetch(self.first.seed, self.first.step + number)
+            seed_fetch(self.epoch.key, self.epoch.step + number)
 
     def fetched(self, batch: Any) -> Fetched:
         """Return a batch with the state after it, and seed the next one."""
