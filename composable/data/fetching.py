@@ -9,6 +9,7 @@ earlier batches, so an epoch can start at any batch.
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -242,7 +243,7 @@ def _copy(dataloader: DataLoader[Any]) -> DataLoader[Any]:
     return copy_loader(
         dataloader,
         dataset=SeededDataset(dataloader.dataset),
-        worker_init_fn=WorkerInit(dataloader.worker_init_fn),
+        worker_init_fn=partial(_init_worker, dataloader.worker_init_fn),
         **{sampler: seeded},
     )
 
@@ -375,15 +376,9 @@ def _fetch(fetch: Callable[[Any], Any], index: SeededIndex) -> Any:
         _current_fetch.reset(before)
 
 
-class WorkerInit:
-    """A `worker_init_fn` that shows the user's dataset in `get_worker_info()` and calls theirs."""
-
-    def __init__(self, then: Callable[[int], object] | None) -> None:
-        self.then = then
-
-    def __call__(self, worker_id: int) -> None:
-        """Run at the start of a worker."""
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # a WorkerInfo is frozen
-        if self.then is not None:
-            self.then(worker_id)
+def _init_worker(then: Callable[[int], object] | None, worker_id: int) -> None:
+    """Show the user's dataset in `get_worker_info()`, and call their `worker_init_fn`."""
+    info: Any = get_worker_info()
+    object.__setattr__(info, "dataset", info.dataset.dataset)  # a WorkerInfo is frozen
+    if then is not None:
+        then(worker_id)

@@ -88,7 +88,7 @@ class Prefetcher(Iterator[Any]):
     def __init__(self, batches: Iterable[Any], copies: Copies) -> None:
         self._batches = iter(batches)
         self._copies = copies
-        self._pending: list[Any] = []
+        self._pending: list[tuple[Any, Exception | None]] = []
 
     @property
     def is_ahead(self) -> bool:
@@ -100,20 +100,20 @@ class Prefetcher(Iterator[Any]):
         if not self._pending:
             self._pending.append(self._fetch())
 
-    def _fetch(self) -> Any:
+    def _fetch(self) -> tuple[Any, Exception | None]:
         try:
             batch = next(self._batches, _END)
-            return batch if batch is _END else self._copies.copy(batch)
+            return batch if batch is _END else self._copies.copy(batch), None
         except Exception as error:  # raised where its batch is due, as without fetching ahead
-            return _Failure(error)
+            return _END, error
 
     def __next__(self) -> Any:
         self.fetch()
-        batch = self._pending.pop()
+        batch, error = self._pending.pop()
+        if error is not None:
+            raise error
         if batch is _END:
             raise StopIteration
-        if isinstance(batch, _Failure):
-            raise batch.error
         self._copies.wait(batch)
         return batch
 
@@ -128,8 +128,3 @@ def on_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     if device.type == "cuda":
         return Prefetcher(batches, CopyStream(device))
     return (to_device(batch, device) for batch in batches)
-
-
-class _Failure:
-    def __init__(self, error: Exception) -> None:
-        self.error = error

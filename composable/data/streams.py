@@ -7,6 +7,7 @@ batch, and the position in an epoch is that of the batches that were returned.
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,7 +19,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from composable._support.tree import tensors_of
 from composable._support.warn import warn_user
-from composable.data.fetching import Epoch, copy_loader, current_fetch, enter_epoch
+from composable.data.fetching import Epoch, Fetch, copy_loader, current_fetch, enter_epoch
 from composable.data.worker_shard import WorkerShard
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
@@ -47,8 +48,13 @@ def stream_batches(dataloader: DataLoader[Any]) -> Iterator[Any]:
 def _with_workers(dataloader: DataLoader[Any], turn: int = 0, **changes: Any) -> Iterator[Any]:
     """Iterate over a changed copy of a loader, whose first worker has the number `turn`."""
     watch = Watch.of(dataloader)
-    asked = None if watch is None else watch.asked
-    init = StreamInit(dataloader.worker_init_fn, turn, asked)
+    init = partial(
+        _init_worker,
+        then=dataloader.worker_init_fn,
+        turn=turn,
+        asked=None if watch is None else watch.asked,
+        fetch=current_fetch(),
+    )
     loader = copy_loader(dataloader, persistent_workers=False, worker_init_fn=init, **changes)
     return iter(loader) if watch is None else watch.over(iter(loader))
 
@@ -202,7 +208,7 @@ def _track_workers(dataloader: DataLoader[Any], epoch: Epoch, position: Position
     """Iterate over the batches of workers that return the state of their dataset with each."""
     seed_epoch(epoch.key, epoch.number)
     stream = TrackedStream(dataloader.dataset, epoch, position, dataloader.generator is None)
-    collate = TrackedCollate(stream, dataloader.collate_fn)
+    collate = partial(_collate, stream, dataloader.collate_fn)
     for fetched in _with_workers(dataloader, position.turn, dataset=stream, collate_fn=collate):
         position.record(fetched)
         yield fetched.batch
@@ -225,7 +231,7 @@ class Fetched:
 class TrackedStream(IterableDataset[Any]):
     """The dataset in a worker, which starts from a state and seeds each batch."""
 
-    worker, workers = 0, 1  # set by StreamInit
+    worker, workers = 0, 1  # set by _init_worker
 
     def __init__(self, dataset: Any, epoch: Epoch, begin: Position, after_a_draw: bool) -> None:
         self.dataset, self.epoch, self.after_a_draw = dataset, epoch, after_a_draw
@@ -255,49 +261,43 @@ class TrackedStream(IterableDataset[Any]):
         return Fetched(batch, state, self.worker)
 
 
-class TrackedCollate:
-    """A `collate_fn` that adds the state of the dataset, in the process that read the examples."""
-
-    def __init__(self, stream: TrackedStream, collate: Callable[[Any], Any]) -> None:
-        self.stream, self.collate = stream, collate
-
-    def __call__(self, examples: Any) -> Fetched:
-        """Collate, and read the state after the examples."""
-        return self.stream.fetched(self.collate(examples))
+def _collate(stream: TrackedStream, collate: Callable[[Any], Any], examples: Any) -> Fetched:
+    """Collate, and read the state after the examples, in the process that read them."""
+    return stream.fetched(collate(examples))
 
 
 # --- worker processes ---
 
 
-class StreamInit:
-    """A `worker_init_fn` that numbers the workers and calls the user's.
+def _init_worker(
+    worker_id: int,
+    *,
+    then: Callable[[int], object] | None,
+    turn: int,
+    asked: Tensor | None,
+    fetch: Fetch | None,
+) -> None:
+    """Set the number of a worker of a stream, and call the user's function.
 
     Args:
+        worker_id: Its number in the loader.
         then: The user's function.
         turn: The number of the first worker: that whose batch is next.
         asked: A shared tensor that records whether anything reads which worker it is in.
+        fetch: The fetch in progress, which a started worker may not inherit.
     """
-
-    def __init__(
-        self, then: Callable[[int], object] | None, turn: int, asked: Tensor | None
-    ) -> None:
-        self.then, self.turn, self.asked = then, turn, asked
-        self.fetch = current_fetch()  # a started worker may not inherit it
-
-    def __call__(self, worker_id: int) -> None:
-        """Run at the start of a worker."""
-        info: Any = get_worker_info()
-        number = (worker_id + self.turn) % info.num_workers
-        if isinstance(info.dataset, TrackedStream):
-            info.dataset.worker, info.dataset.workers = number, info.num_workers
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # a WorkerInfo is frozen
-        object.__setattr__(info, "id", number)
-        if self.fetch is not None:
-            enter_epoch(self.fetch.epoch)
-        if self.asked is not None:
-            _record_reads(info, self.asked)
-        if self.then is not None:
-            self.then(number)
+    info: Any = get_worker_info()
+    number = (worker_id + turn) % info.num_workers
+    if isinstance(info.dataset, TrackedStream):
+        info.dataset.worker, info.dataset.workers = number, info.num_workers
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # a WorkerInfo is frozen
+    object.__setattr__(info, "id", number)
+    if fetch is not None:
+        enter_epoch(fetch.epoch)
+    if asked is not None:
+        _record_reads(info, asked)
+    if then is not None:
+        then(number)
 
 
 def _record_reads(info: Any, asked: Tensor) -> None:
