@@ -509,7 +509,7 @@ _CONTAINERS: dict[type, str] = {
 _CONTAINER_OF = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
 
-def listed(names: list[str], most: int = 5) -> str:
+def listed(names: list[str]) -> str:
     """Join the first names for a message."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(repr(name[:200]) for name in names[:most]) + more
+    more = f" and {len(names) - 5} more" if names[5:] else ""
+    return ", ".join(repr(name[:200]) for name in names[:5]) + more
