@@ -154,14 +154,10 @@ class Processes:
         return total
 
 
-Fault = list[str]
-"""The name of the type of an error, and its message."""
-
-
 def attempt(
     function: Callable[[], Any], errors: type[BaseException] = Exception
-) -> tuple[Any, BaseException | None, Fault | None]:
-    """Call a function; return its value, or its error, as it is and for the other processes."""
+) -> tuple[Any, BaseException | None, list[str] | None]:
+    """Call a function; return its value, its error, and the type and text of that, to be sent."""
     try:
         return function(), None, None
     except errors as error:
@@ -170,21 +166,15 @@ def attempt(
 
 def raise_first(
     failure: BaseException | None,
-    faults: Iterable[Fault | None],
+    sent: Iterable[list[str] | None],
     known: Mapping[str, type[Exception]] = MappingProxyType({}),
 ) -> None:
-    """Raise the error of this process, or else that of the first process that has one.
-
-    Args:
-        failure: The error of this process.
-        faults: The error of each process, or None.
-        known: The types that another process's error keeps, by their names.
-    """
+    """Raise the error of this process, or else the first that was sent, as of a `known` type."""
     if failure is not None:
         raise failure
-    for rank, fault in enumerate(faults):
-        if fault is not None:
-            kind, message = fault
+    for rank, error in enumerate(sent):
+        if error is not None:
+            kind, message = error
             text = message if kind in known else f"{kind}: {message}"
             raise known.get(kind, ProcessError)(f"rank {rank} failed: {text}")
 
