@@ -1,7 +1,7 @@
 """Iterate over batches in an order that depends only on the seed and the epoch."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import torch
@@ -182,12 +182,17 @@ def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> 
         generator.set_state(state)
 
 
-def _told_batches(dataloader: Any, seed: int | Key, epoch: int, *rest: Any) -> Iterator[Any]:
+def _told_batches(
+    dataloader: Any, seed: int | Key, epoch: int, first_step: int, skip: int, *rest: Any
+) -> Iterator[Any]:
     _tell_epoch(dataloader, epoch)
     _seed_torchdata(dataloader, seed, epoch)
-    batches = _batches(dataloader, seed, epoch, *rest)
-    # Of a list nothing is fetched.
-    yield from batches if isinstance(dataloader, (list, tuple)) else in_epoch(batches, epoch)
+    if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn
+        seed_epoch(seed, epoch)
+        yield from islice(dataloader, skip, None)
+    else:
+        batches = _batches(dataloader, seed, epoch, first_step, skip, *rest)
+        yield from in_epoch(chain.from_iterable(batches), epoch)
 
 
 def _batches(
@@ -198,36 +203,32 @@ def _batches(
     skip: int,
     state: Any,
     parts: Parts | None,
-) -> Iterator[Any]:
-    if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn
-        seed_epoch(seed, epoch)
-        yield from islice(dataloader, skip, None)
-    elif is_stateful_stream(dataloader):
+) -> Iterator[Iterator[Any]]:
+    """Yield the only iterator over the batches of a loader that fetches."""
+    if is_stateful_stream(dataloader):
         first = SeededIndex(seed.seed if isinstance(seed, Key) else seed, epoch, first_step)
         if skip and state is None:
             _report_replay(dataloader, skip)
         begin, state = (skip, state) if skip and state is not None else (0, None)
-        yield from islice(
-            stateful_stream_batches(dataloader, first, begin, state), skip - begin, None
-        )
+        yield islice(stateful_stream_batches(dataloader, first, begin, state), skip - begin, None)
     elif skip and state is not None:
         dataloader.load_state_dict(state)
         seed_epoch(seed, epoch)
         batches = iter(dataloader)
         seed_fetch(seed, first_step + skip)
-        yield from _seeded(batches, seed, first_step + skip)
+        yield _seeded(batches, seed, first_step + skip)
     elif is_map_style(dataloader):
         number = seed.seed if isinstance(seed, Key) else seed
         first = SeededIndex(number, epoch, first_step)
         if dataloader.num_workers or dataloader.pin_memory:
-            yield from fetch_by_workers(dataloader, first, skip, parts)
+            yield fetch_by_workers(dataloader, first, skip, parts)
         else:
-            yield from fetch_in_process(dataloader, first, skip, parts)
+            yield fetch_in_process(dataloader, first, skip, parts)
     else:
         if skip:
             _report_replay(dataloader, skip)
         seed_epoch(seed, epoch)
-        yield from islice(_seeded(_begin(dataloader), seed, first_step), skip, None)
+        yield islice(_seeded(_begin(dataloader), seed, first_step), skip, None)
 
 
 def _begin(dataloader: Any) -> Iterator[Any]:
