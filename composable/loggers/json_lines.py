@@ -157,7 +157,8 @@ class JSONLinesLogger(LoggerDestination):
     def _add(
         self, metrics: Mapping[str, Any], objects: Mapping[str, Any], timestamp: Timestamp
     ) -> None:
-        if reserved := sorted(_FIELDS & (metrics.keys() | objects.keys())):
+        if not (_FIELDS.isdisjoint(metrics) and _FIELDS.isdisjoint(objects)):
+            reserved = sorted(_FIELDS & (metrics.keys() | objects.keys()))
             raise ValueError(
                 f"metric name {reserved[0]!r} is reserved for a field of JSONLinesLogger: use "
                 f"another name, such as 'metrics/{reserved[0]}'."
@@ -332,6 +333,8 @@ def _printable(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
+    if type(value) is float and math.isfinite(value):
+        return value  # the usual case; abstract classes are slow to test
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, Integral):  # NumPy integers too, which json does not support
