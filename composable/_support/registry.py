@@ -4,8 +4,6 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-__all__ = ["Registry", "check_class", "class_name"]
-
 Entry = TypeVar("Entry")
 
 
@@ -40,6 +38,12 @@ class Registry(Generic[Entry]):
     def names(self) -> str:
         """The full names of the classes that have an entry."""
         return ", ".join(k if isinstance(k, str) else class_name(k) for k in self.entries)
+
+
+def named(entry: Entry, *names: str) -> dict[type | str, Entry]:
+    """Return an entry for each class of Hugging Face, given its family: "bert.BertLayer"."""
+    modules = (f"transformers.models.{name.partition('.')[0]}.modeling_{name}" for name in names)
+    return dict.fromkeys(modules, entry)
 
 
 def class_name(kind: type) -> str:

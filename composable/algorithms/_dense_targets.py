@@ -8,8 +8,6 @@ from composable._support.spatial import is_dense
 from composable._support.tree import map_tensors, tensors_of
 from composable.core.state import State
 
-__all__ = ["check_no_dense_targets", "move_pixels"]
-
 
 def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
     """Raise an error if a target of the batch has a value for each pixel of the inputs.
@@ -34,6 +32,13 @@ def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
             raise ValueError(
                 f"{problem} targets {tuple(one.shape)} that have a value for each pixel; {fix}."
             )
+
+
+def with_inputs(state: State, inputs: Tensor) -> State:
+    """Replace the inputs of the batch, which may be all of it, as in a prediction."""
+    if state.batch is state.inputs:
+        return state.evolve(batch=inputs)
+    return state.with_batch(inputs=inputs)
 
 
 def move_pixels(state: State, move: Callable[[Tensor], Tensor]) -> State:

@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
+from attrs.validators import optional
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -13,21 +14,19 @@ from composable._support.checks import check_tensors
 from composable._support.dtensors import is_sharded
 from composable._support.foreach import compute_dtype
 from composable._support.targets import check_class_dim
-from composable.algorithms._validators import in_range, integer_at_least, passes
+from composable.algorithms._validators import batches_or_epochs, in_range, integer_at_least, passes
 from composable.core.algorithm import Algorithm, Remark, Stage
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit, check_time
+from composable.core.time import Time, TimeLike, TimeUnit, check_time, share_of_run
 from composable.core.window import Window
 from composable.functional import distillation_loss
 from composable.losses.positions import class_logits, positions_of
 from composable.losses.watch import mean_like
-from composable.plan.spans import fraction_of_run
 
 __all__ = ["SnapshotDistillation"]
 
-_UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
 _MEMORY = ("teacher", "frozen")
 
 
@@ -63,13 +62,13 @@ class SnapshotDistillation(Algorithm):
         ValueError: `cycle` is not in batches or epochs.
     """
 
-    cycle: Time = attrs.field(converter=_cycle, eq=str)
+    cycle: Time = attrs.field(converter=_cycle, validator=batches_or_epochs("2ep"), eq=str)
     alpha: float = attrs.field(default=0.5, validator=in_range(0, 1, ends="()"))
     temperature: float = attrs.field(default=1.0, validator=in_range(0, ends="()"))
     first_cycle: int = attrs.field(default=2, validator=integer_at_least(2))
     class_dim: int | None = attrs.field(
         default=None,
-        validator=attrs.validators.optional(passes(lambda _, dim: check_class_dim(dim))),
+        validator=optional(passes(lambda _, dim: check_class_dim(dim))),
     )
 
     stage = Stage.MIX
@@ -80,13 +79,6 @@ class SnapshotDistillation(Algorithm):
     before = frozenset({"CutMix", "MixUp", "PrefixTokens"})
     """They replace the labels, which weight the positions of the divergence."""
     discouraged_with = MappingProxyType({"SnapshotDistillation": "each adds a divergence"})
-
-    def __attrs_post_init__(self) -> None:
-        if self.cycle.unit not in _UNITS or not self.cycle.value:
-            raise ValueError(
-                f"cycle={str(self.cycle)!r} must be greater than 0, in batches or epochs, such as "
-                "'2ep'."
-            )
 
     @property
     def events(self) -> frozenset[Event]:
@@ -207,8 +199,7 @@ class SnapshotDistillation(Algorithm):
 
     def _share_of_run(self, state: State) -> Fraction | None:
         """Return the share of a cycle in the run, if it is known."""
-        whole = state.max_duration
-        return None if whole is None else fraction_of_run(self.cycle, whole, state.epoch_length)
+        return None if state.max_duration is None else share_of_run(state, self.cycle)
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:

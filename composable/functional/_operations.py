@@ -11,19 +11,10 @@ from torch import Tensor
 
 from composable._support.checks import check_one_of
 from composable._support.foreach import compute_dtype
-from composable._support.pixels import like_images
+from composable._support.pixels import Images, like_images
 from composable._support.sampling import generator_device
 
 from . import images as single
-
-__all__ = [
-    "OPERATIONS",
-    "SETS",
-    "apply_by_mask",
-    "apply_operations",
-    "check_set",
-    "draw_operations",
-]
 
 # In the order of their numbers in a draw. The operations of all sets come first.
 OPERATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -111,7 +102,7 @@ def _factor(
 
 
 def apply_operations(
-    images: Shaped[Tensor, "batch channels height width"],
+    images: Images,
     operations: Int[Tensor, "steps chains"],
     strengths: Float[Tensor, "steps chains"],
 ) -> Shaped[Tensor, "chains channels height width"]:
@@ -142,7 +133,7 @@ def apply_operations(
 
 
 def apply_by_mask(
-    images: Shaped[Tensor, "batch channels height width"],
+    images: Images,
     operations: Int[Tensor, "steps chains"],
     strengths: Float[Tensor, "steps chains"],
 ) -> Shaped[Tensor, "chains channels height width"]:
