@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
-from composable import Callback, Event
+from composable import Callback, Event, Stage
 from composable.algorithms import SAM, SWA, GradientClipping, LayerFreezing
 from composable.loggers import InMemoryLogger
 from composable.optim import cosine
@@ -30,6 +30,7 @@ from tests.support.algorithm_cases import (
 from tests.support.outcomes import differences, left_by
 from tests.support.pairs import can_be_combined
 from tests.support.runs import PROBLEMS, VISION, FullMemory
+from tests.support.stand_ins import stand_in
 from tests.support.strategies import FIT_EVENTS, few, seeds
 
 pytestmark = pytest.mark.filterwarnings(
@@ -147,6 +148,19 @@ def test_observed_and_unobserved_steps_give_the_same_bits(options, drawn, seed, 
     observed = train(configuration, [observer(events)], check_effects=checked)
 
     assert differences(observed, train(configuration)) == []
+
+
+WITHOUT_REQUESTS = [one for one in CONFIGURATIONS if not {"bad_call", "grad_accum"} <= one.keys()]
+Idle = stand_in("Idle", Stage.OTHER, Event.BATCH_START, writes=())
+
+
+@few
+@given(st.sampled_from(WITHOUT_REQUESTS), problems, seeds)
+def test_a_step_without_algorithms_has_the_bits_of_one_with_an_idle_one(options, problem, seed):
+    configuration = {"problem": problem, "seed": seed, **options}
+
+    idle = train(configuration, [observer(Event)], algorithms=[Idle()])
+    assert differences(idle, train(configuration, [observer(Event)])) == []
 
 
 EACH = [(problem, one) for problem in PROBLEMS for one in cases_on(problem)]

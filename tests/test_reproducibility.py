@@ -41,6 +41,16 @@ def test_a_seed_seeds_every_generator_as_usual():
         assert all(a != b for a, b in zip(draw(), first, strict=True))
 
 
+@pytest.mark.parametrize("step", [0, 31, 32, 33, 2**40])
+def test_the_seed_of_a_step_is_folded_whether_or_not_others_are_computed_with_it(step):
+    key = Key(17).fold("step", step)
+    seed_step(17, step)
+
+    assert torch.initial_seed() == key.seed
+    seed_step(17, step, 3)
+    assert torch.initial_seed() == key.fold(3).seed
+
+
 @pytest.mark.parametrize(
     ("call", "value", "error", "message"),
     [

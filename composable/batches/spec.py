@@ -130,8 +130,9 @@ class BatchSpec:
             ValueError: The batch has no examples that can be counted, or it has two readings with
                 different numbers of examples.
         """
-        if type(batch) is tuple:  # the common case, at every step
-            inputs = self.inputs(batch)
+        if type(batch) is tuple and batch:  # the common case, at every step
+            plain = self.input_key == 0 and self.batch_layout != "examples"
+            inputs = batch[0] if plain else self.inputs(batch)
             if type(inputs) is Tensor and inputs.ndim:
                 return inputs.size(0)
         if self.has_examples(batch):
@@ -206,6 +207,11 @@ class BatchSpec:
         return [_get(example, key, argument) for example in batch]
 
     def _set(self, batch: Any, key: Any, value: Any, argument: str) -> Any:
+        indexed = type(batch) is tuple and type(key) is type(self.input_key) is int
+        if indexed and self.batch_layout != "examples":  # the common case, several times a step
+            items = list(batch)
+            items[key] = value
+            return tuple(items)
         if not self.has_examples(batch):
             return _set(batch, key, value, argument)
         self._check_examples(batch)

@@ -237,6 +237,8 @@ def to_numbers(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     by_device: dict[torch.device, dict[torch.dtype, list[tuple[dict[str, Any], str, Tensor]]]] = {}
     for record in copies:
         for name, value in record.items():
+            if type(value) in _PLAIN:
+                continue
             _check_metric(name, value)
             if isinstance(value, Tensor):
                 of_device = by_device.setdefault(value.device, {})
@@ -244,10 +246,12 @@ def to_numbers(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for device, kinds in by_device.items():
         # float64 represents every float32 and every count exactly.
         widest = widest_float(device)
-        stacked = [
-            torch.stack([value.detach().reshape(()) for _, _, value in found]).to(widest)
-            for found in kinds.values()
-        ]
+        with torch.no_grad():
+            stacked = [
+                torch.stack([value.reshape(()) if value.ndim else value for _, _, value in found])
+                for found in kinds.values()
+            ]
+            stacked = [values.to(widest) for values in stacked]
         numbers = torch.cat(stacked).tolist()
         for (record, name, value), number in zip(chain(*kinds.values()), numbers, strict=True):
             record[name] = number if value.is_floating_point() else int(number)

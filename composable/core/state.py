@@ -214,7 +214,7 @@ class State:
 
     def with_batch(self, **parts: Any) -> "State":
         """Return this state with `inputs=` or `targets=` of its batch replaced."""
-        return self.evolve(batch=self.batch_spec.replace(self.batch, **parts))
+        return self.evolve_unchecked(batch=self.batch_spec.replace(self.batch, **parts))
 
     def forward(self) -> Any:
         """Call the model on the batch."""

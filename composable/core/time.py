@@ -48,7 +48,9 @@ class TimeUnit(Enum):
         return "batches" if self is TimeUnit.BATCH else f"{self.name.lower()}s"
 
 
-_FRACTIONAL = (TimeUnit.DURATION, TimeUnit.SECOND)
+# Names for what every batch reads: on Python 3.11, reading a member of an Enum is slow.
+_DURATION, _EPOCH = TimeUnit.DURATION, TimeUnit.EPOCH
+_FRACTIONAL = (_DURATION, TimeUnit.SECOND)
 _ALLOWED = (
     "a number and a unit: '10ep' (epochs), '2ba' (batches), '100sp' (samples), '1000tok' "
     "(tokens), '2iter' (iterations), '0.5dur' (half of the run), '30sec', '90s' or '1h30m'; "
@@ -436,12 +438,12 @@ def progress(
     clock: HasTime, length: Time, now: Timestamp | None = None
 ) -> tuple[int | Fraction | float, int | Fraction]:
     """Return the progress (of the clock, or at `now`) and `length` in the finest known unit."""
-    if length.unit is TimeUnit.DURATION:
+    if length.unit is _DURATION:
         done, total = progress(clock, _whole(clock, length), now)
         return done, total * length.value
     if now is None:
         now = clock.timestamp
-    if length.unit is TimeUnit.EPOCH:
+    if length.unit is _EPOCH:
         count = clock.epoch_length
         if count is not None:
             return now.epoch * count + now.batch_in_epoch, length.value * count
@@ -451,7 +453,7 @@ def progress(
 def counts_whole(clock: HasTime, length: Time) -> bool:
     """Return whether only whole epochs or iterations of a length are counted, of unknown length."""
     unit = length.unit
-    if unit is TimeUnit.DURATION and clock.max_duration is not None:
+    if unit is _DURATION and clock.max_duration is not None:
         unit = clock.max_duration.unit
     return unit is TimeUnit.ITERATION or (unit is TimeUnit.EPOCH and not clock.epoch_length)
 
@@ -464,7 +466,7 @@ def _whole(clock: HasTime, fraction: object = "1dur") -> Time:
 
 def reached(clock: HasTime, time: Time, now: Timestamp | None = None) -> bool:
     """Return whether the run has reached `time`, or had at `now`."""
-    whole = clock.max_duration if time.unit is TimeUnit.DURATION else None
+    whole = clock.max_duration if time.unit is _DURATION else None
     if whole is None:
         done, total = progress(clock, time, now)
         return done >= total

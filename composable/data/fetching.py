@@ -101,8 +101,9 @@ def enter_epoch(epoch: int) -> "Token[Fetch | None]":
 
 def in_epoch(batches: Iterator[T], epoch: int) -> Iterator[T]:
     """Yield batches, each of which is fetched in an epoch: see `current_fetch`."""
+    fetch = Fetch(epoch, os.getpid())
     while True:
-        before = enter_epoch(epoch)  # not while the batch is used
+        before = _current_fetch.set(fetch)  # not while the batch is used
         try:
             batch = next(batches)
         except StopIteration:
@@ -267,7 +268,7 @@ def without_workers(loader: Any) -> Any:
 def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
     """Fetch the batches of a loader without workers, without the overhead of its iterator.
 
-    The batches are those of `with_seeded_fetch`.
+    The batches are those of `with_seeded_fetch`; iterate over them with `in_epoch`.
 
     Args:
         dataloader: A loader without workers for which `is_map_style` is true.
@@ -281,7 +282,8 @@ def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]
         torch.empty((), dtype=torch.int64).random_(generator=own)
     fetch = _fetcher(dataloader)
     for index in indices:
-        yield _fetch(fetch, index)
+        seed_fetch(index.seed, index.step, index.shard)
+        yield fetch(index.indices)
 
 
 def _fetcher(dataloader: DataLoader[Any]) -> Callable[[Any], Any]:

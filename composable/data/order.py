@@ -1,7 +1,7 @@
 """Iterate over batches in an order that depends only on the seed and the epoch."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import torch
@@ -186,36 +186,36 @@ def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> 
 def _told_batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any]:
     _tell_epoch(dataloader, epoch.number)
     _seed_torchdata(dataloader, epoch)
-    batches = _batches(dataloader, epoch, state)
-    # Of a list nothing is fetched.
-    yield from batches if isinstance(dataloader, (list, tuple)) else in_epoch(batches, epoch.number)
-
-
-def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any]:
-    key, number, step, skip, _ = epoch
     if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn
-        seed_epoch(key, number)
-        yield from islice(dataloader, skip, None)
-    elif is_stateful_stream(dataloader):
+        seed_epoch(epoch.key, epoch.number)
+        yield from islice(dataloader, epoch.skip, None)
+    else:
+        batches = _batches(dataloader, epoch, state)
+        yield from in_epoch(chain.from_iterable(batches), epoch.number)
+
+
+def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Iterator[Any]]:
+    """Yield the only iterator over the batches of a loader that fetches."""
+    key, number, step, skip, _ = epoch
+    if is_stateful_stream(dataloader):
         if skip and state is None:
             _report_replay(dataloader, skip)
         begin, state = (skip, state) if skip and state is not None else (0, None)
-        fetched = stateful_stream_batches(dataloader, epoch, begin, state)
-        yield from islice(fetched, skip - begin, None)
+        yield islice(stateful_stream_batches(dataloader, epoch, begin, state), skip - begin, None)
     elif skip and state is not None:
         dataloader.load_state_dict(state)
         seed_epoch(key, number)
         batches = iter(dataloader)
         seed_fetch(key, step + skip)
-        yield from _seeded(batches, key, step + skip)
+        yield _seeded(batches, key, step + skip)
     elif is_map_style(dataloader):
         fetches_here = not (dataloader.num_workers or dataloader.pin_memory)
-        yield from (fetch_in_process if fetches_here else fetch_by_workers)(dataloader, epoch)
+        yield (fetch_in_process if fetches_here else fetch_by_workers)(dataloader, epoch)
     else:
         if skip:
             _report_replay(dataloader, skip)
         seed_epoch(key, number)
-        yield from islice(_seeded(_begin(dataloader), key, step), skip, None)
+        yield islice(_seeded(_begin(dataloader), key, step), skip, None)
 
 
 def _begin(dataloader: Any) -> Iterator[Any]:

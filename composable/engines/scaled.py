@@ -138,7 +138,7 @@ class LossScaler:
 
 
 def unscale_gradients(
-    gradients: Callable[..., State], scaler: LossScaler, check_loss: Callable[[State], None] | None
+    gradients: Callable[..., State], scaler: LossScaler, check_loss: Callable[[State], State] | None
 ) -> Callable[..., State]:
     """Unscale the gradients of a pass, and end the step if one is not finite.
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import attrs
@@ -148,7 +149,8 @@ class StepEvents:
         split = self._micro.accumulate_batches > 1
         whole: Any = self._whole  # start_batch has set it
         watch = weights.watch(state, whole.batch) if split else None
-        compute = computes_loss(self._fire, ForwardPass(lambda _: outputs, _loss_of))
+        forward = ForwardPass(lambda _: outputs, _loss_of)
+        compute = computes_loss(partial(partial, self._fire), forward)
         state, outputs, own, loss = compute(state, around_loss=weights.around_loss(state, watch))
         weight: Any = Weight(self._micro.sizes[-1])
         if split:

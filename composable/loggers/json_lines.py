@@ -1,6 +1,7 @@
 """Write metrics to a JSON Lines file."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -156,7 +157,8 @@ class JSONLinesLogger(LoggerDestination):
     def _add(
         self, metrics: Mapping[str, Any], objects: Mapping[str, Any], timestamp: Timestamp
     ) -> None:
-        if reserved := sorted(_FIELDS & (metrics.keys() | objects.keys())):
+        if not (_FIELDS.isdisjoint(metrics) and _FIELDS.isdisjoint(objects)):
+            reserved = sorted(_FIELDS & (metrics.keys() | objects.keys()))
             raise ValueError(
                 f"metric name {reserved[0]!r} is reserved for a field of JSONLinesLogger: use "
                 f"another name, such as 'metrics/{reserved[0]}'."
@@ -313,4 +315,6 @@ _FIELDS = times_of(Timestamp()).keys()
 
 
 def _as_json(value: Any) -> Any:
+    if type(value) is float and math.isfinite(value):
+        return value  # the usual case; abstract classes are slow to test
     return strict_json.as_finite(plain_number(value))  # json supports no integers of NumPy

@@ -6,7 +6,7 @@ Schedules may set other options of parameter groups too, such as the weight deca
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import attrs
@@ -236,9 +236,15 @@ class LearningRates:
         rates = {}
         for i, optimizer in enumerate(self.optimizers):
             for j, group in enumerate(optimizer.param_groups):
-                names = [f"optimizer{i}"] * (i > 0) + [f"group{j}"] * (j > 0)
-                rates["/".join(["lr", *names])] = _number(group["lr"])
+                rates[_rate_name(i, j)] = _number(group["lr"])
         return rates
+
+
+@cache
+def _rate_name(optimizer: int, group: int) -> str:
+    """Return the name under which the learning rate of a parameter group is logged."""
+    parts = [f"optimizer{optimizer}"] * (optimizer > 0) + [f"group{group}"] * (group > 0)
+    return "/".join(["lr", *parts])
 
 
 def _with_parts(scheduler: Any) -> Iterator[Any]:

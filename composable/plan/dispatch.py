@@ -15,16 +15,17 @@ from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.stateful import Kind, is_count
-from composable.plan.effects import CheckedAlgorithm, ReadOnlyHook, WriteGuard
+from composable.plan.effects import CheckedAlgorithm, ReadOnlyHook, guard_writes, guards_writes
 from composable.plan.plan import Plan
 
 __all__ = ["Dispatcher"]
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
-Listeners: TypeAlias = tuple[Sequence[Algorithm], Sequence[Callable[..., Any]]]
+Listeners: TypeAlias = tuple[Sequence[Algorithm], Callable[[State], State] | None]
+"""The algorithms of an event, and what calls its callbacks."""
 
-
+_NOBODY: Listeners = (), None
 _ALL = sum(one.value for one in Control)
 
 
@@ -92,12 +93,14 @@ class Dispatcher:
             if self.check_effects:
                 algorithms = [CheckedAlgorithm(algorithm) for algorithm in algorithms]
             observers = tuple(by_event[event] for by_event in hooks if event in by_event)
-            of_user = event in self.user_events
-            if observers and not self.check_effects and WriteGuard.guards(event, of_user=of_user):
-                guard = WriteGuard(event)
-                observers = (guard.begin, *observers, guard.end)
-            if algorithms or observers:
-                self._table[event] = (algorithms, observers)
+            observe: Callable[[State], State] | None = None
+            if observers:
+                observe = partial(self._observe, observers, event)
+                guards = guards_writes(event, of_user=event in self.user_events)
+                if guards and not self.check_effects:
+                    observe = guard_writes(observe, event)
+            if algorithms or observe is not None:
+                self._table[event] = (algorithms, observe)
 
     def _hooks(self, callback: Callback) -> dict[Event, Callable[..., Any]]:
         hooks = hooks_of(callback)
@@ -111,44 +114,58 @@ class Dispatcher:
 
     def firing(self, event: Event) -> Callable[[State], State] | None:
         """Return a function of the state that fires an event of this plan; None without effect."""
-        listeners = self._table.get(event)
-        return None if listeners is None else partial(self._run, listeners, event)
+        algorithms, observe = self._table.get(event, _NOBODY)
+        if not algorithms:
+            return observe
+        transform = partial(self._transform, algorithms, event)
+        return transform if observe is None else lambda state: observe(transform(state))
 
     # --- events ---
 
     def fire(self, event: Event, state: State) -> State:
         """Run the algorithms and then the callbacks of an event, and return the new state."""
-        listeners = self._table.get(event)
-        return state if listeners is None else self._run(listeners, event, state)
+        algorithms, observe = self._table.get(event, _NOBODY)
+        if algorithms:
+            state = self._transform(algorithms, event, state)
+        return state if observe is None else observe(state)
 
     def run_algorithms(
         self, event: Event, state: State, chosen: Callable[[Algorithm], bool] = lambda _: True
     ) -> State:
         """Run only the algorithms of an event, all or the chosen ones, and return the new state."""
-        algorithms, _ = self._table.get(event, ((), ()))
+        algorithms, _ = self._table.get(event, _NOBODY)
         pairs = zip(self.plan.transforms(event), algorithms, strict=True)
-        return self._run(([one for each, one in pairs if chosen(each)], ()), event, state)
+        return self._transform([one for each, one in pairs if chosen(each)], event, state)
 
     def run_callbacks(self, event: Event, state: State) -> None:
         """Run only the callbacks of an event."""
-        _, observers = self._table.get(event, ((), ()))
-        self._run(((), observers), event, state)
+        _, observe = self._table.get(event, _NOBODY)
+        if observe is not None:
+            observe(state)
 
-    def _run(self, listeners: Listeners, event: Event, state: State) -> State:
-        algorithms, observers = listeners
+    def _transform(self, algorithms: Sequence[Algorithm], event: Event, state: State) -> State:
         running: Any = None
         try:
             for running in algorithms:
                 state = check_returned(running(event, state))
-            if algorithms and state.to_log:
+            if state.to_log:
                 self.logger.log_metrics(state.to_log, state.timestamp)
                 state = state.evolve_unchecked(to_log=_EMPTY)
-            if observers:
-                logger = self.logger
-                logger.timestamp = state.timestamp
-                for running in observers:
-                    if (requested := running(state, logger)) is not None:
-                        self._join(requested)
+        except Exception as error:
+            add_origin_note(error, running, event.name)
+            raise
+        return state
+
+    def _observe(
+        self, observers: Sequence[Callable[..., Any]], event: Event, state: State
+    ) -> State:
+        logger = self.logger
+        logger.timestamp = state.timestamp
+        running: Any = None
+        try:
+            for running in observers:
+                if (requested := running(state, logger)) is not None:
+                    self._join(requested)
         except Exception as error:
             add_origin_note(error, running, event.name)
             raise

@@ -21,7 +21,7 @@ from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["EffectError", "ObserverError", "WriteGuard", "fingerprint", "fingerprint_changes"]
+__all__ = ["EffectError", "ObserverError", "fingerprint", "fingerprint_changes", "guard_writes"]
 
 _CHECKED = (
     "model",
@@ -133,57 +133,57 @@ def fingerprint(state: State) -> dict[str, Fingerprint]:
     return found
 
 
-class WriteGuard:
-    """Observers that surround the callbacks of an event, and find writes that change training.
+def guards_writes(event: Event, *, of_user: bool) -> bool:
+    """Return whether to guard an event; gradients are many, so only if a user's class listens."""
+    guarded = _GUARDED.get(event)
+    return guarded is not None and (of_user or guarded != _OF_GRADIENTS)
+
+
+def guard_writes(observe: Callable[[State], State], event: Event) -> Callable[[State], State]:
+    """Return a call of the callbacks of an event that finds writes that change training.
 
     Writes are counted between the forward pass and the step only: those to the outputs before the
     loss, those to the loss after it, and those to the gradients after the backward pass.
+
+    Args:
+        observe: Calls them.
+        event: The event.
     """
+    what, tensors_of = _GUARDED[event]
 
-    __slots__ = ("event", "tensors", "tensors_of", "versions", "what")
-    name = "a callback"
-
-    def __init__(self, event: Event) -> None:
-        self.event = event
-        self.what, self.tensors_of = _GUARDED[event]
-        self.tensors: Sequence[Tensor] = ()
-        self.versions: list[int | None] = []
-
-    @staticmethod
-    def guards(event: Event, *, of_user: bool) -> bool:
-        """Return whether to guard an event; gradients are many, so only if a user's class is."""
-        guarded = _GUARDED.get(event)
-        return guarded is not None and (of_user or guarded != _OF_GRADIENTS)
-
-    def begin(self, state: State, logger: Logger) -> None:
-        """Count the writes before the callbacks run."""
-        self.tensors = tensors = self.tensors_of(state)
-        try:
-            self.versions = list(map(_version, tensors))
-        except _UNREADABLE:
-            self.versions = [_read(_version, tensor) for tensor in tensors]
-
-    def end(self, state: State, logger: Logger) -> None:
-        """Raise an ObserverError if there were more since."""
-        tensors, versions = self.tensors, self.versions
-        self.begin(state, logger)
-        same = len(tensors) == len(self.tensors) and all(map(is_, tensors, self.tensors))
-        self.tensors = ()  # gradients would live until the next step
-        if same and versions == self.versions:
-            return
+    def guarded(state: State) -> State:
+        before = tensors_of(state)
+        versions = _versions(before)
+        observe(state)
+        after = tensors_of(state)
+        if versions == _versions(after) and all(map(is_, before, after)):
+            return state
         raise ObserverError(
-            f"a callback changed {self.what} in place at {self.event.name}, but callbacks must not "
+            f"a callback changed {what} in place at {event.name}, but callbacks must not "
             "change the state: compute on a clone(), or write an Algorithm. "
             "Trainer(check_effects=True) names the callback."
         )
 
+    return guarded
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int | None]:
+    """Return how often each tensor was written to, or None where that is not counted."""
+    try:
+        return list(map(_version, tensors))
+    except _UNREADABLE:
+        return [_read(_version, tensor) for tensor in tensors]
+
 
 def _gradients_of(state: State) -> Sequence[Tensor]:
     """Return the gradients that the optimizers read; to walk through the modules takes longer."""
-    found: list[Tensor] = []
-    for optimizer in state.optimizers:
-        for group in optimizer.param_groups:
-            found += [each for each in map(_grad, group["params"]) if each is not None]
+    found = [
+        gradient
+        for optimizer in state.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if (gradient := parameter.grad) is not None
+    ]
     return found if state.gradients is None else [*found, *state.gradients.values()]
 
 

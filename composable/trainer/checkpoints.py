@@ -85,10 +85,9 @@ class Checkpoints:
 
     # --- during training ---
 
-    def save_requested(self, state: State, event: Event) -> State:
-        """Fire a checkpoint event, and save if a callback requested it."""
+    def save_requested(self, state: State) -> State:
+        """Save if a callback requested it."""
         run = self.run
-        state = run.fire_joined(event, state)
         if not (run.dispatcher.pending and run.dispatcher.pop(Control.SAVE)):
             return state
         if not self.possible:

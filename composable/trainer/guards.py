@@ -64,14 +64,22 @@ class NonFiniteGuard(SavedFields):
     _consecutive: int = saved(Count, default=0)
     _pending: list[tuple[int, Tensor]] = attrs.field(factory=list)
 
-    def check_later(self, state: State) -> None:
-        """Check the loss of a batch with those of others: see `flush`."""
+    @property
+    def check(self) -> Callable[[State], State] | None:
+        """Checks the loss of a batch; None if losses may be infinite or NaN."""
+        if self.policy == "ignore":
+            return None
+        return self.check_now if self.immediate else self.check_later
+
+    def check_later(self, state: State) -> State:
+        """Check the loss of a batch with those of others, and return the state: see `flush`."""
         self._pending.append((state.timestamp.batch, state.loss))  # type: ignore[arg-type]
         if len(self._pending) >= _MAX_PENDING:
             self.flush()
+        return state
 
-    def check_now(self, state: State) -> None:
-        """Check the loss of a batch before the optimizers step.
+    def check_now(self, state: State) -> State:
+        """Check the loss of a batch before the optimizers step, and return the state.
 
         Raises:
             SkipBatch: The loss is not finite, and the policy is "skip".
@@ -82,7 +90,7 @@ class NonFiniteGuard(SavedFields):
         value, batch = loss.item(), state.timestamp.batch
         if math.isfinite(value):
             self._consecutive = 0
-            return
+            return state
         if weight := _nonfinite_weight(state.model):
             raise _weights_error(value, batch, weight)
         if self.policy != "skip":

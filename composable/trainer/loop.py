@@ -9,7 +9,7 @@ Algorithms act, and callbacks observe, in `fire`. The step is composed in `compo
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from composable.core.control import Control
@@ -22,17 +22,15 @@ from composable.optim.stepping import zero_grad
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.parameters import drop_batch, start_training, surgery
 from composable.trainer.run import Run
+from composable.trainer.step import scheduling
 from composable.trainer.training_data import Loaded
 
 __all__ = ["finished", "fit", "start", "train", "train_batch", "train_epoch"]
 
 # Module globals, since on Python 3.11 reading a member of an Enum costs more than firing it.
-BEFORE_DATALOADER = Event.BEFORE_DATALOADER
-BEFORE_SCHEDULER_STEP = Event.BEFORE_SCHEDULER_STEP
-AFTER_SCHEDULER_STEP = Event.AFTER_SCHEDULER_STEP
 BATCH_END = Event.BATCH_END
-BATCH_CHECKPOINT = Event.BATCH_CHECKPOINT
 LOG = Event.LOG
+EPOCH = TimeUnit.EPOCH
 
 _END = object()
 
@@ -97,7 +95,7 @@ def finished(run: Run, state: State) -> bool:
     whole = state.max_duration
     if whole is None:
         return False
-    if whole.unit is TimeUnit.EPOCH:  # an epoch ends with the loader, whatever its length
+    if whole.unit is EPOCH:  # an epoch ends with the loader, whatever its length
         return state.timestamp.epoch >= whole.value
     return reached(state, whole)
 
@@ -113,11 +111,11 @@ def train_epoch(run: Run, state: State) -> State:
     run.rates.check_epoch()
     complete = state.timestamp.batch_in_epoch == state.epoch_length
     batches, over = run.data.batches(state), complete and finished(run, state)
-    listens, seconds = run.dispatcher.listens(BEFORE_DATALOADER), run.seconds
+    begin, seconds = run.dispatcher.firing(Event.BEFORE_DATALOADER), run.seconds
     while True:
         started = time.perf_counter()
-        if listens:
-            state = run.fire(BEFORE_DATALOADER, drop_batch(state))
+        if begin is not None:
+            state = begin(drop_batch(state))
         loaded = next_batch(run, state, batches)
         seconds["data"] += time.perf_counter() - started
         if loaded is _END:
@@ -165,8 +163,8 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     )
     if run.flops_counter is not None:
         state = run.count_flops(run.flops_counter, state)
-    if rates.schedules or rates.every_batch:
-        state = schedule(run, state, rates.steps_of_batch())
+    if run.schedule is not None:
+        state = run.schedule(state)
     if run.batch_end is not None:
         state = run.batch_end(state)
     if logs:
@@ -176,9 +174,9 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     run.state = state  # an interruption from here on keeps the batch
     if run.evaluation.evaluators or run.dispatcher.pending:
         state = run.evaluate_due(before, state, BATCH_END)
-    if run.batch_checkpoint is not None or run.dispatcher.pending:
-        state = run.checkpoints.save_requested(state, BATCH_CHECKPOINT)
-    return state
+    if run.batch_checkpoint is not None:
+        state = run.batch_checkpoint(state)
+    return run.checkpoints.save_requested(state) if run.dispatcher.pending else state
 
 
 def end_epoch(run: Run, state: State) -> State:
@@ -193,31 +191,23 @@ def end_epoch(run: Run, state: State) -> State:
     if run.dispatcher.logger.destinations:  # the end of an epoch of unknown length
         state = log(run, before, state)
     if run.rates.every_epoch:
-        state = schedule(run, state, run.rates.steps_of_epoch())
+        state = scheduling(run.dispatcher.firing, run.rates.steps_of_epoch())(state)
     run.state = state  # an interruption from here on keeps the end of the epoch
     run.data.end_epoch()
     run.state = state = run.fire_joined(Event.EPOCH_END, state)
     state = run.evaluate_due(before, state, Event.EPOCH_END)
     if run.rates.plateaus and run.evaluation.is_current(run.evaluators[0], state):
         loss = state.metrics[run.evaluators[0].label]["loss"]
-        state = schedule(run, state, run.rates.steps_of_plateaus(loss))
-    return run.checkpoints.save_requested(state, Event.EPOCH_CHECKPOINT)
+        steps = run.rates.steps_of_plateaus(loss)
+        state = scheduling(run.dispatcher.firing, steps)(state)
+    return run.checkpoints.save_requested(run.fire_joined(Event.EPOCH_CHECKPOINT, state))
 
 
 def end_iteration(run: Run, state: State) -> State:
     """Count the iteration, and save if requested."""
     state = state.evolve(timestamp=state.timestamp.next_iteration())
     state = run.fire_joined(Event.ITERATION_END, state)
-    return run.checkpoints.save_requested(state, Event.ITERATION_CHECKPOINT)
-
-
-def schedule(run: Run, state: State, steps: Sequence[Callable[[State], None]]) -> State:
-    """Set the learning rates for the next batches: by each PyTorch scheduler, or all schedules."""
-    for step in steps:
-        state = run.fire(BEFORE_SCHEDULER_STEP, state)
-        step(state)
-        state = run.fire(AFTER_SCHEDULER_STEP, state)
-    return state
+    return run.checkpoints.save_requested(run.fire_joined(Event.ITERATION_CHECKPOINT, state))
 
 
 def log(run: Run, before: State, state: State) -> State:
@@ -231,4 +221,4 @@ def log(run: Run, before: State, state: State) -> State:
         return state
     metrics = {"loss/train": state.loss, **run.rates.last_lrs}
     run.dispatcher.logger.log_metrics(metrics, state.timestamp)
-    return run.fire(Event.LOG, state)
+    return run.fire(LOG, state)

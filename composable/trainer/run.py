@@ -28,7 +28,7 @@ from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import EvaluationLoop
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.microbatches import Microbatches
-from composable.trainer.step import Step, build_step
+from composable.trainer.step import Step, build_step, scheduling
 from composable.trainer.training_data import TrainingData
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class Run:
     after_dataloader: Step | None = attrs.field(init=False)
     """Fires the event for each batch of the loader that belongs to the step, if any listens."""
     step: Step = attrs.field(init=False)
+    schedule: Step | None = attrs.field(init=False)
+    """Sets the learning rates of the next batch, if they change after each batch."""
     batch_end: Step | None = attrs.field(init=False)
     batch_checkpoint: Step | None = attrs.field(init=False)
     recorders: list["RunRecorder"] = attrs.field(factory=list)
@@ -105,6 +107,8 @@ class Run:
         self.after_dataloader = self.dispatcher.firing(Event.AFTER_DATALOADER)
         if self.microbatches.groups and self.after_dataloader is not None:
             self.after_dataloader = partial(each_batch(self.fire), Event.AFTER_DATALOADER)
+        steps = self.rates.steps_of_batch()
+        self.schedule = scheduling(self.dispatcher.firing, steps) if steps else None
         self.batch_end = self._firing_joined(Event.BATCH_END)
         self.batch_checkpoint = self._firing_joined(Event.BATCH_CHECKPOINT)
         self.step = build_step(

@@ -9,7 +9,7 @@ What a run does not need is not composed in: without microbatches nothing splits
 listens between the forward and the backward pass, nothing builds the states that it would see.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
@@ -41,7 +41,7 @@ from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["Step", "build_step", "computes_loss"]
+__all__ = ["Step", "build_step", "computes_loss", "scheduling"]
 
 Step: TypeAlias = Callable[[State], State]
 Gradients: TypeAlias = Callable[..., State]
@@ -49,9 +49,6 @@ At: TypeAlias = Callable[[Event], Step | None]
 Watched: TypeAlias = AbstractContextManager[Any]
 
 _NOTHING: Watched = nullcontext()
-
-_BETWEEN = (Event.AFTER_FORWARD, Event.BEFORE_LOSS, Event.AFTER_LOSS, Event.BEFORE_BACKWARD)
-"""The events between the two passes."""
 
 
 def build_step(
@@ -73,41 +70,37 @@ def build_step(
         fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one, or
             before several processes send gradients and what they have fetched.
     """
-    at, scaler = dispatcher.firing, engine.scaler
-    observed = any(map(dispatcher.listens, _BETWEEN))
-    compute_loss = computes_loss(dispatcher.fire, engine.forward, observed=observed)
-    gradients = forward_backward(at, compute_loss, engine.backward)
+    at, algorithms, scaler = dispatcher.firing, dispatcher.plan.algorithms, engine.scaler
+    gradients = forward_backward(at, computes_loss(at, engine.forward), engine.backward)
     gradients = sum_gradients(gradients, engine, microbatches)
-    if dispatcher.plan.algorithms and microbatches.split:
+    if algorithms and microbatches.split:
         gradients = whole_loss(gradients, dispatcher, engine, microbatches)
     order = (fetch_ahead, gradients) if engine.carries else (gradients, fetch_ahead)
     gradients = compose(*order)
     if scaler.enabled:
-        check = None if guard.policy == "ignore" else guard.check_now
-        gradients = unscale_gradients(gradients, scaler, check)
-    if dispatcher.plan.algorithms:
+        gradients = unscale_gradients(gradients, scaler, guard.check and guard.check_now)
+    if algorithms:
         gradients = second_pass(gradients)
     if microbatches.auto and not engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
     begin = at(Event.BEFORE_TRAIN_BATCH)
     if microbatches.groups and begin is not None:
         begin = partial(each_batch(dispatcher.fire), Event.BEFORE_TRAIN_BATCH)
-    step = optimizer_step(
-        dispatcher,
-        rates,
-        guard,
+    parts = (
         begin,
         compose(gradients, at(Event.AFTER_TRAIN_BATCH)),
+        guard.check,
         at(Event.BEFORE_OPTIMIZER_STEP),
         compose(
             engine.step,
             at(Event.AFTER_OPTIMIZER_STEP),
             at(Event.BEFORE_ZERO_GRAD),
             zero_grad,
-            drop_requests if dispatcher.plan.algorithms else None,
+            drop_requests if algorithms else None,
             at(Event.AFTER_ZERO_GRAD),
         ),
     )
+    step = optimizer_step(dispatcher, rates, *parts) if algorithms else compose(*parts)
     if scaler.enabled:
         step = skip_overflow(step, dispatcher, scaler)
     return compose(at(Event.BATCH_START), skip_batches(step, dispatcher, guard))
@@ -130,23 +123,21 @@ def compose(*functions: Step | None) -> Step:
 # --- gradients ---
 
 
-def computes_loss(
-    fire: Callable[[Event, State], State], forward: ForwardPass, *, observed: bool = True
-) -> Callable[..., tuple[State, Any, Tensor, Tensor]]:
+def computes_loss(at: At, forward: ForwardPass) -> Callable[..., tuple[State, Any, Tensor, Tensor]]:
     """Return the forward pass and the loss, with the events in between; in external loops too.
 
     The result is the state, the outputs, the loss of the loss function, and the loss after the
-    events.
+    events. If nothing listens to the events, the states that a listener would see are not built.
 
     Args:
-        fire: Fires an event.
+        at: Returns what fires an event, or None if nothing listens.
         forward: Computes outputs and losses.
-        observed: Whether anything listens to the events in between. If nothing does, the states
-            that it would see are not built.
     """
     outputs_of, loss_of = forward.outputs, forward.loss
-    # Reading a member of an Enum costs more than firing it, on Python 3.11.
-    after_forward, before_loss, after_loss, before_backward = (partial(fire, e) for e in _BETWEEN)
+    events = at(Event.AFTER_FORWARD), at(Event.BEFORE_LOSS)
+    events_of_loss = at(Event.AFTER_LOSS), at(Event.BEFORE_BACKWARD)
+    observed = any((*events, *events_of_loss))
+    with_outputs, with_loss = compose(*events), compose(*events_of_loss)
 
     def computed(
         state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
@@ -158,10 +149,10 @@ def computes_loss(
                 loss = loss_of(state, outputs)
             check_loss(loss)  # beside a watch, which sees each look at the tensor
             return state, outputs, loss, loss
-        state = before_loss(after_forward(state.evolve_unchecked(outputs=outputs)))
+        state = with_outputs(state.evolve_unchecked(outputs=outputs))
         with around_loss:
             loss = check_loss(loss_of(state, state.outputs))
-            state = before_backward(after_loss(state.evolve_unchecked(loss=loss)))
+            state = with_loss(state.evolve_unchecked(loss=loss))
         return state, state.outputs, loss, state.loss  # type: ignore[return-value]
 
     return computed
@@ -241,25 +232,25 @@ def second_pass(gradients: Gradients) -> Gradients:
 def optimizer_step(
     dispatcher: Dispatcher,
     rates: LearningRates,
-    guard: NonFiniteGuard,
     begin: Step | None,
     gradients: Step,
+    check: Step | None,
     change: Step | None,
     update: Step,
 ) -> Step:
     """Compute gradients, check the loss, and step: `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`.
 
+    Without algorithms, which replace the batch and make requests, it is the composition of these.
+
     Args:
         dispatcher: It has the loggers.
         rates: The learning rates.
-        guard: Checks the loss.
         begin: Fires `BEFORE_TRAIN_BATCH`, if anything listens.
         gradients: Computes the gradients.
+        check: Checks the loss, if losses are checked.
         change: Fires `BEFORE_OPTIMIZER_STEP`, if anything listens.
         update: Steps the optimizers, and drops the gradients.
     """
-    check = guard.check_now if guard.immediate else guard.check_later
-    checks = guard.policy != "ignore"
 
     def step(state: State) -> State:
         outer, state = state, state if begin is None else begin(state)
@@ -273,7 +264,7 @@ def optimizer_step(
         state = gradients(state)
         if state.batch is not outer.batch or state.loss_fn is not outer.loss_fn:
             state = state.evolve_unchecked(batch=outer.batch, loss_fn=outer.loss_fn)
-        if checks:
+        if check is not None:
             check(state)
         if change is not None:
             state = change(state)
@@ -294,3 +285,24 @@ def drop_requests(state: State) -> State:
     if state.gradients is None and not state.whole_loss:
         return state
     return state.evolve_unchecked(gradients=None, whole_loss=False)
+
+
+def scheduling(at: At, steps: Sequence[Callable[[State], None]]) -> Step:
+    """Set the learning rates for the next batches: by each PyTorch scheduler, or all schedules.
+
+    Args:
+        at: Returns what fires an event, or None if nothing listens.
+        steps: What sets learning rates at the time of a state.
+    """
+    before, after = at(Event.BEFORE_SCHEDULER_STEP), at(Event.AFTER_SCHEDULER_STEP)
+
+    def scheduled(state: State) -> State:
+        for step in steps:
+            if before is not None:
+                state = before(state)
+            step(state)
+            if after is not None:
+                state = after(state)
+        return state
+
+    return scheduled

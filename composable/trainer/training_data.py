@@ -122,15 +122,16 @@ class TrainingData:
             self._compares = False
             self._compare_first_batch(state)
         begins = not now.batch_in_epoch
-        count, tokens = state.batch_spec.count, self.count_tokens or (lambda _: 0)
+        count, tokens = state.batch_spec.count, self.count_tokens
         if self.groups:
-            count, tokens = (partial(total_weight, weight=one) for one in (count, tokens))
+            count = partial(total_weight, weight=count)
+            tokens = tokens and partial(total_weight, weight=tokens)
         for batch in batches:
             if begins:
                 begins, step = False, now.batch * self.batches_per_step
                 digest = digest_of(batches_of(batch)[0])
                 self._first_batch = {"epoch": now.epoch, "step": step, "digest": digest}
-            yield batch, count(batch), tokens(batch)
+            yield batch, count(batch), tokens(batch) if tokens else 0
 
     def _compare_first_batch(self, state: State) -> None:
         """Read the first batch of the saved epoch again, and warn if it is another one.

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-_AHEAD = 256  # seeds are computed so many at a time
+_BLOCK = 32  # seeds are computed so many at a time
 
 
 def accelerator() -> str | None:
@@ -114,7 +114,7 @@ def seed_epoch(seed: int | Key, epoch: int) -> None:
 
 def epoch_seed(seed: int | Key, epoch: int) -> int:
     """Return the seed of an epoch."""
-    return _stream(_number(seed), "epoch").at(_integer("epoch", epoch))
+    return _seed_at(seed, "epoch", _integer("epoch", epoch))
 
 
 def seed_fetch(seed: int | Key, step: int, shard: int = 0) -> None:
@@ -125,12 +125,12 @@ def seed_fetch(seed: int | Key, step: int, shard: int = 0) -> None:
 
 def fetch_seed(seed: int | Key, step: int) -> int:
     """Return the seed for fetching the batch of a step."""
-    return _stream(_number(seed), "fetch").at(_integer("step", step))
+    return _seed_at(seed, "fetch", _integer("step", step))
 
 
 def seed_order(seed: int | Key, step: int) -> None:
     """Seed the global generators for a sampler that draws the batch of a step during iteration."""
-    _seed_all(_stream(_number(seed), "order").at(step))
+    _seed_all(_seed_at(seed, "order", step))
 
 
 def seed_example(key: Key) -> None:
@@ -142,7 +142,8 @@ def seed_example(key: Key) -> None:
 def seed_step(seed: int | Key, step: int, microbatch: int = 0) -> None:
     """Seed PyTorch's generators for the forward pass of a step, such as its dropout."""
     number = seed.seed if type(seed) is Key else _number(seed)
-    folded = _stream(number, "step").at(step if type(step) is int else _integer("step", step))
+    step = step if type(step) is int else _integer("step", step)
+    folded = _seeds(number, "step", step // _BLOCK)[step % _BLOCK]
     own = type(microbatch) is not int or microbatch
     seed_torch(fold_in(folded, _integer("microbatch", microbatch)) if own else folded)
 
@@ -157,43 +158,19 @@ def _number(seed: int | Key) -> int:
     return as_key(seed).seed
 
 
-class SeedStream:
-    """`fold_in(seed, i)` for integers that mostly count up, computed many at a time.
+def _seed_at(seed: int | Key, name: str, i: int) -> int:
+    return _seeds(_number(seed), name, i // _BLOCK)[i % _BLOCK]
+
+
+@lru_cache(maxsize=512)
+def _seeds(seed: int, name: str, block: int) -> tuple[int, ...]:
+    """Return the seeds of a block of steps for one kind of seeding.
 
     Folding one number between two training steps takes five times as long as in a row, since its
     code and data have left the cache by then.
-
-    Example:
-        >>> from composable.core.key import fold_in
-        >>> from composable.utils.reproducibility import SeedStream
-        >>> stream = SeedStream(17)
-        >>> [stream.at(i) for i in (5, 6, 2)] == [fold_in(17, i) for i in (5, 6, 2)]
-        True
     """
-
-    __slots__ = ("_block", "_last", "_seed")
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._last = -2
-        self._block: tuple[int, list[int]] = 0, []
-
-    def at(self, i: int) -> int:
-        """Return the seed of `i`."""
-        first, seeds = self._block
-        last, self._last = self._last, i
-        if 0 <= i - first < len(seeds):
-            return seeds[i - first]
-        if i != last + 1:
-            return fold_in(self._seed, i)
-        self._block = i, [fold_in(self._seed, each) for each in range(i, i + _AHEAD)]
-        return self._block[1][0]
-
-
-@lru_cache(maxsize=64)
-def _stream(seed: int, name: str) -> SeedStream:
-    """Return the seeds of one kind of seeding."""
-    return SeedStream(fold_in(seed, name))
+    folded = fold_in(seed, name)
+    return tuple(fold_in(folded, i) for i in range(block * _BLOCK, (block + 1) * _BLOCK))
 
 
 def get_random_seed() -> int:

@@ -29,7 +29,7 @@ WAY = [
     ("trainer/step.py", "optimizer_step", "check that the loss is finite", "AFTER_TRAIN_BATCH"),
     ("trainer/step.py", "build_step", "step the optimizers", "BEFORE/AFTER_OPTIMIZER_STEP"),
     ("trainer/step.py", "build_step", "free the gradients", "BEFORE/AFTER_ZERO_GRAD"),
-    ("trainer/loop.py", "schedule", "set the next learning rates", "BEFORE/AFTER_SCHEDULER_STEP"),
+    ("trainer/step.py", "scheduling", "set the next learning rates", "BEFORE/AFTER_SCHEDULER_STEP"),
     ("trainer/loop.py", "log", "log what is due", "BATCH_END, LOG"),
     (None, "Evaluation, Checkpoints", "evaluate, save what is due", "EVAL_*, BATCH_CHECKPOINT"),
 ]

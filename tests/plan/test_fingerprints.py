@@ -183,7 +183,7 @@ def test_without_the_check_a_hook_is_called_as_it_is():
     careless = Careless()
     dispatcher = Dispatcher(Plan.compile(callbacks=[careless]), Logger())
 
-    (_, (hook,)) = dispatcher._table[Event.BATCH_END]
+    hooks, _ = dispatcher.firing(Event.BATCH_END).args
 
-    assert hook == careless.batch_end
+    assert hooks == (careless.batch_end,)
     fire(Event.BATCH_START, check_effects=True)  # an event at which it writes nothing

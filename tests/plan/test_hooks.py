@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from composable import Callback, Event, LoggerDestination, register_global_callback
 from composable._other_trainers import HOOKS
 from composable.algorithms import GradientClipping
-from composable.plan.effects import ObserverError, WriteGuard
+from composable.plan.effects import ObserverError, guards_writes
 from composable.plan.global_callbacks import global_callbacks
 from tests.support.models import linear
 from tests.support.runs import make_trainer
@@ -190,7 +190,7 @@ def test_gradients_are_guarded_for_callbacks_of_users_alone():
     def norms(self, state, logger):
         {name: gradient.norm() for name, gradient in state.current_gradients().items()}
 
-    assert not WriteGuard.guards(Event.AFTER_BACKWARD, of_user=False)
+    assert not guards_writes(Event.AFTER_BACKWARD, of_user=False)
     for event in ("after_backward", "after_train_batch", "before_optimizer_step"):
         make_trainer(callbacks=callback(event, norms), check_effects=False).fit()
 
