@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from composable._version import __version__
 from composable.cli import checkpoint, compare, diff, launch, replay, report
+from composable.cli._report import refuse
 
 __all__ = ["main"]
 
@@ -54,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     options.command_line = given
     options.script_arguments = script_arguments
-    from composable._support.printable import printable
     from composable.checkpoint import CheckpointError, MissingCheckpointError
 
     try:
@@ -62,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except CheckpointError as error:
-        print(*map(printable, f"composable: {error}".splitlines()), sep="\n", file=sys.stderr)
-        return 2 if isinstance(error, MissingCheckpointError) else 1
+        return refuse(error, 2 if isinstance(error, MissingCheckpointError) else 1)
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

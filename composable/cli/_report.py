@@ -1,11 +1,19 @@
-"""Printing of the reports of `composable replay` and `composable diff`."""
+"""Printing of reports and errors, with the exit status."""
 
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["print_report"]
+from composable._support.printable import printable
+
+__all__ = ["print_report", "refuse"]
+
+
+def refuse(error: Exception, status: int = 2) -> int:
+    """Print an error, and return the exit status."""
+    print(*map(printable, f"composable: {error}".splitlines()), sep="\n", file=sys.stderr)
+    return status
 
 
 def print_report(make: Callable[[], Any]) -> int:
@@ -14,14 +22,12 @@ def print_report(make: Callable[[], Any]) -> int:
     Args:
         make: Creates the report, which has an attribute `same`.
     """
-    from composable._support.printable import printable
     from composable.checkpoint.errors import CheckpointError
 
     try:
         report = make()
     except CheckpointError as error:
-        print(*map(printable, f"composable: {error}".splitlines()), sep="\n", file=sys.stderr)
-        return 2
+        return refuse(error)
     except Exception:  # raised by the script of a replay
         traceback.print_exc()
         return 2

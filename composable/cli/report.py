@@ -4,6 +4,9 @@ import argparse
 import sys
 from typing import Any
 
+from composable._support.printable import printable
+from composable.cli._report import refuse
+
 __all__ = ["add_report"]
 
 
@@ -29,7 +32,6 @@ def add_report(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from composable._support.printable import printable
     from composable.report.page import write_report
     from composable.report.recorded_run import find_runs
 
@@ -40,8 +42,7 @@ def _run(options: argparse.Namespace) -> int:
                 print(printable(f"{run.folder}: {problem}"), file=sys.stderr)
         path = write_report(runs, options.output, title=options.title)
     except (ImportError, ValueError, OSError) as error:
-        print(printable(f"composable: {error}"), file=sys.stderr)
-        return 2
+        return refuse(error)
     noun = "run" if len(runs) == 1 else "runs"
     print(printable(f"{path}: {len(runs)} {noun}, {path.stat().st_size / 1e6:.1f} MB"))
     return 0
