@@ -15,7 +15,7 @@ import torch
 
 from composable._support.checks import check_count, check_flag, check_range
 from composable._version import __version__
-from composable.comparison.arms import Arm, RunArm, as_arms, check_composed, derive, repeat
+from composable.comparison.arms import Arm, as_arms, check_composed, derive, repeat
 from composable.comparison.budget import count_batches
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
@@ -59,7 +59,6 @@ class Design:
     seed_offset: int
     """Of the seeds of the A/A arm."""
     epoch_length: int | None
-    device: str
 
     @property
     def tuned(self) -> bool:
@@ -102,7 +101,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     function = build if run is None else run
     _check(target, flags)
     reporting, tuning, offset = choose_seeds(seeds, tuning_seeds)
-    first, *others = as_arms(arms, baseline, Arm if run is None else RunArm)
+    first, *others = as_arms(arms, baseline, of_loop=build is None)
     named = derive(
         first, others, leave_one_out=flags["leave_one_out"], add_one_in=flags["add_one_in"]
     )
@@ -177,7 +176,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         notes=tuple(notes),
     ).with_schedules(schedules_of(given, named, own))
     by_name = {arm.name: arm for arm in named}
-    return Design(subject, by_name, protocol, tried, offset, epoch_length, device)
+    return Design(subject, by_name, protocol, tried, offset, epoch_length)
 
 
 def _check(target: Any, flags: Mapping[str, Any]) -> None:
