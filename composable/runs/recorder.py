@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -35,8 +35,8 @@ __all__ = ["RunRecorder"]
 _INTERVAL = 100
 
 
-class StepObserver(Protocol):
-    """Receives what a run would record."""
+class StepObserver:
+    """Receives what a run would record, and ignores it."""
 
     def on_begin(self, description: Mapping[str, Any]) -> None:
         """Receive the description of the run."""
