@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from composable.cli._report import refuse
+from composable.cli._errors import refuse
 from composable.comparison.compare import NothingToCompareError, compare
 
 __all__ = ["UsageError", "load_script", "parse_durations", "parse_tune", "run_comparison"]
