@@ -148,16 +148,14 @@ def replay_script(
     batch: int,
     arguments: Sequence[str] | None = None,
     changed: bool = False,
-    say: Callable[[str], object] = print,
 ) -> Report:
-    """Run the script of a recorded run up to one batch: see `replay`.
+    """Print the script of a recorded run, and run it up to one batch: see `replay`.
 
     Args:
         run: The `save_folder` of the run.
         batch: The batch of the run, from 0.
         arguments: The arguments of the script; the recorded ones if None.
         changed: Run the script even if it has changed.
-        say: Called with the script and its arguments before it runs.
 
     Raises:
         ReplayError: The script does not exist, or has changed.
@@ -172,7 +170,7 @@ def replay_script(
         )
     script = _Script.of(record, run)
     script.check(run, changed=changed)
-    say(f"running {script}\n     in {printable(script.cwd)}")
+    print(f"running {script}\n     in {printable(script.cwd)}")
     folder = Path(run).absolute()  # before the script's own folder is entered
     return replay(script.run, folder, batch=batch)
 
@@ -203,7 +201,8 @@ class _Script:
     @classmethod
     def of(cls, record: Mapping[str, Any], run: str | Path) -> "_Script":
         try:
-            return cls(*(record.get(field.name) for field in attrs.fields(cls)))
+            given: Any = {field.name: record.get(field.name) for field in attrs.fields(cls)}
+            return cls(**given)
         except TypeError:
             raise ReplayError(
                 f"{run} was not written by a script; call composable.replay with a function that "
