@@ -44,12 +44,9 @@ class Arm:
     @property
     def takes(self) -> Mapping[str, inspect.Parameter]:
         """The hyperparameters of its function."""
-        return inspect.signature(self.value).parameters if self.is_function else {}
-
-    @property
-    def is_function(self) -> bool:
-        """Whether its composition depends on hyperparameters."""
-        return callable(self.value) and not self.of_loop
+        if callable(self.value) and not self.of_loop:
+            return inspect.signature(self.value).parameters
+        return {}
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the compared function, without the seed and the duration."""
@@ -188,7 +185,7 @@ def derive(
 
 def _fixed(arm: Arm) -> Recipe | None:
     """Return the composition of an arm that is not a function."""
-    return None if arm.of_loop or arm.is_function else arm.recipe({})
+    return None if arm.of_loop or callable(arm.value) else arm.recipe({})
 
 
 def _labels(algorithms: Sequence[Any]) -> list[str]:

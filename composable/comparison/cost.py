@@ -1,4 +1,4 @@
-"""The cost of a step of each arm, measured in turn on this machine, and what runs cost by it.
+"""The cost of a step of each arm, measured in turn on this machine.
 
 Each arm trains in a process of its own, one process at a time: a run is cut into blocks, and in
 each round every arm trains its next block, in a random order. A change in the speed of the machine
@@ -11,8 +11,8 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise
-from statistics import fmean, quantiles
+from itertools import chain
+from statistics import fmean
 
 import attrs
 
@@ -25,11 +25,8 @@ __all__ = [
     "interleave",
     "join_costs",
     "paused_run",
-    "process_seconds",
     "rescale_cost",
-    "run_seconds",
     "step_cost",
-    "step_seconds",
 ]
 
 _BLOCKS, _POINTS = 15, 5
@@ -128,7 +125,7 @@ def step_cost(trial: Trial, blocks: Sequence[TimedBlock], steps: int) -> StepCos
 
 def rescale_cost(cost: StepCost, measured: StepCost, reference: StepCost) -> StepCost:
     """Scale costs by those of the baseline in the same measurement and in a reference."""
-    now, then = fmean(step_seconds(measured)), fmean(step_seconds(reference))
+    now, then = fmean(measured.step_seconds), fmean(reference.step_seconds)
     factor = then / now if now else 1.0
     return attrs.evolve(
         cost, seconds=tuple(tuple(one * factor for one in rounds) for rounds in cost.seconds)
@@ -142,44 +139,3 @@ def join_costs(costs: Sequence[StepCost]) -> StepCost:
     seconds = tuple(tuple(chain.from_iterable(one[-rounds:] for one in row)) for row in rows)
     progress = costs[0].progress[: len(seconds)]
     return attrs.evolve(costs[0], progress=progress, seconds=seconds, processes=len(costs))
-
-
-# --- what runs cost ---
-
-
-def run_seconds(cost: StepCost, steps: int) -> float:
-    """Return the seconds of training of a run.
-
-    The cost of a step is interpolated linearly between the points, and constant before the first
-    and after the last one.
-    """
-    each = step_seconds(cost)
-    ends = [(0.0, each[0]), *zip(cost.progress, each, strict=True), (1.0, each[-1])]
-    return steps * sum((y - x) * (a + b) / 2 for (x, a), (y, b) in pairwise(ends))
-
-
-def step_seconds(cost: StepCost) -> tuple[float, ...]:
-    """Return the seconds of one step at each point: the geometric mean over the processes."""
-    return tuple(math.prod(one) ** (1 / len(one)) for one in process_seconds(cost))
-
-
-def process_seconds(cost: StepCost) -> list[list[float]]:
-    """Return the seconds of one step by point and process: the 25th percentile over the rounds.
-
-    Other load on the machine makes steps slower, never faster, so a low percentile is closer to
-    the cost itself than the mean is.
-    """
-    if not cost.progress or len(cost.progress) != len(cost.seconds) or not all(cost.seconds):
-        raise ValueError(
-            f"the cost of {cost.arm!r} must have seconds for each of its points, and has "
-            f"{len(cost.progress)} points and {[len(one) for one in cost.seconds]} rounds."
-        )
-    parts = [
-        zip(*[iter(rounds)] * (len(rounds) // cost.processes), strict=True)
-        for rounds in cost.seconds
-    ]
-    return [[_first_quartile(one) for one in part] for part in parts]
-
-
-def _first_quartile(values: Sequence[float]) -> float:
-    return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]

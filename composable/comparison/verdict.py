@@ -11,7 +11,6 @@ from typing import Literal
 
 import attrs
 
-from composable.comparison.cost import run_seconds
 from composable.comparison.records import Protocol, StepCost
 from composable.comparison.statistics import Power, Shares
 
@@ -102,7 +101,7 @@ class Quality:
     @property
     def seconds(self) -> float:
         """The time of the schedule, by the cost of its steps."""
-        return run_seconds(self.cost, self.steps)
+        return self.cost.run_seconds(self.steps)
 
 
 @attrs.frozen(kw_only=True)

@@ -11,11 +11,8 @@ from composable.comparison.cost import (
     interleave,
     join_costs,
     paused_run,
-    process_seconds,
     rescale_cost,
-    run_seconds,
     step_cost,
-    step_seconds,
 )
 from composable.comparison.records import StepCost
 from composable.comparison.trial import Compared, TrialRequest
@@ -28,32 +25,32 @@ def cost(points, seconds):
 
 
 def test_a_constant_cost_is_proportional_to_the_steps():
-    assert run_seconds(cost((0.1, 0.5, 0.9), [[2.0]] * 3), 100) == pytest.approx(200)
-    assert run_seconds(cost((0.5,), [[2.0]]), 0) == 0
+    assert cost((0.1, 0.5, 0.9), [[2.0]] * 3).run_seconds(100) == pytest.approx(200)
+    assert cost((0.5,), [[2.0]]).run_seconds(0) == 0
 
 
 def test_a_cost_is_interpolated_between_the_points_and_constant_outside():
     rising = cost((0.25, 0.5), [[1.0], [3.0]])
 
-    assert run_seconds(rising, 100) == pytest.approx(25 * 1 + 25 * 2 + 50 * 3)
+    assert rising.run_seconds(100) == pytest.approx(25 * 1 + 25 * 2 + 50 * 3)
 
 
 def test_of_midpoints_the_whole_run_has_the_mean_cost():
     several = cost((0.1, 0.3, 0.5, 0.7, 0.9), [[1.0], [5.0], [2.0], [7.0], [3.0]])
 
-    assert run_seconds(several, 10) == pytest.approx(10 * 18 / 5)
+    assert several.run_seconds(10) == pytest.approx(10 * 18 / 5)
 
 
 def test_the_cost_of_a_step_is_the_25th_percentile_of_the_rounds():
-    assert step_seconds(cost((0.5,), [[5.0, 1.0, 2.0, 3.0, 90.0]])) == (2.0,)
-    assert step_seconds(cost((0.5,), [[4.0]])) == (4.0,)
+    assert cost((0.5,), [[5.0, 1.0, 2.0, 3.0, 90.0]]).step_seconds == (2.0,)
+    assert cost((0.5,), [[4.0]]).step_seconds == (4.0,)
 
 
 def test_the_cost_of_a_step_is_the_geometric_mean_over_the_processes():
     two = [5.0, 1.0, 2.0, 3.0, 90.0, 20.0, 4.0, 8.0, 12.0, 360.0]
     measured = attrs.evolve(cost((0.5,), [two]), processes=2)
-    assert process_seconds(measured) == [[2.0, 8.0]]
-    assert step_seconds(measured) == (4.0,)
+    assert measured.process_seconds == [[2.0, 8.0]]
+    assert measured.step_seconds == (4.0,)
 
 
 def test_processes_have_as_many_rounds_each():
@@ -70,10 +67,10 @@ def test_costs_of_several_processes_are_joined_by_the_rounds_that_all_have():
     assert join_costs([first, cost((0.5,), [[5.0, 6.0]])]).progress == (0.25,)
 
 
-@pytest.mark.parametrize("bad", [cost((), ()), cost((0.5,), [[]]), cost((0.2, 0.5), [[1.0]])])
+@pytest.mark.parametrize("bad", [((), ()), ((0.5,), [[]]), ((0.2, 0.5), [[1.0]])])
 def test_refuses_a_cost_without_measurements(bad):
     with pytest.raises(ValueError, match="must have seconds for each of its points"):
-        run_seconds(bad, 10)
+        cost(*bad)
 
 
 def test_a_later_measurement_is_scaled_to_the_speed_of_the_first():
