@@ -121,7 +121,7 @@ ARGUMENTS: Mapping[str, str] = _by_name(
     ("loss criterion loss_function compute_loss_func", "pass {loss_fn}(outputs, targets)"),
     ("class_weight sample_weight loss_weights weighted_metrics auto_scale_loss", _WEIGHTS),
     (
-        "label_smoothing_factor label_smoothing",
+        "label_smoothing_factor label_smoothing smoothing",
         "pass {algorithms}=[{composable.algorithms.LabelSmoothing}(0.1)]",
     ),
     (
@@ -166,7 +166,7 @@ ARGUMENTS: Mapping[str, str] = _by_name(
     ("precision_config", "pass {precision}={composable.Precision}(...)"),
     (
         "torch_compile torch_compile_backend torch_compile_mode compile_config jit_compile"
-        " use_compile",
+        " use_compile torchcompile",
         "pass {compile}=True, or a mapping of options of torch.compile",
     ),
     ("run_eagerly", "models run eagerly, unless you pass {compile}=True"),
@@ -214,10 +214,10 @@ ARGUMENTS: Mapping[str, str] = _by_name(
     ("output_dir default_root_dir save_dir checkpoint_dir dirpath", "pass {save_folder}"),
     (
         "save_strategy save_steps save_freq save_every enable_checkpointing every_n_epochs"
-        " every_n_train_steps",
+        " every_n_train_steps recovery_interval",
         _SAVE,
     ),
-    ("save_total_limit save_top_k", "pass {save_num_checkpoints_to_keep}"),
+    ("save_total_limit save_top_k checkpoint_hist", "pass {save_num_checkpoints_to_keep}"),
     ("save_only_model", "pass {save_weights_only}"),
     (
         "save_latest_filename save_last",
@@ -227,8 +227,8 @@ ARGUMENTS: Mapping[str, str] = _by_name(
     ("save_on_each_node", "one process saves, to a folder that all machines share"),
     ("enable_jit_checkpoint", "SIGTERM saves a checkpoint if there is a {save_folder}"),
     ("load_best_model_at_end restore_best_weights", "pass {load_best_at_end} and {save_best}"),
-    ("metric_for_best_model greater_is_better monitor", _BEST),
-    ("resume_from_checkpoint ckpt_path resume checkpoint initial_epoch", _RESUME),
+    ("metric_for_best_model greater_is_better monitor eval_metric", _BEST),
+    ("resume_from_checkpoint ckpt_path resume checkpoint initial_epoch start_epoch", _RESUME),
     (
         "load_object_store save_object_store model_registry",
         "files are local: download a checkpoint first, and pass its {load_path}",
@@ -286,7 +286,6 @@ ARGUMENTS: Mapping[str, str] = _by_name(
         " lr_noise lr_noise_pct lr_noise_std patience_epochs",
         "pass {schedulers}, such as {composable.optim.cosine}(warmup='5ep')",
     ),
-    ("start_epoch", _RESUME),
     ("no_resume_opt", "pass {load_weights_only}=True"),
     ("mixup", "pass {algorithms}=[{composable.algorithms.MixUp}(alpha=0.2)]"),
     ("cutmix cutmix_minmax", "pass {algorithms}=[{composable.algorithms.CutMix}(alpha=1.0)]"),
@@ -296,7 +295,6 @@ ARGUMENTS: Mapping[str, str] = _by_name(
     ),
     ("mixup_off_epoch", "pass {algorithms}=[{composable.during}('0ep', '100ep', ...)]"),
     ("mixup_mode", "pass {algorithms}=[{composable.algorithms.MixUp}(per_sample=True)]"),
-    ("smoothing", "pass {algorithms}=[{composable.algorithms.LabelSmoothing}(0.1)]"),
     ("aa", "pass {algorithms}=[{composable.algorithms.RandAugment}()]"),
     ("reprob remode recount resplit", "pass {algorithms}=[{composable.algorithms.CutOut}(...)]"),
     ("aug_splits jsd_loss", "see {composable.functional.jensen_shannon_loss}, for AugMix"),
@@ -306,13 +304,9 @@ ARGUMENTS: Mapping[str, str] = _by_name(
         "pass {algorithms}=[{composable.algorithms.EMA}(half_life='1ep')]",
     ),
     ("amp_dtype apex_amp native_amp", "pass {precision}='amp_bf16' or 'amp_fp16'"),
-    ("torchcompile", "pass {compile}=True, or a mapping of options of torch.compile"),
     ("grad_accum_steps", "pass {accumulate_batches}"),
     ("no_ddp_bb", _SHARD),
     ("output experiment", "pass {save_folder}"),
-    ("checkpoint_hist", "pass {save_num_checkpoints_to_keep}"),
-    ("recovery_interval", _SAVE),
-    ("eval_metric", _BEST),
     ("log_wandb", "pass {loggers}={composable.loggers.WandBLogger}()"),
     ("save_images", "pass {callbacks}=[{composable.callbacks.ImageVisualizer}('1ep')]"),
 )
@@ -321,7 +315,7 @@ ARGUMENTS: Mapping[str, str] = _by_name(
 METHODS: Mapping[str, str] = _by_name(
     ("train", "call {trainer.fit}()"),
     ("evaluate validate test evaluation_loop", "call {trainer.eval}()"),
-    ("training_step train_step", "call {trainer.train_batch}(state)"),
+    ("training_step train_step train_on_batch", "call {trainer.train_batch}(state)"),
     ("test_step validation_step prediction_step", "call {trainer.eval}() or {trainer.predict}"),
     ("save_model save_state save save_weights", "call {trainer.save_checkpoint}(path)"),
     ("save_checkpoint_to_save_folder", "call {trainer.save_checkpoint}(path)"),
@@ -351,7 +345,6 @@ METHODS: Mapping[str, str] = _by_name(
     ("create_scheduler create_optimizer_and_scheduler", "pass {optimizers} and {schedulers}"),
     ("compute_loss", "pass {loss_fn}(outputs, targets), or define loss(outputs, batch) in {model}"),
     ("predict_step predict_on_batch", "call {trainer.predict}(batches)"),
-    ("train_on_batch", "call {trainer.train_batch}(state)"),
     ("test_on_batch", "call {trainer.eval}(batches)"),
     ("save_hyperparameters hparams", "hyperparameters are logged by default"),
     ("load_from_checkpoint", "use {composable.checkpoint.load_weights}"),
@@ -384,7 +377,7 @@ STATE: Mapping[str, str] = _by_name(
     ("total_loss_dict", "the loss is {state.loss}, and the parts are among {state.outputs}"),
     ("optimizer", "the optimizers are {state.optimizers}"),
     ("lr_scheduler scheduler", "the schedulers are {state.schedulers}"),
-    ("is_world_process_zero is_global_zero", "see {state.is_main_process}"),
+    ("is_world_process_zero is_global_zero is_local_process_zero", "see {state.is_main_process}"),
     ("algorithms callbacks evaluators", "see {trainer.plan}; a state has none"),
     ("run_name save_metrics load_path profiler", "a state has values of the training only"),
     ("device_train_microbatch_size", "pass {microbatch_size} to the Trainer"),
@@ -392,7 +385,6 @@ STATE: Mapping[str, str] = _by_name(
     ("get_model_state_dict state_dict", "call {trainer.save_checkpoint}, or {state.to_json}()"),
     ("total_flos", "the number of operations is {state.flops}"),
     ("best_metric best_global_step best_model_checkpoint", "see {trainer.best}"),
-    ("is_local_process_zero", "see {state.is_main_process}"),
     (
         "logging_steps eval_steps save_steps",
         "they are {log_interval}, {eval_interval} and {save_interval} of the Trainer",
@@ -436,13 +428,13 @@ CLASSES: Mapping[str, str] = _by_name(
     ("LoadCheckpoint", "pass {load_path} to the Trainer"),
     ("TensorboardLogger TensorBoard SummaryWriter", "use {composable.loggers.TensorBoardLogger}"),
     ("WandbLogger WandbCallback", "use {composable.loggers.WandBLogger}"),
-    ("CometMLLogger", "use {composable.loggers.CometLogger}"),
+    ("CometMLLogger CometCallback", "use {composable.loggers.CometLogger}"),
     ("FileLogger", "use {composable.loggers.JSONLinesLogger}"),
     ("CSVLoggerCallback", "use {composable.loggers.CSVLogger}"),
     ("FusedLayerNorm", "use {composable.algorithms.LowPrecisionLayerNorm}"),
     ("Mixup", "use {composable.algorithms.MixUp}"),
     ("Cutmix", "use {composable.algorithms.CutMix}"),
-    ("Cutout", "use {composable.algorithms.CutOut}"),
+    ("Cutout RandomErasing", "use {composable.algorithms.CutOut}"),
     (
         "DecoupledAdamW DecoupledSGDW",
         "use torch.optim.AdamW or SGD; its weight decay is multiplied by the learning rate",
@@ -487,7 +479,6 @@ CLASSES: Mapping[str, str] = _by_name(
     ("DefaultFlowCallback", "pass {log_interval}, {eval_interval} and {save_interval}"),
     ("TensorBoardCallback", "use {composable.loggers.TensorBoardLogger}"),
     ("MLflowCallback", "use {composable.loggers.MLFlowLogger}"),
-    ("CometCallback", "use {composable.loggers.CometLogger}"),
     ("AzureMLCallback", "use {composable.loggers.AzureMLLogger}"),
     (
         "ClearMLCallback CodeCarbonCallback DVCLiveCallback DagsHubCallback FlyteCallback"
@@ -516,7 +507,6 @@ CLASSES: Mapping[str, str] = _by_name(
     ("LabelSmoothingCrossEntropy", "use {composable.algorithms.LabelSmoothing}"),
     ("SoftTargetCrossEntropy", "pass {loss_fn}=torch.nn.functional.cross_entropy"),
     ("JsdCrossEntropy AugMixDataset", "see {composable.functional.jensen_shannon_loss}"),
-    ("RandomErasing", "use {composable.algorithms.CutOut}"),
     ("NativeScaler ApexScaler", "pass {precision}='amp_fp16' to the Trainer"),
     ("CosineLRScheduler", "use {composable.optim.cosine}"),
     ("StepLRScheduler", "use {composable.optim.step}"),
