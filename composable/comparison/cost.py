@@ -18,7 +18,7 @@ import attrs
 
 from composable.comparison.building import BuildError
 from composable.comparison.records import StepCost, Trial
-from composable.comparison.trial import Compared, Stopwatch, TrialRequest, run_trial, yield_reports
+from composable.comparison.trial import Compared, Stopwatch, run_trial, yield_reports
 
 __all__ = [
     "TimedBlock",
@@ -46,7 +46,7 @@ class TimedBlock:
     """Of one step."""
 
 
-def paused_run(subject: Compared, request: TrialRequest, steps: int) -> Iterator[TimedBlock | None]:
+def paused_run(subject: Compared, trial: Trial, steps: int) -> Iterator[TimedBlock | None]:
     """Train a run of so many steps block by block; what is yielded first is None: it is set up.
 
     The first step of a block is not measured: the caches hold the data of another arm. A loop that
@@ -73,7 +73,7 @@ def paused_run(subject: Compared, request: TrialRequest, steps: int) -> Iterator
             watch.switch(part)
             begin, resumed, since = step, step, watch.read("training")
 
-        if error := run_trial(subject, request, pause).error:
+        if error := run_trial(subject, trial, pause).error:
             raise RuntimeError(error)
 
     return yield_reports(train)

@@ -20,8 +20,8 @@ from composable.comparison.budget import count_batches
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
 from composable.comparison.grids import configurations, grids_of, hyperparameters
-from composable.comparison.records import AMOUNT, Protocol, Purpose, Settings, Trial
-from composable.comparison.trial import Compared, TrialRequest
+from composable.comparison.records import AMOUNT, Protocol, Purpose, Settings
+from composable.comparison.trial import Compared
 from composable.core.result_names import (
     check_result,
     declared_modes,
@@ -50,8 +50,6 @@ class Design:
     """What is compared, and how."""
 
     subject: Compared
-    arms: Mapping[str, Arm]
-    """By name, the baseline first, and the A/A arm last."""
     protocol: Protocol
     """What is planned; nothing is chosen yet, and a budget may reduce it."""
     tried: Mapping[str, Sequence[Settings]]
@@ -70,10 +68,6 @@ class Design:
         tuning = self.protocol.tuning_seeds if purpose == "tuning" else ()
         offset = self.seed_offset if arm == self.protocol.repeated else 0
         return tuple(seed + offset for seed in tuning or self.protocol.seeds)
-
-    def request(self, trial: Trial) -> TrialRequest:
-        """Return the trial with the arguments of the compared function."""
-        return TrialRequest(trial, self.arms[trial.arm].arguments(trial.settings))
 
 
 def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
@@ -144,6 +138,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         notes.append(f"The comparison tuned nothing: every arm has {fixed}.")
     subject = Compared(
         function=function,
+        arms={arm.name: arm for arm in named},
         name=name,
         metrics=tuple(dict.fromkeys((reported, tuning_result))),
         split_evaluation=split,
@@ -175,8 +170,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         },
         notes=tuple(notes),
     ).with_schedules(schedules_of(given, named, own))
-    by_name = {arm.name: arm for arm in named}
-    return Design(subject, by_name, protocol, tried, offset, epoch_length)
+    return Design(subject, protocol, tried, offset, epoch_length)
 
 
 def _check(target: Any, flags: Mapping[str, Any]) -> None:

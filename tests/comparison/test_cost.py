@@ -15,9 +15,8 @@ from composable.comparison.cost import (
     step_cost,
 )
 from composable.comparison.records import StepCost
-from composable.comparison.trial import Compared, TrialRequest
 from tests.comparison.small import descend
-from tests.support.comparison import BATCHES, build, request, trial
+from tests.support.comparison import BATCHES, build, compared, loop_of, trial
 
 
 def cost(points, seconds):
@@ -110,7 +109,7 @@ def all_blocks(*arguments):
 
 def test_a_run_is_measured_from_its_first_step_to_its_last_in_blocks():
     steps = 10 * BATCHES
-    blocks = all_blocks(Compared(function=build), request(duration="10ep"), steps)
+    blocks = all_blocks(compared(build), trial(duration="10ep"), steps)
     assert len(blocks) == 15
     assert [one.end for one in blocks] == [4 * (at + 1) for at in range(15)]
     # The step after a pause is not measured.
@@ -127,19 +126,14 @@ def test_the_time_of_other_arms_is_not_counted(monkeypatch):
             now[0] += arm
             yield step, 0.5
 
-    subject = Compared(function=loop, name="run", metrics=("test/loss",))
-    runs = [
-        Here(subject, TrialRequest(trial(duration="30ba"), {"arm": seconds}), 30)
-        for seconds in (1.0, 3.0)
-    ]
+    runs = [Here(loop_of(loop, seconds), trial(duration="30ba"), 30) for seconds in (1.0, 3.0)]
     blocks, errors = interleave([run.advance for run in runs])
     assert errors == {}
     assert [{block.seconds for block in each} for each in blocks] == [{1.0}, {3.0}]
 
 
 def test_a_loop_that_yields_less_often_has_blocks_from_yield_to_yield():
-    subject = Compared(function=descend, name="run", metrics=("test/loss",))
-    blocks = all_blocks(subject, TrialRequest(trial(duration="30ba"), {"arm": {"factor": 1}}), 30)
+    blocks = all_blocks(loop_of(descend, {"factor": 1}), trial(duration="30ba"), 30)
     assert [(one.begin, one.end) for one in blocks] == [(at, at + 5) for at in range(5, 30, 5)]
 
 
@@ -182,6 +176,5 @@ def test_a_run_that_ends_before_its_second_step_has_no_block(how):
             raise OSError("no such data")
         yield 0, 1.0
 
-    subject = Compared(function=loop, name="run", metrics=("test/loss",))
     with pytest.raises((RuntimeError, BuildError), match=r"no such data|at least 1"):
-        next(paused_run(subject, TrialRequest(trial(), {"arm": None}), 30))
+        next(paused_run(loop_of(loop, None), trial(), 30))

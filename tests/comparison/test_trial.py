@@ -3,6 +3,7 @@
 import math
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,19 +13,20 @@ from torch.utils.data import DataLoader, TensorDataset
 from composable import Callback, Control
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver
+from composable.comparison import trial as trials
 from composable.comparison.building import BuildError
-from composable.comparison.trial import Compared, TrialRequest, yield_reports
-from composable.comparison.trial import run_trial as run_request
+from composable.comparison.trial import Compared, yield_reports
 from composable.core.algorithm import FunctionAlgorithm
 from composable.loggers import JSONLinesLogger
 from tests.comparison.small import descend
-from tests.support.comparison import BATCHES, build, examples, trial
+from tests.support.comparison import BATCHES, build, examples, loop_of, trial
 
 PLAIN = {"algorithms": []}
 
 
 def run_trial(build, arguments, trial, **options):
-    return run_request(Compared(function=build, **options), TrialRequest(trial, arguments))
+    arm = SimpleNamespace(arguments=lambda settings: arguments)
+    return trials.run_trial(Compared(function=build, arms={trial.arm: arm}, **options), trial)
 
 
 def test_records_each_evaluation():
@@ -321,8 +323,7 @@ def test_refuses_to_split_two_evaluators():
 
 
 def run_loop(loop, duration="10ba", **options):
-    subject = Compared(function=loop, name="run", metrics=("test/loss",), **options)
-    return run_request(subject, TrialRequest(trial(duration=duration), {"arm": {"factor": 1}}))
+    return trials.run_trial(loop_of(loop, {"factor": 1}, **options), trial(duration=duration))
 
 
 def test_a_loop_is_recorded_at_each_yield_with_a_result():
