@@ -318,10 +318,10 @@ def tune(
         for arm, settings in left.items():
             own = [at for at, trial in enumerate(trials) if trial.arm == arm]
             means = [fmean(scores[at] for at in own if trials[at].settings == s) for s in settings]
-            order = sorted(range(len(settings)), key=lambda i, means=means: -_known(means[i]))  # type: ignore[misc]
+            order = sorted(range(len(settings)), key=lambda i, means=means: -means[i])  # type: ignore[misc]
             left[arm] = [settings[i] for i in order]
             ran = [one for at in own if (one := results[at]) is not None]
-            if ran and all(_known(score(one)) == -math.inf for one in ran):
+            if ran and all(score(one) == -math.inf for one in ran):
                 errors = sorted({one.error for one in ran if one.error})
                 why = f": {errors[0]}" if errors else "."
                 notes.append(f"{arm}: no tuning trial of {rung.duration} has a result{why}")
@@ -341,11 +341,8 @@ def _score(design: Design, result: TrialResult | None) -> float:
     if not (result := stop_at_best(protocol, [result])).curve:
         return -math.inf
     sign = 1 if (protocol.tuning_mode or protocol.mode) == "max" else -1
-    return sign * result.curve[-1].metrics.get(protocol.tuning_metric, math.nan)
-
-
-def _known(score: float) -> float:
-    return -math.inf if math.isnan(score) else score
+    score = sign * result.curve[-1].metrics.get(protocol.tuning_metric, math.nan)
+    return score if math.isfinite(score) else -math.inf
 
 
 # --- the schedules that the analysis names ---

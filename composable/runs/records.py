@@ -100,7 +100,7 @@ def rotate_file(path: Path) -> None:
 class Rows(Mapping[int, dict[str, Any]]):
     """The recorded values of each batch, in a third of the memory of as many dictionaries.
 
-    Lines are kept as they were read, and parsed when their values are asked for.
+    Lines are kept as they were read, and parsed at each access.
     """
 
     def __init__(self) -> None:

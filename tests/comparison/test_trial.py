@@ -213,7 +213,6 @@ FAULTS = {
         ),
         "nonfinite_loss='rollback'",
     ),
-    "not a function": (17, "build=17 must be a function"),
 }
 
 
