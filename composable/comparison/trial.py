@@ -158,6 +158,7 @@ def run_trial(subject: Compared, trial: Trial, pause: Pause | None = None) -> Tr
     torch.set_num_threads(subject.threads)
     try:
         with preserve_rng():
+            seed_all(trial.seed)  # before the function of the arm is called, too
             outcome = follow(subject, trial, recorder)
     except BuildError:
         raise
@@ -284,7 +285,6 @@ def yield_reports(train: Callable[[Callable[[T], None]], object]) -> Iterator[T]
 def _follow_loop(subject: Compared, trial: Trial, recorder: _Recorder) -> Outcome:
     """Follow a generator: the time until a yield with a further step is that of training."""
     watch, duration = recorder.watch, Time.parse(trial.duration)
-    seed_all(trial.seed)
     watch.switch("training")
     yielded = subject.function(**subject.arguments(trial), seed=trial.seed, duration=duration)
     if not hasattr(yielded, "__next__"):

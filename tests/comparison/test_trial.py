@@ -14,6 +14,7 @@ from composable import Callback, Control
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver
 from composable.comparison import trial as trials
+from composable.comparison.arms import Arm
 from composable.comparison.building import BuildError
 from composable.comparison.trial import Compared, yield_reports
 from composable.core.algorithm import FunctionAlgorithm
@@ -54,6 +55,16 @@ def test_a_seed_determines_the_results_and_another_one_gives_others():
     ]
 
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_function_of_an_arm_draws_by_the_seed_of_the_trial():
+    drawn = []
+    arm = Arm("plain", lambda: drawn.append(torch.rand(()).item()) or [])
+    for seed in (0, 0, 1):
+        torch.rand(1)
+        trials.run_trial(Compared(function=build, arms={"plain": arm}), trial(seed, "1ba"))
+
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_restores_the_global_generators():
