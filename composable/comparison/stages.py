@@ -314,13 +314,13 @@ def tune(
         left = {arm: settings[: rung.count] for arm, settings in left.items()}
         trials = rung_trials(left, rung.duration, seeds, scale)
         results = run(trials)
-        scores = [*map(score, results)]
+        every = [(trial.arm, trial.settings) for trial in trials]
         for arm, settings in left.items():
-            own = [at for at, trial in enumerate(trials) if trial.arm == arm]
-            means = [fmean(scores[at] for at in own if trials[at].settings == s) for s in settings]
-            order = sorted(range(len(settings)), key=lambda i, means=means: -means[i])  # type: ignore[misc]
+            own = [(s, one) for (a, s), one in zip(every, results, strict=True) if a == arm]
+            means = [fmean(score(one) for tried, one in own if tried == s) for s in settings]
+            order = sorted(range(len(settings)), key=means.__getitem__, reverse=True)
             left[arm] = [settings[i] for i in order]
-            ran = [one for at in own if (one := results[at]) is not None]
+            ran = [one for _, one in own if one is not None]
             if ran and all(score(one) == -math.inf for one in ran):
                 errors = sorted({one.error for one in ran if one.error})
                 why = f": {errors[0]}" if errors else "."

@@ -178,6 +178,8 @@ def test_the_speed_up_by_result_is_the_first_panel():
     lines = [line for line in speedups.lines if len(line.get_xdata()) > 2]
     assert list(lines[0].get_ydata()) == [point.speedup.value for point in arm.curve]
     assert speedups.get_yscale() == results.get_xscale() == "log"
+    ends = [comparison.analysis[one.get_text()].qualities[-1].mean for one in labels_of(results)]
+    assert ends == sorted(ends, reverse=True)
     assert "better to the right" in speedups.get_xlabel()
     assert "better to the left" in make("minimum").plot().axes[0].get_xlabel()
 
