@@ -15,9 +15,7 @@ def costs(draw):
     points = sorted(draw(st.sets(st.integers(0, 100), min_size=1, max_size=6)))
     rounds = st.lists(positive, min_size=1, max_size=5)
     seconds = draw(st.lists(rounds, min_size=len(points), max_size=len(points)))
-    return StepCost(
-        "plain", {}, "1ep", tuple(one / 100 for one in points), tuple(map(tuple, seconds))
-    )
+    return StepCost("plain", "1ep", tuple(one / 100 for one in points), tuple(map(tuple, seconds)))
 
 
 @given(costs(), st.integers(1, 1000))

@@ -51,7 +51,7 @@ def costs(draw: st.DrawFn) -> StepCost:
     progress = draw(POINTS)
     rounds = st.lists(SECONDS, min_size=1, max_size=3).map(tuple)
     seconds = tuple(draw(rounds) for _ in progress)
-    return StepCost(draw(NAMES), draw(SETTINGS), draw(DURATIONS), progress, seconds)
+    return StepCost(draw(NAMES), draw(DURATIONS), progress, seconds)
 
 
 def tuples(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:

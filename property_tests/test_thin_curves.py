@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from composable.report.curves import Curve, thin
 
 values = st.floats(allow_nan=True, allow_infinity=True)
+MOST = st.integers(1, 3)  # so that most curves are thinned
 steps = st.lists(st.tuples(st.integers(1, 1000), values), max_size=300)
 
 
@@ -20,7 +21,7 @@ def curve_of(steps):
     return curve
 
 
-@given(steps, st.integers(1, 20))
+@given(steps, MOST)
 def test_drawn_points_are_points_of_the_curve_in_order(steps, most):
     curve = curve_of(steps)
 
@@ -31,7 +32,7 @@ def test_drawn_points_are_points_of_the_curve_in_order(steps, most):
     assert len(points) <= 2 * max(most, 1) + 2
 
 
-@given(steps, st.integers(1, 20))
+@given(steps, MOST)
 def test_the_lowest_and_the_highest_value_are_drawn(steps, most):
     curve = curve_of(steps)
 
@@ -44,7 +45,7 @@ def test_the_lowest_and_the_highest_value_are_drawn(steps, most):
     )
 
 
-@given(steps, st.integers(1, 20))
+@given(steps, MOST)
 def test_means_are_finite_and_within_the_extremes(steps, most):
     curve = curve_of(steps)
 
@@ -57,7 +58,7 @@ def test_means_are_finite_and_within_the_extremes(steps, most):
         assert min(finite) - slack <= mean <= max(finite) + slack
 
 
-@given(st.lists(steps, min_size=1, max_size=3), st.integers(1, 20))
+@given(st.lists(steps, min_size=1, max_size=3), MOST)
 def test_curves_of_one_grid_have_their_means_at_common_batches(several, most):
     curves = [curve_of(steps) for steps in several]
 

@@ -154,7 +154,7 @@ def _schedules(
         cost = min(
             costs,
             key=lambda one: (one.duration != duration, one.duration),
-            default=StepCost(arm, {}, duration, (0.5,), (tuple(own),)),
+            default=StepCost(arm, duration, (0.5,), (tuple(own),)),
         )
         batches = [run.batches for run in finished]
         steps = max(batches) if amount is None else round(fmean(batches))

@@ -256,9 +256,7 @@ def _given_costs(design: Design, cost: Mapping[str, float] | None) -> tuple[Step
     for arm, seconds in cost.items():
         check_range(f"cost[{arm!r}]", seconds, 0, ends="()")
     schedules = design.protocol.schedules
-    return tuple(
-        StepCost(arm, {}, schedules[arm][-1], (0.5,), ((float(cost[arm]),),)) for arm in arms
-    )
+    return tuple(StepCost(arm, schedules[arm][-1], (0.5,), ((float(cost[arm]),),)) for arm in arms)
 
 
 def _run(

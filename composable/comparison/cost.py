@@ -116,7 +116,6 @@ def step_cost(trial: Trial, blocks: Sequence[TimedBlock], steps: int) -> StepCos
     parts = [kept[at : at + rounds] for at in range(0, len(kept), rounds)]
     return StepCost(
         trial.arm,
-        trial.settings,
         trial.duration,
         tuple(min(1.0, fmean((b.begin + b.end) / 2 for b in part) / steps) for part in parts),
         tuple(tuple(block.seconds for block in part) for part in parts),

@@ -133,7 +133,6 @@ class StepCost:
     """The calibrated cost of the steps of an arm, at some points of its run."""
 
     arm: str
-    settings: Settings
     duration: str = attrs.field(validator=_duration)
     progress: tuple[float, ...] = attrs.field(validator=_ascending)
     """The points, ascending, within 0 and 1."""

@@ -20,7 +20,7 @@ from tests.support.comparison import BATCHES, build, compared, loop_of, trial
 
 
 def cost(points, seconds):
-    return StepCost("plain", {}, "100ba", tuple(points), tuple(map(tuple, seconds)))
+    return StepCost("plain", "100ba", tuple(points), tuple(map(tuple, seconds)))
 
 
 def test_a_constant_cost_is_proportional_to_the_steps():
