@@ -4,8 +4,6 @@ import sys
 
 from composable._support.printable import printable
 
-__all__ = ["refuse"]
-
 
 def refuse(error: Exception, status: int = 2) -> int:
     """Print an error, and return the exit status."""
