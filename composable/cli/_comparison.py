@@ -17,7 +17,6 @@ from typing import Any
 from composable.cli._errors import refuse
 from composable.comparison.compare import NothingToCompareError, compare
 
-
 _OWN = ("script", "arms", "arm", "recipe", "run", "command_line", "script_arguments")
 """The options that are not arguments of `compare`."""
 
