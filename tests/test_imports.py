@@ -4,7 +4,6 @@ import importlib
 import inspect
 import json
 import pickle
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -13,18 +12,13 @@ import pytest
 
 import composable
 from composable._support.extras import needs
+from tests.support.commands import run_python
 
 
 def run(*parts):
     """Run a script in a new process, and return the JSON that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", "".join(map(textwrap.dedent, parts))],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    output, _ = run_python("-c", "".join(map(textwrap.dedent, parts)))
+    return json.loads(output)
 
 
 @pytest.fixture(scope="module")

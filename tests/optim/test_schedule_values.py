@@ -90,6 +90,9 @@ def test_values_are_those_of_composer(name):
     assert given == pytest.approx([formula(t) for t in range(STEPS + 1)], abs=1e-12)
 
 
+START = Clock.at(batch=1, max_duration="8ba")
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -114,6 +117,9 @@ def test_values_are_those_of_composer(name):
         (lambda: values(warmup_stable_decay("13ba", warmup="12ba")), "includes both; pass shorter"),
         (lambda: values(warmup_stable_decay("9ba", duration="8ba")), "includes both; pass shorter"),
         (lambda: values(polynomial(2, duration="4ba", warmup="5ba")), "'5ba' is longer than dura"),
+        # Already in the first batch of the warm-up.
+        (lambda: exponential(0.5, "2sp", warmup="4ba")(START), "warmup='4ba' and period='2sp' can"),
+        (lambda: cosine_restarts("2sp", warmup="4ba")(START), "warmup='4ba' and period='2sp' can"),
     ],
 )
 def test_invalid_schedules_are_rejected_by_name(call, message):
@@ -159,6 +165,16 @@ def test_warmup_as_long_as_the_duration_ends_at_the_start_value(build, duration)
 
     given = values(schedule)[: end + 1]
     assert given == pytest.approx([schedule.start * k / end for k in range(end + 1)])
+
+
+@pytest.mark.parametrize("build", [linear, cosine])
+@pytest.mark.parametrize(
+    ("warmup", "duration"), [("5ba", "4ba"), ("3ep", "4ba"), ("10ba", "0.4dur")]
+)
+def test_warmup_may_be_longer_than_the_run_but_not_than_the_duration(build, warmup, duration):
+    with pytest.raises(ValueError, match=f"warmup='{warmup}' is longer than duration="):
+        values(build(warmup=warmup, duration=duration))
+    assert values(build(warmup="30ba"))[:2] == pytest.approx([0, 1 / 30])
 
 
 @pytest.mark.parametrize("factor", [1.5, 1.1, 2, 3])

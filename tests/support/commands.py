@@ -4,16 +4,26 @@ Importing torch takes longer than most commands.
 """
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from composable.cli import main
 from tests.support.processes import forkserver
 from tests.support.signals import set_signals
 
 LIMIT = 90  # seconds, after which a command counts as hanging
+
+
+def run_python(*arguments: object, status: int = 0, **options: Any) -> tuple[str, str]:
+    """Run an interpreter of its own; return what it writes to standard output and error."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout, done.stderr
 
 
 class Command(forkserver.Process):

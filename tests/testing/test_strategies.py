@@ -1,8 +1,5 @@
 """The strategies give what they say, and the same again."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +16,7 @@ from composable.testing import (
     states,
     token_batches,
 )
-from tests.support.commands import Command
+from tests.support.commands import Command, run_python
 
 
 @given(
@@ -103,10 +100,10 @@ def test_without_hypothesis_only_the_checks_are_available():
         "from composable.testing import batches\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    output, error = run_python("-c", code, status=1)
 
-    assert done.stdout == "checked\n"
-    assert 'pip install "composable[testing]"' in done.stderr
+    assert output == "checked\n"
+    assert 'pip install "composable[testing]"' in error
 
 
 def test_registered_torch_draws_the_same_in_every_example_and_is_restored(tmp_path):
