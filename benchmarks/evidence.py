@@ -428,7 +428,7 @@ def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
     with TemporaryDirectory() as folder:
         cache = Cache(Path(folder) / "trials", design.subject)
         pool = Workers(design.subject, cache, 1, Path(folder) / "logs")
-        costs, notes = measure_costs(design, pool, study)
+        costs, notes = measure_costs(pool, study)
     if notes:
         raise RuntimeError(" ".join(notes))
     return attrs.evolve(study, costs=costs)

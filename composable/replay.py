@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import attrs
+from attrs.validators import deep_iterable, instance_of, optional
 
 from composable._support.checks import as_path, check_count
 from composable._support.printable import printable, shorten
@@ -147,16 +148,14 @@ def replay_script(
     batch: int,
     arguments: Sequence[str] | None = None,
     changed: bool = False,
-    say: Callable[[str], object] = print,
 ) -> Report:
-    """Run the script of a recorded run up to one batch: see `replay`.
+    """Print the script of a recorded run, and run it up to one batch: see `replay`.
 
     Args:
         run: The `save_folder` of the run.
         batch: The batch of the run, from 0.
         arguments: The arguments of the script; the recorded ones if None.
         changed: Run the script even if it has changed.
-        say: Called with the script and its arguments before it runs.
 
     Raises:
         ReplayError: The script does not exist, or has changed.
@@ -171,7 +170,7 @@ def replay_script(
         )
     script = _Script.of(record, run)
     script.check(run, changed=changed)
-    say(f"running {script}\n     in {printable(script.cwd)}")
+    print(f"running {script}\n     in {printable(script.cwd)}")
     folder = Path(run).absolute()  # before the script's own folder is entered
     return replay(script.run, folder, batch=batch)
 
@@ -193,65 +192,63 @@ def _secret_argument(record: Mapping[str, Any]) -> str | None:
 class _Script:
     """The script of a recorded run."""
 
-    path: str
-    digest: str
-    module: str | None
-    arguments: tuple[str, ...]
-    cwd: str
+    script: str = attrs.field(validator=instance_of(str))
+    script_sha256: str = attrs.field(validator=instance_of(str))
+    module: str | None = attrs.field(validator=optional(instance_of(str)))
+    arguments: list[str] = attrs.field(validator=deep_iterable(instance_of(str), instance_of(list)))
+    cwd: str = attrs.field(validator=instance_of(str))
 
     @classmethod
     def of(cls, record: Mapping[str, Any], run: str | Path) -> "_Script":
-        names = ("script", "script_sha256", "cwd")
-        path, digest, cwd = (record.get(name) for name in names)
-        module, arguments = record.get("module"), record.get("arguments")
-        given = arguments if isinstance(arguments, list) else [None]
-        if not all(isinstance(one, str) for one in (path, digest, cwd, module or "", *given)):
+        try:
+            given: Any = {field.name: record.get(field.name) for field in attrs.fields(cls)}
+            return cls(**given)
+        except TypeError:
             raise ReplayError(
                 f"{run} was not written by a script; call composable.replay with a function that "
                 "trains."
-            )
-        return cls(str(path), str(digest), module or None, tuple(map(str, given)), str(cwd))
+            ) from None
 
     def __str__(self) -> str:
         """Return the command, in which control characters are escaped."""
-        named = ["python", "-m", self.module, f"({self.path})"] if self.module else [self.path]
+        named = ["python", "-m", self.module, f"({self.script})"] if self.module else [self.script]
         return printable(" ".join([*named[:3], *map(shlex.quote, self.arguments), *named[3:]]))
 
     def check(self, run: str | Path, *, changed: bool) -> None:
         """Check that the script exists and has not changed."""
-        now = hash_file(Path(self.path))
+        now = hash_file(Path(self.script))
         if now is None:
-            raise ReplayError(f"{self.path}, which wrote {run}, cannot be read.")
-        if now != self.digest and not changed:
+            raise ReplayError(f"{self.script}, which wrote {run}, cannot be read.")
+        if now != self.script_sha256 and not changed:
             raise ReplayError(
-                f"{self.path} has changed since it wrote {run}; pass --changed to run it anyway."
+                f"{self.script} has changed since it wrote {run}; pass --changed to run it anyway."
             )
         if not Path(self.cwd).is_dir():
-            raise ReplayError(f"{self.cwd}, in which {self.path} ran, is not a directory.")
+            raise ReplayError(f"{self.cwd}, in which {self.script} ran, is not a directory.")
 
     def _check_module(self) -> None:
         """Check that the module is the script, before it runs."""
         spec = importlib.util.find_spec(str(self.module))
         origin = None if spec is None else spec.origin
-        if origin is None or Path(origin).resolve() != Path(self.path).resolve():
+        if origin is None or Path(origin).resolve() != Path(self.script).resolve():
             raise ReplayError(
                 f"the module {printable(str(self.module))} is {origin}, and not the recorded "
-                f"script {printable(self.path)}; call composable.replay with a function that "
+                f"script {printable(self.script)}; call composable.replay with a function that "
                 "trains."
             )
 
     def run(self) -> None:
         """Run the script as it was started."""
         before = sys.argv, sys.path[:], Path.cwd()
-        sys.argv = [self.path, *self.arguments]
-        sys.path.insert(0, self.cwd if self.module else str(Path(self.path).parent))
+        sys.argv = [self.script, *self.arguments]
+        sys.path.insert(0, self.cwd if self.module else str(Path(self.script).parent))
         os.chdir(self.cwd)
         try:
             if self.module:
                 self._check_module()
                 runpy.run_module(self.module, run_name="__main__", alter_sys=True)
             else:
-                runpy.run_path(self.path, run_name="__main__")
+                runpy.run_path(self.script, run_name="__main__")
         finally:
             sys.argv, sys.path[:] = before[:2]
             os.chdir(before[2])
@@ -313,15 +310,7 @@ class DryRunOptions(TrainerOptions):
 
     def observer(self) -> StepObserver:
         """Return what receives the records in the place of a file."""
-        return _Ignore()
-
-
-class _Ignore:
-    def on_begin(self, description: Mapping[str, Any]) -> None:
-        pass
-
-    def on_step(self, batch: int, values: Mapping[str, Any]) -> None:
-        pass
+        return StepObserver()
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -352,7 +341,7 @@ class ReplayOptions(DryRunOptions):
 
 
 @attrs.define(eq=False)
-class Replay:
+class Replay(StepObserver):
     """A replay: the records to compare with, and the differences found so far."""
 
     folder: Path

@@ -21,7 +21,7 @@ from composable.comparison.study_file import InvalidRecordError, format_study, p
 NAMES = st.sampled_from(["baseline", "EMA + MixUp", "ä\ud800\n", "a/a"])
 DURATIONS = st.sampled_from(["10ba", "2ep", "0.5dur", "1h30m"])
 SECONDS = st.floats(min_value=0) | st.just(float("nan"))
-POINTS = st.lists(st.floats(0, 1), max_size=3).map(sorted).map(tuple)
+POINTS = st.lists(st.floats(0, 1), min_size=1, max_size=3).map(sorted).map(tuple)
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 SCALARS = st.none() | st.booleans() | st.integers() | NUMBERS | st.text(max_size=5)
 PLAIN: st.SearchStrategy[Any] = SCALARS | st.lists(SCALARS) | st.dictionaries(st.text(), SCALARS)
@@ -49,9 +49,9 @@ def results(draw: st.DrawFn) -> TrialResult:
 @st.composite
 def costs(draw: st.DrawFn) -> StepCost:
     progress = draw(POINTS)
-    rounds = st.lists(SECONDS, max_size=3).map(tuple)
+    rounds = st.lists(SECONDS, min_size=1, max_size=3).map(tuple)
     seconds = tuple(draw(rounds) for _ in progress)
-    return StepCost(draw(NAMES), draw(SETTINGS), draw(DURATIONS), progress, seconds)
+    return StepCost(draw(NAMES), draw(DURATIONS), progress, seconds)
 
 
 def tuples(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:

@@ -5,9 +5,10 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composable.report.curves import Curve, Grid
+from composable.report.curves import Curve, thin
 
 values = st.floats(allow_nan=True, allow_infinity=True)
+MOST = st.integers(1, 3)  # so that most curves are thinned
 steps = st.lists(st.tuples(st.integers(1, 1000), values), max_size=300)
 
 
@@ -20,22 +21,22 @@ def curve_of(steps):
     return curve
 
 
-@given(steps, st.integers(1, 20))
+@given(steps, MOST)
 def test_drawn_points_are_points_of_the_curve_in_order(steps, most):
     curve = curve_of(steps)
 
-    points = Grid.over([curve], most).thin(curve).points
+    points = thin([curve], most)[0].points
 
     assert set(points) <= set(curve.finite())
     assert points == sorted(set(points))
     assert len(points) <= 2 * max(most, 1) + 2
 
 
-@given(steps, st.integers(1, 20))
+@given(steps, MOST)
 def test_the_lowest_and_the_highest_value_are_drawn(steps, most):
     curve = curve_of(steps)
 
-    drawn = [value for _, value in Grid.over([curve], most).thin(curve).points]
+    drawn = [value for _, value in thin([curve], most)[0].points]
 
     finite = [value for _, value in curve.finite()]
     assert (min(drawn, default=None), max(drawn, default=None)) == (
@@ -44,11 +45,11 @@ def test_the_lowest_and_the_highest_value_are_drawn(steps, most):
     )
 
 
-@given(steps, st.integers(1, 20))
+@given(steps, MOST)
 def test_means_are_finite_and_within_the_extremes(steps, most):
     curve = curve_of(steps)
 
-    means = Grid.over([curve], most).thin(curve).means or []
+    means = thin([curve], most)[0].means or []
 
     finite = [value for _, value in curve.finite()]
     for _, mean in means:
@@ -57,12 +58,11 @@ def test_means_are_finite_and_within_the_extremes(steps, most):
         assert min(finite) - slack <= mean <= max(finite) + slack
 
 
-@given(st.lists(steps, min_size=1, max_size=3), st.integers(1, 20))
+@given(st.lists(steps, min_size=1, max_size=3), MOST)
 def test_curves_of_one_grid_have_their_means_at_common_batches(several, most):
     curves = [curve_of(steps) for steps in several]
-    grid = Grid.over(curves, most)
 
-    places = {batch for curve in curves for batch, _ in grid.thin(curve).means or []}
+    places = {batch for drawn in thin(curves, most) for batch, _ in drawn.means or []}
 
     assert len(places) <= most
 

@@ -20,8 +20,8 @@ def test_a_study_gets_costs_that_are_measured_now(monkeypatch):
     found = tuple(attrs.evolve(one, processes=2) for one in study.costs)
     measured = []
 
-    def measure(design, pool, given):
-        measured.append((list(design.arms), pool.count, given))
+    def measure(pool, given):
+        measured.append((list(pool.subject.arms), pool.count, given))
         return found, notes
 
     monkeypatch.setattr(evidence, "measure_costs", measure)

@@ -18,7 +18,7 @@ def folders(tmp_path):
 def script(folders, cwd, *arguments):
     path = folders / "named" / "replayed_module.py"
     digest = hash_file(path)
-    return _Script(str(path), digest, "replayed_module", arguments, str(folders / cwd))
+    return _Script(str(path), digest, "replayed_module", list(arguments), str(folders / cwd))
 
 
 def test_runs_the_module_that_is_the_named_script(folders):

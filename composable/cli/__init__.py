@@ -10,7 +10,7 @@ cannot start; 130, interrupted.
 
 Without a command, the help is printed, and `--version` prints the version.
 
-Each command has a module, whose `add` function adds it to the parser. Heavy imports are inside the
+Each command has an `add` function, which adds it to the parser. Heavy imports are inside the
 functions that run commands, so that `--help` is fast.
 """
 
@@ -20,7 +20,8 @@ import sys
 from collections.abc import Sequence
 
 from composable._version import __version__
-from composable.cli import checkpoint, compare, diff, launch, replay, report
+from composable.cli import checkpoint, compare, launch, recorded_runs
+from composable.cli._errors import refuse
 
 __all__ = ["main"]
 
@@ -43,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         checkpoint.add_checkpoint,
         compare.add_compare,
         launch.add_launch,
-        replay.add_replay,
-        diff.add_diff,
-        report.add_report,
+        recorded_runs.add_replay,
+        recorded_runs.add_diff,
+        recorded_runs.add_report,
     ):
         add(commands)
     if not own:
@@ -54,7 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     options.command_line = given
     options.script_arguments = script_arguments
-    from composable._support.printable import printable
     from composable.checkpoint import CheckpointError, MissingCheckpointError
 
     try:
@@ -62,8 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except CheckpointError as error:
-        print(*map(printable, f"composable: {error}".splitlines()), sep="\n", file=sys.stderr)
-        return 2 if isinstance(error, MissingCheckpointError) else 1
+        return refuse(error, 2 if isinstance(error, MissingCheckpointError) else 1)
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

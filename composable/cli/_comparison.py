@@ -14,8 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from composable._support.printable import printable
+from composable.cli._errors import refuse
 from composable.comparison.compare import NothingToCompareError, compare
+
+_OWN = ("script", "arms", "arm", "recipe", "run", "command_line", "script_arguments")
+"""The options that are not arguments of `compare`."""
 
 
 class UsageError(ValueError):
@@ -41,10 +44,10 @@ def _compare(options: argparse.Namespace, path: str, function: str, command: str
         arguments = _arguments(options, script)
         named = _named(script, function, path, "a function build(algorithms, seed, ...)")
     except UsageError as error:
-        return _refuse(error)
+        return refuse(error)
     except SystemExit as error:
         text = f"{path} ended with exit code {error.code!r} while it was imported; put what it "
-        return _refuse(UsageError(f"{text}runs under if __name__ == '__main__'."))
+        return refuse(UsageError(f"{text}runs under if __name__ == '__main__'."))
     except Exception:  # raised by the script
         traceback.print_exc()
         return 2
@@ -55,45 +58,25 @@ def _compare(options: argparse.Namespace, path: str, function: str, command: str
         print(f"To resume: {command}", file=sys.stderr)
         return 130
     except NothingToCompareError as error:
-        _refuse(error)
-        return 1
+        return refuse(error, 1)
     except (ValueError, TypeError, ImportError, OSError) as error:
-        return _refuse(error)
+        return refuse(error)
     return 0
 
 
-def _refuse(error: Exception) -> int:
-    print(*map(printable, f"composable: {error}".splitlines()), sep="\n", file=sys.stderr)
-    return 2
-
-
 def _arguments(options: argparse.Namespace, script: ModuleType) -> dict[str, Any]:
-    """Return the arguments of `compare`."""
-    arms = _arms(options, script)
-    name = Path(str(script.__file__)).stem
-    return {
-        "arms": arms,
-        "baseline": [] if options.baseline is None else options.baseline,
-        "metric": options.metric,
-        "mode": options.mode,
-        "target": options.target,
-        "tuning_metric": options.tuning_metric,
-        "split_evaluation": options.split_evaluation,
-        "durations": parse_durations(options.durations, options.baseline or "baseline"),
-        "data_amounts": parse_amounts(options.data_amounts),
-        "tune": parse_tune(options.tune, list(arms)),
-        "seeds": options.seeds,
-        "tuning_seeds": options.tuning_seeds,
-        "leave_one_out": options.leave_one_out,
-        "add_one_in": options.add_one_in,
-        "repeat_baseline": not options.no_repeat,
-        "budget": options.budget,
-        "extend": options.extend,
-        "workers": options.workers,
-        "threads": options.threads,
-        "folder": options.folder or Path("comparisons") / name,
-        "data_version": options.data_version,
-    }
+    """Return the arguments of `compare` that the command has."""
+    arms = _arms(vars(options), script)
+    given = {name: one for name, one in vars(options).items() if name not in _OWN}
+    if "durations" in given:
+        baseline = given.get("baseline", "baseline")
+        given["durations"] = parse_durations(given["durations"], baseline)
+    if "data_amounts" in given:
+        given["data_amounts"] = parse_amounts(given["data_amounts"])
+    if "tune" in given:
+        given["tune"] = parse_tune(given["tune"], list(arms))
+    folder = Path("comparisons") / Path(str(script.__file__)).stem
+    return {"folder": folder, **given, "arms": arms}
 
 
 # --- the script ---
@@ -159,18 +142,18 @@ def _named(script: ModuleType, name: str, path: str, what: str) -> Any:
 # --- the arms ---
 
 
-def _arms(options: argparse.Namespace, script: ModuleType) -> dict[str, Any]:
+def _arms(options: Mapping[str, Any], script: ModuleType) -> dict[str, Any]:
     """Return the arms of the script and of the command."""
     arms: dict[str, Any] = {}
     path = str(script.__file__)
-    name = options.arms or ("arms" if hasattr(script, "arms") else None)
+    name = options.get("arms", "arms" if hasattr(script, "arms") else None)
     if name is not None:
         given = _named(script, name, path, "a mapping from names to arms")
         if not isinstance(given, Mapping):
             raise UsageError(f"{name} of {path} is {given!r:.100}; it must be a mapping.")
         arms.update(given)
-    added = [*(_arm(text, script) for text in options.arm), *map(_recipe, options.recipe)]
-    for name, value in added:
+    added = [_arm(text, script) for text in options.get("arm", ())]
+    for name, value in [*added, *map(_recipe, options.get("recipe", ()))]:
         if name in arms:
             raise UsageError(f"two arms have the name {name!r}; rename one.")
         arms[name] = value
@@ -250,19 +233,19 @@ def parse_durations(texts: list[str], baseline: str) -> list[str] | dict[str, li
     return found if named else found.get(baseline)
 
 
-def parse_amounts(text: str | None) -> list[float] | None:
+def parse_amounts(text: str) -> list[float]:
     """Return the amounts of training data, such as those of "0.1,1".
 
     Raises:
         UsageError: One of them is not a number.
     """
-    amounts = None if text is None else [_value(one) for one in _items(text)]
-    if amounts is not None and not all(isinstance(one, (int, float)) for one in amounts):
+    amounts = [_value(one) for one in _items(text)]
+    if not all(isinstance(one, (int, float)) for one in amounts):
         raise UsageError(f"--data-amounts {text!r} must be numbers, such as 0.1,0.3,1.")
     return amounts
 
 
-def parse_tune(texts: list[str], arms: list[str]) -> dict[str, Any] | None:
+def parse_tune(texts: list[str], arms: list[str]) -> dict[str, Any]:
     """Return the values to try: "lr=0.1,1" for all arms, "mixup:alpha=0.1,0.2" for one.
 
     Raises:
@@ -287,7 +270,7 @@ def parse_tune(texts: list[str], arms: list[str]) -> dict[str, Any] | None:
                 f"--tune {text!r}: another --tune has this name; list all values in one."
             )
         place[own] = [_value(one) for one in _items(values)]
-    return tune or None
+    return tune
 
 
 def _value(text: str) -> Any:

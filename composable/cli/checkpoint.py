@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from composable._support.printable import printable
+
 __all__ = ["add_checkpoint"]
 
 
@@ -57,7 +59,6 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    from composable._support.printable import printable
     from composable.checkpoint import find, inspect, verify
 
     if inspect.is_checkpoint(options.path):
@@ -94,7 +95,5 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _written(path: Path) -> int:
-    from composable._support.printable import printable
-
     print(printable(f"{path}: written"))
     return 0

@@ -10,6 +10,7 @@ def add_compare(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "compare",
+        argument_default=argparse.SUPPRESS,  # the defaults are those of `compare`
         usage="%(prog)s [-h] --metric METRIC [options] SCRIPT[:FUNCTION]",
         help="compare methods on a model and data: which of them shorten training",
         description=(
@@ -37,7 +38,6 @@ def _arms(group: Any) -> None:
         "--arm",
         metavar="NAME=EXPRESSION",
         action="append",
-        default=[],
         help="an arm, such as 'mixup=[MixUp(alpha=0.2)]': an expression with the names of the "
         "script, of composable.algorithms and of composable.recipes; repeatable",
     )
@@ -45,7 +45,6 @@ def _arms(group: Any) -> None:
         "--recipe",
         metavar="NAME",
         action="append",
-        default=[],
         help="an arm that is a function of composable.recipes; repeatable",
     )
     group.add_argument(
@@ -59,7 +58,8 @@ def _arms(group: Any) -> None:
     )
     group.add_argument(
         "--no-repeat",
-        action="store_true",
+        dest="repeat_baseline",
+        action="store_false",
         help="drop the A/A arm: the baseline once more, with other seeds",
     )
 
@@ -93,7 +93,6 @@ def _extent(group: Any) -> None:
         "--durations",
         metavar="[ARM=]TIMES",
         action="append",
-        default=[],
         help="the schedules, such as 2ep,4ep,8ep, for all arms or for one; repeatable. Default: a "
         "quarter, a half and the whole of the Trainer's max_duration, or those of the baseline",
     )
@@ -106,11 +105,10 @@ def _extent(group: Any) -> None:
         "--tune",
         metavar="[ARM:]NAME=VALUES",
         action="append",
-        default=[],
         help="values to try, such as lr=0.01,0.1, for all arms or for one; repeatable",
     )
-    group.add_argument("--seeds", type=int, default=5, help="reported seeds; default: 5")
-    group.add_argument("--tuning-seeds", type=int, default=2, help="tuning seeds; default: 2")
+    group.add_argument("--seeds", type=int, help="reported seeds; default: 5")
+    group.add_argument("--tuning-seeds", type=int, help="tuning seeds; default: 2")
     group.add_argument(
         "--budget", metavar="TIME", help="a limit of the time, such as 10min; default: none"
     )
@@ -120,7 +118,7 @@ def _extent(group: Any) -> None:
         help="train the schedules that the analysis names where results do not overlap",
     )
     group.add_argument("--workers", type=int, help="parallel trials; default: one for each core")
-    group.add_argument("--threads", type=int, default=1, help="threads of a trial; default: 1")
+    group.add_argument("--threads", type=int, help="threads of a trial; default: 1")
     group.add_argument(
         "--folder", metavar="FOLDER", help="default: comparisons/ and the name of the script"
     )

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from composable.comparison.cost import process_seconds
 from composable.comparison.records import (
     AMOUNT,
     Protocol,
@@ -155,7 +154,7 @@ def _schedules(
         cost = min(
             costs,
             key=lambda one: (one.duration != duration, one.duration),
-            default=StepCost(arm, {}, duration, (0.5,), (tuple(own),)),
+            default=StepCost(arm, duration, (0.5,), (tuple(own),)),
         )
         batches = [run.batches for run in finished]
         steps = max(batches) if amount is None else round(fmean(batches))
@@ -286,7 +285,7 @@ def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart
         return VariancePart(0.0, 1)
     if 1 < baseline.processes == arm.processes:
         both = [one for one in study.costs if one.processes == arm.processes]
-        seconds = [np.asarray(process_seconds(one)) for one in both]
+        seconds = [np.asarray(one.process_seconds) for one in both]
         if all(one.min() > 0 for one in seconds):  # a clock may be coarser than a block
             return cost_error(np.asarray([np.log(one).mean(axis=0) for one in seconds]))
     return rounds_error(baseline.seconds, arm.seconds)

@@ -17,7 +17,6 @@ from composable.recipes.recipe import Recipe
 __all__ = [
     "Arm",
     "ArmLike",
-    "RunArm",
     "as_arms",
     "check_composed",
     "derive",
@@ -31,20 +30,28 @@ _ALLOWED = "a list of algorithms, a Recipe, or a function of hyperparameters tha
 
 @attrs.frozen
 class Arm:
-    """A compared composition: algorithms, a `Recipe`, or a function that returns either."""
+    """A compared composition: algorithms, a `Recipe`, or a function that returns either.
+
+    An arm of a loop has any value, which the loop gets, with all hyperparameters.
+    """
 
     name: str
     value: ArmLike = attrs.field(eq=False)
     origin: str | None = attrs.field(default=None, eq=False)
     """The arm that it is derived from, whose schedules it has by default."""
+    of_loop: bool = attrs.field(default=False, kw_only=True, eq=False)
 
     @property
     def takes(self) -> Mapping[str, inspect.Parameter]:
         """The hyperparameters of its function."""
-        return inspect.signature(self.value).parameters if callable(self.value) else {}
+        if callable(self.value) and not self.of_loop:
+            return inspect.signature(self.value).parameters
+        return {}
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the build function, without the seed and the duration."""
+        """Return the arguments of the compared function, without the seed and the duration."""
+        if self.of_loop:
+            return {"arm": self.value, **settings}
         own = self.takes.keys() - {AMOUNT}  # which the function may know too
         others = {name: value for name, value in settings.items() if name not in own}
         return {**self.recipe(settings).arguments(), **others}
@@ -64,25 +71,13 @@ class Arm:
         )
 
 
-@attrs.frozen
-class RunArm(Arm):
-    """An arm of a loop of the user's own, which gets its value as it is."""
-
-    @property
-    def takes(self) -> Mapping[str, inspect.Parameter]:
-        """None: all hyperparameters are those of the loop."""
-        return {}
-
-    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the loop, without the seed and the duration."""
-        return {"arm": self.value, **settings}
-
-
-def as_arms(arms: Mapping[str, Any], baseline: Any = (), kind: type[Arm] = Arm) -> tuple[Arm, ...]:
-    """Return the baseline, which may be named, and the arms; `RunArm` is for any values."""
+def as_arms(
+    arms: Mapping[str, Any], baseline: Any = (), *, of_loop: bool = False
+) -> tuple[Arm, ...]:
+    """Return the baseline, which may be named, and the arms; those of a loop have any values."""
     if not isinstance(arms, Mapping):
         raise TypeError(f"arms={arms!r} must be a mapping from names to arms, each {_ALLOWED}.")
-    named = {name: _arm(name, value, kind) for name, value in arms.items()}
+    named = {name: _arm(name, value, of_loop) for name, value in arms.items()}
     if isinstance(baseline, str):
         if baseline not in named:
             raise ValueError(f"baseline={baseline!r} must be one of the arms: {sorted(named)}.")
@@ -93,7 +88,7 @@ def as_arms(arms: Mapping[str, Any], baseline: Any = (), kind: type[Arm] = Arm) 
             "baseline='baseline' to use the one in arms, or rename it."
         )
     else:
-        first = _arm("baseline", baseline, kind)
+        first = _arm("baseline", baseline, of_loop)
     if not named:
         raise ValueError(
             "arms must have at least one arm beside the baseline, such as "
@@ -102,11 +97,11 @@ def as_arms(arms: Mapping[str, Any], baseline: Any = (), kind: type[Arm] = Arm) 
     return first, *named.values()
 
 
-def _arm(name: Any, value: Any, kind: type[Arm]) -> Arm:
+def _arm(name: Any, value: Any, of_loop: bool) -> Arm:
     if not isinstance(name, str) or not name.strip():
         raise TypeError(f"arms has the name {name!r}; a name must be a string, and not empty.")
-    if kind is RunArm:
-        return RunArm(name, value)
+    if of_loop:
+        return Arm(name, value, of_loop=True)
     if isinstance(value, type):
         raise TypeError(f"arm {name!r} is the class {value.__name__}; pass [{value.__name__}()].")
     if isinstance(value, Algorithm):
@@ -190,7 +185,7 @@ def derive(
 
 def _fixed(arm: Arm) -> Recipe | None:
     """Return the composition of an arm that is not a function."""
-    return None if callable(arm.value) or isinstance(arm, RunArm) else arm.recipe({})
+    return None if arm.of_loop or callable(arm.value) else arm.recipe({})
 
 
 def _labels(algorithms: Sequence[Any]) -> list[str]:
@@ -204,7 +199,7 @@ def _labels(algorithms: Sequence[Any]) -> list[str]:
 
 def repeat(baseline: Arm) -> Arm:
     """Return the A/A arm: the baseline once more, under another name."""
-    return type(baseline)(f"{baseline.name} (repeated)", baseline.value, baseline.name)
+    return attrs.evolve(baseline, name=f"{baseline.name} (repeated)", origin=baseline.name)
 
 
 # --- checks before anything trains ---
@@ -213,7 +208,7 @@ def repeat(baseline: Arm) -> Arm:
 def check_composed(arm: Arm, configurations: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """Check an arm for all values of hyperparameters, and return the warnings of its plans."""
     found: dict[str, None] = {}
-    for settings in configurations if not isinstance(arm, RunArm) else ():
+    for settings in configurations if not arm.of_loop else ():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:

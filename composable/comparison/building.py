@@ -78,8 +78,9 @@ def build_trainer(
     training data.
     """
     passed = {**arguments, "seed": seed}
-    own = _parameter(build, "max_duration")
-    share = 1.0 if _parameter(build, AMOUNT) else passed.pop(AMOUNT, 1.0)
+    signature = inspect.signature(build)
+    own = signature.parameters.get("max_duration")
+    share = 1.0 if AMOUNT in signature.parameters else passed.pop(AMOUNT, 1.0)
     if own is not None and duration is not None:
         passed["max_duration"] = duration
     elif own is not None and own.default is own.empty:
@@ -87,7 +88,6 @@ def build_trainer(
             "durations=None needs a default for the parameter max_duration of build; add one, or "
             "pass durations, such as ['2ep', '4ep', '8ep']."
         )
-    signature = inspect.signature(build)
     try:
         signature.bind(**passed)
     except TypeError as error:
@@ -111,16 +111,6 @@ def build_trainer(
         for problem in _problems(trainer, {**passed, "max_duration": duration}):
             raise BuildError(f"build {problem}")
     return trainer
-
-
-def _parameter(build: Build, name: str) -> inspect.Parameter | None:
-    try:
-        return inspect.signature(build).parameters.get(name)
-    except (TypeError, ValueError):
-        raise BuildError(
-            f"build={build!r} must be a function (algorithms, seed, **hyperparameters) that "
-            "returns a Trainer."
-        ) from None
 
 
 def _problems(trainer: Trainer, passed: Mapping[str, Any]) -> Iterator[str]:
@@ -186,7 +176,8 @@ def inspect_build(
     first = built(durations[0] if durations else None)
     own = first.state.max_duration
     tried = list(durations or ([] if own is None else [str(own)]))
-    for one in (tried if _parameter(build, "max_duration") else tried[:1])[bool(durations) :]:
+    depends = "max_duration" in inspect.signature(build).parameters
+    for one in (tried if depends else tried[:1])[bool(durations) :]:
         built(one)
     if tried:
         _check_new_weights(first, lambda: built(tried[-1]))

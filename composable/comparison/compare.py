@@ -213,7 +213,9 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     )
     designs = plan_amounts(plan, amounts, durations) if amounts else [plan(durations=durations)]
     design = designs[-1]
-    _check_sendable(design)
+    pickled(design.subject.name, design.subject.function)  # before training
+    for name, arm in design.subject.arms.items():
+        pickled(f"arm {name!r}", arm)
     given = () if amounts else _given_costs(design, cost)
     place = default_folder(design.subject.function) if folder is None else as_path("folder", folder)
     progress = TrialProgress(
@@ -244,27 +246,17 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     return _write(attrs.evolve(study, protocol=protocol), place)
 
 
-def _check_sendable(design: Design) -> None:
-    """Check before training that the function and all arms can be sent to other processes."""
-    pickled(design.subject.name, design.subject.function)
-    for name, arm in design.arms.items():
-        for settings in design.tried[name]:
-            pickled(f"the arguments of arm {name!r}", arm.arguments(settings))
-
-
 def _given_costs(design: Design, cost: Mapping[str, float] | None) -> tuple[StepCost, ...] | None:
     """Return the given seconds of a step of every arm but the A/A arm."""
     if cost is None:
         return None
-    arms = [arm for arm in design.arms if arm != design.protocol.repeated]
+    arms = [arm for arm in design.tried if arm != design.protocol.repeated]
     if not isinstance(cost, Mapping) or set(cost) != set(arms):
         raise ValueError(f"cost={cost!r} must be a mapping with the seconds of a step of {arms}.")
     for arm, seconds in cost.items():
         check_range(f"cost[{arm!r}]", seconds, 0, ends="()")
     schedules = design.protocol.schedules
-    return tuple(
-        StepCost(arm, {}, schedules[arm][-1], (0.5,), ((float(cost[arm]),),)) for arm in arms
-    )
+    return tuple(StepCost(arm, schedules[arm][-1], (0.5,), ((float(cost[arm]),),)) for arm in arms)
 
 
 def _run(
@@ -279,7 +271,7 @@ def _run(
     check_results(study, design.subject.name)
     notes = ["The costs of steps were given, not measured."] if costs else []
     if costs is None:
-        costs, notes = measure_costs(design, pool, study, until)
+        costs, notes = measure_costs(pool, study, until)
     study = attrs.evolve(study, costs=costs)
     for _ in range(extensions):
         analyzed = Comparison(study).analysis.needed

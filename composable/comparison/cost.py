@@ -1,4 +1,4 @@
-"""The cost of a step of each arm, measured in turn on this machine, and what runs cost by it.
+"""The cost of a step of each arm, measured in turn on this machine.
 
 Each arm trains in a process of its own, one process at a time: a run is cut into blocks, and in
 each round every arm trains its next block, in a random order. A change in the speed of the machine
@@ -11,25 +11,22 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, pairwise
-from statistics import fmean, quantiles
+from itertools import chain
+from statistics import fmean
 
 import attrs
 
 from composable.comparison.building import BuildError
 from composable.comparison.records import StepCost, Trial
-from composable.comparison.trial import Compared, Stopwatch, TrialRequest, run_trial, yield_reports
+from composable.comparison.trial import Compared, Stopwatch, run_trial, yield_reports
 
 __all__ = [
     "TimedBlock",
     "interleave",
     "join_costs",
     "paused_run",
-    "process_seconds",
     "rescale_cost",
-    "run_seconds",
     "step_cost",
-    "step_seconds",
 ]
 
 _BLOCKS, _POINTS = 15, 5
@@ -49,7 +46,7 @@ class TimedBlock:
     """Of one step."""
 
 
-def paused_run(subject: Compared, request: TrialRequest, steps: int) -> Iterator[TimedBlock | None]:
+def paused_run(subject: Compared, trial: Trial, steps: int) -> Iterator[TimedBlock | None]:
     """Train a run of so many steps block by block; what is yielded first is None: it is set up.
 
     The first step of a block is not measured: the caches hold the data of another arm. A loop that
@@ -76,7 +73,7 @@ def paused_run(subject: Compared, request: TrialRequest, steps: int) -> Iterator
             watch.switch(part)
             begin, resumed, since = step, step, watch.read("training")
 
-        if error := run_trial(subject, request, pause).error:
+        if error := run_trial(subject, trial, pause).error:
             raise RuntimeError(error)
 
     return yield_reports(train)
@@ -119,7 +116,6 @@ def step_cost(trial: Trial, blocks: Sequence[TimedBlock], steps: int) -> StepCos
     parts = [kept[at : at + rounds] for at in range(0, len(kept), rounds)]
     return StepCost(
         trial.arm,
-        trial.settings,
         trial.duration,
         tuple(min(1.0, fmean((b.begin + b.end) / 2 for b in part) / steps) for part in parts),
         tuple(tuple(block.seconds for block in part) for part in parts),
@@ -128,7 +124,7 @@ def step_cost(trial: Trial, blocks: Sequence[TimedBlock], steps: int) -> StepCos
 
 def rescale_cost(cost: StepCost, measured: StepCost, reference: StepCost) -> StepCost:
     """Scale costs by those of the baseline in the same measurement and in a reference."""
-    now, then = fmean(step_seconds(measured)), fmean(step_seconds(reference))
+    now, then = fmean(measured.step_seconds), fmean(reference.step_seconds)
     factor = then / now if now else 1.0
     return attrs.evolve(
         cost, seconds=tuple(tuple(one * factor for one in rounds) for rounds in cost.seconds)
@@ -142,44 +138,3 @@ def join_costs(costs: Sequence[StepCost]) -> StepCost:
     seconds = tuple(tuple(chain.from_iterable(one[-rounds:] for one in row)) for row in rows)
     progress = costs[0].progress[: len(seconds)]
     return attrs.evolve(costs[0], progress=progress, seconds=seconds, processes=len(costs))
-
-
-# --- what runs cost ---
-
-
-def run_seconds(cost: StepCost, steps: int) -> float:
-    """Return the seconds of training of a run.
-
-    The cost of a step is interpolated linearly between the points, and constant before the first
-    and after the last one.
-    """
-    each = step_seconds(cost)
-    ends = [(0.0, each[0]), *zip(cost.progress, each, strict=True), (1.0, each[-1])]
-    return steps * sum((y - x) * (a + b) / 2 for (x, a), (y, b) in pairwise(ends))
-
-
-def step_seconds(cost: StepCost) -> tuple[float, ...]:
-    """Return the seconds of one step at each point: the geometric mean over the processes."""
-    return tuple(math.prod(one) ** (1 / len(one)) for one in process_seconds(cost))
-
-
-def process_seconds(cost: StepCost) -> list[list[float]]:
-    """Return the seconds of one step by point and process: the 25th percentile over the rounds.
-
-    Other load on the machine makes steps slower, never faster, so a low percentile is closer to
-    the cost itself than the mean is.
-    """
-    if not cost.progress or len(cost.progress) != len(cost.seconds) or not all(cost.seconds):
-        raise ValueError(
-            f"the cost of {cost.arm!r} must have seconds for each of its points, and has "
-            f"{len(cost.progress)} points and {[len(one) for one in cost.seconds]} rounds."
-        )
-    parts = [
-        zip(*[iter(rounds)] * (len(rounds) // cost.processes), strict=True)
-        for rounds in cost.seconds
-    ]
-    return [[_first_quartile(one) for one in part] for part in parts]
-
-
-def _first_quartile(values: Sequence[float]) -> float:
-    return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]

@@ -15,13 +15,13 @@ import torch
 
 from composable._support.checks import check_count, check_flag, check_range
 from composable._version import __version__
-from composable.comparison.arms import Arm, RunArm, as_arms, check_composed, derive, repeat
+from composable.comparison.arms import Arm, as_arms, check_composed, derive, repeat
 from composable.comparison.budget import count_batches
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
 from composable.comparison.grids import configurations, grids_of, hyperparameters
-from composable.comparison.records import AMOUNT, Protocol, Purpose, Settings, Trial
-from composable.comparison.trial import Compared, TrialRequest
+from composable.comparison.records import AMOUNT, Protocol, Purpose, Settings
+from composable.comparison.trial import Compared
 from composable.core.result_names import (
     check_result,
     declared_modes,
@@ -50,8 +50,6 @@ class Design:
     """What is compared, and how."""
 
     subject: Compared
-    arms: Mapping[str, Arm]
-    """By name, the baseline first, and the A/A arm last."""
     protocol: Protocol
     """What is planned; nothing is chosen yet, and a budget may reduce it."""
     tried: Mapping[str, Sequence[Settings]]
@@ -59,7 +57,6 @@ class Design:
     seed_offset: int
     """Of the seeds of the A/A arm."""
     epoch_length: int | None
-    device: str
 
     @property
     def tuned(self) -> bool:
@@ -71,10 +68,6 @@ class Design:
         tuning = self.protocol.tuning_seeds if purpose == "tuning" else ()
         offset = self.seed_offset if arm == self.protocol.repeated else 0
         return tuple(seed + offset for seed in tuning or self.protocol.seeds)
-
-    def request(self, trial: Trial) -> TrialRequest:
-        """Return the trial with the arguments of the compared function."""
-        return TrialRequest(trial, self.arms[trial.arm].arguments(trial.settings))
 
 
 def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
@@ -102,7 +95,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     function = build if run is None else run
     _check(target, flags)
     reporting, tuning, offset = choose_seeds(seeds, tuning_seeds)
-    first, *others = as_arms(arms, baseline, Arm if run is None else RunArm)
+    first, *others = as_arms(arms, baseline, of_loop=build is None)
     named = derive(
         first, others, leave_one_out=flags["leave_one_out"], add_one_in=flags["add_one_in"]
     )
@@ -145,6 +138,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         notes.append(f"The comparison tuned nothing: every arm has {fixed}.")
     subject = Compared(
         function=function,
+        arms={arm.name: arm for arm in named},
         name=name,
         metrics=tuple(dict.fromkeys((reported, tuning_result))),
         split_evaluation=split,
@@ -176,8 +170,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         },
         notes=tuple(notes),
     ).with_schedules(schedules_of(given, named, own))
-    by_name = {arm.name: arm for arm in named}
-    return Design(subject, by_name, protocol, tried, offset, epoch_length, device)
+    return Design(subject, protocol, tried, offset, epoch_length)
 
 
 def _check(target: Any, flags: Mapping[str, Any]) -> None:

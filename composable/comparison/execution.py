@@ -22,7 +22,7 @@ from composable.comparison.building import BuildError
 from composable.comparison.cost import TimedBlock, paused_run
 from composable.comparison.records import Trial, TrialResult
 from composable.comparison.study_file import Cache
-from composable.comparison.trial import Compared, TrialRequest, failed, run_trial
+from composable.comparison.trial import Compared, failed, run_trial
 
 __all__ = ["ProcessRun", "TrialProgress", "Worker", "Workers", "check_not_in_worker", "pickled"]
 
@@ -51,8 +51,8 @@ def _run(payload: bytes) -> tuple[TrialResult, float]:
     """Run a trial, and return the seconds of a wall clock too."""
     begun = time.perf_counter()
     with _ONE_TRIAL:
-        subject, request = pickle.loads(payload)
-        result = run_trial(subject, request)
+        subject, trial = pickle.loads(payload)
+        result = run_trial(subject, trial)
         gc.collect()  # a Trainer has cycles
         if _MARK in os.environ and not gc.get_freeze_count():  # modules take long to search
             gc.freeze()
@@ -68,8 +68,8 @@ _run_of_process: Iterator[TimedBlock | None] = iter(())
 def _begin(payload: bytes, steps: int) -> None:
     """Set up a run, which waits after its first step."""
     global _run_of_process
-    subject, request = pickle.loads(payload)
-    _run_of_process = paused_run(subject, request, steps)
+    subject, trial = pickle.loads(payload)
+    _run_of_process = paused_run(subject, trial, steps)
     next(_run_of_process, None)
 
 
@@ -130,10 +130,10 @@ class ProcessRun(Worker):
     """A `paused_run` in a process of its own."""
 
     def __init__(
-        self, folder: Path, number: int, subject: Compared, request: TrialRequest, steps: int
+        self, folder: Path, number: int, subject: Compared, trial: Trial, steps: int
     ) -> None:
         super().__init__(folder, number, subject.threads)
-        self.begun = self.submit(_begin, _payload(subject, request), steps)
+        self.begun = self.submit(_begin, _payload(subject, trial), steps)
 
     def advance(self) -> TimedBlock | None:
         """Train the next block; an error says why the run failed, or its process died."""
@@ -194,7 +194,7 @@ class Workers:
     def train(
         self,
         what: str,
-        requests: Sequence[TrialRequest],
+        trials: Sequence[Trial],
         later: Sequence[Trial] = (),
         until: float = math.inf,
         *,
@@ -204,27 +204,27 @@ class Workers:
 
         Args:
             what: What they are for.
-            requests: The trials, which start in this order.
+            trials: The trials, which start in this order.
             later: The trials that are planned after them, for the progress.
             until: The reading of `time.monotonic` at which trials are given up.
             stored: Take the results of finished trials from the cache, and add them.
         """
-        self.progress.start(what, [*(one.trial for one in requests), *later])
+        self.progress.start(what, [*trials, *later])
         found: list[TrialResult | None] = [
-            self.cache.get(request) if stored else None for request in requests
+            self.cache.get(trial) if stored else None for trial in trials
         ]
         for known in filter(None, found):
             self.progress.finish(known.trial, cached=True)
         missing = [index for index, known in enumerate(found) if known is None]
-        for index, result in self._run(requests, missing, until):
+        for index, result in self._run(trials, missing, until):
             found[index] = result
             if stored:
-                self.cache.put(requests[index], result)
+                self.cache.put(result)
             self.progress.finish(result.trial)
         return found
 
     def _run(
-        self, requests: Sequence[TrialRequest], waiting: list[int], until: float
+        self, trials: Sequence[Trial], waiting: list[int], until: float
     ) -> Iterator[tuple[int, TrialResult]]:
         """Yield the results of the trials that wait, as they complete."""
         free = list(range(self.count))
@@ -233,14 +233,14 @@ class Workers:
             while (waiting or running) and time.monotonic() < until:
                 while waiting and free:
                     number, index = free.pop(), waiting.pop(0)
-                    payload = _payload(self.subject, requests[index])
+                    payload = _payload(self.subject, trials[index])
                     job = (self.executor or self._worker(number)).submit(_run, payload)
                     running[_as_future(job)] = job, number, index, time.perf_counter()
                 left = None if until == math.inf else max(0.0, until - time.monotonic())
                 for future in wait(running, left, return_when=FIRST_COMPLETED).done:
                     _, number, index, begun = running.pop(future)
                     free.append(number)
-                    yield index, self._result(future, number, requests[index].trial, begun)
+                    yield index, self._result(future, number, trials[index], begun)
         finally:  # at the end of the time, an error or an interrupt
             if running:
                 self.stop()
@@ -325,8 +325,8 @@ class TrialProgress:
 # --- what is sent ---
 
 
-def _payload(subject: Compared, request: TrialRequest) -> bytes:
-    return pickled(f"the arguments of arm {request.trial.arm!r}", (subject, request))
+def _payload(subject: Compared, trial: Trial) -> bytes:
+    return pickled(f"arm {trial.arm!r}", (subject.with_arm(trial.arm), trial))
 
 
 def pickled(name: str, value: Any) -> bytes:

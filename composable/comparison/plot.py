@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from composable._support.printable import printable
@@ -26,7 +27,7 @@ from composable.plan.plotting import render_figure
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_plot", "render_figure", "render_inline", "spread"]
+__all__ = ["draw_plot", "render_figure", "render_inline"]
 
 _INK, _FAINT, _GRID = "#1f2933", "#5f6b7a", "#e3e7ec"
 _THEME = {_INK: "ink", _FAINT: "faint", _GRID: "line", "#ffffff": "card"}
@@ -34,7 +35,7 @@ _THEME = {_INK: "ink", _FAINT: "faint", _GRID: "line", "#ffffff": "card"}
 # Of Okabe and Ito, which people with any color vision distinguish.
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 
-_NAME, _LABEL = 28, 0.14  # letters of a label, and its height as a share of the axes
+_NAME = 28  # letters of a label
 _TITLE, _SIZE, _SMALL = 10.5, 8.5, 8  # points
 
 
@@ -75,7 +76,7 @@ def draw_plot(
     for i, (draw, lines) in enumerate(panels):
         axes = figure.add_subplot(len(panels), 1, i + 1)
         draw(axes, lines, study)
-        _label(axes, lines, with_verdict=i == 0)
+        _name_arms(axes, lines, with_verdict=i == 0)
     return figure
 
 
@@ -207,32 +208,20 @@ def _name(axes: "Axes", y: float, name: str) -> None:
     axes.text(0.01, y, name, transform=place, va="bottom", size=_SMALL, color=_FAINT)
 
 
-def _label(axes: "Axes", lines: Sequence[_Line], *, with_verdict: bool) -> None:
-    """Write the names beside the axes, at the height of the ends of the curves."""
-    to_axes = axes.transData + axes.transAxes.inverted()
-    ends = [float(to_axes.transform(one.points[-1][:2])[1]) for one in lines]
-    for one, center in zip(lines, spread(ends, _LABEL), strict=True):
-        told = [textwrap.shorten(printable(one.arm.arm), _NAME, placeholder=" …")]
-        if with_verdict and one.arm.role == "arm":
-            ratio = one.arm.speedup.value if one.arm.speedup else None
-            facts = show_ratio(ratio), verdict_name(one.arm)
-            told.append(", ".join(fact for fact in facts if fact != NOTHING))
-        style: dict[str, Any] = {"transform": axes.transAxes, "va": "center", "size": _SIZE}
-        axes.text(1.03, center, "\n".join(told), color=one.color, **style)
+def _name_arms(axes: "Axes", lines: Sequence[_Line], *, with_verdict: bool) -> None:
+    """Write the names beside the axes, in the order of the ends of the curves."""
+    told = sorted(lines, key=lambda one: -one.points[-1][1])
+    axes.legend(
+        [Line2D([], [], color=one.color) for one in told],
+        [_label(one.arm, with_verdict=with_verdict) for one in told],
+        **{"loc": "center left", "bbox_to_anchor": (1.01, 0.5), "frameon": False},
+        **{"labelcolor": "linecolor", "handlelength": 1.2, "fontsize": _SIZE},
+    )
 
 
-def spread(wanted: Sequence[float], height: float) -> list[float]:
-    """Return centers of labels near the wanted ones, from 0 to 1, that don't overlap.
-
-    Example:
-        >>> from composable.comparison.plot import spread
-        >>> spread([0.25, 0.25, 0.75], 0.125)
-        [0.25, 0.375, 0.75]
-    """
-    centers, floor = [0.0] * len(wanted), 0.0
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    for above, i in zip(reversed(range(len(wanted))), order, strict=True):
-        ceiling = 1 - height * above
-        centers[i] = min(max(wanted[i], floor + height / 2), ceiling - height / 2)
-        floor = centers[i] + height / 2
-    return centers
+def _label(arm: ArmAnalysis, *, with_verdict: bool) -> str:
+    name = textwrap.shorten(printable(arm.arm), _NAME, placeholder=" …")
+    if not with_verdict or arm.role != "arm":
+        return name
+    facts = show_ratio(arm.speedup.value if arm.speedup else None), verdict_name(arm)
+    return "\n".join([name, ", ".join(fact for fact in facts if fact != NOTHING)])

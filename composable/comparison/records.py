@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from math import isfinite, nan
+from math import isfinite, nan, prod
+from statistics import quantiles
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -132,7 +133,6 @@ class StepCost:
     """The calibrated cost of the steps of an arm, at some points of its run."""
 
     arm: str
-    settings: Settings
     duration: str = attrs.field(validator=_duration)
     progress: tuple[float, ...] = attrs.field(validator=_ascending)
     """The points, ascending, within 0 and 1."""
@@ -144,8 +144,46 @@ class StepCost:
     """The processes that have measured the arm one after the other, with as many rounds each."""
 
     def __attrs_post_init__(self) -> None:
-        if any(len(rounds) % self.processes for rounds in self.seconds):
+        rounds = [len(one) for one in self.seconds]
+        if not self.progress or len(self.progress) != len(rounds) or not all(rounds):
+            raise ValueError(
+                f"the cost of {self.arm!r} must have seconds for each of its points, and has "
+                f"{len(self.progress)} points and {rounds} rounds"
+            )
+        if any(one % self.processes for one in rounds):
             raise ValueError(f"processes={self.processes} must divide the rounds of each point")
+
+    @property
+    def process_seconds(self) -> list[list[float]]:
+        """The seconds of one step by point and process: the 25th percentile over the rounds.
+
+        Other load on the machine makes steps slower, never faster, so a low percentile is closer to
+        the cost itself than the mean is.
+        """
+        parts = [
+            zip(*[iter(rounds)] * (len(rounds) // self.processes), strict=True)
+            for rounds in self.seconds
+        ]
+        return [[_first_quartile(one) for one in part] for part in parts]
+
+    @property
+    def step_seconds(self) -> tuple[float, ...]:
+        """The seconds of one step at each point: the geometric mean over the processes."""
+        return tuple(prod(one) ** (1 / len(one)) for one in self.process_seconds)
+
+    def run_seconds(self, steps: int) -> float:
+        """Return the seconds of training of a run.
+
+        The cost of a step is interpolated linearly between the points, and constant before the
+        first and after the last one.
+        """
+        each = self.step_seconds
+        ends = [(0.0, each[0]), *zip(self.progress, each, strict=True), (1.0, each[-1])]
+        return steps * sum((y - x) * (a + b) / 2 for (x, a), (y, b) in pairwise(ends))
+
+
+def _first_quartile(values: Sequence[float]) -> float:
+    return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
 
 
 @attrs.frozen

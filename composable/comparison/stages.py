@@ -41,7 +41,6 @@ from composable.comparison.records import (
     stop_at_best,
 )
 from composable.comparison.study_file import read_stored, write_stored
-from composable.comparison.trial import TrialRequest
 from composable.core.time import Time
 
 __all__ = ["extend", "measure_costs", "train_design", "train_designs"]
@@ -57,7 +56,7 @@ _AT_ONCE = 8
 
 Tried: TypeAlias = Mapping[str, Sequence[Settings]]
 Seeds: TypeAlias = Mapping[str, Sequence[int]]
-Runs: TypeAlias = Mapping[str, tuple[TrialRequest, int]]
+Runs: TypeAlias = Mapping[str, tuple[Trial, int]]
 """The runs whose steps are measured, and the numbers of their steps."""
 
 
@@ -82,7 +81,7 @@ class _Plan:
 
     @property
     def tuning_seeds(self) -> Seeds:
-        return {arm: self.design.seeds(arm, "tuning") for arm in self.design.arms}
+        return {arm: self.design.seeds(arm, "tuning") for arm in self.design.tried}
 
     def scale(self, arm: str, duration: str) -> str:
         """Return the duration in which an arm is tuned for the seconds of the baseline."""
@@ -177,8 +176,7 @@ def train_design(design: Design, workers: Workers, until: float = math.inf) -> S
     def run(trials: Sequence[Trial]) -> list[TrialResult | None]:
         del waiting[0]
         kept = plan.elapsed(plan.reporting()) + plan.costs()
-        requests = [*map(design.request, trials)]
-        found = workers.train("tuning", requests, plan.later(waiting), until - kept)
+        found = workers.train("tuning", trials, plan.later(waiting), until - kept)
         results.extend(one for one in found if one is not None)
         return found
 
@@ -187,8 +185,7 @@ def train_design(design: Design, workers: Workers, until: float = math.inf) -> S
     )
     plan = plan.fitted(size._replace(configurations=1, rungs=()), until)
     trials = plan.reporting(chosen)
-    requests = [*map(design.request, trials)]
-    found = workers.train("reported runs", requests, until=until - plan.costs())
+    found = workers.train("reported runs", trials, until=until - plan.costs())
     reported, complete, cut = whole_seeds(found, len(trials) // plan.size.seeds)
     reduced = size._replace(seeds=plan.size.seeds, schedules=plan.size.schedules)
     notes = [*protocol.notes, *_reduced(design, full, reduced), *notes, *cut]
@@ -224,12 +221,11 @@ def _estimated(plan: _Plan, until: float) -> _Plan:
         return plan
     shortest = {arm: durations[0] for arm, durations in plan.schedules.items()}
     trials = short_trials(design.tried, shortest, plan.tuning_seeds, design.epoch_length)
-    requests = [*map(design.request, trials)]
     later = plan.later(plan.size.rungs)
     warm: list[TrialResult | None] = []
     if limited:  # how fast is the machine now? The first trial of a process imports, too
-        warm = workers.train("warm-up", requests[:1] * workers.count, later, until, stored=False)
-    found = workers.train("short trials", requests, later, until)
+        warm = workers.train("warm-up", trials[:1] * workers.count, later, until, stored=False)
+    found = workers.train("short trials", trials, later, until)
     if limited and None in (*warm, *found):
         raise BudgetError(
             "the budget ended before a short trial of each arm had measured the costs; pass a "
@@ -318,14 +314,14 @@ def tune(
         left = {arm: settings[: rung.count] for arm, settings in left.items()}
         trials = rung_trials(left, rung.duration, seeds, scale)
         results = run(trials)
-        scores = [*map(score, results)]
+        every = [(trial.arm, trial.settings) for trial in trials]
         for arm, settings in left.items():
-            own = [at for at, trial in enumerate(trials) if trial.arm == arm]
-            means = [fmean(scores[at] for at in own if trials[at].settings == s) for s in settings]
-            order = sorted(range(len(settings)), key=lambda i, means=means: -_known(means[i]))  # type: ignore[misc]
+            own = [(s, one) for (a, s), one in zip(every, results, strict=True) if a == arm]
+            means = [fmean(score(one) for tried, one in own if tried == s) for s in settings]
+            order = sorted(range(len(settings)), key=means.__getitem__, reverse=True)
             left[arm] = [settings[i] for i in order]
-            ran = [one for at in own if (one := results[at]) is not None]
-            if ran and all(_known(score(one)) == -math.inf for one in ran):
+            ran = [one for _, one in own if one is not None]
+            if ran and all(score(one) == -math.inf for one in ran):
                 errors = sorted({one.error for one in ran if one.error})
                 why = f": {errors[0]}" if errors else "."
                 notes.append(f"{arm}: no tuning trial of {rung.duration} has a result{why}")
@@ -345,11 +341,8 @@ def _score(design: Design, result: TrialResult | None) -> float:
     if not (result := stop_at_best(protocol, [result])).curve:
         return -math.inf
     sign = 1 if (protocol.tuning_mode or protocol.mode) == "max" else -1
-    return sign * result.curve[-1].metrics.get(protocol.tuning_metric, math.nan)
-
-
-def _known(score: float) -> float:
-    return -math.inf if math.isnan(score) else score
+    score = sign * result.curve[-1].metrics.get(protocol.tuning_metric, math.nan)
+    return score if math.isfinite(score) else -math.inf
 
 
 # --- the schedules that the analysis names ---
@@ -374,7 +367,7 @@ def extend(
     ]
     results = study.results
     try:
-        found = workers.train("added schedules", [*map(design.request, trials)], until=until)
+        found = workers.train("added schedules", trials, until=until)
     except BuildError as error:  # what has been trained is reported
         notes.append(f"The schedules that the analysis names cannot be added: {error}")
         added = {}
@@ -394,17 +387,17 @@ def extend(
 
 
 def measure_costs(
-    design: Design, workers: Workers, study: Study, until: float = math.inf
+    workers: Workers, study: Study, until: float = math.inf
 ) -> tuple[tuple[StepCost, ...], list[str]]:
     """Measure the cost of the steps of each arm in several processes, or read stored costs.
 
     An arm is measured on its shortest schedule of at least 30 steps, or on a multiple of its
     longest one. An arm without a finished run has no cost: notes name these, and those that fail.
     """
-    baseline, runs = study.protocol.baseline, _measured_runs(design, study)
+    baseline, runs = study.protocol.baseline, _measured_runs(study)
     if baseline not in runs:
         return (), ["The costs of steps are not measured: no run of the baseline finished."]
-    names = [workers.cache.path(request).name for request, _ in runs.values()]
+    names = [workers.cache.path(trial).name for trial, _ in runs.values()]
     key = stable_digest("processes", names, study.protocol.versions["device"])[:32]
     path = workers.cache.folder.parent / "costs" / f"{key}.json"
     stored = read_stored(tuple[StepCost, ...], path, "the costs of steps are measured again")
@@ -468,8 +461,8 @@ def _measure(
         wait([run.begun for run in started], left)  # one that is set up slows the others down
         blocks, failed = interleave([run.advance for run in started], until)
     costs: dict[str, StepCost] = {}
-    for at, (arm, (request, steps)) in enumerate(runs.items()):
-        cost = None if at in failed else step_cost(request.trial, blocks[at], steps)
+    for at, (arm, (trial, steps)) in enumerate(runs.items()):
+        cost = None if at in failed else step_cost(trial, blocks[at], steps)
         if cost is None:
             errors[arm] = failed.get(at, "its run is too short, or the budget ended")
         else:
@@ -477,7 +470,7 @@ def _measure(
     return costs
 
 
-def _measured_runs(design: Design, study: Study) -> Runs:
+def _measured_runs(study: Study) -> Runs:
     """Return the run of each arm whose steps are measured, and the number of its steps."""
     protocol = study.protocol
     finished: dict[str, dict[float, Trial]] = {}
@@ -492,7 +485,7 @@ def _measured_runs(design: Design, study: Study) -> Runs:
             length = Time.parse(trial.duration)
             duration = str(Time(length.value * factor, length.unit))
             trial = attrs.evolve(trial, duration=duration, seed=protocol.seeds[0])
-            found[arm] = design.request(trial), int(longest) * factor
+            found[arm] = trial, int(longest) * factor
     return found
 
 

@@ -22,8 +22,8 @@ from composable._support.printable import shorten
 from composable._support.warn import warn_user
 from composable._version import __version__
 from composable.comparison.digest import stable_digest
-from composable.comparison.records import Scalar, Study, TrialResult
-from composable.comparison.trial import Compared, TrialRequest
+from composable.comparison.records import Scalar, Study, Trial, TrialResult
+from composable.comparison.trial import Compared
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -137,31 +137,31 @@ class Cache:
     """
 
     def __init__(self, folder: str | Path, subject: Compared, *, data: Any = None) -> None:
-        self.folder = as_path("folder", folder)
+        self.folder, self.subject = as_path("folder", folder), subject
         versions = (platform.python_version(), torch.__version__, __version__)
         shared = (subject.function, subject.threads, subject.metrics, subject.split_evaluation)
         self._context = stable_digest(
             _CACHE_FORMAT, versions, torch.cuda.is_available(), data, *shared
         )
 
-    def path(self, request: TrialRequest) -> Path:
+    def path(self, trial: Trial) -> Path:
         """Return the file of a trial."""
-        trial, arguments = request.trial, dict(request.arguments)
+        arguments = self.subject.arguments(trial)
         key = stable_digest(
             self._context, arguments, dict(trial.settings), trial.duration, trial.seed
         )
         return self.folder / f"{key[:32]}.json"
 
-    def get(self, request: TrialRequest) -> TrialResult | None:
+    def get(self, trial: Trial) -> TrialResult | None:
         """Return the result of a trial, or None if it is not stored."""
-        found = read_stored(TrialResult, self.path(request), "its trial is run again")
+        found = read_stored(TrialResult, self.path(trial), "its trial is run again")
         # The arm may have another name.
-        return None if found is None else attrs.evolve(found, trial=request.trial)
+        return None if found is None else attrs.evolve(found, trial=trial)
 
-    def put(self, request: TrialRequest, result: TrialResult) -> None:
+    def put(self, result: TrialResult) -> None:
         """Store the result of a trial, unless it failed."""
         if result.outcome != "failed":
-            write_stored(result, self.path(request))
+            write_stored(result, self.path(result.trial))
 
 
 # --- records ---

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 import attrs
 import torch
 
+from composable.comparison.arms import Arm
 from composable.comparison.building import BuildError, build_trainer
 from composable.comparison.records import Evaluation, Outcome, Seconds, Trial, TrialResult
 from composable.core.callback import Callback
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from composable.core.logger import Logger
     from composable.core.state import State
 
-__all__ = ["Compared", "Pause", "Stopwatch", "TrialRequest", "failed", "run_trial", "yield_reports"]
+__all__ = ["Compared", "Pause", "Stopwatch", "failed", "run_trial", "yield_reports"]
 
 T = TypeVar("T")
 
@@ -40,11 +41,13 @@ _MOST = 2000
 
 @attrs.frozen(eq=False, kw_only=True)
 class Compared:
-    """What is compared: a function that builds a Trainer, or a training loop."""
+    """What is compared: arms of a function that builds a Trainer, or of a training loop."""
 
     function: Callable[..., Any]
     """`build(algorithms, seed, **hyperparameters)`, or the loop
     `run(arm, seed, duration, **hyperparameters)`, which yields `(step, result)`."""
+    arms: Mapping[str, Arm] = attrs.field(factory=dict)
+    """By name, the baseline first, and the A/A arm last."""
     name: Literal["build", "run"] = "build"
     """The argument of `compare` that it is."""
     metrics: tuple[str, ...] = ()
@@ -56,14 +59,13 @@ class Compared:
     """CPU seconds of the process, which other load changes little; or those of a wall clock, for
     GPUs and several threads."""
 
+    def arguments(self, trial: Trial) -> dict[str, Any]:
+        """Return the arguments of the function besides the seed and the duration."""
+        return self.arms[trial.arm].arguments(trial.settings)
 
-@attrs.frozen(eq=False)
-class TrialRequest:
-    """A trial to run."""
-
-    trial: Trial
-    arguments: Mapping[str, Any]
-    """The arguments of the function besides the seed and the duration: `algorithms`, and others."""
+    def with_arm(self, name: str) -> "Compared":
+        """Return the same with one arm alone, to be sent to another process."""
+        return attrs.evolve(self, arms={name: self.arms[name]})
 
 
 class Stopwatch:
@@ -143,20 +145,21 @@ class _Recorder:
         return TrialResult(trial, outcome, self.batches, seconds, tuple(self.curve), error)
 
 
-def run_trial(subject: Compared, request: TrialRequest, pause: Pause | None = None) -> TrialResult:
+def run_trial(subject: Compared, trial: Trial, pause: Pause | None = None) -> TrialResult:
     """Train from beginning to end, and record the evaluations and the seconds.
 
     A Trainer writes no files, logs nothing and shows no progress bar. The global random generators
     are seeded with the seed of the trial before the function is called, and restored afterwards.
     An exception gives a failed trial, except for a `BuildError`: the function cannot be compared.
     """
-    recorder, trial = _Recorder(subject, pause), request.trial
+    recorder = _Recorder(subject, pause)
     follow = _follow_trainer if subject.name == "build" else _follow_loop
     before, error = torch.get_num_threads(), None
     torch.set_num_threads(subject.threads)
     try:
         with preserve_rng():
-            outcome = follow(subject, request, recorder)
+            seed_all(trial.seed)  # before the function of the arm is called, too
+            outcome = follow(subject, trial, recorder)
     except BuildError:
         raise
     except NonFiniteLossError as problem:
@@ -186,10 +189,10 @@ def _describe(error: BaseException) -> str:
 # --- a Trainer ---
 
 
-def _follow_trainer(subject: Compared, request: TrialRequest, recorder: _Recorder) -> Outcome:
-    trial, split = request.trial, subject.split_evaluation
+def _follow_trainer(subject: Compared, trial: Trial, recorder: _Recorder) -> Outcome:
+    arguments, split = subject.arguments(trial), subject.split_evaluation
     trainer = build_trainer(
-        subject.function, request.arguments, trial.seed, trial.duration, split_evaluation=split
+        subject.function, arguments, trial.seed, trial.duration, split_evaluation=split
     )
     recorder.watch.device = trainer.state.device
     trainer.add_callback(_Observer(recorder, trainer._run.evaluation))
@@ -279,14 +282,11 @@ def yield_reports(train: Callable[[Callable[[T], None]], object]) -> Iterator[T]
         turns.put(False)
 
 
-def _follow_loop(subject: Compared, request: TrialRequest, recorder: _Recorder) -> Outcome:
+def _follow_loop(subject: Compared, trial: Trial, recorder: _Recorder) -> Outcome:
     """Follow a generator: the time until a yield with a further step is that of training."""
-    trial, watch = request.trial, recorder.watch
-    seed_all(trial.seed)
+    watch, duration = recorder.watch, Time.parse(trial.duration)
     watch.switch("training")
-    yielded = subject.function(
-        **request.arguments, seed=trial.seed, duration=Time.parse(trial.duration)
-    )
+    yielded = subject.function(**subject.arguments(trial), seed=trial.seed, duration=duration)
     if not hasattr(yielded, "__next__"):
         raise BuildError(
             f"run must be a generator that yields (step, result), not {yielded!r:.99}."

@@ -11,7 +11,6 @@ from typing import Literal
 
 import attrs
 
-from composable.comparison.cost import run_seconds
 from composable.comparison.records import Protocol, StepCost
 from composable.comparison.statistics import Power, Shares
 
@@ -102,7 +101,7 @@ class Quality:
     @property
     def seconds(self) -> float:
         """The time of the schedule, by the cost of its steps."""
-        return run_seconds(self.cost, self.steps)
+        return self.cost.run_seconds(self.steps)
 
 
 @attrs.frozen(kw_only=True)
@@ -184,33 +183,23 @@ class Analysis:
 
 @attrs.frozen(kw_only=True)
 class Axis:
-    """The words for the ratio of what the baseline and an arm need for a result."""
+    """The words for the ratio of what the baseline and an arm need for a result: of time."""
 
-    ratio: str
-    claim: str
-    unclaimed: str
-    above: str  # what an arm does where the ratio is above 1
-    below: str
-    point: str
-    shorter: str
-    example: str
-    unit: str
-    results: str  # the columns of the table of results
+    ratio: str = "speed-up"
+    claim: str = "{arm} trains {ratio} as fast as {baseline}{goal}"
+    unclaimed: str = "No evidence that an arm trains faster than {baseline}"
+    above: str = "faster"  # what an arm does where the ratio is above 1
+    below: str = "slower"
+    point: str = "schedule"
+    shorter: str = "shorter schedules"
+    example: str = 'durations=["5ep", "10ep", "20ep"]'
+    unit: str = "{clock} of training"
+    results: str = (  # the columns of the table of results
+        "step, set-up: in milliseconds; set-up has the compilation and first steps, and does not "
+        "count as a cost"
+    )
 
 
-_TIME = Axis(
-    ratio="speed-up",
-    claim="{arm} trains {ratio} as fast as {baseline}{goal}",
-    unclaimed="No evidence that an arm trains faster than {baseline}",
-    above="faster",
-    below="slower",
-    point="schedule",
-    shorter="shorter schedules",
-    example='durations=["5ep", "10ep", "20ep"]',
-    unit="{clock} of training",
-    results="step, set-up: in milliseconds; set-up has the compilation and first steps, and does "
-    "not count as a cost",
-)
 _DATA = Axis(
     ratio="times the data",
     claim="{arm} is worth {ratio} the data{goal}, against {baseline}",
@@ -228,7 +217,7 @@ _DATA = Axis(
 
 def axis_of(protocol: Protocol) -> Axis:
     """Return what a comparison divides."""
-    return _DATA if protocol.data_amounts else _TIME
+    return _DATA if protocol.data_amounts else Axis()
 
 
 # --- verdicts ---

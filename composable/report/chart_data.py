@@ -5,7 +5,7 @@ from colorsys import hls_to_rgb, rgb_to_hls
 from typing import Any
 
 from composable.report.comparison import RunComparison
-from composable.report.curves import Curve, Grid
+from composable.report.curves import Curve, Drawn, thin
 from composable.report.images import in_order
 from composable.report.lines import visible
 from composable.report.recorded_run import RecordedRun
@@ -90,16 +90,18 @@ def chart_data(comparison: RunComparison) -> dict[str, Any]:
 
 def _chart(name: str, runs: Sequence[RecordedRun], most: int) -> dict[str, Any]:
     curves = {i: run.curves[name] for i, run in enumerate(runs) if name in run.curves}
-    grid = Grid.over(curves.values(), most)
+    drawn = thin(list(curves.values()), most)
     return {
         "name": visible(name),
         "dense": any(len(curve) > 100 for curve in curves.values()),
-        "curves": [{"run": index, **_curve(curve, grid)} for index, curve in curves.items()],
+        "curves": [
+            {"run": index, **_curve(curve, one)}
+            for (index, curve), one in zip(curves.items(), drawn, strict=True)
+        ],
     }
 
 
-def _curve(curve: Curve, grid: Grid) -> dict[str, Any]:
-    drawn = grid.thin(curve)
+def _curve(curve: Curve, drawn: Drawn) -> dict[str, Any]:
     bad = curve.nonfinite()
     found: dict[str, Any] = {
         "x": [batch for batch, _ in drawn.points],

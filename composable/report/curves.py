@@ -2,12 +2,13 @@
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import attrs
 
-__all__ = ["Curve", "Drawn", "Grid"]
+__all__ = ["Curve", "Drawn", "thin"]
 
 
 @attrs.define(eq=False)
@@ -62,64 +63,36 @@ class Drawn:
     """The mean of each interval, at its middle; None if `points` is the whole curve."""
 
 
-@attrs.frozen
-class Grid:
-    """Intervals of equal length that the curves of one metric share.
+def thin(curves: Sequence[Curve], most: int) -> list[Drawn]:
+    """Keep the extremes of each interval of a grid that curves share, and compute the means.
 
     Args:
-        start: The first batch.
-        length: The length of an interval in batches; 0 to keep every point.
+        curves: The curves of one metric, which stay as they are if all are short: of at most twice
+            as many points as there are intervals.
+        most: The number of intervals.
+
+    Example:
+        >>> from composable.report.curves import Curve, thin
+        >>> curve = Curve()
+        >>> for batch in range(1000):
+        ...     curve.add(batch, 9.0 if batch == 555 else 1.0)
+        >>> (drawn,) = thin([curve], most=10)
+        >>> (555, 9.0) in drawn.points, len(drawn.means)
+        (True, 10)
     """
-
-    start: int
-    length: float
-
-    @classmethod
-    def over(cls, curves: Iterable[Curve], most: int) -> "Grid":
-        """Return the grid of some curves that has at most `most` intervals."""
-        longest = [curve for curve in curves if len(curve)]
-        if all(len(curve) <= 2 * most for curve in longest):
-            return cls(0, 0)
-        start = min(curve.batches[0] for curve in longest)
-        end = max(curve.batches[-1] for curve in longest)
-        return cls(start, (end - start + 1) / most)
-
-    def thin(self, curve: Curve) -> Drawn:
-        """Keep the extremes of each interval, and compute its mean.
-
-        Example:
-            >>> from composable.report.curves import Curve, Grid
-            >>> curve = Curve()
-            >>> for batch in range(1000):
-            ...     curve.add(batch, 9.0 if batch == 555 else 1.0)
-            >>> drawn = Grid.over([curve], most=10).thin(curve)
-            >>> (555, 9.0) in drawn.points, len(drawn.means)
-            (True, 10)
-        """
-        if not self.length:
-            return Drawn(list(curve.finite()), None)
-        points: list[tuple[int, float]] = []
-        means: list[tuple[float, float]] = []
-        for interval, inside in self._intervals(curve):
-            low, high = min(inside, key=_value), max(inside, key=_value)
-            points += sorted({low, high})
-            mean = math.fsum(value / len(inside) for _, value in inside)
-            means.append((self.start + (interval + 0.5) * self.length, mean))
-        return Drawn(points, means)
-
-    def _intervals(self, curve: Curve) -> Iterator[tuple[int, Sequence[tuple[int, float]]]]:
-        inside: list[tuple[int, float]] = []
-        current = -1
-        for point in curve.finite():
-            interval = int((point[0] - self.start) / self.length)
-            if interval != current and inside:
-                yield current, inside
-                inside = []
-            current = interval
-            inside.append(point)
-        if inside:
-            yield current, inside
+    if all(len(curve) <= 2 * most for curve in curves):
+        return [Drawn(list(curve.finite()), None) for curve in curves]
+    start = min(curve.batches[0] for curve in curves if len(curve))
+    end = max(curve.batches[-1] for curve in curves if len(curve))
+    return [_thin(curve, start, (end - start + 1) / most) for curve in curves]
 
 
-def _value(point: tuple[int, float]) -> Any:
-    return point[1]
+def _thin(curve: Curve, start: int, length: float) -> Drawn:
+    points: list[tuple[int, float]] = []
+    means: list[tuple[float, float]] = []
+    for interval, group in groupby(curve.finite(), lambda point: int((point[0] - start) / length)):
+        inside = list(group)
+        points += sorted({min(inside, key=itemgetter(1)), max(inside, key=itemgetter(1))})
+        mean = math.fsum(value / len(inside) for _, value in inside)
+        means.append((start + (interval + 0.5) * length, mean))
+    return Drawn(points, means)

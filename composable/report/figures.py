@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from composable._support.extras import needs
 from composable.report.chart_data import color_of, shown_metrics
 from composable.report.comparison import RunComparison
-from composable.report.curves import Grid
+from composable.report.curves import thin
 from composable.report.lines import visible
 from composable.report.recorded_run import RecordedRun
 
@@ -78,10 +78,9 @@ def plot_runs(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None =
     comparison = RunComparison.of(runs)
     for row, name in enumerate(names, start=1):
         curves = {i: run.curves[name] for i, run in enumerate(runs) if name in run.curves}
-        grid = Grid.over(curves.values(), _MOST_POINTS)
-        for index, curve in curves.items():
-            points = grid.thin(curve).points
-            trace = _trace(points, _plain(comparison.names[index]), index, row)
+        drawn = thin(list(curves.values()), _MOST_POINTS)
+        for index, one in zip(curves, drawn, strict=True):
+            trace = _trace(one.points, _plain(comparison.names[index]), index, row)
             figure.add_trace(trace, row=row, col=1)
         figure.update_yaxes(title_text=_plain(name), row=row, col=1)
     figure.update_xaxes(title_text="batches", row=len(names), col=1)

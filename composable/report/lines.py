@@ -28,8 +28,6 @@ __all__ = [
 EMPTY = "—"
 _LONGEST = 1 << 24
 _TEXT = 400
-_NOT_FINITE = {"NaN": math.nan, "nan": math.nan, "Infinity": math.inf, "inf": math.inf}
-_NOT_FINITE |= {f"-{name}": -value for name, value in _NOT_FINITE.items()}
 
 
 def read_lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
@@ -81,13 +79,11 @@ def as_number(value: Any) -> float | None:
     try:
         if type(value) in (int, float):
             return float(value)
-        if isinstance(value, str):
-            if value.startswith(("0x", "-0x")):
-                return float.fromhex(value)
-            return _NOT_FINITE.get(value)
-    except (ValueError, OverflowError):
-        pass
-    return None
+        number = float.fromhex(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    is_hex = value.startswith(("0x", "-0x"))  # and not the digits of something else
+    return number if is_hex or not math.isfinite(number) else None
 
 
 def as_batch(value: Any) -> int | None:

@@ -14,30 +14,27 @@ from composable._support.checks import as_path
 from composable._support.extras import needs
 from composable._support.paths import write_atomically
 from composable._version import __version__
+from composable.report import sections
 from composable.report.chart_data import chart_data, color_of, run_color
 from composable.report.comparison import RunComparison
 from composable.report.lines import visible
 from composable.report.recorded_run import RecordedRun, find_runs
-from composable.report.sections.charts import PART_COLORS, curves, time_split
-from composable.report.sections.files import checkpoints, images, problems, warnings
-from composable.report.sections.results import answer, overview
-from composable.report.sections.settings import all_settings, differences, plan
 
 __all__ = ["MAX_BYTES", "render", "write_report"]
 
 MAX_BYTES = 6_000_000
 _SECTIONS: Mapping[str, Callable[[RunComparison], Any]] = {
-    "Answer": answer,
-    "Overview": overview,
-    "Problems": problems,
-    "Differences": differences,
-    "Curves": curves,
-    "Time": time_split,
-    "Plan": plan,
-    "Images": images,
-    "Checkpoints": checkpoints,
-    "Warnings": warnings,
-    "Configuration": all_settings,
+    "Answer": sections.answer,
+    "Overview": sections.overview,
+    "Problems": sections.problems,
+    "Differences": sections.differences,
+    "Curves": sections.curves,
+    "Time": sections.time_split,
+    "Plan": sections.plan,
+    "Images": sections.images,
+    "Checkpoints": sections.checkpoints,
+    "Warnings": sections.warnings,
+    "Configuration": sections.all_settings,
 }
 """The data of each section, whose structure is in `page.html`; one without data is not shown."""
 _WITH_HINT = ("Curves", "Time")  # which tell what to record, if nothing is
@@ -121,7 +118,7 @@ def render(runs: Sequence[RecordedRun], title: str | None = None) -> str:
         sections={name: shown for name, shown in built.items() if shown or name in _WITH_HINT},
         color_of=color_of,
         run_color=run_color,
-        part_colors=PART_COLORS,
+        part_colors=sections.PART_COLORS,
         data=chart_data(comparison),
         css=_asset("report.css"),
         script=_asset("report.js"),

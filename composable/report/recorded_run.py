@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -337,14 +338,12 @@ class RecordedRun:
         name = "throughput/samples_per_sec"
         if name in self.curves:
             return
-        seconds = dict(self.clock.seconds)
-        before: tuple[float, float] | None = None
-        curve = Curve()
-        for batch, samples in self.clock.samples:
-            now = samples, seconds.get(batch, -1.0)
-            if before is not None and now[1] > before[1] and now[0] > before[0]:
-                curve.add(batch, (now[0] - before[0]) / (now[1] - before[1]))
-            before = now
+        seconds, curve = dict(self.clock.seconds), Curve()
+        known = [(batch, count) for batch, count in self.clock.samples if batch in seconds]
+        for (start, before), (end, now) in pairwise(known):
+            elapsed = seconds[end] - seconds[start]
+            if elapsed > 0 and now > before:
+                curve.add(end, (now - before) / elapsed)
         if len(curve):
             self.curves[name] = curve
 

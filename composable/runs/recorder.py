@@ -2,10 +2,11 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -34,8 +35,8 @@ __all__ = ["RunRecorder"]
 _INTERVAL = 100
 
 
-class StepObserver(Protocol):
-    """Receives what a run would record."""
+class StepObserver:
+    """Receives what a run would record, and ignores it."""
 
     def on_begin(self, description: Mapping[str, Any]) -> None:
         """Receive the description of the run."""
@@ -122,14 +123,11 @@ class RunRecorder(Callback):
             "batch": state.timestamp.batch,
             "time": time.time(),
         }
-
-        def write() -> None:
+        with self._writing():
             make_folder(self.folder)
             self._open_steps()
             records.add_record(self.folder, record)
             self._events.flush()
-
-        self._try(write)
 
     def end(self, state: State, error: BaseException | None) -> None:
         """Record the end of training; the `Trainer` calls this, after `close`.
@@ -140,7 +138,8 @@ class RunRecorder(Callback):
         """
         if self.observer is None and self._begun:
             self._events.end(state.timestamp, error)
-            self._try(self._events.flush)
+            with self._writing():
+                self._events.flush()
 
     # --- every step ---
 
@@ -198,8 +197,9 @@ class RunRecorder(Callback):
             UnwritableCheckpointError: The file cannot be written, and `on_error` is "raise".
         """
         if self._pending:
-            self._try(self._write)
-            self._try(self._events.flush)
+            with self._writing():
+                self._write()
+                self._events.flush()
 
     def _write(self) -> None:
         if not self._opened:
@@ -238,9 +238,10 @@ class RunRecorder(Callback):
             self._digest = self._hash.hexdigest()
         self._opened = True
 
-    def _try(self, write: Callable[[], None]) -> None:
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            write()
+            yield
         except (OSError, UnwritableCheckpointError) as error:
             message = f"{self.folder}: the run record cannot be written: {error}."
             if self.on_error == "raise":

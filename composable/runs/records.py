@@ -5,12 +5,12 @@ batch and each evaluation. Numbers are written as hexadecimal floats, which are 
 """
 
 import io
+import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import attrs
@@ -39,7 +39,6 @@ __all__ = [
 RUN, STEPS = "run.json", "steps.jsonl"
 _FORMAT = "composable run"
 _MAX_RUN = 1 << 26
-_LONGEST_FLOAT = 24  # -0x1.fffffffffffffp+1023
 _MAX_LINE = 1 << 24
 
 
@@ -101,55 +100,28 @@ def rotate_file(path: Path) -> None:
 class Rows(Mapping[int, dict[str, Any]]):
     """The recorded values of each batch, in a third of the memory of as many dictionaries.
 
-    Names are stored once, and hexadecimal floats as floats.
-
-    Example:
-        >>> from composable.runs.records import Rows
-        >>> rows = Rows()
-        >>> rows.add(0, {"loss": "0x1.8000000000000p-1", "grad": None})
-        >>> rows[0]
-        {'loss': '0x1.8000000000000p-1', 'grad': None}
+    Lines are kept as they were read, and parsed at each access.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, Any] = {}
-        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._lines: dict[int, bytes] = {}
 
-    def add(self, batch: int, values: Mapping[str, Any]) -> None:
-        """Add the values of a batch."""
-        if any(type(value) not in (str, bool, NoneType) for value in values.values()):
-            self._rows[batch] = dict(values)  # written by another program
-            return
-        names = tuple(values)
-        names = self._names.setdefault(names, names)
-        self._rows[batch] = (names, *map(_as_float, values.values()))
+    def add(self, batch: int, line: bytes) -> None:
+        """Add the line of a batch, which is valid."""
+        self._lines[batch] = line
 
     def __getitem__(self, batch: int) -> dict[str, Any]:
-        row = self._rows[batch]
-        if isinstance(row, dict):
-            return row
-        names, *values = row
-        return dict(zip(names, map(as_exact, values), strict=True))
-
-    def __contains__(self, batch: object) -> bool:
-        return batch in self._rows
+        return _without_time(json.loads(self._lines[batch]))
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._rows)
+        return iter(self._lines)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._lines)
 
 
-def _as_float(value: Any) -> Any:
-    """Convert a hexadecimal float, if it can be restored; return any other value unchanged."""
-    if isinstance(value, str) and len(value) <= _LONGEST_FLOAT:
-        try:
-            number = float.fromhex(value)
-        except (ValueError, OverflowError):
-            return value
-        return number if number.hex() == value else value
-    return value
+def _without_time(line: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in line.items() if name not in ("batch", "epoch")}
 
 
 @attrs.frozen
@@ -211,14 +183,13 @@ def _add_line(steps: Steps, raw: bytes, where: str) -> None:
     line = strict_json.load(raw, where)
     if not isinstance(line, dict) or not is_count(line.get("batch")):
         raise DamagedCheckpointError(f"{where}: the batch number is missing.")
-    batch = line.pop("batch")
-    line.pop("epoch", None)
+    batch = line["batch"]
     if "loss" not in line:
-        steps.evaluated.setdefault(batch, {}).update(line)
+        steps.evaluated.setdefault(batch, {}).update(_without_time(line))
     elif batch in steps.trained:
         raise DamagedCheckpointError(f"{where}: batch {batch} is recorded twice.")
     else:
-        steps.trained.add(batch, line)
+        steps.trained.add(batch, raw)
 
 
 @contextmanager

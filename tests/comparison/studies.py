@@ -89,7 +89,6 @@ def make_study(  # noqa: PLR0913 (the parts of a study)
     costs = tuple(
         StepCost(
             arm,
-            chosen[arm],
             f"{own_batches.get(arm, batches)[-1]}ba",
             (0.0, 0.5, 1.0),
             tuple(tuple(step * (1 + 0.01 * r) for r in range(4)) for _ in range(3)),

@@ -145,7 +145,7 @@ def calibrated(
         tuple(one * (1 + noises[1] * rng.expovariate(1)) for one in processes for _ in range(3))
         for _ in range(2)
     ]
-    return StepCost(arm, {}, duration, (0.25, 0.75), tuple(rounds), PROCESSES)
+    return StepCost(arm, duration, (0.25, 0.75), tuple(rounds), PROCESSES)
 
 
 def protocol(

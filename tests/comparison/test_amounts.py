@@ -179,7 +179,7 @@ def test_an_arm_may_know_the_amount_and_build_gets_it_too():
         return [LabelSmoothing(0.1 / data_amount)]
 
     made = plan(arms={"other": arm})(data_amount=0.5)
-    arguments = made.arms["other"].arguments(made.tried["other"][0])
+    arguments = made.subject.arms["other"].arguments(made.tried["other"][0])
     assert arguments["algorithms"] == [LabelSmoothing(0.2)]
     assert arguments["data_amount"] == 0.5
 

@@ -188,7 +188,7 @@ def test_an_arm_that_is_the_baseline_to_the_bit_is_worth_once_as_much(draw: Any)
     study = draw(0, {"same": 1.0})
     plain = [one for one in study.results if one.trial.arm == "plain"]
     same = [attrs.evolve(one, trial=attrs.evolve(one.trial, arm="same")) for one in plain]
-    given = [StepCost(one.arm, {}, one.duration, (0.5,), ((0.01,),)) for one in study.costs]
+    given = [StepCost(one.arm, one.duration, (0.5,), ((0.01,),)) for one in study.costs]
     arm = analyze(Study(study.protocol, (*plain, *same), tuple(given)))["same"]
     assert (arm.verdict, arm.p, arm.power) == (Verdict.NO_EVIDENCE, 1.0, None)
     assert [arm.speedup.low, arm.speedup.value, arm.speedup.high] == [1.0, 1.0, 1.0]

@@ -7,7 +7,7 @@ import torch
 
 from composable import IncompatibleAlgorithmsError
 from composable.algorithms import EMA, SWA, AugMix, LabelSmoothing, MixUp, RandAugment
-from composable.comparison.arms import Arm, RunArm, as_arms, check_composed, derive, repeat
+from composable.comparison.arms import Arm, as_arms, check_composed, derive, repeat
 from composable.recipes import Recipe
 
 SMOOTHING, EMA_20 = LabelSmoothing(0.1), EMA(half_life="20ba")
@@ -111,7 +111,7 @@ def test_algorithms_of_one_class_are_named_by_their_calls():
     [
         (lambda: left_out(Arm("one", [SMOOTHING])), "leave_one_out=True needs an arm of two"),
         (lambda: left_out(Arm("one", lambda: [])), "leave_one_out=True needs an arm of two"),
-        (lambda: left_out(RunArm("one", [1, 2])), "leave_one_out=True needs an arm of two"),
+        (lambda: left_out(Arm("one", [1, 2], of_loop=True)), "leave_one_out=True needs an arm of"),
         (lambda: added(Arm("b", lambda: []), Arm("a", [SMOOTHING])), "needs a baseline that is"),
         (lambda: added(Arm("b", [SMOOTHING]), Arm("a", [SMOOTHING])), "needs an arm with algor"),
     ],
@@ -133,7 +133,7 @@ def test_derived_arms_of_the_name_of_another_are_an_error():
 
 
 def test_the_arms_of_a_loop_have_values_of_any_type():
-    baseline, other = as_arms({"other": 3}, {"lr": 1}, RunArm)
+    baseline, other = as_arms({"other": 3}, {"lr": 1}, of_loop=True)
     assert baseline.arguments({"depth": 2}) == {"arm": {"lr": 1}, "depth": 2}
     assert (other.value, other.takes, check_composed(other, [{}])) == (3, {}, ())
 

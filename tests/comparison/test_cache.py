@@ -6,76 +6,74 @@ import math
 import attrs
 import pytest
 
-from composable.algorithms import MixUp
 from composable.comparison.records import Evaluation, Seconds, TrialResult
 from composable.comparison.study_file import Cache, DamagedCacheWarning
-from composable.comparison.trial import Compared
-from tests.support.comparison import build, build_or_die, request
+from tests.support.comparison import build, build_or_die, compared, trial
 
 
 def result_of(one, outcome="finished", loss=0.5):
     curve = (Evaluation(6, {"eval/loss": 0.7}), Evaluation(12, {"l": loss}))
-    return TrialResult(one.trial, outcome, 12, Seconds(1.0, 0.5, 3.0, 0.25), curve, "why")
+    return TrialResult(one, outcome, 12, Seconds(1.0, 0.5, 3.0, 0.25), curve, "why")
 
 
 @pytest.fixture
 def cache(tmp_path):
-    return Cache(tmp_path / "cache", Compared(function=build))
+    return Cache(tmp_path / "cache", compared(build))
 
 
 @pytest.mark.parametrize("outcome", ["finished", "diverged", "stopped"])
 def test_a_stored_trial_is_found_again(cache, outcome):
-    one = request(MixUp(0.3))
-    cache.put(one, result_of(one, outcome))
+    one = trial(arm="mixed")
+    cache.put(result_of(one, outcome))
 
-    assert Cache(cache.folder, Compared(function=build)).get(one) == result_of(one, outcome)
+    assert Cache(cache.folder, compared(build)).get(one) == result_of(one, outcome)
 
 
 @pytest.mark.parametrize("loss", [math.inf, -math.inf])
 def test_keeps_infinities(cache, loss):
-    one = request()
-    cache.put(one, result_of(one, loss=loss))
+    one = trial()
+    cache.put(result_of(one, loss=loss))
 
     assert cache.get(one).curve[-1].metrics == {"l": loss}
     json.loads(next(cache.folder.iterdir()).read_text(), parse_constant=pytest.fail)
 
 
 def test_keeps_nan(cache):
-    one = request()
-    cache.put(one, result_of(one, loss=math.nan))
+    one = trial()
+    cache.put(result_of(one, loss=math.nan))
 
     assert math.isnan(cache.get(one).curve[-1].metrics["l"])
 
 
 def test_a_failed_trial_is_not_kept(cache):
-    one = request()
-    cache.put(one, result_of(one, "failed"))
+    one = trial()
+    cache.put(result_of(one, "failed"))
 
     assert cache.get(one) is None
 
 
 OTHERS = {
-    "algorithms": request(MixUp(0.4)),
-    "no algorithms": request(),
-    "an argument": request(MixUp(0.3), lr=0.2),
-    "the duration": request(MixUp(0.3), duration="3ep"),
-    "the seed": request(MixUp(0.3), seed=1),
+    "algorithms": trial(arm="mixed more"),
+    "no algorithms": trial(),
+    "an argument": trial(arm="mixed", lr=0.2),
+    "the duration": trial(arm="mixed", duration="3ep"),
+    "the seed": trial(arm="mixed", seed=1),
 }
 
 
 @pytest.mark.parametrize("what", OTHERS)
 def test_another_trial_is_not_found(cache, what):
-    one = request(MixUp(0.3))
-    cache.put(one, result_of(one))
+    one = trial(arm="mixed")
+    cache.put(result_of(one))
 
     assert cache.get(OTHERS[what]) is None
 
 
 def test_an_arm_may_be_renamed(cache):
-    one, other = request(arm="old"), request(arm="new")
-    cache.put(one, result_of(one))
+    one, other = trial(arm="plain"), trial(arm="renamed")
+    cache.put(result_of(one))
 
-    assert cache.get(other) == attrs.evolve(result_of(one), trial=other.trial)
+    assert cache.get(other) == attrs.evolve(result_of(one), trial=other)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +87,9 @@ def test_an_arm_may_be_renamed(cache):
     ],
 )
 def test_trials_of_another_function_or_data_are_not_found(cache, others):
-    one = request()
-    cache.put(one, result_of(one))
-    data, subject = others.pop("data", None), Compared(**{"function": build, **others})
+    one = trial()
+    cache.put(result_of(one))
+    data, subject = others.pop("data", None), compared(**{"function": build, **others})
 
     assert Cache(cache.folder, subject, data=data).get(one) is None
 
@@ -101,8 +99,8 @@ DAMAGED = ["", "{", "[]", "3", "{}", '{"outcome": "finished"}']
 
 @pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_file_is_ignored_with_a_warning(cache, text):
-    one = request()
-    cache.put(one, result_of(one))
+    one = trial()
+    cache.put(result_of(one))
     cache.path(one).write_text(text)
 
     with pytest.warns(DamagedCacheWarning, match="is damaged, and its trial is run again"):
@@ -111,8 +109,8 @@ def test_a_damaged_file_is_ignored_with_a_warning(cache, text):
 
 @pytest.mark.parametrize("name", ["trial", "seconds", "curve", "batches", "outcome"])
 def test_a_file_without_an_entry_is_damaged(cache, name):
-    one = request()
-    cache.put(one, result_of(one))
+    one = trial()
+    cache.put(result_of(one))
     path = cache.path(one)
     stored = json.loads(path.read_text())
     del stored[name]
@@ -123,8 +121,8 @@ def test_a_file_without_an_entry_is_damaged(cache, name):
 
 
 def test_nothing_but_the_file_is_left(cache):
-    one = request()
-    cache.put(one, result_of(one))
+    one = trial()
+    cache.put(result_of(one))
 
     assert [path.suffix for path in cache.folder.iterdir()] == [".json"]
 
@@ -132,8 +130,8 @@ def test_nothing_but_the_file_is_left(cache):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("start", ["[", '{"a":', '{"trial":{"settings":{"a":'])
 def test_a_file_of_deep_json_is_damaged(cache, start):
-    one = request()
-    cache.put(one, result_of(one))
+    one = trial()
+    cache.put(result_of(one))
     for depth in (190, 900, 20_000):
         text = start + "[" * depth + "]" * depth + {"[": "]"}.get(start, "}" * start.count("{"))
         cache.path(one).write_text(text)

@@ -11,49 +11,45 @@ from composable.comparison.cost import (
     interleave,
     join_costs,
     paused_run,
-    process_seconds,
     rescale_cost,
-    run_seconds,
     step_cost,
-    step_seconds,
 )
 from composable.comparison.records import StepCost
-from composable.comparison.trial import Compared, TrialRequest
 from tests.comparison.small import descend
-from tests.support.comparison import BATCHES, build, request, trial
+from tests.support.comparison import BATCHES, build, compared, loop_of, trial
 
 
 def cost(points, seconds):
-    return StepCost("plain", {}, "100ba", tuple(points), tuple(map(tuple, seconds)))
+    return StepCost("plain", "100ba", tuple(points), tuple(map(tuple, seconds)))
 
 
 def test_a_constant_cost_is_proportional_to_the_steps():
-    assert run_seconds(cost((0.1, 0.5, 0.9), [[2.0]] * 3), 100) == pytest.approx(200)
-    assert run_seconds(cost((0.5,), [[2.0]]), 0) == 0
+    assert cost((0.1, 0.5, 0.9), [[2.0]] * 3).run_seconds(100) == pytest.approx(200)
+    assert cost((0.5,), [[2.0]]).run_seconds(0) == 0
 
 
 def test_a_cost_is_interpolated_between_the_points_and_constant_outside():
     rising = cost((0.25, 0.5), [[1.0], [3.0]])
 
-    assert run_seconds(rising, 100) == pytest.approx(25 * 1 + 25 * 2 + 50 * 3)
+    assert rising.run_seconds(100) == pytest.approx(25 * 1 + 25 * 2 + 50 * 3)
 
 
 def test_of_midpoints_the_whole_run_has_the_mean_cost():
     several = cost((0.1, 0.3, 0.5, 0.7, 0.9), [[1.0], [5.0], [2.0], [7.0], [3.0]])
 
-    assert run_seconds(several, 10) == pytest.approx(10 * 18 / 5)
+    assert several.run_seconds(10) == pytest.approx(10 * 18 / 5)
 
 
 def test_the_cost_of_a_step_is_the_25th_percentile_of_the_rounds():
-    assert step_seconds(cost((0.5,), [[5.0, 1.0, 2.0, 3.0, 90.0]])) == (2.0,)
-    assert step_seconds(cost((0.5,), [[4.0]])) == (4.0,)
+    assert cost((0.5,), [[5.0, 1.0, 2.0, 3.0, 90.0]]).step_seconds == (2.0,)
+    assert cost((0.5,), [[4.0]]).step_seconds == (4.0,)
 
 
 def test_the_cost_of_a_step_is_the_geometric_mean_over_the_processes():
     two = [5.0, 1.0, 2.0, 3.0, 90.0, 20.0, 4.0, 8.0, 12.0, 360.0]
     measured = attrs.evolve(cost((0.5,), [two]), processes=2)
-    assert process_seconds(measured) == [[2.0, 8.0]]
-    assert step_seconds(measured) == (4.0,)
+    assert measured.process_seconds == [[2.0, 8.0]]
+    assert measured.step_seconds == (4.0,)
 
 
 def test_processes_have_as_many_rounds_each():
@@ -70,10 +66,10 @@ def test_costs_of_several_processes_are_joined_by_the_rounds_that_all_have():
     assert join_costs([first, cost((0.5,), [[5.0, 6.0]])]).progress == (0.25,)
 
 
-@pytest.mark.parametrize("bad", [cost((), ()), cost((0.5,), [[]]), cost((0.2, 0.5), [[1.0]])])
+@pytest.mark.parametrize("bad", [((), ()), ((0.5,), [[]]), ((0.2, 0.5), [[1.0]])])
 def test_refuses_a_cost_without_measurements(bad):
     with pytest.raises(ValueError, match="must have seconds for each of its points"):
-        run_seconds(bad, 10)
+        cost(*bad)
 
 
 def test_a_later_measurement_is_scaled_to_the_speed_of_the_first():
@@ -113,7 +109,7 @@ def all_blocks(*arguments):
 
 def test_a_run_is_measured_from_its_first_step_to_its_last_in_blocks():
     steps = 10 * BATCHES
-    blocks = all_blocks(Compared(function=build), request(duration="10ep"), steps)
+    blocks = all_blocks(compared(build), trial(duration="10ep"), steps)
     assert len(blocks) == 15
     assert [one.end for one in blocks] == [4 * (at + 1) for at in range(15)]
     # The step after a pause is not measured.
@@ -130,19 +126,14 @@ def test_the_time_of_other_arms_is_not_counted(monkeypatch):
             now[0] += arm
             yield step, 0.5
 
-    subject = Compared(function=loop, name="run", metrics=("test/loss",))
-    runs = [
-        Here(subject, TrialRequest(trial(duration="30ba"), {"arm": seconds}), 30)
-        for seconds in (1.0, 3.0)
-    ]
+    runs = [Here(loop_of(loop, seconds), trial(duration="30ba"), 30) for seconds in (1.0, 3.0)]
     blocks, errors = interleave([run.advance for run in runs])
     assert errors == {}
     assert [{block.seconds for block in each} for each in blocks] == [{1.0}, {3.0}]
 
 
 def test_a_loop_that_yields_less_often_has_blocks_from_yield_to_yield():
-    subject = Compared(function=descend, name="run", metrics=("test/loss",))
-    blocks = all_blocks(subject, TrialRequest(trial(duration="30ba"), {"arm": {"factor": 1}}), 30)
+    blocks = all_blocks(loop_of(descend, {"factor": 1}), trial(duration="30ba"), 30)
     assert [(one.begin, one.end) for one in blocks] == [(at, at + 5) for at in range(5, 30, 5)]
 
 
@@ -185,6 +176,5 @@ def test_a_run_that_ends_before_its_second_step_has_no_block(how):
             raise OSError("no such data")
         yield 0, 1.0
 
-    subject = Compared(function=loop, name="run", metrics=("test/loss",))
     with pytest.raises((RuntimeError, BuildError), match=r"no such data|at least 1"):
-        next(paused_run(subject, TrialRequest(trial(), {"arm": None}), 30))
+        next(paused_run(loop_of(loop, None), trial(), 30))

@@ -33,7 +33,7 @@ def one_evaluator(algorithms, seed, lr=0.1, **changes):
 def test_the_defaults_follow_from_the_trainer():
     made = design()
     assert made.protocol.durations == ("1ep", "2ep", "4ep")
-    assert list(made.arms) == ["baseline", "other", "baseline (repeated)"]
+    assert list(made.subject.arms) == ["baseline", "other", "baseline (repeated)"]
     assert (made.protocol.metric, made.protocol.mode) == ("test/accuracy", "max")
     assert made.epoch_length == 10
     assert made.protocol.notes == (
@@ -175,7 +175,7 @@ def test_leave_one_out_and_add_one_in_add_arms():
         add_one_in=True,
         repeat_baseline=False,
     )
-    assert list(made.arms) == [
+    assert list(made.subject.arms) == [
         "baseline",
         "both",
         "both without LabelSmoothing",
@@ -221,8 +221,7 @@ def test_the_arguments_of_a_recipe_and_of_an_arm_reach_the_build_function():
         tune={"lr": [0.1, 0.2], "smooth": {"lr": [0.1], "smoothing": [0.1, 0.3]}},
     )
     settings = made.tried["smooth"][1]
-    trial = made.request(_trial("smooth", settings))
-    assert trial.arguments == {
+    assert made.subject.arguments(_trial("smooth", settings)) == {
         "algorithms": [LabelSmoothing(0.3)],
         "optimizers": optimizer,
         "lr": 0.1,
@@ -360,11 +359,11 @@ LOOP = {
 
 def test_a_loop_is_planned_as_a_build_function_is():
     made = design(**LOOP, tune=RATES)
-    assert list(made.arms) == ["baseline", "fast", "baseline (repeated)"]
+    assert list(made.subject.arms) == ["baseline", "fast", "baseline (repeated)"]
     assert made.protocol.durations == ("10ba", "20ba")
     assert (made.protocol.tuning_metric, made.protocol.mode) == ("validation/loss", "min")
     trial = _trial("fast", made.tried["fast"][1])
-    assert made.request(trial).arguments == {"arm": {"factor": 2}, "lr": 0.1}
+    assert made.subject.arguments(trial) == {"arm": {"factor": 2}, "lr": 0.1}
 
 
 @pytest.mark.parametrize(

@@ -17,24 +17,23 @@ import pytest
 import composable
 import composable.functional as F
 from composable import algorithms, optim
-from composable.algorithms import MixUp
 from composable.comparison.building import BuildError
 from composable.comparison.execution import ProcessRun, TrialProgress, Worker, Workers, pickled
 from composable.comparison.study_file import Cache
-from composable.comparison.trial import Compared, run_trial
-from tests.support.comparison import build, build_or_die, request, trial
+from composable.comparison.trial import run_trial
+from tests.support.comparison import build, build_or_die, compared, trial
 from tests.support.processes import is_alive, wait_until
 
-REQUESTS = {
-    "first": request(MixUp(0.3), seed=1),
-    "exit": request(seed=2, how="exit"),
-    "raise": request(seed=3, how="raise"),
-    "last": request(seed=4),
+TRIALS = {
+    "first": trial(arm="mixed", seed=1),
+    "exit": trial(seed=2, how="exit"),
+    "raise": trial(seed=3, how="raise"),
+    "last": trial(seed=4),
 }
 
 
 def workers(folder, function, count=1, executor=None):
-    subject = Compared(function=function, metrics=("eval/loss",))
+    subject = compared(function, metrics=("eval/loss",))
     return Workers(subject, Cache(folder / "cache", subject), count, folder, executor)
 
 
@@ -50,20 +49,20 @@ def ran(tmp_path_factory):
     pool = workers(folder, build_or_die)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        results = pool.train("trials", list(REQUESTS.values()))
+        results = pool.train("trials", list(TRIALS.values()))
         begun = time.monotonic()
-        sleeping = [request(how="sleep"), request(how="sleep", seed=1)]
+        sleeping = [trial(how="sleep"), trial(how="sleep", seed=1)]
         given_up = pool.train("trials", sleeping, until=begun + 0.5)
         assert time.monotonic() - begun < 60  # of 600
     assert pool._own == {}
-    return folder, {**dict(zip(REQUESTS, results, strict=True)), "given up": given_up}
+    return folder, {**dict(zip(TRIALS, results, strict=True)), "given up": given_up}
 
 
 def test_a_trial_gives_the_same_results_as_in_this_process(ran):
-    request, found = REQUESTS["first"], ran[1]["first"]
-    here = run_trial(Compared(function=build_or_die), request)
+    one, found = TRIALS["first"], ran[1]["first"]
+    here = run_trial(compared(build_or_die), one)
 
-    assert (found.outcome, found.trial) == ("finished", request.trial)
+    assert (found.outcome, found.trial) == ("finished", one)
     assert [one.metrics for one in found.curve] == [one.metrics for one in here.curve]
 
 
@@ -83,7 +82,7 @@ def test_an_exception_fails_its_trial(ran):
 def test_finished_trials_are_read_and_failed_ones_are_run_again(ran, monkeypatch):
     pool = workers(ran[0], build_or_die)
     monkeypatch.setattr(pool, "_worker", lambda number: pytest.fail("a worker was started"))
-    stored = pool.train("trials", [REQUESTS["first"], REQUESTS["last"]])
+    stored = pool.train("trials", [TRIALS["first"], TRIALS["last"]])
     assert stored == [ran[1]["first"], ran[1]["last"]]
     assert len(list((ran[0] / "cache").iterdir())) == 2
 
@@ -94,9 +93,9 @@ def processes():
 
 @pytest.mark.parametrize("executor", [processes, lambda: ThreadPoolExecutor(2)])
 def test_an_executor_of_the_users_gives_the_same_results(ran, tmp_path, executor):
-    requests = [request(MixUp(0.3), seed=1), request(seed=3, how="raise"), request(seed=4)]
+    trials = [trial(arm="mixed", seed=1), trial(seed=3, how="raise"), trial(seed=4)]
     with executor() as given:
-        found = workers(tmp_path, build_or_die, 2, given).train("trials", requests)
+        found = workers(tmp_path, build_or_die, 2, given).train("trials", trials)
     expected = [ran[1][name] for name in ("first", "raise", "last")]
     assert [one.error for one in found] == [one.error for one in expected]
     assert [[point.metrics for point in one.curve] for one in found] == [
@@ -117,7 +116,7 @@ def test_a_measurement_whose_process_dies_says_so(ran, monkeypatch):
     monkeypatch.setattr(Worker, "__init__", lambda self, folder, number, threads: None)
     monkeypatch.setattr(Worker, "submit", dies, raising=False)
     monkeypatch.setattr(Worker, "_log", ran[0] / "worker-0.log", raising=False)
-    run = ProcessRun(ran[0], 0, Compared(function=build_or_die), request(), 24)
+    run = ProcessRun(ran[0], 0, compared(build_or_die), trial(), 24)
     with pytest.raises(RuntimeError, match=r"process died \(EXIT\(7\)\); the end of its log"):
         run.advance()
 
@@ -127,7 +126,7 @@ def test_a_fault_of_the_function_ends_the_comparison(tmp_path):
         return build(algorithms, 7)
 
     with ThreadPoolExecutor(1) as executor, pytest.raises(BuildError, match="Trainer with seed=7"):
-        workers(tmp_path, ignoring, 1, executor).train("trials", [request()])
+        workers(tmp_path, ignoring, 1, executor).train("trials", [trial()])
 
 
 def test_the_progress_counts_trials_and_takes_cached_ones_as_done():
@@ -179,7 +178,8 @@ from composable import Trainer
 from composable.comparison.study_file import Cache
 from composable.comparison.execution import Workers
 from composable.comparison.records import Trial
-from composable.comparison.trial import TrialRequest, Compared
+from composable.comparison.arms import Arm
+from composable.comparison.trial import Compared
 
 class Model(torch.nn.Linear):
     pass
@@ -197,12 +197,10 @@ def build(algorithms, seed):
         optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     )
 
-requests = [
-    TrialRequest(Trial("plain", {}, "2ep", seed, "reporting"), {"algorithms": []})
-    for seed in (0, 1)
-]
-subject = Compared(function=build)  # no `if __name__`: workers don't run the script
-Workers(subject, Cache(folder / "cache", subject), 1, folder).train("trials", requests)
+trials = [Trial("plain", {}, "2ep", seed, "reporting") for seed in (0, 1)]
+arms = {"plain": Arm("plain", ())}
+subject = Compared(function=build, arms=arms)  # no `if __name__`: workers don't run the script
+Workers(subject, Cache(folder / "cache", subject), 1, folder).train("trials", trials)
 """
 
 

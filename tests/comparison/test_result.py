@@ -139,7 +139,7 @@ def test_tables_scroll_in_a_box_or_are_cards_on_a_phone(comparison):
 
 def test_the_plot_names_every_arm_and_hides_no_label(comparison):
     figure = comparison.plot()
-    text = " ".join(one.get_text() for axes in figure.axes for one in axes.texts)
+    text = " ".join(one.get_text() for axes in figure.axes for one in labels_of(axes))
     text = " ".join(text.split())
     arms = comparison.analysis.arms
     finished = [arm for arm in arms if any(one.mean is not None for one in arm.qualities)]
@@ -149,7 +149,7 @@ def test_the_plot_names_every_arm_and_hides_no_label(comparison):
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw(renderer)
     whole = figure.bbox
-    texts = [one for axes in figure.axes for one in axes.texts]
+    texts = [one for axes in figure.axes for one in (*axes.texts, *labels_of(axes))]
     texts += [*figure.texts, figure._suptitle, figure._supxlabel]
     for box in [one.get_window_extent(renderer) for one in texts if one.get_text()]:
         assert whole.x0 <= box.x0
@@ -157,10 +157,14 @@ def test_the_plot_names_every_arm_and_hides_no_label(comparison):
         assert whole.y0 <= box.y0
         assert box.y1 <= whole.y1
     for axes in figure.axes:
-        boxes = [one.get_window_extent(renderer) for one in axes.texts]
-        labels = [box for box in boxes if box.x0 > axes.bbox.x1]
-        for i, one in enumerate(labels):
-            assert not any(one.overlaps(other) for other in labels[i + 1 :])
+        boxes = [one.get_window_extent(renderer) for one in labels_of(axes)]
+        for i, one in enumerate(boxes):
+            assert one.x0 > axes.bbox.x1
+            assert not any(one.overlaps(other) for other in boxes[i + 1 :])
+
+
+def labels_of(axes):
+    return axes.get_legend().get_texts()
 
 
 def _start(name):
@@ -174,6 +178,8 @@ def test_the_speed_up_by_result_is_the_first_panel():
     lines = [line for line in speedups.lines if len(line.get_xdata()) > 2]
     assert list(lines[0].get_ydata()) == [point.speedup.value for point in arm.curve]
     assert speedups.get_yscale() == results.get_xscale() == "log"
+    ends = [comparison.analysis[one.get_text()].qualities[-1].mean for one in labels_of(results)]
+    assert ends == sorted(ends, reverse=True)
     assert "better to the right" in speedups.get_xlabel()
     assert "better to the left" in make("minimum").plot().axes[0].get_xlabel()
 
@@ -182,7 +188,7 @@ def test_of_many_arms_the_plot_shows_those_with_the_clearest_effects():
     nulls = {f"null {i}": 1.0 for i in range(12)}
     speedups = {"baseline": 1.0, **nulls, "fast": 1.4, "slow": 0.6}
     figure = Comparison(make_study(speedups=speedups)).plot()
-    labels = {one.get_text().split("\n")[0] for one in figure.axes[1].texts}
+    labels = {one.get_text().split("\n")[0] for one in labels_of(figure.axes[1])}
     assert {"baseline", "fast", "slow"} <= labels
     assert sum(label.startswith("null") for label in labels) == 3
     assert "6 of 15 arms" in figure.get_supxlabel().replace("\n", " ")

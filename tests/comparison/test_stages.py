@@ -13,7 +13,7 @@ from composable.comparison import stages
 from composable.comparison.budget import BudgetError
 from composable.comparison.cost import TimedBlock
 from composable.comparison.records import Evaluation, Seconds, Study, Trial, TrialResult
-from composable.comparison.stages import extend, measure_costs, train_design, whole_seeds
+from composable.comparison.stages import extend, train_design, whole_seeds
 from composable.comparison.study_file import Cache, DamagedCacheWarning
 from composable.comparison.trial import Compared
 from composable.core.time import Time
@@ -39,17 +39,17 @@ class Machine:
         self.clock, self.cost, self.late = clock, cost or {}, late
         self.trials, self.planned = [], []
 
-    def train(self, what, requests, later=(), until=math.inf, *, stored=True):
-        self.planned.append(len(self.trials) + len(requests) + len(later))
+    def train(self, what, trials, later=(), until=math.inf, *, stored=True):
+        self.planned.append(len(self.trials) + len(trials) + len(later))
         results = []
-        for request in requests:
-            result = self.result(request.trial)
-            took = result.seconds.training + self.late * (request.trial.purpose == "reporting")
+        for trial in trials:
+            result = self.result(trial)
+            took = result.seconds.training + self.late * (trial.purpose == "reporting")
             if self.clock[0] + took > until:
                 results.append(None)
                 continue
             self.clock[0] += took
-            self.trials.append(request.trial)
+            self.trials.append(trial)
             results.append(result)
         return results
 
@@ -82,7 +82,7 @@ def test_every_arm_is_tuned_and_reported_on_its_own_seeds(clock):
     trained = train_design(made, machine)
     assert set(map(str, trained.protocol.chosen.values())) == {"{'lr': 0.1}"}
     full = [one for one in machine.of("tuning") if one.duration == "4ep"]
-    assert [sum(one.arm == arm for one in full) for arm in made.arms] == [8, 8, 8]
+    assert [sum(one.arm == arm for one in full) for arm in made.protocol.arms] == [8, 8, 8]
     assert len(machine.of("tuning")) == 24 + 3  # with the short trials, which are not reported
     reported = machine.of("reporting")
     assert not {one.seed for one in machine.of("tuning")} & {one.seed for one in reported}
@@ -103,9 +103,9 @@ def test_all_arms_are_tuned_for_the_same_seconds(clock, durations, rate):
     tuning = [one for one in trained.results if one.trial.purpose == "tuning"]
     seconds = {
         arm: sum(one.seconds.training for one in tuning if one.trial.arm == arm)
-        for arm in made.arms
+        for arm in made.protocol.arms
     }
-    assert seconds == dict.fromkeys(made.arms, 320.0)
+    assert seconds == dict.fromkeys(made.protocol.arms, 320.0)
 
 
 # --- a budget ---
@@ -230,9 +230,9 @@ def pool(tmp_path, monkeypatch):
     measured = []
 
     def measure(pool, runs, until, errors):
-        measured.append([(one.trial.arm, one.trial.duration) for one, _ in runs.values()])
+        measured.append([(one.arm, one.duration) for one, _ in runs.values()])
         return {
-            arm: stages.step_cost(one.trial, [TimedBlock(0, count, float(at + 1))], count)
+            arm: stages.step_cost(one, [TimedBlock(0, count, float(at + 1))], count)
             for at, (arm, (one, count)) in enumerate(runs.items())
         }
 
@@ -242,14 +242,21 @@ def pool(tmp_path, monkeypatch):
     return types.SimpleNamespace(cache=cache, stop=lambda: None, measured=measured)
 
 
+def measure_costs(made, pool, *arguments):
+    pool.cache.subject = made.subject
+    return stages.measure_costs(pool, *arguments)
+
+
 def trained(made, *, batches=40, failing=()):
     results = []
-    for arm in made.arms:
+    for arm in made.protocol.arms:
         for at, duration in enumerate(made.protocol.durations):
             outcome = "failed" if (arm, duration) in failing else "finished"
             trial = Trial(arm, {}, duration, 0, "reporting")
             results.append(TrialResult(trial, outcome, batches * 2**at, Seconds(0, 0, 1, 0), ()))
-    protocol = attrs.evolve(made.protocol, chosen={arm: {} for arm in made.arms}, seeds=(0,))
+    protocol = attrs.evolve(
+        made.protocol, chosen={one: {} for one in made.protocol.arms}, seeds=(0,)
+    )
     return Study(protocol, tuple(results), ())
 
 

@@ -3,6 +3,7 @@
 import math
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,19 +13,21 @@ from torch.utils.data import DataLoader, TensorDataset
 from composable import Callback, Control
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver
+from composable.comparison import trial as trials
+from composable.comparison.arms import Arm
 from composable.comparison.building import BuildError
-from composable.comparison.trial import Compared, TrialRequest, yield_reports
-from composable.comparison.trial import run_trial as run_request
+from composable.comparison.trial import Compared, yield_reports
 from composable.core.algorithm import FunctionAlgorithm
 from composable.loggers import JSONLinesLogger
 from tests.comparison.small import descend
-from tests.support.comparison import BATCHES, build, examples, trial
+from tests.support.comparison import BATCHES, build, examples, loop_of, trial
 
 PLAIN = {"algorithms": []}
 
 
 def run_trial(build, arguments, trial, **options):
-    return run_request(Compared(function=build, **options), TrialRequest(trial, arguments))
+    arm = SimpleNamespace(arguments=lambda settings: arguments)
+    return trials.run_trial(Compared(function=build, arms={trial.arm: arm}, **options), trial)
 
 
 def test_records_each_evaluation():
@@ -52,6 +55,16 @@ def test_a_seed_determines_the_results_and_another_one_gives_others():
     ]
 
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_function_of_an_arm_draws_by_the_seed_of_the_trial():
+    drawn = []
+    arm = Arm("plain", lambda: drawn.append(torch.rand(()).item()) or [])
+    for seed in (0, 0, 1):
+        torch.rand(1)
+        trials.run_trial(Compared(function=build, arms={"plain": arm}), trial(seed, "1ba"))
+
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_restores_the_global_generators():
@@ -211,7 +224,6 @@ FAULTS = {
         ),
         "nonfinite_loss='rollback'",
     ),
-    "not a function": (17, "build=17 must be a function"),
 }
 
 
@@ -321,8 +333,7 @@ def test_refuses_to_split_two_evaluators():
 
 
 def run_loop(loop, duration="10ba", **options):
-    subject = Compared(function=loop, name="run", metrics=("test/loss",), **options)
-    return run_request(subject, TrialRequest(trial(duration=duration), {"arm": {"factor": 1}}))
+    return trials.run_trial(loop_of(loop, {"factor": 1}, **options), trial(duration=duration))
 
 
 def test_a_loop_is_recorded_at_each_yield_with_a_result():

@@ -21,7 +21,8 @@ def result(trial, value, outcome="finished", error=None):
 def score(one):
     if one is None or one.outcome != "finished":
         return -math.inf
-    return -one.curve[-1].metrics["validation/loss"]
+    value = -one.curve[-1].metrics["validation/loss"]
+    return value if math.isfinite(value) else -math.inf
 
 
 class Landscape:

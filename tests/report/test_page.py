@@ -253,7 +253,7 @@ def test_differences_have_a_column_for_each_group_and_short_arguments(tmp_path):
     columns = {a.get("data-column") for tag, a in page.elements if tag == "td"}
 
     assert {"a", "b"} <= columns  # the names of the groups, where a phone shows cards
-    assert "settingabalgorithms/MixUpMixUp(label='a')MixUp(label='b')" in text
+    assert "settingabalgorithms/MixUpMixUp(alpha=0.2, label='a')MixUp(alpha=0.2, label='b')" in text
     assert "arguments" not in text
     assert "seed" not in text
 

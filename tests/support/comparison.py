@@ -10,13 +10,21 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
+from composable.algorithms import MixUp
+from composable.comparison.arms import Arm
 from composable.comparison.records import Trial
-from composable.comparison.trial import TrialRequest
+from composable.comparison.trial import Compared
 from composable.metrics import accuracy
 from composable.utils.reproducibility import seed_context
 
 FEATURES, CLASSES = 4, 3
 BATCHES = 6
+ARMS = {
+    "plain": Arm("plain", ()),
+    "renamed": Arm("renamed", ()),
+    "mixed": Arm("mixed", (MixUp(0.3),)),
+    "mixed more": Arm("mixed more", (MixUp(0.4),)),
+}
 
 
 def examples(count: int = 8 * BATCHES) -> TensorDataset:
@@ -61,8 +69,12 @@ def trial(seed=0, duration="2ep", arm="plain", **settings):
     return Trial(arm, settings, duration, seed, "reporting")
 
 
-def request(*algorithms, seed=0, duration="2ep", arm="plain", **arguments):
-    """Return a trial to run."""
-    return TrialRequest(
-        trial(seed, duration, arm, **arguments), {"algorithms": list(algorithms), **arguments}
-    )
+def compared(function, **options):
+    """Return the arms to compare, with a function that builds a Trainer."""
+    return Compared(**{"function": function, "arms": ARMS, **options})
+
+
+def loop_of(function, value, **options):
+    """Return one arm to compare, of a loop that gets a value."""
+    arms = {"plain": Arm("plain", value, of_loop=True)}
+    return Compared(function=function, arms=arms, name="run", metrics=("test/loss",), **options)

@@ -1,0 +1,546 @@
+"""What the sections of the page show, as data: `page.html` has their structure."""
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import attrs
+
+from composable.core.result_names import known_mode
+from composable.report.chart_data import section_of, shown_metrics
+from composable.report.comparison import RunComparison, first_different_batch
+from composable.report.curves import Curve
+from composable.report.images import Image
+from composable.report.lines import (
+    EMPTY,
+    as_batch,
+    as_dicts,
+    as_number,
+    format_number,
+    format_span,
+    list_or_empty,
+    short_text,
+)
+from composable.report.recorded_run import RecordedRun
+
+__all__ = [
+    "PART_COLORS",
+    "all_settings",
+    "answer",
+    "checkpoints",
+    "curves",
+    "differences",
+    "images",
+    "overview",
+    "plan",
+    "problems",
+    "time_split",
+    "warnings",
+]
+
+_LATE = 0.75  # of the evaluations
+_GAIN = 0.05  # of all that was gained, from which on a run is not converged
+_FEWEST = 4  # evaluations
+_WAITING = 0.3  # of the time
+_MOST_RESULTS = 5
+_UNKNOWN = "No result of an evaluation tells which run is best: pass an eval_dataloader."
+_Read: TypeAlias = Callable[[RecordedRun], float | None]
+_WITHOUT_EFFECT = ("arguments",)  # folders, as a rule
+_STAGES = ("mix", "targets")
+PART_COLORS = {  # the parts of TimeSplit, with their colors
+    "data": "#b4690e",
+    "forward": "#3a62c8",
+    "backward": "#7d55c7",
+    "optimizer": "#17805f",
+    "evaluation": "#0b7f8b",
+    "saving": "#c23860",
+    "other": "#6b7683",
+}
+_MOST_CHECKPOINTS = 100
+_MOST_IMAGES = 8  # of one name
+_MOST_NAMES = 12
+_MOST_BYTES = 1_000_000  # of all images
+
+
+# --- the values of a group of runs ---
+
+
+@attrs.frozen
+class _Values:
+    """What the runs of a group have of a result, or of another number."""
+
+    group: int
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.mean(self.values)
+
+    @property
+    def spread(self) -> float | None:
+        """The standard deviation over the runs; None for a single one."""
+        finite = len(self.values) > 1 and all(map(math.isfinite, self.values))
+        return statistics.stdev(self.values) if finite else None
+
+
+def _values(comparison: RunComparison, read: _Read) -> list[_Values]:
+    """Return the values of each group; none for runs without one."""
+    read_all = ([read(comparison.runs[run]) for run in group] for group in comparison.groups)
+    return [
+        _Values(index, tuple(value for value in values if value is not None))
+        for index, values in enumerate(read_all)
+    ]
+
+
+def _result_names(comparison: RunComparison) -> list[str]:
+    return [name for name in shown_metrics(comparison.runs) if name.startswith("metrics/")]
+
+
+def _mode_of(name: str) -> str | None:
+    """Return whether a lower ("min") or a higher ("max") value is better, if the name tells."""
+    return known_mode(name.removeprefix("metrics/"), None)
+
+
+def _best_value(run: RecordedRun, name: str) -> float | None:
+    """Return the best value of a result, or the last one if its name does not tell."""
+    curve, mode = run.curves.get(name), _mode_of(name)
+    if mode is None or curve is None:
+        return _last(curve)
+    return (min if mode == "min" else max)((v for _, v in curve.finite()), default=None)
+
+
+def _last(curve: Curve | None) -> float | None:
+    return curve.values[-1] if curve is not None and len(curve) else None
+
+
+def _ranked(comparison: RunComparison, name: str) -> list[_Values]:
+    """Return the values of the groups that have a result, the best one first if the name tells."""
+    found = [one for one in _values(comparison, partial(_best_value, name=name)) if one.values]
+    mode = _mode_of(name)
+    return sorted(found, key=lambda one: one.mean, reverse=mode == "max") if mode else found
+
+
+# --- the answer ---
+
+
+def answer(comparison: RunComparison) -> str:
+    """Answer in a few sentences: the best group, its lead, and whether it converged."""
+    named = {name: _ranked(comparison, name) for name in _result_names(comparison)}
+    ranked = {name: found for name, found in named.items() if found and _mode_of(name)}
+    sentences = _answer(comparison, ranked) if ranked else [_UNKNOWN]
+    return " ".join([*sentences, *_look_at(comparison)])
+
+
+def _answer(comparison: RunComparison, ranked: Mapping[str, Sequence[_Values]]) -> Iterator[str]:
+    (name, results), *others = ranked.items()
+    best = results[0]
+    title, shown = _title(comparison, best), name.removeprefix("metrics/")
+    if len(results) == 1:
+        yield f"{title}: {shown} {_value(best)} at its best."
+    else:
+        yield f"{title} is best in {shown}: {_value(best)}, {_lead(comparison, best, results[1])}."
+    for other, (first, *_) in others[: _MOST_RESULTS - 1]:
+        if first.group != best.group:
+            yield f"In {other.removeprefix('metrics/')}, {_title(comparison, first)} is best."
+    if len({run.num_batches for run in comparison.runs}) > 1:
+        yield "The runs have different numbers of batches."
+    gained = late_gain([comparison.runs[run] for run in comparison.groups[best.group]], name)
+    if gained is not None and gained > _GAIN:
+        yield f"It was still improving: {gained:.0%} of its gain came in the last quarter."
+    elif gained is not None:
+        yield "It had converged: little changed in the last quarter."
+
+
+def _title(comparison: RunComparison, result: _Values) -> str:
+    return comparison.group_name(comparison.groups[result.group])
+
+
+def _value(result: _Values) -> str:
+    mean = format_number(result.mean)
+    if result.spread is None:
+        return f"{mean} (one run)"
+    return f"{mean} ± {format_number(result.spread, 2)} ({len(result.values)} runs)"
+
+
+def _lead(comparison: RunComparison, best: _Values, second: _Values) -> str:
+    """Describe the distance to the second group, and whether seeds may explain it."""
+    name = _title(comparison, second)
+    distance = f"{format_number(abs(best.mean - second.mean), 2)} ahead of {name}"
+    if min(len(best.values), len(second.values)) < 2:
+        return f"{distance}, which the seed may explain: repeat both with other seeds"
+    low, high = sorted([best, second], key=lambda one: one.mean)
+    if max(low.values) < min(high.values):
+        return f"{distance}; each of its runs is better than each of {name}"
+    return f"{distance}, which seeds may explain: their runs overlap"
+
+
+def late_gain(runs: Sequence[RecordedRun], name: str) -> float | None:
+    """Return the share of the gain in a result that came in the last quarter of some runs.
+
+    None if a run has fewer than four evaluations, or nothing was gained.
+    """
+    sign = 1 if _mode_of(name) == "max" else -1
+    curves = [
+        [sign * v for _, v in run.curves[name].finite()] for run in runs if name in run.curves
+    ]
+    if not curves or min(map(len, curves)) < _FEWEST:
+        return None
+    late = statistics.mean(max(one) - max(one[: round(_LATE * len(one))]) for one in curves)
+    gained = statistics.mean(max(one) - one[0] for one in curves)
+    return late / gained if gained > 0 else None
+
+
+def _look_at(comparison: RunComparison) -> Iterator[str]:
+    failed = [run for run in comparison.runs if run.status in ("failed", "not ended")]
+    if failed:
+        yield f"{len(failed)} of {len(comparison.runs)} runs did not end: see Problems."
+    elif problems(comparison):
+        yield "See Problems."
+    splits = [run.time_split for run in comparison.runs]
+    waiting = [one["data"] / sum(one.values()) for one in splits if one.get("data", 0) > 0]
+    if waiting and statistics.mean(waiting) > _WAITING:
+        yield f"Waiting for data took {statistics.mean(waiting):.0%} of the time: see Time."
+
+
+# --- the overview ---
+
+
+class _Cell(NamedTuple):
+    column: str
+    text: str
+    value: float | None
+    best: bool = False
+
+
+def overview(comparison: RunComparison) -> dict[str, list[Any]]:
+    """List the groups and the runs: status, duration, throughput, the last loss, the results."""
+    each = attrs.evolve(comparison, groups=tuple((run,) for run in range(len(comparison.runs))))
+    grouped = len(comparison.groups) < len(comparison.runs)
+    return {"groups": _rows(comparison) if grouped else [], "runs": _rows(each)}
+
+
+def _rows(comparison: RunComparison) -> list[dict[str, Any]]:
+    """Describe groups of runs by the mean in each column, and the spread of the results."""
+    columns = [
+        [_cell(name, one) for one in _values(comparison, read)] for name, read in _COLUMNS.items()
+    ]
+    columns += [_results(comparison, n) for n in _result_names(comparison)[:_MOST_RESULTS]]
+    grouped = [[comparison.runs[run] for run in group] for group in comparison.groups]
+    return [
+        {
+            "members": group,
+            "statuses": Counter(run.status for run in runs),
+            "rest": _rest(runs[0]),
+            "error": runs[0].error,
+            "cells": cells,
+        }
+        for group, runs, cells in zip(
+            comparison.groups, grouped, zip(*columns, strict=True), strict=True
+        )
+    ]
+
+
+def _cell(name: str, values: _Values) -> _Cell:
+    mean = values.mean if values.values else None
+    return _Cell(name, _FORMATS.get(name, format_number)(mean), mean)
+
+
+def _results(comparison: RunComparison, name: str) -> list[_Cell]:
+    """Return the cells of a result, of which the best one is marked if the name tells."""
+    every, mode = _values(comparison, partial(_best_value, name=name)), _mode_of(name)
+    means = [one.mean for one in every if one.values]
+    best = (min if mode == "min" else max)(means) if mode and len(means) > 1 else None
+    cells = []
+    for one in every:
+        _, text, mean, _ = _cell("", one)
+        text += "" if one.spread is None else f" ± {format_number(one.spread, 2)}"
+        is_best = mean is not None and mean == best
+        cells.append(_Cell(name.removeprefix("metrics/"), text, mean, is_best))
+    return cells
+
+
+def _rest(run: RecordedRun) -> str:
+    """Continue the number of batches of a run by what was skipped, and the whole duration."""
+    whole = run.configuration.get("max_duration")
+    skipped = f", {run.num_skipped} skipped" if run.num_skipped else ""
+    return skipped + (f" of {whole}" if isinstance(whole, str) else "")
+
+
+def _throughput(run: RecordedRun) -> float | None:
+    samples, seconds = _last(run.clock.samples), _last(run.clock.seconds)
+    return samples / seconds if samples and seconds else None
+
+
+_COLUMNS: Mapping[str, _Read] = {
+    "batches": lambda run: run.num_batches,
+    "training": lambda run: run.num_seconds,
+    "samples/s": _throughput,
+    "loss": lambda run: _last(run.curves.get("loss/train")),
+}
+_FORMATS: Mapping[str, Callable[[float | None], str]] = {
+    "training": format_span,
+    "samples/s": partial(format_number, digits=3),
+}
+
+
+# --- how the runs are configured ---
+
+
+def differences(comparison: RunComparison) -> dict[str, Any]:
+    """List the settings and facts that differ, and from which batch on the runs do."""
+    if len(comparison.runs) == 1:
+        return {}
+    found = {**comparison.differing(comparison.settings), **comparison.differing(comparison.system)}
+    shown = {name: row for name, row in found.items() if not name.startswith(_WITHOUT_EFFECT)}
+    by_group = {  # runs of a group differ in the seed alone
+        name: [", ".join(dict.fromkeys(row[run] for run in group)) for group in comparison.groups]
+        for name, row in shown.items()
+    }
+    rows = list(by_group.items())
+    if len(comparison.groups) > 1:
+        rows = [(name, texts) for name, texts in rows if len(set(texts)) > 1]  # not the seeds
+    return {
+        "equal": not shown,
+        "rows": [(name, [*map(short_call, texts)]) for name, texts in rows],
+        "partings": _partings(comparison),
+    }
+
+
+def _partings(comparison: RunComparison) -> dict[str, list[int]]:
+    """Tell from which batch on each run differs from the first one."""
+    outcomes: dict[str, list[int]] = {}
+    for index in range(1, len(comparison.runs)):
+        batch, compared = first_different_batch(comparison.runs[0], comparison.runs[index])
+        text = f"other losses or learning rates from batch {format_number(batch)} on"
+        if not compared:
+            text = "no batch in common"
+        elif batch is None:
+            count = format_number(compared)
+            text = f"bit-identical losses and learning rates in all {count} batches"
+        outcomes.setdefault(text, []).append(index)
+    return outcomes
+
+
+def all_settings(comparison: RunComparison) -> dict[str, Mapping[str, Sequence[str]]]:
+    """Return the tables of all hyperparameters and of facts about the system."""
+    modules = {n: v for n, v in comparison.settings.items() if n.split("/")[0] == "modules"}
+    settings = {n: v for n, v in comparison.settings.items() if n not in modules}
+    tables = {
+        "Hyperparameters and data": settings,
+        "Layers of the model": modules,
+        "System": comparison.system,
+    }
+    return {summary: values for summary, values in tables.items() if values}
+
+
+def plan(comparison: RunComparison) -> list[dict[str, Any]]:
+    """List the different plans: their runs, when each algorithm is active, and their steps."""
+    alike: dict[str, list[int]] = {}
+    for index, run in enumerate(comparison.runs):
+        key = repr([run.plan.get("timeline"), run.configuration.get("algorithms")])
+        if run.plan:
+            alike.setdefault(key, []).append(index)
+    return [{"runs": runs, **_describe_plan(comparison.runs[runs[0]])} for runs in alike.values()]
+
+
+def _describe_plan(run: RecordedRun) -> dict[str, Any]:
+    whole, calls = run.configuration.get("max_duration"), run.configuration.get("algorithms")
+    timeline = [
+        (
+            short_text(row.get("name", "")),
+            short_text(row.get("stage", "")),
+            [
+                _span(span, whole)
+                for span in list_or_empty(row.get("spans"))
+                if isinstance(span, list) and len(span) == 3
+            ],
+        )
+        for row in as_dicts(run.plan.get("timeline"))
+    ]
+    steps = [
+        [short_text(step.get(name, "")) for name in ("event", "who", "stage", "why")]
+        for step in as_dicts(run.plan.get("steps"))
+    ]
+    return {
+        "timeline": timeline,
+        "end": short_text(whole) if isinstance(whole, str) else "1",
+        "calls": [short_text(call) for call in calls.values()] if isinstance(calls, dict) else [],
+        "steps": steps,
+    }
+
+
+def _span(span: list[Any], whole: Any) -> tuple[str, str, str]:
+    start, end = (min(max(as_number(value) or 0.0, 0.0), 1.0) for value in span[:2])
+    conditions = [short_text(one) for one in list_or_empty(span[2])]
+    limits = f"{start:.0%} to {end:.0%}" if end > start else f"once, at {start:.0%}"
+    text = ", ".join([f"{limits} of {short_text(whole)}", *conditions])
+    kind = "once" if end <= start else "sometimes" if conditions else "always"
+    style = f"left:{100 * start:.3f}%;width:{100 * max(end - start, 0):.3f}%"
+    return kind, style, text
+
+
+def short_call(text: str) -> str:
+    """Shorten a call: without the arguments that are None or False, and with times as strings.
+
+    Example:
+        >>> from composable.report.sections import short_call
+        >>> short_call("EMA(half_life=Time('20ba'), smoothing=None, ema_start=Time('0dur'))")
+        "EMA(half_life='20ba', ema_start='0dur')"
+    """
+    text = re.sub(r"\bTime\(('[^']*')\)", r"\1", text)
+    text = re.sub(r"\((?:\w+=(?:None|False)(?:, |(?=\))))+", "(", text)
+    return re.sub(r", \w+=(?:None|False)(?=[,)])", "", text)
+
+
+# --- curves, and the time of training ---
+
+
+def curves(comparison: RunComparison) -> dict[str, list[Any]]:
+    """List the charts by heading: the number, the name, the runs and a remark of each."""
+    charts: dict[str, list[Any]] = {}
+    for index, name in enumerate(shown_metrics(comparison.runs)):
+        having = [i for i, run in enumerate(comparison.runs) if len(run.curves.get(name, ()))]
+        remark = _mixed(comparison, having) if name == "loss/train" else ""
+        charts.setdefault(section_of(name), []).append((index, name, having, remark))
+    return charts
+
+
+def _mixed(comparison: RunComparison, runs: Sequence[int]) -> str:
+    """Name the groups whose training loss is not that of the targets of the data."""
+    names = []
+    for group in comparison.groups:
+        steps = [step for run in group for step in as_dicts(comparison.runs[run].plan.get("steps"))]
+        changed = sorted({str(s.get("who")) for s in steps if s.get("stage") in _STAGES})
+        if changed and set(group) & set(runs):
+            names.append(f"{comparison.group_name(group)} ({', '.join(changed)})")
+    if not names:
+        return ""
+    return f"Of mixed or smoothed targets: {'; '.join(names)}. Compare results of evaluations."
+
+
+def time_split(comparison: RunComparison) -> list[tuple[int, str, list[Any]]]:
+    """List the bars of each run: the share of each part of training, a text and a color."""
+    rows = []
+    for index, run in enumerate(comparison.runs):
+        split = {n: s for n, s in run.time_split.items() if math.isfinite(s) and s > 0}
+        if whole := sum(split.values()):
+            names = [n for n in (*PART_COLORS, *split.keys() - PART_COLORS.keys()) if n in split]
+            bars = [_bar(name, split[name], whole) for name in names]
+            rows.append((index, _sum_of_parts(split, whole, run.num_seconds), bars))
+    return rows
+
+
+def _sum_of_parts(split: Mapping[str, float], whole: float, training: float | None) -> str:
+    """Write the time as a sum that begins with the training time of the overview."""
+    parts = {name: split[name] for name in ("evaluation", "saving") if name in split}
+    rest = whole - (training or 0) - sum(parts.values())
+    if training is None or rest < 0:
+        return format_span(whole)
+    summed = {"training": training, **parts, "other": rest}
+    shown = " + ".join(f"{name} {format_span(seconds)}" for name, seconds in summed.items())
+    return f"{format_span(whole)} = {shown}"
+
+
+def _bar(name: str, seconds: float, whole: float) -> tuple[float, str, str]:
+    share = 100 * seconds / whole
+    text = f"{name}: {format_span(seconds)}, {share:.3g} %"
+    return share, text, PART_COLORS.get(name, PART_COLORS["other"])
+
+
+# --- what the folders of the runs have ---
+
+
+def problems(comparison: RunComparison) -> list[tuple[int, str]]:
+    """List what could not be read, and metrics that are not finite."""
+    items = []
+    for index, run in enumerate(comparison.runs):
+        items += [(index, text) for text in run.problems]
+        for name in shown_metrics([run]):
+            if bad := run.curves[name].nonfinite():
+                batches = "1 batch" if len(bad) == 1 else f"{format_number(len(bad))} batches"
+                text = f"{name} is NaN or infinite at {batches}, first at {bad[0]}."
+                items.append((index, text))
+    return items
+
+
+def warnings(comparison: RunComparison) -> list[tuple[int, str, str, str]]:
+    """List the run, the category, the text and the place of warnings and caveats of plans."""
+    rows = []
+    for index, run in enumerate(comparison.runs):
+        for one in run.warnings:
+            times = f" ({one.count} times)" if one.count > 1 else ""
+            where = f"batch {one.batch}, {one.where}{times}"
+            rows.append((index, one.category, one.message, where))
+        for caveat in list_or_empty(run.plan.get("caveats")):
+            rows.append((index, "caveat of the plan", short_text(caveat), ""))
+    return rows
+
+
+def checkpoints(comparison: RunComparison) -> dict[str, Any]:
+    """List the checkpoints of each run."""
+    left_out = sum(max(len(run.checkpoints) - _MOST_CHECKPOINTS, 0) for run in comparison.runs)
+    rows = [
+        (index, _describe_checkpoint(one))
+        for index, run in enumerate(comparison.runs)
+        for one in run.checkpoints[-_MOST_CHECKPOINTS:]
+    ]
+    return {"rows": rows, "left_out": left_out} if rows else {}
+
+
+def _describe_checkpoint(one: dict[str, Any]) -> dict[str, str]:
+    best = one["best"]
+    shown = f"best {best['metric']}: {short_text(best['value'])}" if best else ""
+    return {
+        "name": one["name"],
+        "batch": format_number(as_batch(one["batch"])),
+        "size": f"{one['bytes'] / 1e6:.3g} MB",
+        "written": _date(one["created"]),
+        "remark": shown or ("" if one["complete"] else "weights only"),
+    }
+
+
+def _date(seconds: Any) -> str:
+    try:
+        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError, OSError, TypeError):
+        return EMPTY
+
+
+def images(comparison: RunComparison) -> list[tuple[int, list[Any], str]]:
+    """List the images over the course of each run, as many as fit."""
+    blocks, room = [], _MOST_BYTES // max(sum(bool(r.images) for r in comparison.runs), 1)
+    for index, run in enumerate(comparison.runs):
+        if not run.images:
+            continue
+        by_name: dict[str, list[Image]] = {}
+        for image in run.images:
+            by_name.setdefault(image.name, []).append(image)
+        shown = list(by_name.items())[:_MOST_NAMES]
+        strips = [_strip(name, found, room // len(shown)) for name, found in shown]
+        count = sum(len(found) for _, found in shown)
+        remark = f"{count} of {len(run.images)} images" if count < len(run.images) else ""
+        blocks.append((index, strips, remark))
+    return blocks
+
+
+def _strip(name: str, found: Sequence[Image], room: int) -> tuple[str, list[Any], int]:
+    """Return images of one name in a number of bytes, spread over the run, and how many remain."""
+    pictures = []
+    fitting = [one for one in found if one.bytes <= room // 2]
+    count = min(len(fitting), _MOST_IMAGES)
+    chosen = [fitting[i * (len(fitting) - 1) // max(count - 1, 1)] for i in range(count)]
+    for image in reversed(chosen):  # the last ones first, if not all fit
+        if image.bytes > room:
+            continue
+        room -= image.bytes
+        try:
+            url = image.as_url()
+        except OSError:
+            continue
+        pictures.append((url, "" if image.batch is None else f"batch {image.batch}"))
+    return name, pictures[::-1], len(found) - len(pictures)
