@@ -1,7 +1,6 @@
 """A result says the same in text, Markdown, HTML and pictures, for every kind of study."""
 
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -14,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from composable.comparison import Comparison, Verdict, table
 from tests.comparison.studies import make_study
 from tests.comparison.synthetic import draw_data_study
+from tests.support.commands import run_script
 
 HOSTILE = "</style><script>alert(1)</script> | `a` *b* \x1b[2J"
 LONG = "ALiBi on quarter-length sequences + Muon + sequence-length warm-up + EMA"
@@ -327,7 +327,7 @@ def test_extras_are_imported_on_first_use_only():
         "import sys; from composable.comparison import Comparison; "
         "print(*(n in sys.modules for n in ('matplotlib', 'scipy', 'jinja2')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_script(code)
     assert done.stdout.split() == ["False"] * 3
 
 

@@ -3,7 +3,11 @@
 Importing torch takes longer than most commands.
 """
 
+import atexit
+import functools
+import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -13,7 +17,44 @@ from composable.cli import main
 from tests.support.processes import forkserver
 from tests.support.signals import set_signals
 
+ROOT = Path(__file__).parents[2]
 LIMIT = 90  # seconds, after which a command counts as hanging
+
+# The modules that it imports are those of torch, so that a script sees what it imports itself.
+_SERVER = f"""
+import json, os, signal, sys
+import torch
+for line in sys.stdin:
+    script, *paths = json.loads(line)
+    if not os.fork():
+        signal.alarm({LIMIT})
+        for number, path in enumerate(paths, start=1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    sys.exit()
+exec(compile(script, "script", "exec"), {{"__name__": "__main__"}})
+"""
+
+
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process that has imported torch and nothing else."""
+    server = _server()
+    with tempfile.TemporaryDirectory() as folder:
+        written = [Path(folder, name) for name in ("stdout", "stderr")]
+        print(json.dumps([script, *map(str, written)]), file=server.stdin, flush=True)
+        status = int(server.stdout.readline())
+        return subprocess.CompletedProcess(script, status, *(one.read_text() for one in written))
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Start the process that forks those of scripts."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], cwd=ROOT, text=True, **pipes)
+    atexit.register(server.communicate)
+    return server
 
 
 class Command(forkserver.Process):

@@ -1,8 +1,5 @@
 """The strategies give what they say, and the same again."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +16,7 @@ from composable.testing import (
     states,
     token_batches,
 )
-from tests.support.commands import Command
+from tests.support.commands import Command, run_script
 
 
 @given(
@@ -103,7 +100,7 @@ def test_without_hypothesis_only_the_checks_are_available():
         "from composable.testing import batches\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_script(code)
 
     assert done.stdout == "checked\n"
     assert 'pip install "composable[testing]"' in done.stderr
