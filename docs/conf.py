@@ -72,7 +72,7 @@ myst_heading_anchors = 3
 
 nb_execution_mode = "off"
 nb_execution_in_temp = True
-nb_execution_timeout = 600  # seconds for one cell, also on a busy machine
+nb_execution_timeout = 3600  # seconds for one cell, also on a busy machine
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 

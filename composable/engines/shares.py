@@ -31,7 +31,7 @@ from composable.losses.confirmation import LossOf
 from composable.losses.part_weights import Count, SplitLossError, TermWeights, Weight
 from composable.losses.weights import LossWeights
 
-__all__ = ["LossShares", "StepShares", "other_form", "rescale"]
+__all__ = ["LossShares", "StepShares", "other_form"]
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -199,8 +199,9 @@ class StepShares:
         if factor is None or (on_cpu and factor == 1):
             self.run.factor = 1.0
             return loss
-        self.run.factor = factor
-        return rescale(parameters(), loss, factor)
+        self.run.factor = of_gradients = _of_gradients(factor)
+        _rescale(parameters(), of_gradients)
+        return times(loss, factor)
 
     def _share_of(self, weight: Weight, *, empty: bool) -> Any:
         """Return the share of a part with a weight that is known with its loss."""
@@ -297,15 +298,21 @@ def other_form(parts: str) -> SplitLossError:
     )
 
 
-def rescale(parameters: Iterable[Tensor], loss: Tensor, factor: Any) -> Tensor:
-    """Multiply the gradients of parameters by a factor, in place, and return the loss times it."""
+def _rescale(parameters: Iterable[Tensor], factor: Any) -> None:
+    """Multiply the gradients of parameters by a factor, in place."""
     gradients = [local_part(one.grad) for one in parameters if one.grad is not None]
     kinds: dict[Any, list[Tensor]] = {}
     for gradient in gradients:
         kinds.setdefault((gradient.dtype, gradient.device, gradient.layout), []).append(gradient)
     for kind in kinds.values():
         torch._foreach_mul_(kind, factor)
-    return times(loss, factor)
+
+
+def _of_gradients(factor: Any) -> Any:
+    """Return a factor, or 0 for the mean over nothing, whose gradients are 0, and 0 / 0 is NaN."""
+    if isinstance(factor, Tensor):
+        return torch.where(factor.isfinite(), factor, 0.0)
+    return factor if math.isfinite(factor) else 0.0
 
 
 def times(loss: Tensor, share: Any) -> Tensor:

@@ -107,7 +107,7 @@ def _changed(
     """Return the accumulators and the rows after a step."""
     lr, decay = group["lr"], 1 - group["lr"] * group["weight_decay"]
     by_row = (-1, *[1] * (gradients.ndim - 1))
-    flat = gradients.reshape(len(gradients), -1)
+    flat = gradients.flatten(1) if gradients.ndim > 1 else gradients[:, None]
     sums = sums + flat.to(sums.dtype).square().mean(-1)
     steps = gradients / (sums.sqrt() + group["eps"]).to(gradients.dtype).view(by_row)
     present = (flat != 0).any(-1).view(by_row)

@@ -91,6 +91,23 @@ def test_rows_of_any_shape_and_layout_are_those_of_a_matrix():
     assert_close(scalar, torch.tensor(1.1))
 
 
+@pytest.mark.parametrize(
+    ("shape", "sparse"), [((3, 4), True), ((3,), True), ((0, 4), False), ((0,), False)]
+)
+def test_gradients_without_rows_change_nothing(shape, sparse):
+    weight = nn.Parameter(torch.ones(shape))
+    before = weight.detach().clone()
+    optimizer = RowAdagrad([weight], weight_decay=0.5)
+    weight.grad = torch.zeros(shape)
+    if sparse:
+        weight.grad = weight.grad.to_sparse(1)
+
+    optimizer.step()
+
+    assert torch.equal(weight, before)
+    assert optimizer.state[weight]["sum"].equal(torch.zeros(shape[0]))
+
+
 def test_complex_parameters_are_refused():
     weight = nn.Parameter(torch.ones(2, dtype=torch.complex64))
     weight.grad = torch.ones(2, dtype=torch.complex64)

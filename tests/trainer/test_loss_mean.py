@@ -10,12 +10,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from composable import Algorithm, Event, SplitLossError
+from composable.algorithms import LabelSmoothing, MixUp
 from composable.core.state import State
 from composable.distributed import DDP
 from composable.functional import MixedTargets
 from composable.losses.loss import TargetLoss
 from composable.losses.mean import LossMeanWarning, count_loss_tokens
-from tests.support.data import batches
+from tests.support.data import IGNORED, batches, examples
 from tests.support.hugging_face import build
 from tests.support.models import linear, same, seeded, weights
 from tests.support.observers import Watch
@@ -165,6 +166,24 @@ def test_a_part_without_weight_has_no_gradient():
     torch.testing.assert_close(
         gradient_of(whole, loss_fn=loss, **parts), gradient_of(whole, loss_fn=loss)
     )
+
+
+@pytest.mark.parametrize("algorithm", [None, LabelSmoothing(), MixUp()], ids=str)
+@pytest.mark.parametrize("options", [{"microbatch_size": 2}, {"parallel": DDP(shards=2)}])
+def test_a_batch_without_labels_changes_no_weight(algorithm, options):
+    images, labels = examples(4)
+    trained = make_trainer(
+        linear(),
+        [(images, torch.full_like(labels, IGNORED))],
+        optimizers=partial(torch.optim.SGD, lr=0.1),
+        algorithms=algorithm,
+        nonfinite_loss="ignore",
+        max_duration="1ba",
+        **options,
+    )
+    trained.fit()
+
+    assert same(weights(trained.state.model), weights(linear()))
 
 
 def test_auto_refuses_only_when_it_first_splits():
