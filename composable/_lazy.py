@@ -18,8 +18,6 @@ from importlib.util import resolve_name
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
-__all__ = ["export_lazily"]
-
 
 class _Source(NamedTuple):
     """The place of a name: `from module import name`."""

@@ -7,8 +7,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["MOVED", "RENAMED", "OldPaths", "renamed"]
-
 MOVED: dict[str, str | dict[str, str]] = {
     "composable.core.batch": "composable.batches.batch",
     "composable.core.batch_layouts": "composable.batches.layouts",

@@ -12,22 +12,6 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, TypeVar
 
-__all__ = [
-    "ARGUMENTS",
-    "CLASSES",
-    "CLASS_ARGUMENTS",
-    "HOOKS",
-    "METHODS",
-    "METRICS",
-    "STATE",
-    "advice_on",
-    "advice_on_argument",
-    "as_text",
-    "explain_arguments",
-    "explain_attribute",
-    "explain_call",
-]
-
 _SIMILAR = 0.75
 
 F = TypeVar("F", bound=Callable[..., Any])

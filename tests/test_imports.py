@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -186,6 +187,14 @@ def test_every_exported_name_exists_and_can_be_pickled(name):
             assert pickle.loads(pickle.dumps(value)) is value
     with pytest.raises(AttributeError, match=rf"module '{name}' has no attribute 'Trainr'"):
         getattr(package, "Trainr")  # noqa: B009
+
+
+def test_private_modules_list_no_exports():
+    root = Path(composable.__file__).parent
+    private = [file for file in root.rglob("*.py") if "/_" in f"/{file.relative_to(root)}"]
+
+    listing = [file for file in private if "\n__all__ =" in file.read_text()]
+    assert [file for file in listing if file.name != "__init__.py"] == []
 
 
 def test_dir_lists_the_exports_and_the_packages():

@@ -11,32 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = [
-    "as_path",
-    "check_any",
-    "check_blendable",
-    "check_count",
-    "check_device",
-    "check_draw",
-    "check_flag",
-    "check_generator",
-    "check_is_callable",
-    "check_module",
-    "check_one_batch",
-    "check_one_of",
-    "check_order",
-    "check_partners",
-    "check_place",
-    "check_precision",
-    "check_range",
-    "check_same_names",
-    "check_size",
-    "check_tensor",
-    "check_tensors",
-    "kind_of",
-    "parameters_of",
-]
-
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _LARGEST = 2**63 - 1
 
@@ -120,6 +94,34 @@ def check_flag(name: str, value: Any) -> None:
     """Raise a TypeError unless the value is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}={value!r} must be True or False.")
+
+
+def check_text(name: str, value: Any) -> None:
+    """Raise an error unless the value is None or a string that is not empty."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be a string or None.")
+    if value == "" or (value and "\0" in value):
+        raise ValueError(f"{name}={value!r} must not be empty or contain null characters.")
+
+
+def check_texts(name: str, values: Any, of: str = "strings") -> None:
+    """Raise a TypeError unless the values are a list of strings; `of` says what they mean."""
+    listed = isinstance(values, (list, tuple, set, frozenset))
+    if not listed or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"{name}={values!r} must be a list of {of}.")
+
+
+def check_text_keys(name: str, values: Any) -> None:
+    """Raise a TypeError unless the value is None, or a mapping whose keys are strings."""
+    mapping = values is None or isinstance(values, Mapping)
+    if not mapping or not all(isinstance(key, str) for key in values or ()):
+        raise TypeError(f"{name}={values!r} must be a mapping with strings as keys, or None.")
+
+
+def check_flags(**values: Any) -> None:
+    """Raise a TypeError unless each of the values, by argument, is True or False."""
+    for name, value in values.items():
+        check_flag(name, value)
 
 
 def check_range(

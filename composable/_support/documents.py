@@ -8,8 +8,6 @@ from torch.utils.data import IterableDataset
 
 from composable._support.checks import check_tensor
 
-__all__ = ["check_document_list", "check_list"]
-
 
 def check_list(name: str, value: Any, of: str) -> None:
     """Raise an error unless the value is a sequence, of what `of` says."""

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LentModel", "is_sharded", "local_part", "sharded_like", "whole", "whole_like"]
-
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether parameters of a model are sharded, as by `fully_shard`."""

@@ -4,8 +4,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["input_embeddings", "output_embeddings"]
-
 
 def input_embeddings(module: nn.Module) -> Any:
     """Return the token embedding that a model has by its own account, or None."""

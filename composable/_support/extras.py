@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["needs"]
-
 
 @contextmanager
 def needs(what: str, extra: str, advice: str = "") -> Iterator[None]:

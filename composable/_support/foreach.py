@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["autocast_dtype", "compute_dtype", "foreach", "foreach_", "global_norm", "per_dtype"]
-
 
 def foreach(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> list[Tensor]:
     """Call `torch._foreach_<name>`, or `torch.<name>` per tensor if that is not supported.
@@ -63,7 +61,16 @@ def autocast_dtype(device: str) -> torch.dtype | None:
 
 def global_norm(tensors: list[Tensor]) -> Tensor:
     """Compute the L2 norm of one or more tensors together, in at least float32."""
-    norms = per_dtype(_norms, tensors)
+    return total_norm(l2_norms(tensors))
+
+
+def l2_norms(tensors: list[Tensor]) -> list[Tensor]:
+    """Compute the L2 norm of each tensor, in at least float32."""
+    return per_dtype(_norms, tensors)
+
+
+def total_norm(norms: list[Tensor]) -> Tensor:
+    """Compute the norm of one or more tensors together, given the norm of each."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm
 

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["preserving_generators"]
-
 
 @contextmanager
 def preserving_generators(devices: Iterable[torch.device]) -> Iterator[Callable[[int], None]]:

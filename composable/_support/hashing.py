@@ -2,8 +2,6 @@
 
 from torch import Tensor
 
-__all__ = ["hash_integers"]
-
 _POSITIVE = 2**63 - 1
 
 

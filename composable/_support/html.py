@@ -3,8 +3,6 @@
 import math
 from collections.abc import Iterable, Sequence
 
-__all__ = ["details", "panel", "sparkline", "table"]
-
 _CELL = "text-align:left;padding:2px 12px 2px 0;vertical-align:top"
 _MOST_POINTS = 300
 _WIDTH, _HEIGHT = 180, 28

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-__all__ = ["add_note", "add_origin_note"]
-
 
 def add_origin_note(error: BaseException, origin: Any, when: str) -> None:
     """Note on an error which component raised it, and when.

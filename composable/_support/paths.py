@@ -12,23 +12,13 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "check_no_link",
-    "create_descriptor",
-    "is_stream_file",
-    "next_name",
-    "open_regular",
-    "open_to_write",
-    "replacing",
-    "truncate",
-    "write_atomically",
-]
-
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _MOST_LINKS = 40
+_CHUNK = 1 << 20
 
 
 def open_regular(path: Path) -> Any:
@@ -45,12 +35,28 @@ def open_regular(path: Path) -> Any:
     return os.fdopen(descriptor, "rb", buffering=0)
 
 
+def hash_prefix(path: Path, size: int) -> Any:
+    """Return the SHA-256 of the first `size` bytes of a file, or of all if there are fewer.
+
+    Raises:
+        OSError: It cannot be read, or is a pipe or a device.
+    """
+    total = sha256()
+    if path.exists():
+        with open_regular(path) as file:
+            while size > 0 and (chunk := file.read(min(size, _CHUNK))):
+                total.update(chunk)
+                size -= len(chunk)
+    return total
+
+
 def next_name(path: Path) -> Path:
-    """Return the next free numbered name beside a file: steps.jsonl becomes steps.1.jsonl."""
-    number = 1
-    while os.path.lexists(aside := path.with_name(f"{path.stem}.{number}{path.suffix}")):
+    """Return a path if it is free, or the next numbered one: steps.jsonl becomes steps.1.jsonl."""
+    number, free = 0, path
+    while os.path.lexists(free):
         number += 1
-    return aside
+        free = path.with_name(f"{path.stem}.{number}{path.suffix}")
+    return free
 
 
 # --- writing ---

@@ -15,18 +15,6 @@ from composable._support.foreach import compute_dtype
 from composable._support.spatial import laid_out_like
 from composable._support.warn import ImageRangeWarning, warn_user
 
-__all__ = [
-    "GRAIN",
-    "check_images",
-    "check_pixels",
-    "grey_levels",
-    "like_images",
-    "per_image",
-    "round_",
-    "values_of",
-    "white_of",
-]
-
 GRAIN = 1 / 32
 """Part of a grey level: more than what float32 loses, and too little to be seen. It is added before
 truncation, so that a value of 99.9999 becomes 100 where exact arithmetic gives 100."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["guard_saving", "saving_for_resume"]
-
 _for_resume: ContextVar[Callable[[Path], None] | None] = ContextVar(
     "saving_for_resume", default=None
 )

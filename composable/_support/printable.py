@@ -4,8 +4,6 @@ import reprlib
 from types import NoneType
 from typing import Any
 
-__all__ = ["format_duration", "printable", "shorten"]
-
 _MOST_BITS = 256
 
 

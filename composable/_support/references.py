@@ -8,8 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["References"]
-
 DICTS = (dict, OrderedDict)
 CONTAINERS = (*DICTS, list, tuple)
 

@@ -4,8 +4,6 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-__all__ = ["Registry", "check_class", "class_name"]
-
 Entry = TypeVar("Entry")
 
 

@@ -9,16 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "draw_beta",
-    "draw_dirichlet",
-    "draw_exponential",
-    "draw_uniform",
-    "generator_device",
-    "numbers",
-]
-
-
 _SMALL = 1e-300
 
 

@@ -4,8 +4,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["REDACTED", "is_secret", "redact", "redact_command"]
-
 REDACTED = "[redacted]"
 
 _SECRETS = frozenset(

@@ -9,16 +9,6 @@ from torch.autograd import forward_ad
 
 from composable._support.checks import check_tensor
 
-__all__ = [
-    "check_spatial",
-    "is_dense",
-    "laid_out_like",
-    "may_write_out",
-    "reflected",
-    "select_rows",
-    "take",
-]
-
 
 def laid_out_like(tensor: Tensor, images: Tensor) -> Tensor:
     """Convert a tensor to the memory layout of images: channels last, or first.

@@ -11,18 +11,6 @@ from typing import Any, TypeAlias
 
 from composable._support.paths import open_regular
 
-__all__ = [
-    "JSON",
-    "MAX_BYTES",
-    "MAX_DEPTH",
-    "MAX_INTEGER",
-    "InvalidJSONError",
-    "dump",
-    "is_text",
-    "load",
-    "load_file",
-]
-
 JSON: TypeAlias = Any
 """None, bool, int, float, str, and lists and dictionaries of these."""
 
@@ -102,6 +90,19 @@ def load_file(path: Path, max_bytes: int = MAX_BYTES) -> JSON:
     if len(raw) > max_bytes:
         raise InvalidJSONError(f"{path} has more than the maximum of {max_bytes} bytes.")
     return load(raw, str(path))
+
+
+def as_finite(value: JSON) -> JSON:
+    """Return a value, or the string "NaN", "Infinity" or "-Infinity" for what JSON has no numbers.
+
+    Example:
+        >>> from composable._support.strict_json import as_finite
+        >>> as_finite(0.5), as_finite(float("-inf"))
+        (0.5, '-Infinity')
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def is_text(string: str) -> bool:

@@ -19,16 +19,6 @@ from composable._support.dtensors import LentModel, is_sharded
 from composable._support.references import References
 from composable._support.warn import NoEffectWarning, warn_user
 
-__all__ = [
-    "check_uncompiled",
-    "check_unwrapped",
-    "copy_on_write",
-    "counting_replaced",
-    "log_replaced",
-    "report_nothing",
-    "with_tensors",
-]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 log = logging.getLogger("composable")

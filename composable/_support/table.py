@@ -5,8 +5,6 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
-__all__ = ["format_table"]
-
 _LONGEST = 50  # characters of a word that is not broken
 
 

@@ -7,15 +7,6 @@ from torch import Tensor
 
 from composable._support.checks import check_count
 
-__all__ = [
-    "IGNORE_INDEX",
-    "check_class_dim",
-    "check_several_classes",
-    "class_probabilities",
-    "count_classes",
-    "dim_of_classes",
-]
-
 IGNORE_INDEX = -100
 """The target of a position without a label, which the losses of PyTorch ignore by default."""
 

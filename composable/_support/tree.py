@@ -18,19 +18,6 @@ from torch import Tensor
 
 from composable._support.checks import kind_of
 
-__all__ = [
-    "children_of",
-    "fields_of",
-    "is_namedtuple",
-    "leaves_of",
-    "map_tensors",
-    "named_tensors",
-    "rebuild",
-    "rebuild_mapping",
-    "refuses_depth",
-    "tensors_of",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -4,8 +4,6 @@ import sys
 import warnings
 from typing import Any
 
-__all__ = ["ImageRangeWarning", "NoEffectWarning", "warn_user"]
-
 # contextlib runs the generators of context managers, torch calls the layers, importlib runs
 # modules, and jaxtyping and beartype check the arguments.
 _SKIPPED = {

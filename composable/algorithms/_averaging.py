@@ -11,8 +11,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import with_tensors
 
-__all__ = ["WeightAverage"]
-
 
 @attrs.frozen(repr=False)
 class WeightAverage(Algorithm):

@@ -5,8 +5,6 @@ from typing import Any
 from composable.core.state import State
 from composable.data.indexed import indices_of
 
-__all__ = ["draw_of_examples"]
-
 
 def draw_of_examples(state: State, name: str, index_key: int | str | None) -> dict[str, Any]:
     """Return the arguments of such a draw, for the algorithm `name`."""

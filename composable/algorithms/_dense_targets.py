@@ -8,8 +8,6 @@ from composable._support.spatial import is_dense
 from composable._support.tree import map_tensors, tensors_of
 from composable.core.state import State
 
-__all__ = ["check_no_dense_targets", "move_pixels"]
-
 
 def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
     """Raise an error if a target of the batch has a value for each pixel of the inputs.

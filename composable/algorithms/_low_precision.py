@@ -10,8 +10,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.functional.layers.low_precision import report_if_idle
 
-__all__ = ["LowPrecisionNorm"]
-
 
 @attrs.frozen(repr=False)
 class LowPrecisionNorm(Surgery):

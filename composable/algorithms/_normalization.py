@@ -16,8 +16,6 @@ from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 
-__all__ = ["PixelAugmentation"]
-
 
 def _per_channel(instance: Any, *_: Any) -> None:
     """Validate `mean` and `std`: one number per channel each, or None for both."""

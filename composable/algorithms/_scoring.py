@@ -9,8 +9,6 @@ from torch.func import functional_call
 from composable._support.generators import preserving_generators
 from composable.core.state import State
 
-__all__ = ["example_losses"]
-
 
 def example_losses(
     state: State, module: nn.Module, tensors: Mapping[str, Tensor], name: str

@@ -11,8 +11,6 @@ from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 
-__all__ = ["Surgery"]
-
 
 @attrs.frozen(repr=False)
 class Surgery(Algorithm):

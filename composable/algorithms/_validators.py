@@ -7,17 +7,6 @@ import attrs
 
 from composable._support import checks
 
-__all__ = [
-    "Validator",
-    "boolean",
-    "in_range",
-    "integer_at_least",
-    "low_precision",
-    "name_or_none",
-    "one_of",
-    "passes",
-]
-
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 

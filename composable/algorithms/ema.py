@@ -141,18 +141,19 @@ class EMA(WeightAverage):
         share = share_of_run(state, self.half_life or self.interval)
         if share is None or not self.share_kept:
             return None
+        half_life = float(share)
         if self.half_life is None:
             kept = self.share_kept
-            share *= math.inf if kept == 1 else math.log(0.5) / math.log(kept)
-        if share <= _LARGE_SHARE:
+            half_life *= math.inf if kept == 1 else math.log(0.5) / math.log(kept)
+        if half_life <= _LARGE_SHARE:
             return None
         given = f"smoothing={self.smoothing}" if self.half_life is None else ""
         given = given or f"half_life={_text(self.half_life)}"
         return Remark(
-            f"{self.name}: {given} is a half-life of {share:.2g} times this run of "
+            f"{self.name}: {given} is a half-life of {half_life:.2g} times this run of "
             f"{state.max_duration}, so the average is largely one of early weights, and lags "
             "behind. Choose a half-life of a twentieth of the run or less.",
-            warns=share > 1,
+            warns=half_life > 1,
         )
 
     def window(self) -> Window:

@@ -18,12 +18,11 @@ from composable.core.algorithm import Algorithm, Remark, Stage
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit, check_time
+from composable.core.time import Time, TimeLike, TimeUnit, check_time, share_of_run
 from composable.core.window import Window
 from composable.functional import distillation_loss
 from composable.losses.positions import class_logits, positions_of
 from composable.losses.watch import mean_like
-from composable.plan.spans import fraction_of_run
 
 __all__ = ["SnapshotDistillation"]
 
@@ -207,8 +206,7 @@ class SnapshotDistillation(Algorithm):
 
     def _share_of_run(self, state: State) -> Fraction | None:
         """Return the share of a cycle in the run, if it is known."""
-        whole = state.max_duration
-        return None if whole is None else fraction_of_run(self.cycle, whole, state.epoch_length)
+        return None if state.max_duration is None else share_of_run(state, self.cycle)
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:

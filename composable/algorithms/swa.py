@@ -14,7 +14,7 @@ from composable.algorithms._validators import boolean, in_range, integer_at_leas
 from composable.batches.model_call import CalledModel
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached
+from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached, share_of_run
 from composable.core.window import Window
 from composable.data.grouping import batches_of, mean_over_shards, shards_in
 from composable.functional import (
@@ -22,7 +22,6 @@ from composable.functional import (
     recompute_batch_norm_statistics,
     swa,
 )
-from composable.plan.spans import fraction_of_run
 
 __all__ = ["SWA"]
 
@@ -237,7 +236,7 @@ class SWA(WeightAverage):
             return state
         batch = Time(1, TimeUnit.EPOCH if length is None else TimeUnit.BATCH)
         times = (self.swa_start, self.swa_end, self.update_interval, batch)
-        start, end, step, last = (fraction_of_run(time, whole, length) for time in times)
+        start, end, step, last = (share_of_run(state, time) for time in times)
         if start is None or end is None or step is None or last is None:
             return state
         first = max(1, math.ceil(start / step)) * step

@@ -8,8 +8,6 @@ import torch
 from composable._support.paths import open_to_write, replacing
 from composable._support.warn import warn_user
 
-__all__ = ["record_allocations", "stop_recording", "write_snapshot"]
-
 _recorders: dict[int, int] = {}  # by the identity of a callback: its number of entries
 
 

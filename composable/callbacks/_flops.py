@@ -2,7 +2,6 @@
 
 import copy
 import re
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -10,12 +9,8 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from composable._support.tree import map_tensors, tensors_of
+from composable.core.state import State
 from composable.data.grouping import batches_of
-
-if TYPE_CHECKING:
-    from composable.core.state import State
-
-__all__ = ["count_flops", "peak_flops", "peak_of"]
 
 # Dense peaks from the manufacturers' data sheets, in 1e12 operations per second:
 # words of the device's name, then float16, bfloat16, TF32 and float32; None if not supported.
@@ -44,7 +39,7 @@ _PEAKS = (
 _KINDS = ("float16", "bfloat16", "tf32", "float32")
 
 
-def count_flops(state: "State") -> int:
+def count_flops(state: State) -> int:
     """Count the floating-point operations of the forward and backward pass of a batch.
 
     A copy of the model is called with a copy of the batch, both of fake tensors, which have shapes
@@ -86,7 +81,7 @@ def _remove_hooks(model: nn.Module) -> None:
             hooks.clear()
 
 
-def peak_flops(state: "State") -> float | None:
+def peak_flops(state: State) -> float | None:
     """Return how many operations the device of a run can do in a second, or None if unknown.
 
     Args:

@@ -9,8 +9,6 @@ from composable.core.intervals import Interval
 from composable.core.state import State
 from composable.core.time import Time, Timestamp, check_time, progress
 
-__all__ = ["check_length", "has_completed", "has_passed"]
-
 
 def check_length(name: str, length: Any) -> Time:
     """Parse a time that is greater than 0.

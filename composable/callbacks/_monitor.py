@@ -1,15 +1,16 @@
-"""The base class of callbacks that measure some batches."""
+"""The base class of callbacks that measure some batches, and the norms that they measure."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
+from torch import Tensor
+
+from composable._support import foreach
+from composable._support.dtensors import whole
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike, check_interval, completes
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
-
-__all__ = ["Monitor"]
+from composable.core.logger import Logger
+from composable.core.state import State
 
 
 class Monitor(Callback):
@@ -23,12 +24,12 @@ class Monitor(Callback):
         self._due = False
         self._metrics: dict[str, Any] = {}
 
-    def batch_start(self, state: "State", logger: "Logger") -> None:
+    def batch_start(self, state: State, logger: Logger) -> None:
         """Decide whether this batch is measured."""
         self.close()
         self._due = completes(self.interval, state)
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Log the measurements."""
         if self._metrics:
             logger.log_metrics(self._metrics)
@@ -37,3 +38,21 @@ class Monitor(Callback):
     def close(self) -> None:
         """Discard the measurements of a batch that did not end."""
         self._due, self._metrics = False, {}
+
+
+def whole_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the L2 norm of each tensor, for 16-bit tensors in float32.
+
+    The norm of a sharded tensor is that of the whole tensor; every process must call the function.
+
+    Args:
+        tensors: Dense or sparse tensors of any shape, dtype and device.
+
+    Example:
+        >>> from composable.callbacks._monitor import whole_norms
+        >>> whole_norms([torch.tensor([3.0, 4.0]), torch.zeros(2, 2)])
+        [tensor(5.), tensor(0.)]
+    """
+    detached = (one.detach() for one in tensors)
+    dense = [one.coalesce().values() if one.is_sparse else one for one in detached]
+    return [whole(norm) for norm in foreach.l2_norms(dense)]

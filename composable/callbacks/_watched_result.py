@@ -1,48 +1,32 @@
 """Callbacks that stop training when an evaluation result calls for it."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composable._support.warn import warn_user
 from composable.core.callback import Callback
 from composable.core.control import Control
+from composable.core.logger import Logger
 from composable.core.result_names import full_name, known_mode, mode_of
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
-
-__all__ = ["WatchedResult"]
+from composable.core.state import State
 
 
-class WatchedResult(Callback):
-    """Stops training depending on an evaluation result.
-
-    A subclass defines `_is_over`, which is called after every evaluation that computes the result.
+class ComparesResults(Callback):
+    """Compares the values of an evaluation result.
 
     Args:
-        monitor: The name of the result: "accuracy", or with the label of its evaluator,
-            "eval/accuracy".
-        dataloader_label: The label of the evaluator. Default: the one in `monitor`, or "eval".
+        argument: The argument of the subclass that names the result, for errors.
+        result: The full name of the result, "eval/accuracy", or None for none.
         mode: "min" if lower is better, "max" if higher is better, or None.
 
     Raises:
-        ValueError: An argument has an invalid value.
-        TypeError: An argument has the wrong type.
+        ValueError: `mode` has another value.
     """
 
-    def __init__(self, monitor: str, dataloader_label: str | None, mode: str | None) -> None:
-        if not isinstance(monitor, str):
-            raise TypeError(f"monitor={monitor!r} must be the name of a metric, such as 'loss'.")
-        if not (dataloader_label is None or isinstance(dataloader_label, str)):
-            raise TypeError(f"dataloader_label={dataloader_label!r} must be a str or None.")
-        self.mode = known_mode(monitor, mode)
+    def __init__(self, argument: str, result: str | None, mode: str | None) -> None:
+        self.watched_result = argument, result
+        self.mode = known_mode(result or "eval/loss", mode)
         self._given_mode = mode
-        if dataloader_label is None and "/" in monitor:
-            dataloader_label, _, monitor = full_name("monitor", monitor).partition("/")
-        self.monitor = monitor
-        self.dataloader_label = dataloader_label or "eval"
-        self._results: Any = None
 
     def declare_modes(self, modes: Mapping[str, str]) -> None:
         """Use the mode that the metric declares, unless one was passed.
@@ -53,14 +37,35 @@ class WatchedResult(Callback):
         Raises:
             ValueError: The mode is neither passed nor declared, and the name does not determine it.
         """
-        name = f"{self.dataloader_label}/{self.monitor}"
-        self.mode = mode_of(name, self._given_mode or modes.get(name))
+        argument, result = self.watched_result
+        if result is not None:
+            self.mode = mode_of(result, self._given_mode or modes.get(result), name=argument)
 
-    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+
+class WatchedResult(ComparesResults):
+    """Stops training depending on an evaluation result.
+
+    A subclass defines `_is_over`, which is called after every evaluation that computes the result.
+    The arguments are those of `EarlyStopper`.
+    """
+
+    def __init__(self, monitor: str, dataloader_label: str | None, mode: str | None) -> None:
+        if not isinstance(monitor, str):
+            raise TypeError(f"monitor={monitor!r} must be the name of a metric, such as 'loss'.")
+        if not (dataloader_label is None or isinstance(dataloader_label, str)):
+            raise TypeError(f"dataloader_label={dataloader_label!r} must be a str or None.")
+        if dataloader_label is None and "/" in monitor:
+            dataloader_label, _, monitor = full_name("monitor", monitor).partition("/")
+        self.monitor = monitor
+        self.dataloader_label = dataloader_label or "eval"
+        super().__init__("monitor", f"{self.dataloader_label}/{self.monitor}", mode)
+        self._results: Any = None
+
+    def eval_before_all(self, state: State, logger: Logger) -> None:
         """Note the results of earlier evaluations."""
         self._results = state.metrics.get(self.dataloader_label)
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> Control | None:
+    def eval_after_all(self, state: State, logger: Logger) -> Control | None:
         """Check the result, and request a stop if it calls for one."""
         results = state.metrics.get(self.dataloader_label)
         if results is None or results is self._results:
@@ -73,7 +78,7 @@ class WatchedResult(Callback):
         mode = mode_of(self.monitor, self.mode)
         return Control.STOP if self._is_over(state, mode, results[self.monitor]) else None
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Warn if the evaluator never ran."""
         if self.dataloader_label not in state.metrics:
             ran = sorted(state.metrics)
@@ -84,5 +89,5 @@ class WatchedResult(Callback):
                 UserWarning,
             )
 
-    def _is_over(self, state: "State", mode: str, value: float) -> bool:
+    def _is_over(self, state: State, mode: str, value: float) -> bool:
         raise NotImplementedError

@@ -2,20 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from composable._support.checks import check_flag
+from composable._support.checks import check_flag, check_texts
 from composable._support.tree import tensors_of
 from composable.callbacks._monitor import Monitor
 from composable.core.intervals import IntervalLike
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.core.logger import Logger
+from composable.core.state import State
 
 __all__ = ["ActivationMonitor"]
 
@@ -50,7 +48,6 @@ class ActivationMonitor(Monitor):
         >>> from composable import Trainer
         >>> from composable.callbacks import ActivationMonitor
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
@@ -58,11 +55,11 @@ class ActivationMonitor(Monitor):
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         ...     callbacks=ActivationMonitor("2ba", modules=["1"]),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
-        >>> len(memory.series("activations/kurtosis/1_output.0"))
+        >>> len(trainer.history.series("activations/kurtosis/1_output.0"))
         2
     """
 
@@ -74,26 +71,20 @@ class ActivationMonitor(Monitor):
         inputs: bool = False,
     ) -> None:
         super().__init__(interval)
-        if modules is not None and (
-            isinstance(modules, str)
-            or not isinstance(modules, Sequence)
-            or not all(isinstance(one, str) for one in modules)
-        ):
-            raise TypeError(
-                f"modules={modules!r} must be a list of patterns, such as ['encoder.*'], or None."
-            )
+        if modules is not None:
+            check_texts("modules", modules, "patterns, such as ['encoder.*'], or None")
         check_flag("inputs", inputs)
         self.modules, self.inputs = modules, inputs
         self._hooks: list[RemovableHandle] = []
 
-    def before_forward(self, state: "State", logger: "Logger") -> None:
+    def before_forward(self, state: State, logger: Logger) -> None:
         """Register the hooks."""
         self._remove_hooks()
         if self._due and not self._metrics:
             for name, module in self._chosen(state.model):
                 self._hooks.append(module.register_forward_hook(self._hook(name)))
 
-    def after_forward(self, state: "State", logger: "Logger") -> None:
+    def after_forward(self, state: State, logger: Logger) -> None:
         """Remove the hooks."""
         self._remove_hooks()
 

@@ -3,28 +3,26 @@
 import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from composable._support.checks import as_path, check_flag, check_one_of
+from composable._support.checks import as_path, check_flags, check_one_of
 from composable._support.warn import warn_user
+from composable.callbacks._watched_result import ComparesResults
 from composable.checkpoint.filters import check_patterns
-from composable.core.callback import Callback, check_state
+from composable.core.callback import AttachedRun, check_state
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, is_due
-from composable.core.result_names import find_result, full_name, known_mode, mode_of
+from composable.core.logger import Logger
+from composable.core.result_names import find_result, full_name
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.resume.manager import FIELDS, CheckpointManager
 
-if TYPE_CHECKING:
-    from composable.core.callback import AttachedRun
-    from composable.core.logger import Logger
-
 __all__ = ["CheckpointSaver"]
 
 
-class CheckpointSaver(Callback):
+class CheckpointSaver(ComparesResults):
     """Saves checkpoints of a run.
 
     The `Trainer` builds one from its `save_*` arguments. Pass several to save to several folders:
@@ -90,56 +88,40 @@ class CheckpointSaver(Callback):
         self.save_interval = check_interval("save_interval", save_interval)
         self.filename = _check_filename(filename)
         self.num_checkpoints_to_keep = _check_keep(num_checkpoints_to_keep)
-        check_flag("overwrite", overwrite)
-        check_flag("weights_only", weights_only)
-        check_flag("background", background)
+        check_flags(overwrite=overwrite, weights_only=weights_only, background=background)
         check_one_of("on_error", on_error, ("raise", "warn"))
         self.overwrite, self.weights_only = overwrite, weights_only
         self.background, self.on_error = background, on_error
         self.ignore_keys = check_patterns("ignore_keys", ignore_keys)
         self.metric = None if metric is None else full_name("metric", metric)
-        self.mode = known_mode(self.metric or "loss", mode)
-        self._given_mode = mode
+        super().__init__("metric", self.metric, mode)
         self.manager = CheckpointManager(self)
         """Writes the checkpoints."""
         self._seen: Timestamp | None = None
         self._ran = False
 
-    def declare_modes(self, modes: Mapping[str, str]) -> None:
-        """Use the mode that the metric declares, unless one was passed.
-
-        Args:
-            modes: The declared modes by the full names of results.
-
-        Raises:
-            ValueError: The mode is neither passed nor declared, and the name does not determine it.
-        """
-        if self.metric is not None:
-            mode = self._given_mode or modes.get(self.metric)
-            self.mode = mode_of(self.metric, mode, name="metric")
-
     # --- when ---
 
-    def attach(self, run: "AttachedRun") -> None:
+    def attach(self, run: AttachedRun) -> None:
         """Let the run write the checkpoints that are requested."""
         run.checkpoints.managers.append(self.manager)
 
-    def fit_start(self, state: State, logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Create the folder."""
         self.manager.make_folder()
 
-    def batch_start(self, state: State, logger: "Logger") -> None:
+    def batch_start(self, state: State, logger: Logger) -> None:
         """Discard the metric of earlier weights."""
         self.manager.measured = None
 
-    def eval_end(self, state: State, logger: "Logger") -> None:
+    def eval_end(self, state: State, logger: Logger) -> None:
         """Record the metric."""
         if self.metric is not None:
             measured = find_result("metric", self.metric, state.metrics)
             if measured is not None:
                 self.manager.measured, self._ran = measured, True
 
-    def fit_end(self, state: State, logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Warn if the evaluator of the metric never ran."""
         if self.metric is not None and self.manager.best is None and not self._ran:
             warn_user(
@@ -148,11 +130,11 @@ class CheckpointSaver(Callback):
                 UserWarning,
             )
 
-    def batch_checkpoint(self, state: State, logger: "Logger") -> Control | None:
+    def batch_checkpoint(self, state: State, logger: Logger) -> Control | None:
         """Request a save if one is due."""
         return self._request(state.previous_timestamp, state, Event.BATCH_END)
 
-    def epoch_checkpoint(self, state: State, logger: "Logger") -> Control | None:
+    def epoch_checkpoint(self, state: State, logger: Logger) -> Control | None:
         """Request a save if one is due."""
         return self._request(self._seen or state.previous_timestamp, state, Event.EPOCH_END)
 

@@ -1,17 +1,15 @@
 """Stop training when a metric has stopped improving."""
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from composable._support.checks import check_range
 from composable.callbacks._watched_result import WatchedResult
+from composable.core.logger import Logger
 from composable.core.results import is_better
+from composable.core.state import State
 from composable.core.stateful import Count, NumberOrNone
 from composable.core.time import Time, TimeLike, check_time, progress
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["EarlyStopper"]
 
@@ -72,12 +70,12 @@ class EarlyStopper(WatchedResult):
         self._since: Any = None
         self._evaluations = 0
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Discard the results of an earlier run."""
         if state.timestamp.batch == 0:
             self.best, self._since, self._evaluations = None, None, 0
 
-    def _is_over(self, state: "State", mode: str, value: float) -> bool:
+    def _is_over(self, state: State, mode: str, value: float) -> bool:
         self._evaluations += 1
         now, patience = self._elapsed(state)
         better = is_better(mode, value, self.best, self.min_delta)
@@ -87,7 +85,7 @@ class EarlyStopper(WatchedResult):
             self.best = value
         return bool(now - self._since > patience)
 
-    def _elapsed(self, state: "State") -> tuple[Any, Any]:
+    def _elapsed(self, state: State) -> tuple[Any, Any]:
         """Return the current time and the patience, in one unit."""
         if isinstance(self.patience, Time):
             return progress(state, self.patience)

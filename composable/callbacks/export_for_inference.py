@@ -5,14 +5,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from composable._support.checks import as_path, check_flag, check_one_of, check_range
+from composable._support.checks import as_path, check_flags, check_one_of, check_range
 from composable._support.extras import needs
 from composable._support.paths import replacing
 from composable._support.tree import map_tensors, tensors_of
@@ -23,13 +23,11 @@ from composable.core.callback import AttachedRun, Callback
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
 from composable.functional import with_tensors
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["ExportError", "ExportForInference"]
 
@@ -99,12 +97,7 @@ class ExportForInference(Callback):
         check_one_of("the suffix of path", self.path.suffix, _SUFFIXES)
         if self.path.suffix == ".onnx":
             _import_onnx()
-        for name, flag in (
-            ("at_end", at_end),
-            ("averaged", averaged),
-            ("dynamic_batch", dynamic_batch),
-        ):
-            check_flag(name, flag)
+        check_flags(at_end=at_end, averaged=averaged, dynamic_batch=dynamic_batch)
         check_range("tolerance", tolerance, 0, ends="()")
         self.interval = check_interval("interval", interval)
         self.at_end, self.averaged, self.dynamic_batch = at_end, averaged, dynamic_batch
@@ -117,7 +110,7 @@ class ExportForInference(Callback):
         """Receive the run, which determines the evaluated weights."""
         self._run = run
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Check that this process has the whole model.
 
         Raises:
@@ -129,7 +122,7 @@ class ExportForInference(Callback):
                 "processes, as by FSDP; load a checkpoint in one process, and export it there."
             )
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Keep the input if its shape is new, and export if the interval has passed."""
         if self._given is None:
             call = Call.of_batch(state)
@@ -138,17 +131,17 @@ class ExportForInference(Callback):
         if has_completed(self.interval, state, Event.BATCH_END):
             self.export(state)
 
-    def epoch_end(self, state: "State", logger: "Logger") -> None:
+    def epoch_end(self, state: State, logger: Logger) -> None:
         """Export if the interval has passed, where the epoch had no known length."""
         if has_completed(self.interval, state, Event.EPOCH_END):
             self.export(state)
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Export at the end."""
         if self.at_end:
             self.export(state)
 
-    def export(self, state: "State") -> None:
+    def export(self, state: State) -> None:
         """Export the model of a state.
 
         Raises:
@@ -178,7 +171,7 @@ class ExportForInference(Callback):
                 "pass dynamic_batch=False; if it takes other inputs, pass sample_input."
             ) from error
 
-    def _evaluated(self, state: "State") -> nn.Module:
+    def _evaluated(self, state: State) -> nn.Module:
         if self._run is not None:
             return self._run.evaluated_model(state)
         averages = list(state.averages.values())
@@ -233,7 +226,7 @@ class Call:
         return cls(given if isinstance(given, tuple) else (given,))
 
     @classmethod
-    def of_batch(cls, state: "State") -> "Call":
+    def of_batch(cls, state: State) -> "Call":
         """Return the call that a run makes for the first batch of the step, without targets."""
         batch, spec = batches_of(state.batch)[0], state.batch_spec
         if state.model_call is call_with_batch:
@@ -321,11 +314,8 @@ def _eps(model: nn.Module) -> float:
 
 def _for_inference(model: nn.Module) -> nn.Module:
     """Return a copy on the CPU, in evaluation mode."""
-    model = copy.deepcopy(model).cpu().eval()
-    if is_transformers_model(model):
-        config: Any = model.config
-        config.use_cache = False  # the keys and values of a text, for generating the next
-    return model
+    with _no_cache(model):
+        return copy.deepcopy(model).cpu().eval()
 
 
 def _outputs(outputs: Any) -> list[Tensor]:

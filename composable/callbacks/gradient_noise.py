@@ -4,24 +4,22 @@ McCandlish, Kaplan and Amodei, "An Empirical Model of Large-Batch Training",
 2018, https://arxiv.org/abs/1812.06162, appendix A.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from composable._support.checks import check_range
+from composable._support.foreach import total_norm
 from composable._support.warn import warn_user
-from composable.callbacks._monitor import Monitor
-from composable.callbacks._norms import l2_norms, total_norm
+from composable.callbacks._monitor import Monitor, whole_norms
+from composable.core.callback import AttachedRun
 from composable.core.intervals import IntervalLike
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.core.stateful import Count, Kind
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
-
-if TYPE_CHECKING:
-    from composable.core.callback import AttachedRun
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["GradientNoise"]
 
@@ -67,7 +65,6 @@ class GradientNoise(Monitor):
         >>> from composable import Trainer
         >>> from composable.callbacks import GradientNoise
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Linear(4, 3),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
@@ -76,11 +73,11 @@ class GradientNoise(Monitor):
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         ...     grad_accum=4,
         ...     callbacks=GradientNoise("2ba"),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
-        >>> len(memory.series("gradient_noise/scale"))
+        >>> len(trainer.history.series("gradient_noise/scale"))
         2
     """
 
@@ -99,11 +96,11 @@ class GradientNoise(Monitor):
         self._first, self._part, self._whole = False, 0, 0
         self._run: AttachedRun | None = None
 
-    def attach(self, run: "AttachedRun") -> None:
+    def attach(self, run: AttachedRun) -> None:
         """Receive the run, which determines how the gradients of microbatches are weighted."""
         self._run = run
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Discard the averages of an earlier run.
 
         Raises:
@@ -118,12 +115,12 @@ class GradientNoise(Monitor):
         if state.timestamp.batch == 0:
             self._averages, self._count = None, 0
 
-    def before_forward(self, state: "State", logger: "Logger") -> None:
+    def before_forward(self, state: State, logger: Logger) -> None:
         """Note whether this is the first microbatch of a pass: nothing has a gradient yet."""
         if self._due:
             self._first = all(one.grad is None for one in state.model.parameters())
 
-    def after_backward(self, state: "State", logger: "Logger") -> None:
+    def after_backward(self, state: State, logger: Logger) -> None:
         """Measure the gradient of the first microbatch."""
         if not self._due or not (self._first or state.precision.scales_loss):
             return
@@ -131,13 +128,13 @@ class GradientNoise(Monitor):
         if self._first:
             self._small, self._part = self._latest, _count(state)
 
-    def after_train_batch(self, state: "State", logger: "Logger") -> None:
+    def after_train_batch(self, state: State, logger: Logger) -> None:
         """Measure the gradient of the batch, before algorithms clip it."""
         if self._due:
             self._tried = True
             self._large, self._whole = _squared_norm(state), _count(state)
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Update and log the averages."""
         if self._small is not None and self._large is not None:
             found = self._estimate(state, self._small, self._large)
@@ -145,9 +142,7 @@ class GradientNoise(Monitor):
                 self._metrics = self._average(torch.stack(found))
         super().batch_end(state, logger)
 
-    def _estimate(
-        self, state: "State", small: Tensor, large: Tensor
-    ) -> tuple[Tensor, Tensor] | None:
+    def _estimate(self, state: State, small: Tensor, large: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the variance and the squared norm; None if the batch was not split."""
         part, whole = self._part, self._whole
         if Processes.current().several:  # each has a part of the batch
@@ -174,7 +169,7 @@ class GradientNoise(Monitor):
             "gradient_noise/squared_norm": squared_norm,
         }
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Warn if nothing could be measured."""
         if self._tried and not self._count:
             warn_user(
@@ -191,11 +186,11 @@ class GradientNoise(Monitor):
         self._part = self._whole = 0
 
 
-def _squared_norm(state: "State") -> Tensor | None:
+def _squared_norm(state: State) -> Tensor | None:
     """Return the squared norm of the gradients, before algorithms replace them."""
     gradients = [one.grad for one in state.model.parameters() if one.grad is not None]
-    return total_norm(l2_norms(gradients)).square() if gradients else None
+    return total_norm(whole_norms(gradients)).square() if gradients else None
 
 
-def _count(state: "State") -> int:
+def _count(state: State) -> int:
     return sum(state.batch_spec.count(batch) for batch in batches_of(state.batch))

@@ -1,7 +1,7 @@
 """Log images of the inputs, and of segmentation masks."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float, Integer, Num
@@ -13,10 +13,8 @@ from composable.callbacks._intervals import has_completed
 from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.core.logger import Logger
+from composable.core.state import State
 
 __all__ = ["ImageVisualizer"]
 
@@ -72,41 +70,41 @@ class ImageVisualizer(Callback):
 
     # --- training ---
 
-    def batch_start(self, state: "State", logger: "Logger") -> None:
+    def batch_start(self, state: State, logger: Logger) -> None:
         """Note whether the images of this batch are due."""
         first = state.timestamp.batch == 0 and self.interval is not None
         due = first or has_completed(self.interval, state, Event.BATCH_START)
         self._due = due and bool(logger.destinations)
 
-    def before_forward(self, state: "State", logger: "Logger") -> None:
+    def before_forward(self, state: State, logger: Logger) -> None:
         """Log the inputs if they are due."""
         if self._due:
             self._images = {"inputs": self._inputs(state)}
             if self.mode == "input":
                 self._log("train", logger)
 
-    def _log_training_masks(self, state: "State", logger: "Logger") -> None:
+    def _log_training_masks(self, state: State, logger: Logger) -> None:
         if self._due:
             self._images |= self._masks(state)
             self._log("train", logger)
 
-    def _log(self, label: str, logger: "Logger") -> None:
+    def _log(self, label: str, logger: Logger) -> None:
         logger.log_images({f"images/{label}/{name}": each for name, each in self._images.items()})
         self._due, self._images = False, {}
 
     # --- evaluation ---
 
-    def eval_start(self, state: "State", logger: "Logger") -> None:
+    def eval_start(self, state: State, logger: Logger) -> None:
         """Wait for the first batch."""
         self._due, self._results = bool(logger.destinations), state.metrics
 
-    def eval_after_forward(self, state: "State", logger: "Logger") -> None:
+    def eval_after_forward(self, state: State, logger: Logger) -> None:
         """Keep the images of the first batch."""
         if self._due:
             masks = self._masks(state) if self.mode == "segmentation" else {}
             self._images, self._due = {"inputs": self._inputs(state), **masks}, False
 
-    def eval_end(self, state: "State", logger: "Logger") -> None:
+    def eval_end(self, state: State, logger: Logger) -> None:
         """Log the images under the label of the evaluator, which is known now."""
         before, now = self._results, state.metrics
         labels = [label for label in now if now[label] is not before.get(label)]
@@ -116,7 +114,7 @@ class ImageVisualizer(Callback):
 
     # --- images ---
 
-    def _inputs(self, state: "State") -> Float[Tensor, "images channels height width"]:
+    def _inputs(self, state: State) -> Float[Tensor, "images channels height width"]:
         inputs = state.inputs
         if not isinstance(inputs, Tensor) or inputs.ndim != 4:
             shape = list(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
@@ -128,7 +126,7 @@ class ImageVisualizer(Callback):
         images = images.permute(0, 3, 1, 2) if self.channels_last else images
         return in_unit_range(images[:, : _shown_channels(images.shape[1])])
 
-    def _masks(self, state: "State") -> dict[str, Tensor]:
+    def _masks(self, state: State) -> dict[str, Tensor]:
         outputs = logits_of(state.outputs)
         outputs = outputs.get("out") if isinstance(outputs, Mapping) else outputs
         found = {"targets": state.targets, "predictions": outputs}

@@ -1,14 +1,12 @@
 """Log the learning rates."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.optim.learning_rates import LearningRates
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["LRMonitor"]
 
@@ -31,7 +29,6 @@ class LRMonitor(Callback):
         >>> from composable import Trainer
         >>> from composable.callbacks import LRMonitor
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Linear(4, 3),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
@@ -39,12 +36,12 @@ class LRMonitor(Callback):
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         ...     callbacks=LRMonitor(),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     log_interval="2ba",
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
-        >>> len(memory.series("lr")), len(memory.series("loss/train"))
+        >>> len(trainer.history.series("lr")), len(trainer.history.series("loss/train"))
         (4, 2)
     """
 
@@ -52,16 +49,16 @@ class LRMonitor(Callback):
         self.interval = check_interval("interval", interval)
         self._rates: dict[str, Any] = {}
 
-    def after_optimizer_step(self, state: "State", logger: "Logger") -> None:
+    def after_optimizer_step(self, state: State, logger: Logger) -> None:
         """Read the learning rates that the step used."""
         due = completes(self.interval, state)
         self._rates = LearningRates(state.optimizers).read() if due else {}
 
-    def log(self, state: "State", logger: "Logger") -> None:
+    def log(self, state: State, logger: Logger) -> None:
         """Skip the batch: the loop has logged its learning rates."""
         self._rates = {}
 
-    def batch_checkpoint(self, state: "State", logger: "Logger") -> None:
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
         """Log the learning rates."""
         if self._rates:
             logger.log_metrics(self._rates)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,10 +12,8 @@ from composable.callbacks._intervals import has_completed
 from composable.core.callback import Callback
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.core.logger import Logger
+from composable.core.state import State
 
 __all__ = ["MemoryMonitor"]
 
@@ -76,7 +74,7 @@ class MemoryMonitor(Callback):
         self.interval = check_interval("interval", interval)
         self.memory_keys = _KEYS if memory_keys is None else _check_keys(memory_keys)
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Warn if there is nothing to log."""
         if state.device.type != "cuda" and not resident_memory():
             warn_user(
@@ -85,15 +83,15 @@ class MemoryMonitor(Callback):
                 UserWarning,
             )
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Log if the interval has passed."""
         self._log_if_due(Event.BATCH_END, state, logger)
 
-    def epoch_end(self, state: "State", logger: "Logger") -> None:
+    def epoch_end(self, state: State, logger: Logger) -> None:
         """Log if the interval has passed, where the epoch had no known length."""
         self._log_if_due(Event.EPOCH_END, state, logger)
 
-    def _log_if_due(self, event: Event, state: "State", logger: "Logger") -> None:
+    def _log_if_due(self, event: Event, state: State, logger: Logger) -> None:
         if logger.destinations and has_completed(self.interval, state, event):
             used = self._allocated(state.device) if state.device.type == "cuda" else None
             used = resident_memory() if used is None else used

@@ -1,20 +1,16 @@
 """Record the allocations of a few batches."""
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from composable._support.checks import as_path, check_count
 from composable._support.paths import next_name
 from composable.callbacks._allocations import record_allocations, stop_recording, write_snapshot
 from composable.callbacks._intervals import check_length, has_passed
 from composable.core.callback import Callback
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.core.time import TimeLike, Timestamp
 from composable.distributed import Processes
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["MemorySnapshot"]
 
@@ -60,23 +56,23 @@ class MemorySnapshot(Callback):
         self._start: int | None = None
         self._since: Timestamp | None = None
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Set the batch at which the recording starts."""
         main = Processes.current().is_main
         self._start = state.timestamp.batch + self.skip_batches if main else None
 
-    def batch_start(self, state: "State", logger: "Logger") -> None:
+    def batch_start(self, state: State, logger: Logger) -> None:
         """Start the recording if due."""
         if state.timestamp.batch == self._start:
             self._start = None
             if record_allocations(self, state.device, self.max_entries):
                 self._since = state.timestamp
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Write the recording if it is complete."""
         if self._since is not None and has_passed(state, self.interval, self._since):
             path = self.folder / f"memory-ba{state.timestamp.batch}.json"
-            write_snapshot(next_name(path) if os.path.lexists(path) else path, state.device)
+            write_snapshot(next_name(path), state.device)
             self.close()
 
     def close(self) -> None:

@@ -4,26 +4,31 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from composable._support.checks import as_path, check_flag, check_one_of, check_range
+from composable._support.checks import (
+    as_path,
+    check_flags,
+    check_one_of,
+    check_range,
+    check_text_keys,
+)
 from composable._support.extras import needs
 from composable._support.paths import check_no_link, is_stream_file, open_to_write, truncate
-from composable.core.callback import Callback, check_state
+from composable.callbacks._watched_result import ComparesResults
+from composable.core.callback import check_state
 from composable.core.control import Control
+from composable.core.logger import Logger
 from composable.core.result_names import find_result, full_name, mode_of
 from composable.core.results import is_better
+from composable.core.state import State
 from composable.core.stateful import Count
 from composable.distributed import Processes
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["MLPerfCallback"]
 
 
-class MLPerfCallback(Callback):
+class MLPerfCallback(ComparesResults):
     """Writes the log of a result for the MLPerf Training benchmark, with `mlperf_logging`.
 
     The log has the intervals of initialization, of the run, of epochs and of evaluations, the
@@ -84,12 +89,11 @@ class MLPerfCallback(Callback):
     ) -> None:
         self.path = as_path("path", path)
         check_range("target", target, -float("inf"))
-        self.target, self.metric, self._given_mode = target, full_name("metric", metric), mode
-        self.mode = mode
+        self.target, self.metric = target, full_name("metric", metric)
+        super().__init__("metric", self.metric, mode)
         check_one_of("division", division, ("open", "closed"))
         check_one_of("status", status, ("onprem", "cloud", "preview", "research"))
-        check_flag("cache_cleared", cache_cleared)
-        check_flag("stop_at_target", stop_at_target)
+        check_flags(cache_cleared=cache_cleared, stop_at_target=stop_at_target)
         self.stop_at_target = stop_at_target
         self._submission = {
             "submission_benchmark": _check_text("benchmark", benchmark),
@@ -99,7 +103,8 @@ class MLPerfCallback(Callback):
             "submission_status": status,
         }
         self._cache_cleared = cache_cleared
-        self._values = _check_values({} if values is None else values)
+        check_text_keys("values", values)
+        self._values = dict(values or {})
         with needs("MLPerfCallback", "mlperf"):
             from mlperf_logging.mllog.mllog import MLLogger
         self._mllogger: Any = MLLogger
@@ -110,24 +115,13 @@ class MLPerfCallback(Callback):
         self._before: Any = None
         self._examples = 0
 
-    def declare_modes(self, modes: Mapping[str, str]) -> None:
-        """Use the mode that the metric declares, unless one was passed.
-
-        Args:
-            modes: The declared modes by the full names of results.
-
-        Raises:
-            ValueError: The mode is neither passed nor declared, and the name does not determine it.
-        """
-        self.mode = mode_of(self.metric, self._given_mode or modes.get(self.metric), name="metric")
-
     # --- the run ---
 
-    def init(self, state: "State", logger: "Logger") -> None:
+    def init(self, state: State, logger: Logger) -> None:
         """Note when initialization starts."""
         self._built = _now()
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Log the submission, and the start of the run."""
         if not Processes.current().is_main:
             return
@@ -142,11 +136,11 @@ class MLPerfCallback(Callback):
         self._log("start", "run_start")
         self._once.append("run_start")
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Log the end of a run that has not reached the target."""
         self._stop("aborted", state)
 
-    def _stop(self, status: str, state: "State") -> None:
+    def _stop(self, status: str, state: State) -> None:
         if self._running:
             self._log("end", "run_stop", status=status, samples_count=state.timestamp.sample)
             self._once.append("run_stop")
@@ -157,17 +151,17 @@ class MLPerfCallback(Callback):
 
     # --- epochs ---
 
-    def epoch_start(self, state: "State", logger: "Logger") -> None:
+    def epoch_start(self, state: State, logger: Logger) -> None:
         """Log the start of an epoch."""
         self._interval("start", "epoch_start", state.timestamp.epoch + 1, state)
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Log the size of the first batch."""
         if "global_batch_size" not in self._once:
             batch = state.timestamp.sample - state.previous_timestamp.sample
             self._event("global_batch_size", batch)
 
-    def epoch_end(self, state: "State", logger: "Logger") -> None:
+    def epoch_end(self, state: State, logger: Logger) -> None:
         """Log the end of an epoch, and the number of examples of the first."""
         now = state.timestamp
         if now.epoch == 1:
@@ -176,19 +170,19 @@ class MLPerfCallback(Callback):
 
     # --- evaluations ---
 
-    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+    def eval_before_all(self, state: State, logger: Logger) -> None:
         """Log the start of an evaluation."""
         self._interval("start", "eval_start", _epoch(state), state)
 
-    def eval_start(self, state: "State", logger: "Logger") -> None:
+    def eval_start(self, state: State, logger: Logger) -> None:
         """Note earlier results."""
         self._before, self._examples = state.metrics, 0
 
-    def eval_batch_end(self, state: "State", logger: "Logger") -> None:
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
         """Count the examples."""
         self._examples += state.batch_spec.count(state.batch)
 
-    def eval_end(self, state: "State", logger: "Logger") -> None:
+    def eval_end(self, state: State, logger: Logger) -> None:
         """Log the result."""
         label = self.metric.partition("/")[0]
         if state.metrics.get(label) is not self._before.get(label):
@@ -198,7 +192,7 @@ class MLPerfCallback(Callback):
             if self._running:
                 self._log("event", "eval_accuracy", value, **_position(_epoch(state), state))
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> Control | None:
+    def eval_after_all(self, state: State, logger: Logger) -> Control | None:
         """Log the end of an evaluation, and of the run if the target is reached."""
         self._interval("end", "eval_stop", _epoch(state), state)
         value = find_result("metric", self.metric, state.metrics)
@@ -239,7 +233,7 @@ class MLPerfCallback(Callback):
             self._log("event", key, value, time_ms=time_ms)
             self._once.append(key)
 
-    def _interval(self, kind: str, key: str, epoch: int, state: "State") -> None:
+    def _interval(self, kind: str, key: str, epoch: int, state: State) -> None:
         if self._running:
             self._log(kind, key, **_position(epoch, state))
 
@@ -268,13 +262,13 @@ class MLPerfCallback(Callback):
         self._size, self._once = state["bytes"], list(state["once"])
 
 
-def _epoch(state: "State") -> int:
+def _epoch(state: State) -> int:
     """Return the number of the epoch that has just ended or is in progress, from 1."""
     now = state.timestamp
     return now.epoch + (now.batch_in_epoch > 0)
 
 
-def _position(epoch: int, state: "State") -> dict[str, int]:
+def _position(epoch: int, state: State) -> dict[str, int]:
     return {"epoch_num": epoch, "samples_count": state.timestamp.sample}
 
 
@@ -302,12 +296,3 @@ def _check_text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name}={value!r} must be a name of at least one letter.")
     return value
-
-
-def _check_values(values: Any) -> dict[str, Any]:
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise TypeError(
-            f"values={values!r} must be a mapping of keys of the rules to values, such as "
-            "{'opt_name': 'sgd'}."
-        )
-    return dict(values)

@@ -1,17 +1,14 @@
 """Raise an error if the loss is NaN."""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from composable._support.dtensors import local_part
 from composable.core.callback import Callback
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.core.logger import Logger
+from composable.core.state import State
 
 __all__ = ["NaNMonitor"]
 
@@ -52,7 +49,7 @@ class NaNMonitor(Callback):
     def __init__(self) -> None:
         self._pending: list[tuple[int, Tensor]] = []
 
-    def after_backward(self, state: "State", logger: "Logger") -> None:
+    def after_backward(self, state: State, logger: Logger) -> None:
         """Check the loss of a microbatch, now or later."""
         loss = state.loss
         if loss is not None:
@@ -60,17 +57,11 @@ class NaNMonitor(Callback):
             if self._is_immediate(loss) or len(self._pending) >= _MAX_PENDING:
                 self._check(state)
 
-    def before_save(self, state: "State", logger: "Logger") -> None:
+    def before_save(self, state: State, logger: Logger) -> None:
         """Check the pending losses."""
         self._check(state)
 
-    def eval_before_all(self, state: "State", logger: "Logger") -> None:
-        """Check the pending losses."""
-        self._check(state)
-
-    def fit_end(self, state: "State", logger: "Logger") -> None:
-        """Check the pending losses."""
-        self._check(state)
+    eval_before_all = fit_end = before_save
 
     def close(self) -> None:
         """Discard the pending losses of a run that failed."""
@@ -84,7 +75,7 @@ class NaNMonitor(Callback):
     def _is_wrong(loss: float) -> bool:
         return math.isnan(loss)
 
-    def _check(self, state: "State") -> None:
+    def _check(self, state: State) -> None:
         pending, self._pending = self._pending, []
         if not pending:
             return
@@ -94,7 +85,7 @@ class NaNMonitor(Callback):
                 raise RuntimeError(_explain(state, batch, loss))
 
 
-def _explain(state: "State", batch: int, loss: float) -> str:
+def _explain(state: State, batch: int, loss: float) -> str:
     named = state.named_parameters()
     # Of a sharded tensor, the part of this process: others may not raise.
     bad = [name for name, one in named if not local_part(one.detach()).isfinite().all()]

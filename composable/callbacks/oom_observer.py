@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -10,11 +10,9 @@ from composable._support.checks import as_path, check_count
 from composable._support.warn import warn_user
 from composable.callbacks._allocations import record_allocations, stop_recording, write_snapshot
 from composable.core.callback import Callback
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.distributed import Processes
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["OOMObserver"]
 
@@ -52,7 +50,7 @@ class OOMObserver(Callback):
         self.max_entries = max_entries
         self._device = torch.device("cpu")
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Record allocations, and wait for an error."""
         if not Processes.current().is_main or self in _active:
             return

@@ -1,19 +1,17 @@
 """Log the norms of gradients, weights and updates."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from composable._support.checks import check_flag
-from composable.callbacks._monitor import Monitor
-from composable.callbacks._norms import l2_norms, total_norm
+from composable._support.checks import check_flag, check_flags
+from composable._support.foreach import total_norm
+from composable.callbacks._monitor import Monitor, whole_norms
 from composable.core.intervals import IntervalLike
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.core.logger import Logger
+from composable.core.state import State
 
 __all__ = ["OptimizerMonitor"]
 
@@ -48,7 +46,6 @@ class OptimizerMonitor(Monitor):
         >>> from composable import Trainer
         >>> from composable.callbacks import OptimizerMonitor
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Linear(4, 3),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
@@ -56,19 +53,19 @@ class OptimizerMonitor(Monitor):
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         ...     callbacks=OptimizerMonitor("2ba"),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
         >>> [
         ...     timestamp.batch
-        ...     for timestamp, norms in memory.records
+        ...     for timestamp, norms in trainer.history.records
         ...     if "l2_norm/grad/global" in norms
         ... ]
         [2, 4]
         >>> gradient, update = (
-        ...     memory.latest["l2_norm/grad/global"],
-        ...     memory.latest["l2_norm/update/global"],
+        ...     trainer.history.latest["l2_norm/grad/global"],
+        ...     trainer.history.latest["l2_norm/update/global"],
         ... )
         >>> round(update / gradient, 3)
         0.5
@@ -84,32 +81,27 @@ class OptimizerMonitor(Monitor):
         log_optimizer_metrics: bool = True,
     ) -> None:
         super().__init__(interval)
-        for name, value in [
-            ("weights", weights),
-            ("updates", updates),
-            ("per_parameter", per_parameter),
-            ("log_optimizer_metrics", log_optimizer_metrics),
-        ]:
-            check_flag(name, value)
+        check_flags(weights=weights, updates=updates, per_parameter=per_parameter)
+        check_flag("log_optimizer_metrics", log_optimizer_metrics)
         self.weights, self.updates = weights, updates
         self.per_parameter, self.log_optimizer_metrics = per_parameter, log_optimizer_metrics
         self._stepped: list[str] = []
         self._before: dict[str, Tensor] = {}
 
-    def after_train_batch(self, state: "State", logger: "Logger") -> None:
+    def after_train_batch(self, state: State, logger: Logger) -> None:
         """Measure the gradients before algorithms clip them."""
         if self._due:
             gradients = state.current_gradients()
             self._stepped = list(gradients)
             self._add("grad", gradients)
 
-    def before_optimizer_step(self, state: "State", logger: "Logger") -> None:
+    def before_optimizer_step(self, state: State, logger: Logger) -> None:
         """Copy the weights that the step will change."""
         if self._due and self.updates:
             named = dict(state.named_parameters())
             self._before = {name: named[name].detach().clone() for name in self._stepped}
 
-    def after_optimizer_step(self, state: "State", logger: "Logger") -> None:
+    def after_optimizer_step(self, state: State, logger: Logger) -> None:
         """Measure the weights and the updates."""
         if not self._due:
             return
@@ -131,7 +123,7 @@ class OptimizerMonitor(Monitor):
     def _add(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
         if not tensors:
             return
-        norms = l2_norms([*tensors.values()])
+        norms = whole_norms(tensors.values())
         if self.per_parameter:
             named = zip(tensors, norms, strict=True)
             self._metrics |= {f"l2_norm/{kind}/{name}": norm for name, norm in named}
@@ -139,7 +131,7 @@ class OptimizerMonitor(Monitor):
 
 
 @torch.no_grad()
-def _reported(state: "State") -> dict[str, Any]:
+def _reported(state: State) -> dict[str, Any]:
     """Return the metrics that optimizers report of their parameters."""
     metrics: dict[str, Any] = {}
     for optimizer in state.optimizers:

@@ -2,15 +2,13 @@
 
 import sys
 from datetime import timedelta
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from composable.core.callback import Callback
 from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.core.time import Timestamp, progress
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["Printer"]
 
@@ -60,26 +58,26 @@ class Printer(Callback):
         self._before: Timestamp | None = None
         self._results: Any = {}
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Start to measure the speed."""
         self._before = state.timestamp
 
-    def batch_start(self, state: "State", logger: "Logger") -> None:
+    def batch_start(self, state: State, logger: Logger) -> None:
         """Decide whether a line is printed after this batch."""
         self._due = completes(self.interval, state)
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Print a line of progress."""
         if self._due:
             before, self._before = self._before, state.timestamp
             facts = [] if state.loss is None else [f"loss {state.loss.item():.4g}"]
             self._print(state, [*facts, *_speed(before, state)])
 
-    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+    def eval_before_all(self, state: State, logger: Logger) -> None:
         """Note the results of earlier evaluations."""
         self._results = dict(state.metrics)
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> None:
+    def eval_after_all(self, state: State, logger: Logger) -> None:
         """Print the results that are new."""
         self._print(
             state,
@@ -95,7 +93,7 @@ class Printer(Callback):
         """Forget the run."""
         self._due, self._before, self._results = False, None, {}
 
-    def _print(self, state: "State", facts: list[str]) -> None:
+    def _print(self, state: State, facts: list[str]) -> None:
         now, share = state.timestamp, ""
         if state.max_duration is not None:
             share = f" ({100 * state.elapsed:.0f} %)"
@@ -103,7 +101,7 @@ class Printer(Callback):
         print(line, file=self.stream or sys.stdout, flush=True)
 
 
-def _speed(before: Timestamp | None, state: "State") -> list[str]:
+def _speed(before: Timestamp | None, state: State) -> list[str]:
     """Describe the speed since an earlier time, and the remaining time."""
     if before is None:
         return []

@@ -1,23 +1,21 @@
 """Profile a few batches with PyTorch's profiler."""
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from composable._support.checks import as_path, check_count, check_flag
+from composable._support.checks import as_path, check_count, check_flags
 from composable._support.paths import next_name, open_to_write, replacing
 from composable._support.warn import warn_user
+from composable.callbacks._intervals import check_length
 from composable.core.callback import Callback
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.core.stateful import Count, Kind, NumberOrNone, is_count
 from composable.core.time import Time, TimeLike, check_time, progress
 from composable.distributed import Processes
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["Profiler"]
 
@@ -84,9 +82,7 @@ class Profiler(Callback):
     ) -> None:
         self.folder = as_path("folder", folder)
         self.wait, self.warmup = check_time("wait", wait), check_time("warmup", warmup)
-        self.active = check_time("active", active)
-        if not self.active.value:
-            raise ValueError(f"active={active!r} must be greater than 0, such as '3ba'.")
+        self.active = check_length("active", active)
         if repeat is not None:
             check_count("repeat", repeat, 1, advice="None repeats until training ends")
         self.repeat = repeat
@@ -96,8 +92,7 @@ class Profiler(Callback):
             "with_stack": with_stack,
             "with_flops": with_flops,
         }
-        for name, flag in self.options.items():
-            check_flag(name, flag)
+        check_flags(**self.options)
         self._phase, self._recordings = 0, 0
         self._since: Any = None
         self._torch: Any = None
@@ -121,7 +116,7 @@ class Profiler(Callback):
     def _done(self) -> bool:
         return self.repeat is not None and self._recordings >= self.repeat
 
-    def _advance(self, state: "State") -> None:
+    def _advance(self, state: State) -> None:
         """Move to the phase of the next batch."""
         now, length = progress(state, self._length)
         while now - self._since >= length:
@@ -132,14 +127,14 @@ class Profiler(Callback):
 
     # --- events ---
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Start the schedule, unless it has started."""
         self._main = Processes.current().is_main
         if self._since is None or state.timestamp.batch == 0:
             self._phase = self._recordings = 0
             self._since = progress(state, self._length)[0]
 
-    def batch_start(self, state: "State", logger: "Logger") -> None:
+    def batch_start(self, state: State, logger: Logger) -> None:
         """Start to warm up or to record if due."""
         if self._done or not self._main:
             return
@@ -158,7 +153,7 @@ class Profiler(Callback):
         if self._name == "active":
             self._record(state.timestamp.batch)
 
-    def _skip(self, state: "State") -> None:
+    def _skip(self, state: State) -> None:
         """Skip a recording: two profilers in one process crash it."""
         warn_user(
             f"Profiler skips a recording at batch {state.timestamp.batch}, because another "
@@ -176,7 +171,7 @@ class Profiler(Callback):
         self._batch = record_function(f"batch {batch}")
         self._batch.__enter__()
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """End the recording if due."""
         if self._recording:
             self._end_batch()
@@ -211,12 +206,12 @@ class Profiler(Callback):
         sort_by = f"self_{'cuda' if on_cuda else 'cpu'}_time_total"
         table = finished.key_averages().table(sort_by=sort_by, row_limit=100)
         path = self.folder / f"trace-ba{self._first}-ba{self._last}.json"
-        with replacing(next_name(path) if os.path.lexists(path) else path) as partial:
+        with replacing(next_name(path)) as partial:
             with open_to_write(partial.with_suffix(".txt"), "x") as file:
                 file.write(table)
             finished.export_chrome_trace(str(partial))
 
 
-def _activities(state: "State") -> list[ProfilerActivity]:
+def _activities(state: State) -> list[ProfilerActivity]:
     on_cuda = state.device.type == "cuda"
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]

@@ -2,22 +2,20 @@
 
 import time
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from composable._support.checks import check_count
-from composable.core.callback import Callback
-from composable.core.intervals import IntervalLike, check_interval, completes
+from composable.callbacks._monitor import Monitor
+from composable.core.intervals import IntervalLike
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.core.stateful import list_of_numbers
 from composable.core.time import progress
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["RuntimeEstimator"]
 
 
-class RuntimeEstimator(Callback):
+class RuntimeEstimator(Monitor):
     """Logs how long the rest of a run will take, in seconds.
 
     It logs `time/remaining_estimate_train`, `time/remaining_estimate_val` and their sum,
@@ -41,7 +39,6 @@ class RuntimeEstimator(Callback):
         >>> from composable import Trainer
         >>> from composable.callbacks import RuntimeEstimator
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Linear(4, 3),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 4,
@@ -49,11 +46,11 @@ class RuntimeEstimator(Callback):
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
         ...     callbacks=RuntimeEstimator("2ba"),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
-        >>> first, last = memory.series("time/remaining_estimate")
+        >>> first, last = trainer.history.series("time/remaining_estimate")
         >>> first > last == 0
         True
     """
@@ -66,7 +63,7 @@ class RuntimeEstimator(Callback):
     }
 
     def __init__(self, interval: IntervalLike = "10ba", *, skip_batches: int = 1) -> None:
-        self.interval = check_interval("interval", interval)
+        super().__init__(interval)
         check_count("skip_batches", skip_batches)
         self.skip_batches = skip_batches
         self._start: list[Any] | None = None
@@ -77,46 +74,41 @@ class RuntimeEstimator(Callback):
         """By evaluator: how often it ran, its seconds in all, and the progress at its last run."""
         self._unit: str | None = None
         self._results: dict[str, Any] | None = None
-        self.close()
+        self._began = 0.0
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Discard the measurements of an earlier run, and of a duration in another unit."""
         unit = None if state.max_duration is None else state.max_duration.unit.value
         if state.timestamp.batch == 0 or unit != self._unit:
             self._unit, self._start, self._latest, self._evaluations = unit, None, [0, 0.0], {}
         self._measure(state)
 
-    def batch_start(self, state: "State", logger: "Logger") -> None:
-        """Decide whether an estimate is logged after this batch."""
-        self._due = completes(self.interval, state)
-
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Log the estimate."""
         self._measure(state)
         estimates = self._estimate(state) if self._due else None
         if estimates is not None:
             training, evaluation = estimates
-            logger.log_metrics(
-                {
-                    "time/remaining_estimate": training + evaluation,
-                    "time/remaining_estimate_train": training,
-                    "time/remaining_estimate_val": evaluation,
-                }
-            )
+            self._metrics = {
+                "time/remaining_estimate": training + evaluation,
+                "time/remaining_estimate_train": training,
+                "time/remaining_estimate_val": evaluation,
+            }
+        super().batch_end(state, logger)
 
-    def epoch_end(self, state: "State", logger: "Logger") -> None:
+    def epoch_end(self, state: State, logger: Logger) -> None:
         """Measure the end of an epoch of unknown length."""
         self._measure(state)
 
-    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+    def eval_before_all(self, state: State, logger: Logger) -> None:
         """Note the results of earlier evaluations."""
         self._results = dict(state.metrics)
 
-    def eval_start(self, state: "State", logger: "Logger") -> None:
+    def eval_start(self, state: State, logger: Logger) -> None:
         """Start the clock of an evaluator."""
         self._began = time.perf_counter()
 
-    def eval_end(self, state: "State", logger: "Logger") -> None:
+    def eval_end(self, state: State, logger: Logger) -> None:
         """Add the seconds of the evaluator whose results are new."""
         if self._results is None or state.max_duration is None:
             return  # an evaluation outside of training
@@ -127,15 +119,16 @@ class RuntimeEstimator(Callback):
                 self._evaluations[label] = [count + 1, before + seconds, done]
         self._results = dict(state.metrics)
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> None:
+    def eval_after_all(self, state: State, logger: Logger) -> None:
         """Ignore evaluations outside of training."""
         self._results = None
 
     def close(self) -> None:
         """Discard the start of an evaluation that did not end."""
-        self._due, self._began, self._results = False, 0.0, None
+        super().close()
+        self._began, self._results = 0.0, None
 
-    def _measure(self, state: "State") -> None:
+    def _measure(self, state: State) -> None:
         """Record the progress, if it changed since the last batch."""
         if state.max_duration is None:
             return
@@ -145,7 +138,7 @@ class RuntimeEstimator(Callback):
         if self._start is None and now.batch >= self.skip_batches:
             self._start = [done, now.total_wct]
 
-    def _estimate(self, state: "State") -> tuple[float, float] | None:
+    def _estimate(self, state: State) -> tuple[float, float] | None:
         """Return the remaining seconds of training and of evaluation, or None if unknown."""
         if state.max_duration is None or self._start is None:
             return None

@@ -4,19 +4,16 @@ import time
 from collections.abc import Callable
 from numbers import Real
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from composable._support.checks import check_count, check_range
 from composable._support.warn import warn_user
-from composable.core.callback import Callback
+from composable.core.callback import AttachedRun, Callback
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.core.stateful import Number, NumberOrNone, list_of_numbers
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
-
-if TYPE_CHECKING:
-    from composable.core.callback import AttachedRun
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["SpeedMonitor"]
 
@@ -57,7 +54,6 @@ class SpeedMonitor(Callback):
         >>> from composable import Trainer
         >>> from composable.callbacks import SpeedMonitor
         >>> from composable.loggers import InMemoryLogger
-        >>> memory = InMemoryLogger()
         >>> trainer = Trainer(
         ...     torch.nn.Linear(4, 3),
         ...     train_dataloader=[(torch.randn(8, 4), torch.randint(3, (8,)))] * 5,
@@ -65,14 +61,16 @@ class SpeedMonitor(Callback):
         ...     loss_fn=torch.nn.functional.cross_entropy,
         ...     optimizers=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         ...     callbacks=SpeedMonitor(window_size=2, flops_per_batch="count"),
-        ...     loggers=memory,
+        ...     loggers=InMemoryLogger(),
         ...     progress_bar=False,
         ... )
         >>> _ = trainer.fit()
-        >>> len(memory.series("throughput/samples_per_sec"))
+        >>> len(trainer.history.series("throughput/samples_per_sec"))
         4
-        >>> flops = memory.latest["throughput/flops_per_sec"]
-        >>> round(flops / memory.latest["throughput/batches_per_sec"]) == 2 * (2 * 8 * 4 * 3)
+        >>> flops = trainer.history.latest["throughput/flops_per_sec"]
+        >>> round(flops / trainer.history.latest["throughput/batches_per_sec"]) == 2 * (
+        ...     2 * 8 * 4 * 3
+        ... )
         True
     """
 
@@ -104,7 +102,7 @@ class SpeedMonitor(Callback):
         self._processes = 1
         self._began: float | None = None
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Start a window, unless the current one ends at this batch."""
         if state.timestamp.batch == 0:
             self._eval_seconds, self._counted = 0.0, None
@@ -119,7 +117,7 @@ class SpeedMonitor(Callback):
 
             self._peak = peak_flops(state)
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Log the times, and the throughput over the window."""
         self._window.append(self._done(state))
         del self._window[: -self.window_size - 1]
@@ -135,11 +133,11 @@ class SpeedMonitor(Callback):
             metrics |= self._throughput()
         logger.log_metrics(metrics)
 
-    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+    def eval_before_all(self, state: State, logger: Logger) -> None:
         """Start the clock of evaluation."""
         self._began = time.perf_counter()
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> None:
+    def eval_after_all(self, state: State, logger: Logger) -> None:
         """Stop the clock of evaluation."""
         if self._began is not None:
             self._eval_seconds += time.perf_counter() - self._began
@@ -149,7 +147,7 @@ class SpeedMonitor(Callback):
         """Stop the clock of an evaluation that did not end."""
         self._began = None
 
-    def _done(self, state: "State") -> list[float]:
+    def _done(self, state: State) -> list[float]:
         now = state.timestamp
         return [now.batch, now.sample, now.token, state.flops or 0.0, now.total_wct]
 
@@ -172,15 +170,15 @@ class SpeedMonitor(Callback):
 
     # --- floating-point operations ---
 
-    def attach(self, run: "AttachedRun") -> None:
+    def attach(self, run: AttachedRun) -> None:
         """Let the run count the floating-point operations."""
         run.count_flops_with(self)
 
-    def counts(self, state: "State") -> bool:
+    def counts(self, state: State) -> bool:
         """Return whether this monitor counts floating-point operations."""
         return self._source(state) is not None
 
-    def flops_of(self, state: "State") -> float:
+    def flops_of(self, state: State) -> float:
         """Return the floating-point operations of a batch, of all processes; 0 if not counted."""
         source = self._source(state)
         if source is None:
@@ -195,7 +193,7 @@ class SpeedMonitor(Callback):
             self._counted = _count(state) * self._processes / (tokens or samples or 1)
         return self._counted * (tokens or samples)
 
-    def _source(self, state: "State") -> Any:
+    def _source(self, state: State) -> Any:
         """Return the number, the function or "count"; None if operations are not logged."""
         if self.flops_per_batch is not None:
             return self.flops_per_batch
@@ -203,7 +201,7 @@ class SpeedMonitor(Callback):
         return own if callable(own) else None
 
 
-def _count(state: "State") -> int:
+def _count(state: State) -> int:
     from composable.callbacks._flops import count_flops  # imports slow parts of torch
 
     try:

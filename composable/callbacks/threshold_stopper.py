@@ -1,12 +1,8 @@
 """Stop training when a metric reaches a threshold."""
 
-from typing import TYPE_CHECKING
-
 from composable._support.checks import check_range
 from composable.callbacks._watched_result import WatchedResult
-
-if TYPE_CHECKING:
-    from composable.core.state import State
+from composable.core.state import State
 
 __all__ = ["ThresholdStopper"]
 
@@ -49,5 +45,5 @@ class ThresholdStopper(WatchedResult):
         check_range("threshold", threshold, -float("inf"))
         self.threshold = threshold
 
-    def _is_over(self, state: "State", mode: str, value: float) -> bool:
+    def _is_over(self, state: State, mode: str, value: float) -> bool:
         return value <= self.threshold if mode == "min" else value >= self.threshold

@@ -2,15 +2,13 @@
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from composable._support.checks import check_count
 from composable.core.callback import Callback
+from composable.core.logger import Logger
+from composable.core.state import State
 from composable.core.stateful import Kind, is_number
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["TimeSplit"]
 
@@ -25,10 +23,10 @@ def _are_seconds(value: Any) -> bool:
 _SECONDS = Annotated[Any, Kind(f"numbers of at least 0 for {', '.join(_PARTS)}", _are_seconds)]
 
 
-def _begins(part: str) -> Callable[["TimeSplit", "State", "Logger"], None]:
+def _begins(part: str) -> Callable[["TimeSplit", State, Logger], None]:
     """Return the method for an event at which a part begins, and the one before it ends."""
 
-    def begin(self: "TimeSplit", state: "State", logger: "Logger") -> None:
+    def begin(self: "TimeSplit", state: State, logger: Logger) -> None:
         self._begin(part)
 
     return begin
@@ -91,7 +89,7 @@ class TimeSplit(Callback):
         self._seconds[self._part] += now - self._since
         self._part, self._since = part, now
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Start the clock."""
         self._part, self._since = "other", time.perf_counter()
 
@@ -103,15 +101,15 @@ class TimeSplit(Callback):
     eval_before_all, eval_after_all = _begins("evaluation"), _begins("other")
     before_save, after_save = _begins("saving"), _begins("other")
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Log the times if it is due."""
         if not state.timestamp.batch % self.interval:
             self._log(logger)
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Log the times."""
         self._log(logger)
 
-    def _log(self, logger: "Logger") -> None:
+    def _log(self, logger: Logger) -> None:
         self._begin("other")
         logger.log_metrics({f"time_split/{part}": self._seconds[part] for part in _PARTS})

@@ -19,8 +19,6 @@ from composable.checkpoint.manifest import is_plain_name
 from composable.checkpoint.safetensors import MAX_DIMENSIONS, are_counts
 from composable.checkpoint.shards import Region, cover
 
-__all__ = ["METADATA", "DCPEntry", "Piece", "parse_metadata"]
-
 METADATA = ".metadata"
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import attrs
 
-__all__ = ["Made", "Name", "PickleReader", "RefusedPickleError"]
-
 
 class RefusedPickleError(ValueError):
     """A pickle contains what is not accepted; the message says what."""

@@ -35,15 +35,6 @@ from composable.checkpoint.shards import (
 from composable.checkpoint.writer import Request, finish_folder
 from composable.distributed.processes import ProcessError, Processes
 
-__all__ = [
-    "compare_descriptions",
-    "describe_tensors",
-    "divide",
-    "tensor_parts",
-    "write_together",
-    "writers_of",
-]
-
 
 def write_together(check: Callable[[], Request], processes: Processes) -> Path:
     """Write a checkpoint with a file of tensors for each process.

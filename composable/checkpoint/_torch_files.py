@@ -17,8 +17,6 @@ import torch
 from composable.checkpoint._pickle import Made, Name, PickleReader, RefusedPickleError
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError
 
-__all__ = ["load_plain"]
-
 _LONGEST_KEY = 8
 _MOST_TUPLES = 10_000
 _LARGEST_KEY = 2**60  # smaller integers have different hashes

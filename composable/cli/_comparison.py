@@ -17,8 +17,6 @@ from typing import Any
 from composable._support.printable import printable
 from composable.comparison.compare import NothingToCompareError, compare
 
-__all__ = ["UsageError", "load_script", "parse_durations", "parse_tune", "run_comparison"]
-
 
 class UsageError(ValueError):
     """The arguments of the command do not fit the script."""

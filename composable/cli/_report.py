@@ -5,8 +5,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["print_report"]
-
 
 def print_report(make: Callable[[], Any]) -> int:
     """Print a report, or the error that prevents it, and return the exit status.

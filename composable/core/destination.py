@@ -1,12 +1,12 @@
 """Destinations of metrics: the base class of all loggers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from composable.core.callback import Callback
-from composable.core.logger import UnsupportedLogError
+from composable.core.logger import Columns, Rows, UnsupportedLogError
 from composable.core.time import Timestamp
 
 __all__ = ["LoggerDestination"]
@@ -58,13 +58,7 @@ class LoggerDestination(Callback):
         """Record texts, by name."""
         raise UnsupportedLogError
 
-    def log_table(
-        self,
-        name: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        timestamp: Timestamp,
-    ) -> None:
+    def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Record a table."""
         raise UnsupportedLogError
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +15,19 @@ from composable._support.warn import warn_user
 from composable.batches.precision import widest_float
 from composable.core.time import Timestamp
 
-__all__ = ["Logger", "UnsupportedLogError", "UnsupportedLogWarning", "to_numbers"]
+__all__ = [
+    "Columns",
+    "Logger",
+    "Rows",
+    "UnsupportedLogError",
+    "UnsupportedLogWarning",
+    "to_numbers",
+]
+
+Columns: TypeAlias = Sequence[str]
+"""The titles of the columns of a table."""
+Rows: TypeAlias = Sequence[Sequence[Any]]
+"""The rows of a table: plain values, one for each column."""
 
 
 class UnsupportedLogError(NotImplementedError):
@@ -137,11 +149,7 @@ class Logger:
             self._pass_on("log_text", texts, timestamp or self.timestamp)
 
     def log_table(
-        self,
-        name: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        timestamp: Timestamp | None = None,
+        self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp | None = None
     ) -> None:
         """Log a table.
 

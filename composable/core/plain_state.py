@@ -96,7 +96,7 @@ def _plain(state: Any) -> dict[str, Any]:
         "epoch_length": state.epoch_length,
         "seed": state.key.seed,
         "metrics": {
-            label: {name: _as_json(value) for name, value in results.items()}
+            label: {name: strict_json.as_finite(value) for name, value in results.items()}
             for label, results in state.metrics.items()
         },
         "frozen": sorted(state.frozen),
@@ -120,12 +120,6 @@ def _max_steps(state: Any) -> int | None:
     if whole.unit is TimeUnit.BATCH:
         length = 1
     return math.ceil(whole.value) * length if length else None
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
 
 
 def _as_number(value: Any) -> Any:

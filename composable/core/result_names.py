@@ -96,17 +96,10 @@ def declare_modes(callbacks: Iterable[Any], evaluators: Sequence[Any]) -> None:
     modes = declared_modes(evaluators)
     for callback in callbacks:
         if hasattr(callback, "declare_modes"):
-            argument, name = _watched(callback)
+            argument, name = callback.watched_result
             if evaluators and name is not None:
                 check_result(argument, name, evaluators)
             callback.declare_modes(modes)
-
-
-def _watched(callback: Any) -> tuple[str, str | None]:
-    """Return the argument by which a callback names a result, and the full name."""
-    if hasattr(callback, "monitor"):
-        return "monitor", f"{callback.dataloader_label}/{callback.monitor}"
-    return "metric", getattr(callback, "metric", None)
 
 
 def full_name(argument: str, metric: Any) -> str:

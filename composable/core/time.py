@@ -486,15 +486,15 @@ def elapsed(clock: HasTime) -> float:
     return min(float(done / total), 1.0) if total else 1.0
 
 
-def share_of_run(clock: HasTime, length: Time) -> float | None:
+def share_of_run(clock: HasTime, length: Time) -> Fraction | None:
     """Return `length` as a share of the run, or None if they cannot be related."""
     whole = clock.max_duration
     if length.unit is TimeUnit.DURATION:
-        return float(length.value)
+        return Fraction(length.value)
     counted = {TimeUnit.BATCH, TimeUnit.EPOCH} if clock.epoch_length else set()
     if whole is None or not (length.unit is whole.unit or {length.unit, whole.unit} <= counted):
         return None
-    return float(Fraction(progress(clock, length)[1]) / progress(clock, whole)[1])
+    return Fraction(progress(clock, length)[1]) / progress(clock, whole)[1]
 
 
 def _no_clock(**clocks: Any) -> TypeError:

@@ -7,8 +7,6 @@ from torch import Tensor
 from composable._support.checks import check_same_names, check_tensors
 from composable._support.foreach import foreach, per_dtype
 
-__all__ = ["lerp_tensors"]
-
 
 def lerp_tensors(
     average: Mapping[str, Tensor], current: Mapping[str, Tensor], weight: float

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from composable._support.sampling import draw_uniform
 
-__all__ = ["broadcast", "clip_boxes", "clip_region", "draw_boxes", "inside", "place_boxes"]
-
 
 def draw_boxes(
     sides: Tensor,

@@ -21,8 +21,6 @@ from torch import Tensor
 from composable._support.spatial import laid_out_like
 from composable._support.warn import warn_user
 
-__all__ = ["SWITCH", "compiled_augment", "compiled_augment_and_mix", "serves"]
-
 SWITCH = "COMPOSABLE_COMPILED"
 
 # With these instructions PyTorch fuses multiplications and additions, and so do the loops.

@@ -13,8 +13,6 @@ from torch.library import custom_op
 
 from composable._support.spatial import laid_out_like
 
-__all__ = ["opaque"]
-
 Function = Callable[..., Tensor]
 
 

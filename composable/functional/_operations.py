@@ -16,15 +16,6 @@ from composable._support.sampling import generator_device
 
 from . import images as single
 
-__all__ = [
-    "OPERATIONS",
-    "SETS",
-    "apply_by_mask",
-    "apply_operations",
-    "check_set",
-    "draw_operations",
-]
-
 # In the order of their numbers in a draw. The operations of all sets come first.
 OPERATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "autocontrast": lambda images, _: single.autocontrast(images),

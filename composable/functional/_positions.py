@@ -15,8 +15,6 @@ from .layers.attention import ChangedAttention
 from .layers.attention_bias import NoPositions
 from .replace_modules import replace_modules
 
-__all__ = ["PositionSurgery"]
-
 Setting = TypeVar("Setting")
 Conversion = TypeVar("Conversion", bound=Callable[..., nn.Module])
 

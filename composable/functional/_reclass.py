@@ -9,8 +9,6 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from composable._support.registry import class_name
 
-__all__ = ["keeps_forward_of", "reclass", "refuse_lazy"]
-
 
 def reclass(module: nn.Module, kind: type[nn.Module], *, prefix: str = "") -> Any:
     """Build a layer of another class with the attributes of a layer.

@@ -8,8 +8,6 @@ from torch.nn.functional import gelu, linear, rms_norm
 
 from ._trace import Trace
 
-__all__ = ["Skips", "add_skips"]
-
 
 @dataclass(frozen=True, eq=False)
 class Skips:

@@ -12,8 +12,6 @@ from composable._support.embeddings import input_embeddings
 
 from ._reclass import keeps_forward_of
 
-__all__ = ["BoundedEmbedding", "connect", "find_token_embedding"]
-
 BOUNDARIES = ("document_ids", "position_ids", "attention_mask")
 REFUSED = {
     "inputs_embeds": "pass input_ids, which they are read from",

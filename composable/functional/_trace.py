@@ -4,8 +4,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Trace"]
-
 
 class Trace:
     """Tensors that layers of one model keep for later layers of the same call.

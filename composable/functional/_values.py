@@ -11,8 +11,6 @@ from composable._support.surgery import report_nothing
 
 from .projections import ADVICE, REGISTRY, find_projections, is_transposed
 
-__all__ = ["Values", "find_values", "join_values", "report_no_values", "split_values"]
-
 
 @dataclass(frozen=True)
 class Values:

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from composable.losses.part_weights import Weight
 
-__all__ = ["Accumulation"]
-
 
 @attrs.define(eq=False)
 class Accumulation:

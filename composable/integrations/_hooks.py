@@ -9,8 +9,6 @@ from torch.optim import Optimizer
 
 from composable.integrations._step import StepEvents
 
-__all__ = ["watch_steps"]
-
 
 def watch_steps(events: StepEvents, optimizer: Optimizer, *, before: bool = True) -> ExitStack:
     """Fire the events of a step when an optimizer steps, until the result is closed.

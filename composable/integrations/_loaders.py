@@ -11,8 +11,6 @@ from composable.data.fetching import is_map_style
 from composable.data.order import seeded_batches
 from composable.distributed.processes import Processes
 
-__all__ = ["iterate_batches"]
-
 _PREPARED = {
     "DataLoaderShard": ("base_dataloader", "iteration"),  # of Accelerate
     "_FabricDataLoader": ("_dataloader", "_num_iter_calls"),

@@ -1,30 +1,20 @@
-"""What an external loop refuses: requests, events that it does not fire, and misplaced models."""
+"""What an external loop refuses: requests, events that it does not fire, models and processes."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
 from composable._support.surgery import WRAPPERS
 from composable.core.event import Event
+from composable.core.state import State
+from composable.distributed.processes import Processes
 from composable.optim.building import check_optimizers
 from composable.plan.plan import Plan
-
-__all__ = [
-    "UnsupportedRequestError",
-    "check_bare",
-    "check_optimizer",
-    "modules_only_in",
-    "refuse_calls",
-    "refuse_request",
-    "refuse_requests",
-    "refuse_unfired",
-    "refuse_without_batch",
-    "refuse_without_loss",
-]
 
 _OF_THE_BATCH = (
     Event.AFTER_DATALOADER,
@@ -163,4 +153,58 @@ def _refuse_replaced(module: nn.Module, inputs: Any) -> None:
         raise RuntimeError(
             f"the loop calls {type(module).__name__} of the model that was passed to adapt_loop, "
             "which the algorithms have replaced; train t.model instead."
+        )
+
+
+# --- classes and processes ---
+
+
+def check_mixin(kind: type, mixin: type, base: type, method: str) -> None:
+    """Raise a TypeError unless the methods of a mixin replace those of a trainer, and no others.
+
+    Args:
+        kind: A class with the mixin among its bases.
+        mixin: The mixin.
+        base: The class of the other library whose methods the mixin replaces.
+        method: The method in which the mixin computes the loss.
+    """
+    order = kind.__mro__
+    if base not in order:
+        return
+    if order.index(mixin) > order.index(base):
+        raise TypeError(
+            f"{kind.__name__} must have {mixin.__name__} before {base.__name__} among its bases, "
+            f"because otherwise the methods of {base.__name__} override those of the mixin: "
+            f"class {kind.__name__}({mixin.__name__}, ...)."
+        )
+    owners = [one for one in order if method in vars(one) and one not in base.__mro__]
+    if owners[0] is mixin and len(owners) > 1:
+        raise TypeError(
+            f"{kind.__name__}.{method} must be one method, but {mixin.__name__}.{method} hides "
+            f"{owners[1].__name__}.{method}; define {method} in {kind.__name__}, with the calls "
+            f"t.start_batch(batch) and t.loss(outputs), or write `{method} = "
+            f"{mixin.__name__}.{method}` there to use the mixin's."
+        )
+
+
+def check_agreement(state: State) -> None:
+    """Check that all processes have one seed, and are at one batch.
+
+    Raises:
+        ValueError: They have not. Every process raises it.
+    """
+    processes = Processes.current()
+    if not processes.several:
+        return
+    seed, batch = state.key.seed, state.timestamp.batch
+    numbers = torch.tensor([seed >> 32, seed & (2**32 - 1), batch])
+    extremes = torch.cat([numbers, -numbers]).to(state.device)
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX)
+    largest, smallest = extremes.cpu().chunk(2)
+    if not torch.equal(largest, -smallest):
+        raise ValueError(
+            f"the {processes.size} processes have different seeds, or are at different batches "
+            f"(rank {processes.rank}: seed={seed}, batch {batch}), so they would change the model "
+            "and choose algorithms differently; pass the same seed= to adapt_loop in every "
+            "process, and load the same t.state_dict()."
         )

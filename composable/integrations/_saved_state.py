@@ -14,8 +14,6 @@ from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.resume.formats import split_averages
 
-__all__ = ["device_of", "pack_state", "place", "unpack_state"]
-
 _SAVED: dict[str, type] = {
     "timestamp": Timestamp,
     "previous_timestamp": Timestamp,

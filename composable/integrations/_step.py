@@ -29,8 +29,6 @@ from composable.trainer.parameters import drop_batch, frozen_parameters
 from composable.trainer.step import computes_loss
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["StepEvents"]
-
 
 def _loss_of(state: State, outputs: Any) -> Tensor:
     """Compute the loss of outputs, in the precision of the loop."""
@@ -109,12 +107,7 @@ class StepEvents:
         self._whole = state = state.evolve(key=self._own_key)
         self._micro.sizes.append(state.batch_spec.count(state.batch))
         state = self._fire(Event.BEFORE_FORWARD, state)
-        if state.model is not self.model:
-            raise RuntimeError(
-                "an algorithm replaced the model during training, and the external loop still "
-                "trains the old one; in an external loop, models can be replaced at INIT only. "
-                "StochasticDepth replaces it in its warm-up: pass drop_warmup=0.0."
-            )
+        self._check_model(state, "during training")
         if state.second_pass is not None:
             refuse_request("second_pass")
         if state.whole_loss:
@@ -291,6 +284,14 @@ class StepEvents:
                 "be added to those of this batch; call optimizer.zero_grad() where a step is "
                 "skipped. If the loop steps once for n batches, pass accumulate_batches=n to "
                 "t.epoch, and step at the end of an epoch too."
+            )
+
+    def _check_model(self, state: State, when: str) -> None:
+        if state.model is not self.model:
+            raise RuntimeError(
+                f"an algorithm replaced the model {when}, and the external loop still trains the "
+                "old one; in an external loop, models can be replaced at INIT only. "
+                "StochasticDepth replaces it in its warm-up: pass drop_warmup=0.0."
             )
 
     def _advance(self, event: Event, state: State) -> None:

@@ -21,7 +21,7 @@ from composable._support.strict_json import load
 from composable.checkpoint.weights import read_file
 from composable.data.fetching import loader_length
 from composable.integrations._hooks import watch_steps
-from composable.integrations._mixins import check_mixin
+from composable.integrations._refusals import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.resume.modules import module_tensors
 

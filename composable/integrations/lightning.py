@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from composable._support.extras import needs
 from composable.integrations._hooks import watch_steps
-from composable.integrations._mixins import check_mixin
+from composable.integrations._refusals import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.trainer.evaluated_weights import averaging_names
 
@@ -98,7 +98,8 @@ class LoopAdapterCallback(Callback):
             ValueError: It calls none for those with the weights alone.
         """
         averages = averaging_names(self.adapter.plan)
-        partial = [one for one in trainer.checkpoint_callbacks if _saves_weights_only(one)]
+        savers: list[Any] = trainer.checkpoint_callbacks
+        partial = [one for one in savers if getattr(one, "save_weights_only", False)]
         if averages and partial and not isinstance(pl_module, LoopAdapterMixin):
             raise ValueError(
                 f"{type(partial[0]).__name__}(save_weights_only=True) would save the training "
@@ -194,10 +195,6 @@ def exchange_saved(
             kept[name] = trained.detach().clone()
     if kept and "optimizer_states" in checkpoint:  # not one with the weights alone
         checkpoint[TRAINING_WEIGHTS] = kept
-
-
-def _saves_weights_only(callback: Any) -> bool:
-    return bool(getattr(callback, "save_weights_only", False))
 
 
 class LoopAdapterMixin:

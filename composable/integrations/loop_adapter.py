@@ -15,8 +15,7 @@ from composable.core.event import Event
 from composable.data.fetching import loader_length
 from composable.integrations._hooks import watch_steps
 from composable.integrations._loaders import iterate_batches
-from composable.integrations._processes import check_agreement
-from composable.integrations._refusals import check_optimizer, refuse_unfired
+from composable.integrations._refusals import check_agreement, check_optimizer, refuse_unfired
 from composable.integrations._saved_state import pack_state, place, unpack_state
 from composable.integrations._step import StepEvents
 from composable.trainer import arguments as check
@@ -219,11 +218,7 @@ class LoopAdapter(StepEvents):
         if state.timestamp.epoch_in_iteration == 0:
             state = self._fire(Event.ITERATION_START, state)
         state = self._fire(Event.EPOCH_START, state)
-        if state.model is not self.model:
-            raise RuntimeError(
-                "an algorithm replaced the model at EPOCH_START, and the external loop still "
-                "trains the old one; in an external loop, models can be replaced at INIT only."
-            )
+        self._check_model(state, "at EPOCH_START")
         self._advance(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
 
     @contextmanager

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -18,25 +18,14 @@ from composable._support.paths import open_to_write
 from composable._support.warn import warn_user
 from composable.checkpoint.safetensors import write_tensors
 from composable.core.destination import LoggerDestination
-from composable.core.logger import UnsupportedLogError, to_numbers
+from composable.core.logger import Columns, Logger, Rows, UnsupportedLogError, to_numbers
+from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed import Processes
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
+from composable.loggers._offline import LocalLog
 from composable.loggers._opening import in_background
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
-
-__all__ = [
-    "BackEndLogger",
-    "LogTime",
-    "LoggerFailureWarning",
-    "flatten",
-    "is_installed",
-    "save_model",
-]
 
 _MOST_FAILURES = 3
 _MOST_UNWRITTEN = 10_000  # records in a checkpoint, should the package write nothing for long
@@ -99,7 +88,10 @@ class BackEndLogger(LoggerDestination):
         self._written: dict[str, int] = {}
         self._present: Mapping[str, int] = {}
         self._unwritten: deque[tuple[LogTime, Mapping[str, Any]]] = deque(maxlen=_MOST_UNWRITTEN)
+        self._local_log: LocalLog | None = None
         self._lost: list[Any] = []  # what the checkpoint has of these
+        self._checkpoints: Path | None = None
+        """The folder of checkpoints, of which the hyperparameters tell."""
         self.opens_late = False
         """Whether to open the back end in a thread, from the first metrics on, and not at the start
         of `fit`."""
@@ -113,11 +105,10 @@ class BackEndLogger(LoggerDestination):
 
     def _steps(self) -> Mapping[str, int]:
         """Return the last step of each name that the back end has, after a resume."""
-        names = {**self._saved_steps, **self._written}
-        return {n: max(self._saved_steps.get(n, -1), self._written.get(n, -1)) for n in names}
+        return last_steps(self._saved_steps, self._written)
 
-    def _durable_steps(self) -> Mapping[str, int] | None:
-        """Return the last step of each name on disk, or None if that is of no concern."""
+    def _open_log(self) -> LocalLog | None:
+        """Return the log of a run that is not online, or None if what it has is of no concern."""
         return None
 
     def _run_state(self) -> Any:
@@ -146,9 +137,8 @@ class BackEndLogger(LoggerDestination):
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         raise UnsupportedLogError
 
-    def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
-    ) -> None:
+    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
+        """Write a table, whose rows are lists."""
         raise UnsupportedLogError
 
     def _write_artifact(self, name: str, path: Path) -> None:
@@ -168,6 +158,8 @@ class BackEndLogger(LoggerDestination):
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
         """Write the hyperparameters."""
         flat = flatten(hyperparameters)
+        folder = flat.get("save_folder")
+        self._checkpoints = None if folder is None else Path(folder)
         self._attempt(lambda: self._write_hyperparameters(flat))
 
     def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp) -> None:
@@ -182,20 +174,10 @@ class BackEndLogger(LoggerDestination):
         """Write texts."""
         self._each(texts, timestamp, self._write_text)
 
-    def log_table(
-        self,
-        name: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        timestamp: Timestamp,
-    ) -> None:
+    def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Write a table."""
-        self._each(
-            {name: rows},
-            timestamp,
-            lambda one, some, moment: self._write_table(one, columns, some, moment),
-            lambda some: [list(row) for row in some],
-        )
+        rows = [list(row) for row in rows]  # the caller may change its own
+        self._each({name: rows}, timestamp, lambda n, _, t: self._write_table(n, columns, rows, t))
 
     def log_figure(self, name: str, figure: Any, timestamp: Timestamp) -> None:
         """Write a figure as an image."""
@@ -205,6 +187,11 @@ class BackEndLogger(LoggerDestination):
         """Write a file or a folder."""
         self._open_late()  # the caller may delete it
         self._attempt(lambda: self._write_artifact(name, Path(path)))
+
+    def _log_checkpoints(self) -> None:
+        """Write the folder of checkpoints, if there is one."""
+        if self._checkpoints is not None:
+            self.log_artifact("checkpoints", str(self._checkpoints))
 
     def _each(
         self,
@@ -231,20 +218,18 @@ class BackEndLogger(LoggerDestination):
 
     # --- when it is written ---
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Open the back end, also one that had failed."""
         self._num_failures, self._is_off = 0, False
         if self.opens_late and not self._is_open:
             self._deferred = []
         self._attempt(lambda: None)
 
-    def epoch_end(self, state: "State", logger: "Logger") -> None:
+    def epoch_end(self, state: State, logger: Logger) -> None:
         """Write the buffered metrics."""
         self.flush()
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> None:
-        """Write the buffered metrics, results included."""
-        self.flush()
+    eval_after_all = epoch_end
 
     def flush(self) -> None:
         """Write the buffered metrics, or defer that while the back end is being opened."""
@@ -360,11 +345,14 @@ class BackEndLogger(LoggerDestination):
         """Write the records of the checkpoint that its process had not brought to disk."""
         lost, self._lost = self._lost, []
         if lost:
-            self._write_records([(_moment_of(saved), saved["values"]) for saved in lost])
+            self._write_records(
+                [(LogTime(one["time"], one["clock"]), one["values"]) for one in lost]
+            )
 
     def _keep_unwritten(self) -> None:
         """Forget the records that are on disk by now."""
-        on_disk = self._durable_steps()
+        self._local_log = self._local_log or self._open_log()
+        on_disk = None if self._local_log is None else self._local_log.read_new()
         late = [
             (moment, values)
             for moment, values in self._unwritten
@@ -373,16 +361,12 @@ class BackEndLogger(LoggerDestination):
         self._unwritten.clear()
         self._unwritten.extend(late)
 
-    def describe_run(self) -> Any:
-        """Return what identifies the open run, as JSON; None if none is open."""
+    def run_entries(self) -> Mapping[str, Any]:
+        """Return what identifies the open run, or None if none is open."""
         if self._is_open:
             self._attempt(self._flush)
             self._attempt(self._remember_run)
-        return self._run if self._is_open else None
-
-    def run_entries(self) -> Mapping[str, Any]:
-        """Return what identifies the open run."""
-        return {"logger_runs": self.describe_run()}
+        return {"logger_runs": self._run if self._is_open else None}
 
     def continue_run(self, entries: Mapping[str, Any]) -> None:
         """Continue the run of the back end that the killed run had begun."""
@@ -424,13 +408,23 @@ class BackEndLogger(LoggerDestination):
         self._saved_steps = {str(n): int(step) for n, step in state["steps"].items()}
 
 
+def last_steps(*found: Mapping[str, int]) -> dict[str, int]:
+    """Return the last of the steps that each name has.
+
+    Example:
+        >>> from composable.loggers._back_end import last_steps
+        >>> last_steps({"loss": 3}, {"loss": 2, "lr": 1})
+        {'loss': 3, 'lr': 1}
+    """
+    last: dict[str, int] = {}
+    for steps in found:
+        last |= {name: max(step, last.get(name, -1)) for name, step in steps.items()}
+    return last
+
+
 def _as_saved(record: tuple[LogTime, Mapping[str, Any]]) -> dict[str, Any]:
     moment, values = record
     return {"time": moment.timestamp, "clock": moment.clock, "values": dict(values)}
-
-
-def _moment_of(saved: Mapping[str, Any]) -> LogTime:
-    return LogTime(saved["time"], saved["clock"])
 
 
 def is_installed(package: str) -> bool:

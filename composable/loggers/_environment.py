@@ -2,8 +2,6 @@
 
 import os
 
-__all__ = ["flag", "text"]
-
 _TRUE = {"1", "true", "yes", "on", "y", "t"}
 _FALSE = {"0", "false", "no", "off", "n", "f"}
 

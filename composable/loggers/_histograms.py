@@ -4,8 +4,6 @@ import attrs
 import torch
 from torch import Tensor
 
-__all__ = ["Histogram"]
-
 _NUM_BINS = 64
 
 

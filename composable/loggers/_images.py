@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["figure_png", "png", "png_size", "to_pixels"]
-
 _COLOR_TYPES = {1: 0, 3: 2, 4: 6}  # gray, RGB, RGBA
 _CHANNELS = {color: channels for channels, color in _COLOR_TYPES.items()}
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 
-__all__ = ["in_background"]
-
 
 def in_background(function: Callable[[], None]) -> Future[None]:
     """Call a function in a thread, when no other one runs that was passed to this function."""

@@ -1,6 +1,7 @@
-"""Records of metrics as columns of tensors, in which a checkpoint keeps them."""
+"""Records of metrics: their names and times, and columns of tensors to keep them in checkpoints."""
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from numbers import Integral, Real
 from typing import Any
 
@@ -8,9 +9,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.checks import check_texts
 from composable.core.time import Timestamp
-
-__all__ = ["Records", "pack_records", "unpack_records"]
 
 Records = Sequence[tuple[Timestamp, Mapping[str, Any]]]
 
@@ -35,7 +35,7 @@ def pack_records(records: Records) -> dict[str, Any]:
         for name, value in metrics.items():
             at, values = columns.setdefault(name, ([], []))
             at.append(i)
-            values.append(_plain(value))
+            values.append(plain_number(value))
     stamps = [stamp for stamp, _ in records]
     return {
         "timestamps": {
@@ -71,10 +71,35 @@ def unpack_records(packed: Mapping[str, Any]) -> list[tuple[Timestamp, dict[str,
     return records
 
 
-def _plain(value: Any) -> Any:
+def metric_patterns(metrics: Any) -> tuple[str, ...]:
+    """Return patterns of the names of metrics as a tuple; raise a TypeError for other values."""
+    check_texts("metrics", metrics, "names or patterns, such as ['loss/train', 'metrics/*']")
+    return tuple(metrics)
+
+
+def matching(metrics: Mapping[str, Any], patterns: Sequence[str]) -> dict[str, Any]:
+    """Return the metrics whose names match one of the patterns."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def times_of(timestamp: Timestamp) -> dict[str, Any]:
+    """Return the times that every record in a file has; the seconds are those of training."""
+    return {
+        "epoch": timestamp.epoch,
+        "batch": timestamp.batch,
+        "sample": timestamp.sample,
+        "seconds": round(timestamp.total_wct, 6),
+    }
+
+
+def plain_number(value: Any) -> Any:
     """Convert numbers of other libraries, such as NumPy, to those of Python."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
+    if type(value) is float or value is None or isinstance(value, (bool, str)):
+        return value  # the usual cases; abstract classes are slow to test
     if isinstance(value, Integral):
         return int(value)
     return float(value) if isinstance(value, Real) else value

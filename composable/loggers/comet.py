@@ -5,18 +5,21 @@ import json
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from composable._support.checks import as_path, check_one_of
-from composable.loggers import _comet_offline as offline
+from composable._support.checks import (
+    as_path,
+    check_one_of,
+    check_text,
+    check_text_keys,
+    check_texts,
+)
+from composable.core.logger import Columns, Logger, Rows
+from composable.core.state import State
 from composable.loggers import _environment as environment
-from composable.loggers._arguments import check_mapping, check_text, check_texts
-from composable.loggers._back_end import BackEndLogger, LogTime
+from composable.loggers import _offline as offline
+from composable.loggers._back_end import BackEndLogger, LogTime, last_steps
 from composable.loggers._histograms import Histogram
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["CometLogger"]
 
@@ -91,7 +94,7 @@ class CometLogger(BackEndLogger):
         for argument, value in {"project": project, "workspace": workspace, "name": name}.items():
             check_text(argument, value)
         check_texts("tags", tags)
-        check_mapping("experiment_kwargs", experiment_kwargs)
+        check_text_keys("experiment_kwargs", experiment_kwargs)
         self.project = project or environment.text("COMET_PROJECT_NAME") or "composable"
         self.workspace, self.name_of_experiment, self.tags = workspace, name, tuple(tags)
         chosen = (environment.text("COMET_MODE") or "").lower() or None if mode is None else mode
@@ -105,9 +108,7 @@ class CometLogger(BackEndLogger):
         self._experiment_kwargs = {**_OFF, **(experiment_kwargs or {})}
         self._is_disabled = self.mode == "disabled"
         self._experiment: Any = None
-        self._messages: offline.Messages | None = None
         self._key: str | None = None
-        self._folder: Path | None = None
 
     @property
     def experiment(self) -> Any:
@@ -139,21 +140,17 @@ class CometLogger(BackEndLogger):
         }[mode, existing]
         self._experiment = kind(project_name=self.project, **options)
         self._key = self._experiment.get_key()
-        if not existing:
-            self._describe()
-        weakref.finalize(self, self._experiment.end).atexit = False  # the package does it then
-
-    def _describe(self) -> None:
-        if self.name_of_experiment is not None:
+        if not existing and self.name_of_experiment is not None:
             self._experiment.set_name(self.name_of_experiment)
-        if self.tags:
+        if not existing and self.tags:
             self._experiment.add_tags(list(self.tags))
+        weakref.finalize(self, self._experiment.end).atexit = False  # the package does it then
 
     def finish(self) -> None:
         """End the experiment, and write the archive if it is offline; a later record resumes it."""
         if self._experiment is not None:
             self._end(self._experiment.end)
-            self._experiment = self._messages = None
+            self._experiment = self._local_log = None
 
     def _run_state(self) -> Any:
         return {"key": self._key, "folder": str(self._experiment.tmpdir)}
@@ -165,18 +162,12 @@ class CometLogger(BackEndLogger):
     def _steps(self) -> Mapping[str, int]:
         if not self._is_offline:
             return super()._steps()
-        found = dict(self._written)  # a message of this process may not be on disk yet
-        for path in self.offline_directory.glob(f"{self._key}*.zip"):
-            for name, step in offline.archived_steps(path).items():
-                found[name] = max(step, found.get(name, -1))
-        return found
+        archives = self.offline_directory.glob(f"{self._key}*.zip")
+        # A message of this process may not be on disk yet.
+        return last_steps(self._written, *map(offline.archived_steps, archives))
 
-    def _durable_steps(self) -> Mapping[str, int] | None:
-        if not self._is_offline:
-            return None
-        if self._messages is None:
-            self._messages = offline.Messages(Path(self._experiment.tmpdir))
-        return self._messages.read_new()
+    def _open_log(self) -> offline.LocalLog | None:
+        return offline.CometLog(Path(self._experiment.tmpdir)) if self._is_offline else None
 
     def _recover(self, folder: str) -> None:
         """Make an archive of what a killed process left in its temporary folder."""
@@ -192,10 +183,10 @@ class CometLogger(BackEndLogger):
             }
             offline.archive(Path(folder), target, about)
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Log the folder of checkpoints, if requested."""
-        if self._logs_assets and self._folder is not None:
-            self.log_artifact("checkpoints", str(self._folder))
+        if self._logs_assets:
+            self._log_checkpoints()
 
     # --- writing ---
 
@@ -209,8 +200,6 @@ class CometLogger(BackEndLogger):
                     self._experiment.log_metric(name, value, step=moment.step, epoch=epoch)
 
     def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
-        folder = values.get("save_folder")
-        self._folder = None if folder is None else Path(folder)
         self._experiment.log_parameters(dict(values))
 
     def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
@@ -225,11 +214,8 @@ class CometLogger(BackEndLogger):
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         self._experiment.log_text(text, step=moment.step, metadata={"name": name})
 
-    def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
-    ) -> None:
-        table = {"columns": list(columns), "rows": [list(row) for row in rows]}
-        self._log_json(name, table, moment, "table")
+    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
+        self._log_json(name, {"columns": list(columns), "rows": rows}, moment, "table")
 
     def _log_json(self, name: str, value: Mapping[str, Any], moment: LogTime, kind: str) -> None:
         self._experiment.log_asset_data(

@@ -2,17 +2,14 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from composable._support.table import format_table
 from composable.core.destination import LoggerDestination
-from composable.core.logger import to_numbers
+from composable.core.logger import Columns, Logger, Rows, to_numbers
+from composable.core.state import State
 from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed
-from composable.loggers._patterns import matches_any, metric_patterns
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.loggers._records import matching, metric_patterns
 
 __all__ = ["ConsoleLogger"]
 
@@ -56,53 +53,41 @@ class ConsoleLogger(LoggerDestination):
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Keep the latest value of each metric."""
-        for name, value in metrics.items():
-            if matches_any(name, self._metrics):
-                self._latest[name] = value
+        self._latest |= matching(metrics, self._metrics)
 
     def log_text(self, texts: Mapping[str, str], timestamp: Timestamp) -> None:
         """Print texts."""
         for name, text in texts.items():
             self._write(f"{_place(timestamp)}  {name}:\n{text}")
 
-    def log_table(
-        self,
-        name: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        timestamp: Timestamp,
-    ) -> None:
+    def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Print a table."""
         table = format_table(([_short(value) for value in row] for row in rows), columns)
         self._write(f"{_place(timestamp)}  {name}:\n{table}")
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Start the first interval."""
         self._before = state
 
-    def log(self, state: "State", logger: "Logger") -> None:
+    def log(self, state: State, logger: Logger) -> None:
         """Print if the interval has passed."""
         before, self._before = self._before, state
         if before is not None and crossed(before, state, self._interval):
             self._print(state)
 
-    def epoch_end(self, state: "State", logger: "Logger") -> None:
-        """Print if the interval has passed: the end of an epoch of unknown length is known now."""
-        self.log(state, logger)
+    epoch_end = log  # the end of an epoch of unknown length is known now
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> None:
+    def eval_after_all(self, state: State, logger: Logger) -> None:
         """Print the results of the evaluation."""
         self._print(state)
 
-    def eval_standalone_end(self, state: "State", logger: "Logger") -> None:
-        """Print the results of the evaluation."""
-        self._print(state)
+    eval_standalone_end = eval_after_all
 
     def close(self) -> None:
         """Release the state of the run."""
         self._before = None
 
-    def _print(self, state: "State") -> None:
+    def _print(self, state: State) -> None:
         (numbers,) = to_numbers([self._latest])
         self._latest = {}
         if numbers:

@@ -5,19 +5,19 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from composable._support.checks import as_path, check_flag
 from composable._support.paths import check_no_link, is_stream_file, open_to_write, write_atomically
+from composable.core.logger import Logger
+from composable.core.state import State
+from composable.core.time import Timestamp
 from composable.loggers._back_end import BackEndLogger, LogTime
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.loggers._records import times_of
 
 __all__ = ["CSVLogger"]
 
-_TIMES = ("epoch", "batch", "sample", "seconds")
+_TIMES = tuple(times_of(Timestamp()))
 
 
 class CSVLogger(BackEndLogger):
@@ -59,7 +59,7 @@ class CSVLogger(BackEndLogger):
         self._began = False
         self._file: IO[str] | None = None
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Open the file.
 
         Raises:
@@ -130,7 +130,7 @@ class CSVLogger(BackEndLogger):
             os.fsync(self._file.fileno())
 
     def _write_metrics(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
-        rows = [{**_times(moment), **values} for moment, values in records]
+        rows = [{**times_of(moment.timestamp), **values} for moment, values in records]
         new = {name: None for row in rows for name in row if name not in self._columns}
         if new:
             self._columns += new
@@ -139,9 +139,3 @@ class CSVLogger(BackEndLogger):
         csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
         self._append(text.getvalue())
         self._num_rows += len(rows)
-
-
-def _times(moment: LogTime) -> dict[str, Any]:
-    now = moment.timestamp
-    times = (now.epoch, now.batch, now.sample, round(now.total_wct, 6))
-    return dict(zip(_TIMES, times, strict=True))

@@ -1,6 +1,6 @@
 """Keep metrics in memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from composable._support.html import panel, sparkline, table
 from composable.core.destination import LoggerDestination
-from composable.core.logger import to_numbers
+from composable.core.logger import Columns, Rows, to_numbers
 from composable.core.time import Timestamp
 from composable.loggers._histograms import Histogram
 from composable.loggers._records import pack_records, unpack_records
@@ -73,13 +73,7 @@ class InMemoryLogger(LoggerDestination):
         """Keep texts."""
         self.texts.append((timestamp, dict(texts)))
 
-    def log_table(
-        self,
-        name: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        timestamp: Timestamp,
-    ) -> None:
+    def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Keep a table, as one mapping for each row."""
         table = [dict(zip(columns, row, strict=True)) for row in rows]
         self.tables.append((timestamp, {name: table}))

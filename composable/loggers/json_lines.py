@@ -1,23 +1,22 @@
 """Write metrics to a JSON Lines file."""
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from numbers import Integral, Real
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 from urllib.parse import quote
 
 from torch import Tensor
 
-from composable._support.checks import as_path, check_count, check_flag
-from composable._support.file_hashing import hash_prefix
+from composable._support import strict_json
+from composable._support.checks import as_path, check_count, check_flags
 from composable._support.paths import (
     check_no_link,
+    hash_prefix,
     is_stream_file,
     next_name,
     open_to_write,
@@ -26,13 +25,14 @@ from composable._support.paths import (
 )
 from composable.core.callback import check_state
 from composable.core.destination import LoggerDestination
-from composable.core.logger import Logger, to_numbers
+from composable.core.logger import Columns, Logger, Rows, to_numbers
 from composable.core.state import State
 from composable.core.stateful import Count
 from composable.core.time import Timestamp
 from composable.distributed import Processes
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
+from composable.loggers._records import plain_number, times_of
 
 __all__ = ["JSONLinesLogger"]
 
@@ -91,8 +91,7 @@ class JSONLinesLogger(LoggerDestination):
         append: bool = False,
     ) -> None:
         check_count("flush_interval", flush_interval, 1)
-        check_flag("overwrite", overwrite)
-        check_flag("append", append)
+        check_flags(overwrite=overwrite, append=append)
         self.path = as_path("path", path)
         if overwrite and append:
             raise ValueError("overwrite=True and append=True are mutually exclusive; set only one.")
@@ -170,13 +169,7 @@ class JSONLinesLogger(LoggerDestination):
         """Write texts, as values of a line."""
         self.log_metrics(texts, timestamp)
 
-    def log_table(
-        self,
-        name: str,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[Any]],
-        timestamp: Timestamp,
-    ) -> None:
+    def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Write a table, as a value of a line."""
         cells = [[_as_json(value) for value in row] for row in rows]
         self._add({}, {name: {"columns": list(columns), "rows": cells}}, timestamp)
@@ -303,7 +296,8 @@ def _lines(records: Sequence[_Record]) -> tuple[list[str], Exception | None]:
     try:
         numbers = to_numbers(metrics for _, metrics, _ in records)
         return [
-            _encode({**_times(when), **_printable(metrics), **objects}) + "\n"
+            _encode({**times_of(when), **{n: _as_json(v) for n, v in metrics.items()}, **objects})
+            + "\n"
             for (when, _, objects), metrics in zip(records, numbers, strict=True)
         ], None
     except Exception as error:
@@ -315,28 +309,8 @@ def _lines(records: Sequence[_Record]) -> tuple[list[str], Exception | None]:
 
 
 _encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps makes an encoder for each call
-_FIELDS = frozenset({"epoch", "batch", "sample", "seconds"})
-
-
-def _times(timestamp: Timestamp) -> dict[str, Any]:
-    return {
-        "epoch": timestamp.epoch,
-        "batch": timestamp.batch,
-        "sample": timestamp.sample,
-        "seconds": round(timestamp.total_wct, 6),
-    }
-
-
-def _printable(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _as_json(value) for name, value in metrics.items()}
+_FIELDS = times_of(Timestamp()).keys()
 
 
 def _as_json(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, Integral):  # NumPy integers too, which json does not support
-        return int(value)
-    number = float(value) if isinstance(value, Real) else value
-    if isinstance(number, float) and not math.isfinite(number):
-        return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-    return number
+    return strict_json.as_finite(plain_number(value))  # json supports no integers of NumPy

@@ -4,24 +4,18 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from composable._support import strict_json
-from composable._support.checks import check_flag
+from composable._support.checks import check_flag, check_text, check_text_keys
 from composable._support.paths import write_atomically
+from composable.core.logger import Columns, Logger, Rows
+from composable.core.state import State
 from composable.loggers import _environment as environment
-from composable.loggers._arguments import check_mapping, check_text
 from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._histograms import Histogram
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from composable.core.logger import Logger
-    from composable.core.state import State
 
 __all__ = ["MLFlowLogger"]
 
@@ -79,7 +73,7 @@ class MLFlowLogger(BackEndLogger):
         given = {"experiment_name": experiment_name, "run_name": run_name, "run_id": run_id}
         for argument, value in {**given, "tracking_uri": tracking_uri}.items():
             check_text(argument, value)
-        check_mapping("tags", tags)
+        check_text_keys("tags", tags)
         if nested is not None:
             check_flag("nested", nested)
         self.experiment_name = experiment_name or environment.text("MLFLOW_EXPERIMENT_NAME")
@@ -89,7 +83,6 @@ class MLFlowLogger(BackEndLogger):
         self.tags = dict(_tags_of_environment() if tags is None else tags)
         self.nested = environment.flag("MLFLOW_NESTED_RUN") if nested is None else nested
         self._client: Any = None
-        self._folder: Path | None = None
         self._status = "FINISHED"
 
     def _make_client(self) -> Any:
@@ -132,16 +125,16 @@ class MLFlowLogger(BackEndLogger):
             found[names.get(key, key)] = max(one.step for one in history)
         return found
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Open the run."""
         self._status = "FAILED"  # until the end of training
         super().fit_start(state, logger)
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Note that training ended without an error, and log the checkpoints if requested."""
         self._status = "FINISHED"
-        if environment.flag("HF_MLFLOW_LOG_ARTIFACTS") and self._folder is not None:
-            self.log_artifact("checkpoints", str(self._folder))
+        if environment.flag("HF_MLFLOW_LOG_ARTIFACTS"):
+            self._log_checkpoints()
 
     def _release(self) -> None:
         self._client.set_terminated(self.run_id, status=self._status)
@@ -166,8 +159,6 @@ class MLFlowLogger(BackEndLogger):
     def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
         from mlflow.entities import Param, RunTag
 
-        folder = values.get("save_folder")
-        self._folder = None if folder is None else Path(folder)
         before = self._client.get_run(self.run_id).data.params
         given = {_key(n): str(value)[:_LONGEST_PARAMETER] for n, value in values.items()}
         new = [Param(n, value) for n, value in given.items() if n not in before]
@@ -189,14 +180,13 @@ class MLFlowLogger(BackEndLogger):
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         self._write_file("texts", f"{_file(name)}-step{moment.step}.txt", text.encode())
 
-    def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
-    ) -> None:
-        content = json.dumps({"columns": list(columns), "data": [list(row) for row in rows]})
+    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
+        content = json.dumps({"columns": list(columns), "data": rows})
         self._write_file("tables", f"{_file(name)}-step{moment.step}.json", content.encode())
 
     def _write_file(self, folder: str, name: str, content: bytes) -> None:
-        with _file_named(name, content) as path:
+        with tempfile.TemporaryDirectory() as temporary:
+            path = write_atomically(Path(temporary, name), content)
             self._client.log_artifact(self.run_id, str(path), folder)
 
     def _write_artifact(self, name: str, path: Path) -> None:
@@ -204,12 +194,6 @@ class MLFlowLogger(BackEndLogger):
             self._client.log_artifacts(self.run_id, str(path), _file(name))
         else:
             self._client.log_artifact(self.run_id, str(path), _file(name))
-
-
-@contextmanager
-def _file_named(name: str, content: bytes) -> "Iterator[Path]":
-    with tempfile.TemporaryDirectory() as folder:
-        yield write_atomically(Path(folder, name), content)
 
 
 def _key(name: str) -> str:

@@ -6,18 +6,15 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import accumulate
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from composable._support.checks import check_one_of, check_range
 from composable.core.destination import LoggerDestination
-from composable.core.logger import to_numbers
+from composable.core.logger import Logger, to_numbers
+from composable.core.state import State
 from composable.core.time import Time, Timestamp, TimeUnit, progress
 from composable.distributed import Processes
-from composable.loggers._patterns import matches_any, metric_patterns
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.loggers._records import matching, metric_patterns
 
 __all__ = ["ProgressBarLogger"]
 
@@ -94,13 +91,12 @@ class ProgressBarLogger(LoggerDestination):
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Keep the latest values of the metrics to show."""
-        for name, value in metrics.items():
-            if matches_any(name, self._metrics):
-                self._latest[name.removeprefix("metrics/")] = value
+        for name, value in matching(metrics, self._metrics).items():
+            self._latest[name.removeprefix("metrics/")] = value
 
     # --- training ---
 
-    def fit_start(self, state: "State", logger: "Logger") -> None:
+    def fit_start(self, state: State, logger: Logger) -> None:
         """Draw the bar."""
         self._start()
         if "train" not in self._bars or self._hidden:
@@ -109,68 +105,66 @@ class ProgressBarLogger(LoggerDestination):
         self._bar = self._open(_place(state), float(total), unit, float(_done(state)))
         self._wait()
 
-    def batch_end(self, state: "State", logger: "Logger") -> None:
+    def batch_end(self, state: State, logger: Logger) -> None:
         """Update the bar if it is due."""
         if time.monotonic() >= self._next_drawing:
             self._draw_training(state)
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Update the bar for the last time."""
         self._draw_training(state)
 
-    def _draw_training(self, state: "State") -> None:
+    def _draw_training(self, state: State) -> None:
         if self._bar is not None:
             self._bar.set_description_str(_place(state), refresh=False)
             self._draw(self._bar, min(float(_done(state)), float(_total(state)[0])))
 
     # --- evaluation and prediction ---
 
-    def eval_before_all(self, state: "State", logger: "Logger") -> None:
+    def eval_before_all(self, state: State, logger: Logger) -> None:
         """Count the evaluators from the first."""
         self._index = -1
 
-    def eval_standalone_start(self, state: "State", logger: "Logger") -> None:
+    def eval_standalone_start(self, state: State, logger: Logger) -> None:
         """Count the evaluators from the first, and forget earlier results."""
         self._index = -1
         if self._bar is None:
             self._start()
 
-    def eval_start(self, state: "State", logger: "Logger") -> None:
+    def eval_start(self, state: State, logger: Logger) -> None:
         """Start to count the batches of an evaluator."""
         self._finish()
         self._index += 1
         self._begin("eval")
 
-    def eval_batch_end(self, state: "State", logger: "Logger") -> None:
+    def eval_batch_end(self, state: State, logger: Logger) -> None:
         """Count a batch, and update the bar if it is due."""
         self._advance(self._lengths.get((self._bar is None, self._index)))
 
-    def eval_end(self, state: "State", logger: "Logger") -> None:
+    def eval_end(self, state: State, logger: Logger) -> None:
         """Note the length of the evaluation."""
         self._lengths[self._bar is None, self._index] = self._count
 
-    def eval_after_all(self, state: "State", logger: "Logger") -> None:
+    def eval_after_all(self, state: State, logger: Logger) -> None:
         """Remove the bar, and make the next update of that of training due, to show the results."""
         self._finish()
         self._next_drawing = 0.0
 
-    def eval_standalone_end(self, state: "State", logger: "Logger") -> None:
+    def eval_standalone_end(self, state: State, logger: Logger) -> None:
         """Update the bar for the last time."""
         self._finish()
 
-    def predict_start(self, state: "State", logger: "Logger") -> None:
+    def predict_start(self, state: State, logger: Logger) -> None:
         """Start to count the batches."""
         if self._bar is None:
             self._start()
         self._begin("predict")
 
-    def predict_batch_end(self, state: "State", logger: "Logger") -> None:
+    def predict_batch_end(self, state: State, logger: Logger) -> None:
         """Count a batch, and update the bar if it is due."""
         self._advance(None)
 
-    def predict_end(self, state: "State", logger: "Logger") -> None:
-        """Update the bar for the last time."""
-        self._finish()
+    predict_end = eval_standalone_end
 
     def _begin(self, kind: str) -> None:
         self._kind = kind if kind in self._bars and not self._hidden else ""
@@ -306,7 +300,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _place(state: "State") -> str:
+def _place(state: State) -> str:
     """Return the epoch in progress, from 1, and the batch where the length of epochs is unknown."""
     whole, now = _whole(state), state.timestamp
     epoch = now.epoch + 1
@@ -316,15 +310,15 @@ def _place(state: "State") -> str:
     return shown if state.epoch_length is not None else f"{shown}, batch {now.batch}"
 
 
-def _whole(state: "State") -> Time:
+def _whole(state: State) -> Time:
     return state.max_duration or Time(0, TimeUnit.BATCH)
 
 
-def _total(state: "State") -> tuple[Any, str]:
+def _total(state: State) -> tuple[Any, str]:
     whole = _whole(state)
     in_batches = whole.unit is TimeUnit.EPOCH and state.epoch_length is not None
     return progress(state, whole)[1], "ba" if in_batches else whole.unit.value
 
 
-def _done(state: "State") -> Any:
+def _done(state: State) -> Any:
     return progress(state, _whole(state))[0]

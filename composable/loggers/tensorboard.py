@@ -8,6 +8,7 @@ from typing import Any
 
 from composable._support.checks import as_path
 from composable._support.paths import truncate
+from composable.core.logger import Columns, Rows
 from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import png_size
@@ -144,9 +145,7 @@ class TensorBoardLogger(BackEndLogger):
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         self._writer.add_text(name, text, moment.step, moment.clock)
 
-    def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
-    ) -> None:
+    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
         lines = [columns, ["---"] * len(columns), *rows]
         text = "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
         self._write_text(name, text, moment)

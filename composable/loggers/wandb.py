@@ -7,19 +7,16 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from composable._support.checks import as_path, check_one_of
+from composable._support.checks import as_path, check_one_of, check_text
 from composable.core.callback import AttachedRun
+from composable.core.logger import Columns, Logger, Rows
+from composable.core.state import State
 from composable.loggers import _environment as environment
-from composable.loggers._arguments import check_text
-from composable.loggers._back_end import BackEndLogger, LogTime, save_model
+from composable.loggers._back_end import BackEndLogger, LogTime, last_steps, save_model
 from composable.loggers._histograms import Histogram
-from composable.loggers._wandb_log import OfflineLog
-
-if TYPE_CHECKING:
-    from composable.core.logger import Logger
-    from composable.core.state import State
+from composable.loggers._offline import LocalLog, WandBLog
 
 __all__ = ["WandBLogger"]
 
@@ -105,8 +102,6 @@ class WandBLogger(BackEndLogger):
         self._wandb_run: Any = None
         self._view: AttachedRun | None = None
         self._id: str | None = None
-        self._folder: Path | None = None
-        self._offline_log: OfflineLog | None = None
 
     def attach(self, run: AttachedRun) -> None:
         """Receive the run, which determines the weights of the artifact."""
@@ -145,7 +140,7 @@ class WandBLogger(BackEndLogger):
         """End the run of Weights & Biases; a later record resumes it."""
         if self._wandb_run is not None:
             self._end(self._wandb_run.finish)
-            self._wandb_run = self._offline_log = None
+            self._wandb_run = self._local_log = None
 
     def _run_state(self) -> Any:
         return self._id
@@ -154,35 +149,28 @@ class WandBLogger(BackEndLogger):
         run = self._wandb_run
         if not run.offline:
             return {**dict.fromkeys(run.summary.keys(), run.step - 1), **super()._steps()}
-        found = dict(self._written)  # a row of this process may not be on disk yet
-        for path in Path(run.dir).parents[1].glob(f"offline-run-*-{self._id}/*.wandb"):
-            for name, step in OfflineLog(path).read_new().items():
-                found[name] = max(step, found.get(name, -1))
-        return found
+        paths = Path(run.dir).parents[1].glob(f"offline-run-*-{self._id}/*.wandb")
+        # A row of this process may not be on disk yet.
+        return last_steps(self._written, *(WandBLog(path).read_new() for path in paths))
 
-    def _durable_steps(self) -> Mapping[str, int] | None:
+    def _open_log(self) -> LocalLog | None:
         # The package completes the row of a step with the next step, and writes it later still.
-        if not self._wandb_run.offline:
-            return None
-        if self._offline_log is None:
-            self._offline_log = OfflineLog(Path(self._wandb_run.settings.sync_file))
-        return self._offline_log.read_new()
+        run = self._wandb_run
+        return WandBLog(Path(run.settings.sync_file)) if run.offline else None
 
     # --- what it logs itself, if requested ---
 
-    def _watch(self, state: "State", logger: "Logger") -> None:
+    def _watch(self, state: State, logger: Logger) -> None:
         """Log histograms of parameters and gradients every 100 batches."""
         if state.timestamp.batch % _WATCH_INTERVAL == 0:
             named = dict(state.model.named_parameters())
-            if "gradients" in self._watched:
-                grads = {n: p.grad for n, p in named.items() if p.grad is not None}
-                found = {f"gradients/{n}": grad for n, grad in grads.items()}
-                self.log_histograms(found, state.timestamp)
-            if "parameters" in self._watched:
-                found = {f"parameters/{n}": p for n, p in named.items()}
-                self.log_histograms(found, state.timestamp)
+            gradients = {n: p.grad for n, p in named.items() if p.grad is not None}
+            found: dict[str, Mapping[str, Any]] = {"gradients": gradients, "parameters": named}
+            for kind in self._watched:
+                values = {f"{kind}/{n}": one for n, one in found[kind].items()}
+                self.log_histograms(values, state.timestamp)
 
-    def fit_end(self, state: "State", logger: "Logger") -> None:
+    def fit_end(self, state: State, logger: Logger) -> None:
         """Log the model, if requested."""
         self._open_late()  # the files below are temporary
         if self._log_model == "end":
@@ -191,9 +179,8 @@ class WandBLogger(BackEndLogger):
                 model = state.model if self._view is None else self._view.evaluated_model(state)
                 self._attempt(lambda: save_model(model, path))
                 self._attempt(lambda: self._write_artifact(f"model-{self._id}", path, "model"))
-        elif self._log_model == "checkpoint" and self._folder is not None:
-            folder_ = self._folder
-            self._attempt(lambda: self._write_artifact(f"model-{self._id}", folder_, "model"))
+        elif self._log_model == "checkpoint" and (saved := self._checkpoints) is not None:
+            self._attempt(lambda: self._write_artifact(f"model-{self._id}", saved, "model"))
 
     # --- writing ---
 
@@ -205,8 +192,6 @@ class WandBLogger(BackEndLogger):
             self._log({n: v for n, v in values.items() if v is not None}, moment)
 
     def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
-        folder = values.get("save_folder")
-        self._folder = None if folder is None else Path(folder)
         self._wandb_run.config.update(dict(values), allow_val_change=True)
 
     def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
@@ -228,12 +213,10 @@ class WandBLogger(BackEndLogger):
 
         self._log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)}, moment)
 
-    def _write_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], moment: LogTime
-    ) -> None:
+    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
         import wandb
 
-        table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
+        table = wandb.Table(columns=list(columns), data=rows)
         self._log({name: table}, moment)
 
     def _write_artifact(self, name: str, path: Path, kind: str = "file") -> None:
@@ -249,7 +232,5 @@ class WandBLogger(BackEndLogger):
 
 def _choice(name: str, default: str, allowed: Any) -> str:
     value = (environment.text(name) or default).lower()
-    if value not in allowed:
-        listed = ", ".join(repr(one) for one in allowed)
-        raise ValueError(f"the environment variable {name}={value!r} must be one of {listed}.")
+    check_one_of(f"the environment variable {name}", value, allowed)
     return value

@@ -91,6 +91,10 @@ class Combined(Algorithm):
         """The fields that any of its parts writes."""
         return frozenset().union(*(part.writes for part in self.parts))
 
+    def apply(self, event: Event, state: State) -> State:
+        """Run its part; combinations of several define another method."""
+        return _act(self.parts[0], event, state)
+
     def describe(self, show: Callable[[Any], str]) -> str:
         """Return the call that creates it, with each part formatted by `show`."""
         raise NotImplementedError
@@ -170,10 +174,6 @@ class When(Combined):
         """Return whether the condition holds."""
         return bool(self.predicate(state))
 
-    def apply(self, event: Event, state: State) -> State:
-        """Run its part."""
-        return _act(self.parts[0], event, state)
-
     def window(self) -> Window:
         """Return a window with a condition, which is known only at run time."""
         return Window(condition=f"where {self._predicate_name} holds")
@@ -235,10 +235,6 @@ class During(Combined):
         started = not self.start.value or reached(state, self.start, began)
         return started and not reached(state, self.end, began)
 
-    def apply(self, event: Event, state: State) -> State:
-        """Run its part."""
-        return _act(self.parts[0], event, state)
-
     def idle_reason(self) -> str | None:
         """Explain that its window is empty, or comes after all events of its part."""
         if self.start.unit is self.end.unit and self.end <= self.start:
@@ -293,10 +289,6 @@ class Every(Combined):
     def window(self) -> Window:
         """Return a window with its interval."""
         return Window(interval=self.interval)
-
-    def apply(self, event: Event, state: State) -> State:
-        """Run its part."""
-        return _act(self.parts[0], event, state)
 
     def describe(self, show: Callable[[Any], str]) -> str:
         """Return the call that creates it."""

@@ -1,7 +1,6 @@
 """Global callbacks: observers of every Trainer."""
 
 from collections.abc import Callable
-from threading import Lock
 
 from composable.core.callback import Callback, callback_id, entered_callbacks
 from composable.core.control import Control
@@ -19,14 +18,11 @@ class GlobalCallbackHandle:
 
     def remove(self) -> None:
         """Remove the callback; further calls do nothing."""
-        global _registered
-        with _lock:
-            _registered = tuple(handle for handle in _registered if handle is not self)
+        _registered.pop(self, None)
 
 
-_lock = Lock()
-# A tuple that is replaced as a whole, so that reading needs no lock.
-_registered: tuple[GlobalCallbackHandle, ...] = ()
+# In the order of registration. Operations of a dictionary are atomic, so that they need no lock.
+_registered: dict[GlobalCallbackHandle, Callback] = {}
 
 
 def register_global_callback(
@@ -56,12 +52,10 @@ def register_global_callback(
         >>> handle.remove()
         >>> handle.remove()  # it is already removed
     """
-    global _registered
     observer = as_observer(callback)
     check_hooks(observer)
     handle = GlobalCallbackHandle(observer)
-    with _lock:
-        _registered = (*_registered, handle)
+    _registered[handle] = observer
     return handle
 
 
@@ -80,5 +74,5 @@ def global_callbacks() -> tuple[Callback, ...]:
     entered = entered_callbacks()
     if not _registered and not entered:  # the common case
         return ()
-    found = (*(handle.callback for handle in _registered), *entered)
+    found = (*_registered.values(), *entered)
     return tuple({callback_id(callback): callback for callback in found}.values())

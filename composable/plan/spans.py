@@ -7,11 +7,11 @@ import attrs
 
 from composable.core.algorithm import BEFORE_TRAINING, Algorithm, Stage
 from composable.core.event import Event
-from composable.core.time import HasTime, Time, TimeUnit, counts_whole
+from composable.core.time import HasTime, Time, TimeUnit, counts_whole, share_of_run
 from composable.core.window import Window
 from composable.plan.compatibility import Occurrence, occurrences
 
-__all__ = ["Row", "Span", "find_rows", "find_unmeasured", "fraction_of_run"]
+__all__ = ["Row", "Span", "find_rows", "find_unmeasured"]
 
 _MAX_TURNS = 100  # of `every`; more become a condition
 _AFTER = frozenset({Event.FIT_END})
@@ -44,22 +44,14 @@ class Row:
         return None if here and all(span.conditions for span in here) else bool(here)
 
 
-def find_rows(
-    algorithms: Sequence[Algorithm], whole: Time, epoch_length: int | None
-) -> tuple[Row, ...]:
-    """Find the spans of every algorithm without parts, in the order of the plan.
-
-    Args:
-        algorithms: Algorithms in their order.
-        whole: The duration of the run.
-        epoch_length: Batches in an epoch, if known.
-    """
+def find_rows(algorithms: Sequence[Algorithm], run: HasTime) -> tuple[Row, ...]:
+    """Find the spans of every algorithm without parts, in the order of the plan."""
     found: dict[str, tuple[Stage, list[Span]]] = {}
     for algorithm in algorithms:
         for occurrence in occurrences(algorithm):
             leaf = occurrence.algorithm
             _, spans = found.setdefault(leaf.name, (leaf.stage, []))
-            spans += _spans(occurrence, whole, epoch_length)
+            spans += _spans(occurrence, run)
     return tuple(Row(name, stage, _joined(spans)) for name, (stage, spans) in found.items())
 
 
@@ -86,26 +78,13 @@ def find_unmeasured(algorithms: Iterable[Algorithm], clock: HasTime) -> list[str
     return list(dict.fromkeys(found))
 
 
-def fraction_of_run(time: Time, whole: Time, epoch_length: int | None) -> Fraction | None:
-    """Convert a time to a fraction of a run, or None if that is known only at run time."""
-    if time.unit is TimeUnit.DURATION:
-        return Fraction(time.value)
-    if time.unit is whole.unit:
-        return Fraction(time.value) / whole.value
-    batches = {TimeUnit.BATCH: 1, TimeUnit.EPOCH: epoch_length}
-    one, other = batches.get(time.unit), batches.get(whole.unit)
-    if one is None or other is None:
-        return None
-    return Fraction(time.value * one) / (whole.value * other)
-
-
-def _spans(occurrence: Occurrence, whole: Time, epoch_length: int | None) -> list[Span]:
+def _spans(occurrence: Occurrence, run: HasTime) -> list[Span]:
     """Find the spans of one occurrence of an algorithm."""
     leaf = occurrence.algorithm
     span, unlimited = Span(Fraction(0), Fraction(1)), True
     intervals: list[Time] = []
     for window in (*occurrence.windows(), leaf.window()):
-        span = _intersect(span, window, whole, epoch_length)
+        span = _intersect(span, window, run)
         unlimited = unlimited and window.end is None
         if window.interval is not None:
             intervals.append(window.interval)
@@ -117,19 +96,19 @@ def _spans(occurrence: Occurrence, whole: Time, epoch_length: int | None) -> lis
         return []
     spans = [span]
     for interval in intervals:
-        spans = [turn for one in spans for turn in _turns(one, interval, whole, epoch_length)]
+        spans = [turn for one in spans for turn in _turns(one, interval, run)]
     return spans
 
 
-def _intersect(span: Span, window: Window, whole: Time, epoch_length: int | None) -> Span:
+def _intersect(span: Span, window: Window, run: HasTime) -> Span:
     """Intersect a span with a window; limits that are unknown beforehand become conditions."""
     start, end, conditions = span.start, span.end, []
     if window.start is not None and window.start.value:
-        at = fraction_of_run(window.start, whole, epoch_length)
+        at = share_of_run(run, window.start)
         start = start if at is None else max(start, at)
         conditions += [f"from {window.start} on"] if at is None else []
     if window.end is not None:
-        at = fraction_of_run(window.end, whole, epoch_length)
+        at = share_of_run(run, window.end)
         end = end if at is None else min(end, at)
         conditions += [f"up to {window.end}"] if at is None else []
     conditions += [window.condition] if window.condition else []
@@ -146,9 +125,9 @@ def _once(span: Span, events: frozenset[Event]) -> list[Span] | None:
     return None
 
 
-def _turns(span: Span, interval: Time, whole: Time, epoch_length: int | None) -> Iterable[Span]:
+def _turns(span: Span, interval: Time, run: HasTime) -> Iterable[Span]:
     """Split a span into the turns of `every`; too many turns become a condition."""
-    step = fraction_of_run(interval, whole, epoch_length)
+    step = share_of_run(run, interval)
     if step is None or (span.end - span.start) / step > _MAX_TURNS:
         return [attrs.evolve(span, conditions=(*span.conditions, f"every {interval}"))]
     width = step / interval.value

@@ -13,7 +13,7 @@ from composable._support.checks import as_path, check_count
 from composable._support.paths import write_atomically
 from composable._support.table import format_table
 from composable.core.algorithm import Algorithm
-from composable.core.time import Time, TimeLike, TimeUnit, check_time
+from composable.core.time import Clock, Time, TimeLike, Timestamp, TimeUnit, check_time
 from composable.plan.plotting import draw, new_axes, new_figure, save_figure
 from composable.plan.spans import Row, Span, find_rows
 
@@ -60,7 +60,8 @@ class Timeline:
             )
         if epoch_length is not None:
             check_count("epoch_length", epoch_length, 1)
-        return cls(find_rows(algorithms, whole, epoch_length), whole, epoch_length)
+        run = Clock(Timestamp(), whole, epoch_length)
+        return cls(find_rows(algorithms, run), whole, epoch_length)
 
     # --- words ---
 

@@ -8,8 +8,6 @@ import torch
 
 from composable.optim import Muon
 
-__all__ = ["muon_factory"]
-
 
 def muon_factory(**options: Any) -> Callable[..., Muon]:
     """Return a function that builds Muon with updates of the size of those of AdamW.

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from composable._support.checks import as_path, check_flag, check_one_of
-from composable._support.file_hashing import hash_prefix
-from composable._support.paths import check_no_link, open_to_write, truncate
+from composable._support.paths import check_no_link, hash_prefix, open_to_write, truncate
 from composable._support.warn import warn_user
 from composable.checkpoint.atomic import make_folder
 from composable.checkpoint.compare import digest

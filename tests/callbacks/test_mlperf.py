@@ -182,6 +182,7 @@ def test_missing_package_is_an_error_that_names_the_extra(monkeypatch):
         ({"submitter": ""}, "submitter='' must be a name"),
         ({"cache_cleared": 1}, "cache_cleared=1 must be True or False"),
         ({"values": [1]}, r"values=\[1\] must be a mapping"),
+        ({"mode": "best"}, "mode='best' must be 'min', 'max' or None"),
     ],
 )
 def test_rejects_invalid_arguments(changes, message):

@@ -21,7 +21,7 @@ from composable.loggers import (
     TensorBoardLogger,
     WandBLogger,
 )
-from composable.loggers._wandb_log import read_history
+from composable.loggers._offline import _HEADER, _records, _row
 from tests.support.processes import wait_until
 
 __all__ = ["BACK_ENDS", "WITH_PICTURES", "BackEnd", "size"]
@@ -105,8 +105,9 @@ _WANDB = "wandb/offline-run-*/*.wandb"
 
 
 def _wandb_rows(folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    paths = sorted(folder.glob(_WANDB))
-    return [row for path in paths for row in read_history(path)]
+    files = [path.read_bytes()[_HEADER:] for path in sorted(folder.glob(_WANDB))]
+    records = [record for raw in files for record, _ in _records(raw, _HEADER)]
+    return [row for row in map(_row, records) if row is not None]
 
 
 def _wandb_series(folder: Path, name: str) -> Series:
@@ -115,8 +116,6 @@ def _wandb_series(folder: Path, name: str) -> Series:
 
 def _wandb_records(folder: Path, kind: str) -> Iterator[Any]:
     from wandb.proto.wandb_internal_pb2 import Record
-
-    from composable.loggers._wandb_log import _HEADER, _records
 
     for path in folder.glob(_WANDB):
         for raw, _ in _records(path.read_bytes()[_HEADER:], _HEADER):

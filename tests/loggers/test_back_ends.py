@@ -354,7 +354,7 @@ def test_variables_of_wandb(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("variable", "value", "kind", "message"),
     [
-        ("WANDB_WATCH", "everything", WandBLogger, "must be one of 'false', 'gradients'"),
+        ("WANDB_WATCH", "everything", WandBLogger, r"must be one of \['false', 'gradients'"),
         ("WANDB_LOG_MODEL", "maybe", WandBLogger, "'end', 'checkpoint'"),
         ("WANDB_DISABLED", "maybe", WandBLogger, "must be 'true' or 'false'"),
         ("COMET_MODE", "ON", CometLogger, "mode='on' must be one of"),

@@ -25,8 +25,6 @@ from composable._support.warn import warn_user
 
 from .geometry import EDGE
 
-__all__ = ["Chains", "Workspace", "augment", "augment_and_mix"]
-
 Image: TypeAlias = Any
 Pixels: TypeAlias = Any
 Row: TypeAlias = Any
