@@ -21,20 +21,20 @@ ROOT = Path(__file__).parents[2]
 LIMIT = 90  # seconds, after which a command counts as hanging
 
 # The modules that it imports are those of torch, so that a script sees what it imports itself.
-_SERVER = f"""
+_SERVER = """
 import json, os, signal, sys
 import torch
 for line in sys.stdin:
     script, *paths = json.loads(line)
     if not os.fork():
-        signal.alarm({LIMIT})
+        signal.alarm(600)  # seconds
         for number, path in enumerate(paths, start=1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
         break
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
 else:
     sys.exit()
-exec(compile(script, "script", "exec"), {{"__name__": "__main__"}})
+exec(compile(script, "script", "exec"), {"__name__": "__main__"})
 """
 
 
