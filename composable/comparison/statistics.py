@@ -12,7 +12,7 @@ interpolations: one that bends more, over 1 / sqrt(cost), and straight lines.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from math import exp, hypot, log, sqrt
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -201,17 +201,11 @@ def power_of(pair: float, shared: float, seeds: int, effect: float) -> Power:
 
 def _power(shift: float, seeds: int) -> float:
     """Return the power of the paired t test for an effect in standard errors of the mean."""
-    quantile = _quantile(seeds - 1)
+    quantile = stats.t.ppf(0.975, seeds - 1)
     shift = min(shift, _LARGEST_SHIFT)
     upper = np.nan_to_num(stats.nct.sf(quantile, seeds - 1, shift), nan=1.0)
     lower = np.nan_to_num(stats.nct.cdf(-quantile, seeds - 1, shift), nan=0.0)
     return float(upper + lower)  # SciPy gives NaN for some large shifts, where it is 1 + 0
-
-
-@cache
-def _quantile(degrees: int) -> float:
-    """Return the 97.5 % quantile of the t distribution: SciPy takes long for each."""
-    return float(stats.t.ppf(0.975, degrees))
 
 
 # --- curves and their distance ---
