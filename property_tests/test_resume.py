@@ -43,6 +43,7 @@ from composable.callbacks import EarlyStopper, SpeedMonitor, ThresholdStopper
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.time import Timestamp
+from composable.data import WorkerShard
 from composable.loggers import InMemoryLogger
 from composable.metrics import accuracy
 from composable.optim import cosine, linear
@@ -291,6 +292,11 @@ def with_sampler() -> DataLoader[Any]:
     return DataLoader(data, 4, sampler=sampler)
 
 
+def stream_with_state() -> DataLoader[Any]:
+    pairs = zip(*examples(EXAMPLES, images=True), strict=True)
+    return DataLoader(WorkerShard(list(pairs), 4), batch_size=4)
+
+
 def combination(*algorithms: Algorithm) -> dict[str, Build]:
     return {"algorithms": lambda: list(algorithms)}
 
@@ -339,6 +345,14 @@ RUNS: dict[str, dict[str, Build]] = {
     ),
     "plateau": scheduled(partial(ReduceLROnPlateau, patience=0, threshold=1.0)),
     "accumulation": {"grad_accum": lambda: 3},
+    "batches that make one step": {
+        "accumulate_batches": lambda: 2,
+        "loader": lambda: with_generator(shuffle=True),
+    },
+    "batches of a stream with a state that make one step": {
+        "accumulate_batches": lambda: 2,
+        "loader": stream_with_state,
+    },
     "loader of unknown length": {
         "loader": lambda: stream(EXAMPLES, images=True),
         "log_interval": lambda: "1ep",

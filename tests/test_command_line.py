@@ -1,13 +1,11 @@
 """The command line: help, the version, and errors of usage in one line."""
 
-import subprocess
-import sys
-
 import pytest
 
 import composable
 from composable._version import __version__
 from composable.cli import main
+from tests.support.commands import run_python
 
 
 def test_no_command_prints_the_help(capsys):
@@ -20,11 +18,9 @@ def test_no_command_prints_the_help(capsys):
 
 
 def test_version_is_printed():
-    done = subprocess.run(
-        [sys.executable, "-m", "composable", "--version"], capture_output=True, text=True
-    )
+    written = run_python("-m", "composable", "--version")
 
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"composable {__version__}\n", "")
+    assert written == (f"composable {__version__}\n", "")
     assert composable.__version__ == __version__
 
 

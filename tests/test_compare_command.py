@@ -3,7 +3,6 @@
 import argparse
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ from composable.algorithms import LabelSmoothing, MixUp
 from composable.cli import _comparison, main
 from composable.cli._comparison import UsageError, load_script, parse_durations, parse_tune
 from composable.comparison.compare import NothingToCompareError
+from tests.support.commands import run_python
 
 SCRIPT = """
 from composable.algorithms import LabelSmoothing
@@ -304,6 +304,6 @@ def test_help_does_not_import_torch():
         "try:\n    main(['compare', '--help'])\nexcept SystemExit:\n    pass\n"
         "print('torch' in sys.modules)"
     )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--leave-one-out" in shown.stdout
-    assert shown.stdout.endswith("False\n")
+    shown, _ = run_python("-c", code)
+    assert "--leave-one-out" in shown
+    assert shown.endswith("False\n")

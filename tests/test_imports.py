@@ -4,7 +4,6 @@ import importlib
 import inspect
 import json
 import pickle
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -13,19 +12,14 @@ import pytest
 
 import composable
 from composable._support.extras import needs
-from tests.support.commands import run_script
+from tests.support.commands import run_python, run_script
 
 
 def run(*parts, fresh=False):
     """Run a script in a process that has imported torch, or nothing; return the JSON it prints."""
     script = "".join(map(textwrap.dedent, parts))
-    if fresh:
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    else:
-        done = run_script(script)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    output, _ = run_python("-c", script) if fresh else run_script(script)
+    return json.loads(output)
 
 
 @pytest.fixture(scope="module")

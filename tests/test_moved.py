@@ -1,12 +1,11 @@
 """Old import paths: they work, and warn."""
 
 import importlib
-import subprocess
-import sys
 
 import pytest
 
 from composable._moved import MOVED, RENAMED
+from tests.support.commands import run_python
 
 PATHS = [
     (old, name, new)
@@ -37,13 +36,8 @@ def test_an_old_module_has_no_other_names_and_no_file(old):
 
 def test_an_old_module_is_imported_first():
     code = "import composable.trainer.best as best; best.Best"
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert "DeprecationWarning: composable.trainer.best goes with the next release" in done.stderr
+    _, error = run_python("-W", "error::DeprecationWarning", "-c", code, status=1)
+    assert "DeprecationWarning: composable.trainer.best goes with the next release" in error
 
 
 NAMES = [(module, old, new) for module, names in RENAMED.items() for old, new in names.items()]

@@ -1,14 +1,13 @@
 """The built wheel and the built source distribution install and work without the checkout."""
 
 import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import composable
+from tests.support.commands import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,13 +29,6 @@ composable.Trainer(
 ).fit()
 print(composable.__file__)
 """
-
-
-def run_python(*arguments, **options):
-    command = [sys.executable, *map(str, arguments)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
-    assert run.returncode == 0, run.stdout + run.stderr
-    return run.stdout
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +69,7 @@ def test_an_installed_distribution_trains(built, kind, tmp_path):
     options = ["--no-deps", "--no-index", "--no-build-isolation", "--target", site]
     run_python("-m", "pip", "install", *options, built[kind])
     outside = {"cwd": elsewhere, "env": {**os.environ, "PYTHONPATH": str(site)}}
-    assert Path(run_python("-c", TRAIN, **outside).strip()) == site / "composable/__init__.py"
+    assert Path(run_python("-c", TRAIN, **outside)[0].strip()) == site / "composable/__init__.py"
     version = "from importlib.metadata import version; print(version('composable'))"
-    assert run_python("-c", version, **outside).strip() == composable.__version__
-    assert "usage: composable" in run_python(site / "bin/composable", "--help", **outside)
+    assert run_python("-c", version, **outside)[0].strip() == composable.__version__
+    assert "usage: composable" in run_python(site / "bin/composable", "--help", **outside)[0]

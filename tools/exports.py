@@ -30,23 +30,23 @@ def exports(package: Path) -> str:
     """
     path = package / "__init__.py"
     tree = ast.parse(path.read_text())
-    prefix = f"composable.{package.name}"
-    modules = {file.stem: public_names(file) for file in package.glob("*.py")}
-    modules = {name: names for name, names in modules.items() if not name.startswith("_")}
+    modules = {f".{file.stem}": public_names(file) for file in package.glob("[!_]*.py")}
     listed = next(node for node in tree.body if isinstance(node, ast.If))
     by_hand: dict[str, list[str]] = {}
     for node in listed.body:
         assert isinstance(node, ast.ImportFrom)
         module = "." * node.level + (node.module or "")
-        if module.removeprefix(f"{prefix}.") not in modules:
+        if module not in modules:
             by_hand.setdefault(module, []).extend(alias.name for alias in node.names)
-    imports = by_hand | {f"{prefix}.{name}": names for name, names in modules.items()}
     lines = [
         _import(module, name)
-        for module, names in sorted(imports.items())
+        for module, names in sorted((by_hand | modules).items())
         for name in sorted(names, key=_rank)
     ]
-    return HEAD.format(docstring=ast.get_docstring(tree)) + "".join(lines) + TAIL
+    relative = [line for line in lines if line.startswith("    from .")]
+    absolute = [line for line in lines if line not in relative]
+    text = "\n".join("".join(part) for part in (absolute, relative) if part)
+    return HEAD.format(docstring=ast.get_docstring(tree)) + text + TAIL
 
 
 def public_names(path: Path) -> list[str]:
@@ -59,8 +59,6 @@ def public_names(path: Path) -> list[str]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)
             return names
-    if path.stem.startswith("_"):
-        return []
     raise ValueError(
         f"{path} has no __all__, which lists what it exports: add __all__ = [...], or begin the "
         "name of the file with an underscore."

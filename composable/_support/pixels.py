@@ -5,9 +5,10 @@ they are floats.
 """
 
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from composable._support.checks import check_range, check_tensor
@@ -15,6 +16,9 @@ from composable._support.foreach import compute_dtype
 from composable._support.spatial import laid_out_like
 from composable._support.warn import ImageRangeWarning, warn_user
 
+Images: TypeAlias = Shaped[Tensor, "batch channels height width"]
+PerImage: TypeAlias = Shaped[Tensor, " batch"] | float
+"""A strength: one for all images, or one for each."""
 GRAIN = 1 / 32
 """Part of a grey level: more than what float32 loses, and too little to be seen. It is added before
 truncation, so that a value of 99.9999 becomes 100 where exact arithmetic gives 100."""

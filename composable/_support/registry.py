@@ -40,6 +40,12 @@ class Registry(Generic[Entry]):
         return ", ".join(k if isinstance(k, str) else class_name(k) for k in self.entries)
 
 
+def named(entry: Entry, *names: str) -> dict[type | str, Entry]:
+    """Return an entry for each class of Hugging Face, given its family: "bert.BertLayer"."""
+    modules = (f"transformers.models.{name.partition('.')[0]}.modeling_{name}" for name in names)
+    return dict.fromkeys(modules, entry)
+
+
 def class_name(kind: type) -> str:
     """Return the full name of a class."""
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -4,6 +4,8 @@ Samples are float64 tensors on the device of the generator, the CPU by default. 
 same samples for every device and dtype of the batch.
 """
 
+from collections.abc import Sequence
+from math import prod, sqrt
 from typing import Any
 
 import torch
@@ -62,6 +64,15 @@ def draw_dirichlet(
     log_gammas = log_gammas - exponentials / alpha
     # softmax subtracts the largest logarithm first, so it is stable for every alpha.
     return log_gammas.softmax(0)
+
+
+def draw_weights(
+    shape: Sequence[int], fan_in: int | None = None, *, generator: torch.Generator | None
+) -> Tensor:
+    """Draw a weight `[outputs, ...]` within ±1/√(fan in), in float32, as layers of PyTorch do."""
+    bound = 1 / sqrt(prod(shape[1:]) if fan_in is None else fan_in)
+    drawn = torch.empty(tuple(shape), device=generator_device(generator))
+    return drawn.uniform_(-bound, bound, generator=generator)
 
 
 def numbers(draw: Tensor) -> Any:

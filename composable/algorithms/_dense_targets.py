@@ -34,6 +34,13 @@ def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
             )
 
 
+def with_inputs(state: State, inputs: Tensor) -> State:
+    """Replace the inputs of the batch, which may be all of it, as in a prediction."""
+    if state.batch is state.inputs:
+        return state.evolve(batch=inputs)
+    return state.with_batch(inputs=inputs)
+
+
 def move_pixels(state: State, move: Callable[[Tensor], Tensor]) -> State:
     """Apply a function to the images of the batch, and to targets with a value for each pixel."""
     images, targets = state.inputs, state.targets

@@ -1,4 +1,4 @@
-"""Augmentation of images that the data loader has normalized."""
+"""Augmentation of batches, and of images that the data loader has normalized."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,9 +12,20 @@ from torch import Tensor
 from composable._support.checks import kind_of
 from composable._support.pixels import check_pixels
 from composable.algorithms._dense_targets import check_no_dense_targets
+from composable.algorithms._validators import fields_for
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
+
+
+@attrs.frozen(repr=False)
+class Augmentation(Algorithm):
+    """Augment each batch of the loader."""
+
+    events = frozenset({Event.AFTER_DATALOADER})
+    stage = Stage.AUGMENT
+    reads = frozenset({"batch", "key", "timestamp"})
+    writes = frozenset({"batch"})
 
 
 def _per_channel(instance: Any, *_: Any) -> None:
@@ -80,8 +91,8 @@ def _check(images: Any, state: State, advice: str) -> None:
 
 
 @attrs.frozen(repr=False)
-class PixelAugmentation(Algorithm):
-    """Augment the images of a batch; a subclass has the `augmentation` and its options.
+class PixelAugmentation(Augmentation):
+    """Augment the images of a batch; a subclass has the `augmentation`, and its options as fields.
 
     Args:
         mean: Mean of each channel in the normalization of the data loader, if it normalizes.
@@ -94,17 +105,10 @@ class PixelAugmentation(Algorithm):
     )
 
     augmentation: ClassVar[Callable[..., Tensor]]
-    """A function of images."""
-    options: ClassVar[tuple[str, ...]]
-    """The fields that it takes as arguments."""
-    events = frozenset({Event.AFTER_DATALOADER})
-    stage = Stage.AUGMENT
-    reads = frozenset({"batch", "key", "timestamp"})
-    writes = frozenset({"batch"})
+    """A function of images, with arguments by the names of the fields."""
 
     def apply(self, event: Event, state: State) -> State:
         """Augment the images of the batch."""
-        options = {name: getattr(self, name) for name in self.options}
-        generator = state.generator(self.name)
-        augment = partial(type(self).augmentation, **options, generator=generator)
+        augmentation, generator = type(self).augmentation, state.generator(self.name)
+        augment = partial(augmentation, **fields_for(self, augmentation), generator=generator)
         return state.with_batch(inputs=_on_pixels(augment, state, self.name, self.mean, self.std))

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import attrs
 from torch import nn
 
+from composable.algorithms._validators import fields_for
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -26,10 +27,13 @@ class Surgery(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Change the model once, before training."""
-        surgery = type(self).surgery
-        names = inspect.signature(surgery).parameters.keys()
-        options = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        if "generator" in names:
-            options["generator"] = state.key.fold(self.name).generator()
-        model = surgery(state.model, **options)
+        model = type(self).surgery(state.model, **self.options(state))
         return state if model is state.model else state.evolve(model=model)
+
+    def options(self, state: State) -> dict[str, Any]:
+        """Return the arguments of the surgery by name."""
+        surgery = type(self).surgery
+        options = fields_for(self, surgery)
+        if "generator" in inspect.signature(surgery).parameters:
+            options["generator"] = state.key.fold(self.name).generator()
+        return options

@@ -1,11 +1,16 @@
-"""Validators of hyperparameters: the checks of `composable.functional`, as attrs calls them."""
+"""Hyperparameters: the checks of `composable.functional` as validators, and what functions take."""
 
+import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import attrs
 
 from composable._support import checks
+from composable.core.time import Time, TimeUnit
+
+_COUNTED = (TimeUnit.BATCH, TimeUnit.EPOCH)
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -34,10 +39,34 @@ def one_of(*allowed: str) -> Validator:
     return passes(checks.check_one_of, allowed)
 
 
+def batches_or_epochs(example: str) -> Validator:
+    """Require a time in batches or epochs above 0, or None."""
+
+    def check(name: str, time: Time | None) -> None:
+        if time is not None and (time.unit not in _COUNTED or not time.value):
+            raise ValueError(
+                f"{name}={str(time)!r} must be greater than 0, in batches or epochs, such as "
+                f"{example!r}."
+            )
+
+    return passes(check)
+
+
 def name_or_none(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     """Require the name of a module, or None."""
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{attribute.name}={value!r} must be the name of a module, or None.")
+
+
+def fields_for(algorithm: Any, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the hyperparameters of an algorithm that a function takes, by name."""
+    return {name: getattr(algorithm, name) for name in _shared_names(algorithm.__class__, function)}
+
+
+@cache
+def _shared_names(kind: type, function: Callable[..., Any]) -> tuple[str, ...]:
+    taken = inspect.signature(function).parameters
+    return tuple(field.name for field in attrs.fields(kind) if field.name in taken)
 
 
 boolean = passes(checks.check_flag)

@@ -7,7 +7,7 @@ import attrs
 from composable._support.checks import check_tensor
 from composable.algorithms._by_example import draw_of_examples
 from composable.algorithms._dense_targets import move_pixels
-from composable.core.algorithm import Algorithm, Stage
+from composable.algorithms._normalization import Augmentation
 from composable.core.event import Event
 from composable.core.state import State
 from composable.data.indexed import check_index_key
@@ -17,7 +17,7 @@ __all__ = ["AlternatingFlip"]
 
 
 @attrs.frozen(repr=False)
-class AlternatingFlip(Algorithm):
+class AlternatingFlip(Augmentation):
     """Flip images in every other epoch: see `composable.functional.alternating_flip`.
 
     Batches must have the indices of their examples: see `composable.data.Indexed`. Dense targets of
@@ -29,11 +29,6 @@ class AlternatingFlip(Algorithm):
     """
 
     index_key: int | str | None = attrs.field(default=None, validator=check_index_key)
-
-    events = frozenset({Event.AFTER_DATALOADER})
-    stage = Stage.AUGMENT
-    reads = frozenset({"batch", "key", "timestamp"})
-    writes = frozenset({"batch"})
 
     def apply(self, event: Event, state: State) -> State:
         """Flip some images of the batch."""

@@ -14,9 +14,8 @@ __all__ = ["AugMix"]
 class AugMix(PixelAugmentation):
     """Mix each image with several of its own augmentations: see `composable.functional.augmix`.
 
-    The images are uint8, or floats in [0, 1]. If the data loader normalizes them, pass its `mean`
-    and `std`: the normalization is undone for the augmentation. Targets with a value for each pixel
-    are refused, since they would have to be moved with the images.
+    The images are uint8, or floats in [0, 1]; or normalized by `mean` and `std`, which is undone
+    for the augmentation. Targets with a value for each pixel are refused.
 
     Args:
         severity: Maximum level of the operations, in [0, 10].
@@ -36,4 +35,3 @@ class AugMix(PixelAugmentation):
     augmentations: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
 
     augmentation = staticmethod(augmix)
-    options = ("severity", "depth", "width", "alpha", "augmentations")

@@ -3,8 +3,8 @@
 import attrs
 from torch import Tensor
 
-from composable.algorithms._validators import boolean, in_range
-from composable.core.algorithm import Algorithm, Stage
+from composable.algorithms._normalization import Augmentation
+from composable.algorithms._validators import boolean, fields_for, in_range
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import colout
@@ -13,7 +13,7 @@ __all__ = ["ColOut"]
 
 
 @attrs.frozen(repr=False)
-class ColOut(Algorithm):
+class ColOut(Augmentation):
     """Drop random rows and columns of the inputs: see `composable.functional.colout`.
 
     Dense targets, with one value per pixel, lose the same rows and columns.
@@ -28,22 +28,12 @@ class ColOut(Algorithm):
     p_col: float = attrs.field(default=0.15, validator=in_range(0, 1, ends="[)"))
     per_sample: bool = attrs.field(default=False, validator=boolean)
 
-    events = frozenset({Event.AFTER_DATALOADER})
-    stage = Stage.AUGMENT
-    reads = frozenset({"batch", "key", "timestamp"})
-    writes = frozenset({"batch"})
-
     def apply(self, event: Event, state: State) -> State:
         """Drop rows and columns of the batch."""
         targets = state.targets
-        small = colout(
-            state.inputs,
-            targets if isinstance(targets, Tensor) else None,
-            p_row=self.p_row,
-            p_col=self.p_col,
-            per_sample=self.per_sample,
-            generator=state.generator(self.name),
-        )
+        dense = targets if isinstance(targets, Tensor) else None
+        options = fields_for(self, colout)
+        small = colout(state.inputs, dense, **options, generator=state.generator(self.name))
         if small.targets is None:
             return state.with_batch(inputs=small.inputs)
         return state.with_batch(inputs=small.inputs, targets=small.targets)

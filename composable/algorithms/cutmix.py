@@ -3,17 +3,14 @@
 import attrs
 
 from composable.algorithms._validators import boolean, in_range
-from composable.algorithms.mixup import blend_pairs
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
-from composable.core.state import State
+from composable.algorithms.mixup import PairMixing
 from composable.functional import cutmix
 
 __all__ = ["CutMix"]
 
 
 @attrs.frozen(repr=False)
-class CutMix(Algorithm):
+class CutMix(PairMixing):
     """Paste a box of another example into each example: see `composable.functional.cutmix`.
 
     The whole batch is mixed at once, before it is split into microbatches.
@@ -32,21 +29,4 @@ class CutMix(Algorithm):
     interpolate_loss: bool = attrs.field(default=False, validator=boolean)
     per_sample: bool = attrs.field(default=False, validator=boolean)
 
-    events = frozenset({Event.BEFORE_TRAIN_BATCH, Event.BEFORE_LOSS})
-    stage = Stage.MIX
-    reads = frozenset({"batch", "outputs", "loss_fn", "key", "timestamp"})
-    writes = frozenset({"batch", "loss_fn"})
-
-    def apply(self, event: Event, state: State) -> State:
-        """Mix the batch; before the loss, interpolate its pairs of targets, or the loss."""
-        if event is Event.BEFORE_LOSS:
-            return blend_pairs(state, interpolate_loss=self.interpolate_loss)
-        mixed = cutmix(
-            state.inputs,
-            state.targets,
-            alpha=self.alpha,
-            uniform_sampling=self.uniform_sampling,
-            per_sample=self.per_sample,
-            generator=state.generator(self.name),
-        )
-        return state.with_batch(inputs=mixed.inputs, targets=mixed.mixed_targets)
+    mixing = staticmethod(cutmix)

@@ -2,8 +2,8 @@
 
 import attrs
 
-from composable.algorithms._validators import boolean, integer_at_least, passes
-from composable.core.algorithm import Algorithm, Stage
+from composable.algorithms._normalization import Augmentation
+from composable.algorithms._validators import boolean, fields_for, integer_at_least, passes
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import cutout
@@ -13,7 +13,7 @@ __all__ = ["CutOut"]
 
 
 @attrs.frozen(repr=False)
-class CutOut(Algorithm):
+class CutOut(Augmentation):
     """Set square regions of the inputs to zero: see `composable.functional.cutout`.
 
     Args:
@@ -28,20 +28,8 @@ class CutOut(Algorithm):
     uniform_sampling: bool = attrs.field(default=False, validator=boolean)
     per_sample: bool = attrs.field(default=True, validator=boolean)
 
-    events = frozenset({Event.AFTER_DATALOADER})
-    stage = Stage.AUGMENT
-    reads = frozenset({"batch", "key", "timestamp"})
-    writes = frozenset({"batch"})
-
     def apply(self, event: Event, state: State) -> State:
         """Cut holes into the inputs of the batch."""
-        return state.with_batch(
-            inputs=cutout(
-                state.inputs,
-                num_holes=self.num_holes,
-                length=self.length,
-                uniform_sampling=self.uniform_sampling,
-                per_sample=self.per_sample,
-                generator=state.generator(self.name),
-            )
-        )
+        options = fields_for(self, cutout)
+        inputs = cutout(state.inputs, **options, generator=state.generator(self.name))
+        return state.with_batch(inputs=inputs)

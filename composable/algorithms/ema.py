@@ -4,9 +4,10 @@ import math
 from types import MappingProxyType
 
 import attrs
+from attrs.validators import optional
 
 from composable.algorithms._averaging import WeightAverage
-from composable.algorithms._validators import in_range
+from composable.algorithms._validators import batches_or_epochs, in_range
 from composable.core.algorithm import Remark
 from composable.core.event import Event
 from composable.core.state import State
@@ -17,10 +18,9 @@ from composable.functional import ema, ema_smoothing, with_tensors
 __all__ = ["EMA"]
 
 _BATCH_END, _EPOCH_END = Event.BATCH_END, Event.EPOCH_END
-_UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
 _DEFAULT = Time(1000, TimeUnit.BATCH)
 _LARGE_SHARE = 0.2
-_ONE = {unit: Time(1, unit) for unit in _UNITS}
+_ONE = {unit: Time(1, unit) for unit in (TimeUnit.BATCH, TimeUnit.EPOCH)}
 
 
 def _half_life(value: TimeLike | None) -> Time | None:
@@ -39,9 +39,9 @@ def _ema_start(value: TimeLike) -> Time:
 class EMA(WeightAverage):
     """Evaluate and predict with averaged weights: see `composable.functional.ema`.
 
-    Training continues with the original weights. `state.averages[name]` holds the average, in
-    float32 for 16-bit weights and without frozen ones. After `fit`, the model holds the averaged
-    weights; a further `fit` continues with the original ones.
+    `state.averages[name]` holds the average, in float32 for 16-bit weights and without frozen ones.
+    After `fit`, the model holds the averaged weights; a further `fit` continues with the original
+    ones.
 
     Args:
         half_life: Time after which the weight of a past value halves, in batches or epochs.
@@ -59,12 +59,14 @@ class EMA(WeightAverage):
             or differ.
     """
 
-    half_life: Time | None = attrs.field(default=None, converter=_half_life, eq=str)
-    smoothing: float | None = attrs.field(
-        default=None, validator=attrs.validators.optional(in_range(0, 1))
+    half_life: Time | None = attrs.field(
+        default=None, converter=_half_life, validator=batches_or_epochs("1ba"), eq=str
     )
+    smoothing: float | None = attrs.field(default=None, validator=optional(in_range(0, 1)))
     ema_start: Time = attrs.field(default=Time(0, TimeUnit.DURATION), converter=_ema_start, eq=str)
-    update_interval: Time | None = attrs.field(default=None, converter=_update_interval, eq=str)
+    update_interval: Time | None = attrs.field(
+        default=None, converter=_update_interval, validator=batches_or_epochs("1ba"), eq=str
+    )
     blend: float = attrs.field(default=1.0, validator=in_range(0, 1, ends="(]"))
 
     reads = frozenset({"model", "timestamp", "max_duration", "averages"})
@@ -82,13 +84,6 @@ class EMA(WeightAverage):
             )
         if self.half_life is None and self.smoothing is None:
             object.__setattr__(self, "half_life", _DEFAULT)  # as attrs advises for frozen classes
-        given = {"half_life": self.half_life, "update_interval": self.update_interval}
-        for argument, time in given.items():
-            if time is not None and (time.unit not in _UNITS or not time.value):
-                raise ValueError(
-                    f"{argument}={_text(time)} must be greater than 0, in batches or epochs, such "
-                    "as '1ba'."
-                )
         if self.half_life is not None and self.half_life.unit is not self.interval.unit:
             raise ValueError(
                 f"half_life={_text(self.half_life)} and "

@@ -4,8 +4,8 @@ from math import inf
 
 import attrs
 
-from composable.algorithms._dense_targets import check_no_dense_targets
-from composable.algorithms._validators import in_range, integer_at_least
+from composable.algorithms._dense_targets import check_no_dense_targets, with_inputs
+from composable.algorithms._validators import fields_for, in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -35,15 +35,11 @@ class FixRes(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Resize the inputs of the batch."""
-        inputs = fixres(
-            state.inputs, scale_factor=self.scale_factor, size_increment=self.size_increment
-        )
+        inputs = fixres(state.inputs, **fields_for(self, fixres))
         if event is Event.EVAL_BATCH_START and self.scale_factor != 1:
             check_no_dense_targets(
                 state,
                 f"{self.name} can't resize",
                 "resize the outputs in your model, and call composable.functional.fixres there",
             )
-        if state.batch is state.inputs:  # a prediction of a batch without targets
-            return state.evolve(batch=inputs)
-        return state.with_batch(inputs=inputs)
+        return with_inputs(state, inputs)

@@ -1,9 +1,10 @@
 """Gyro dropout, as an algorithm."""
 
+from typing import Any
+
 import attrs
 
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
+from composable.algorithms._surgery import Surgery
 from composable.core.state import State
 from composable.core.time import TimeUnit
 from composable.functional import gyro_dropout
@@ -13,7 +14,7 @@ __all__ = ["GyroDropout"]
 
 
 @attrs.frozen(repr=False)
-class GyroDropout(Algorithm):
+class GyroDropout(Surgery):
     """Use dropout with a fixed pool of masks: see `composable.functional.gyro_dropout`.
 
     The masks are spread over the batches of the run, so `max_duration` must be given: in batches,
@@ -32,14 +33,12 @@ class GyroDropout(Algorithm):
     def __attrs_post_init__(self) -> None:
         check_masks(self.p, self.sigma, self.tau)
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
+    surgery = staticmethod(gyro_dropout)
     reads = frozenset({"model", "key", "max_duration", "epoch_length"})
-    writes = frozenset({"model"})
     replaces = frozenset({"dropout"})
 
-    def apply(self, event: Event, state: State) -> State:
-        """Replace the layers once, before training."""
+    def options(self, state: State) -> dict[str, Any]:
+        """Return the arguments of the surgery by name, the length of the run among them."""
         whole = state.max_duration
         if whole is None or whole.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH):
             raise ValueError(
@@ -53,13 +52,5 @@ class GyroDropout(Algorithm):
                 "its masks, because the loader has no length; pass max_duration='1000ba' or the "
                 "like."
             )
-        model = gyro_dropout(
-            state.model,
-            p=self.p,
-            sigma=self.sigma,
-            tau=self.tau,
-            iters_per_epoch=batches,
-            max_epoch=int(whole.value),
-            generator=state.key.fold(self.name).generator(),
-        )
-        return state.evolve(model=model)
+        length = {"iters_per_epoch": batches, "max_epoch": int(whole.value)}
+        return super().options(state) | length

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import attrs
 
-from composable.algorithms._validators import in_range
+from composable.algorithms._validators import fields_for, in_range
 from composable.core.algorithm import Algorithm, Remark, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -53,7 +53,7 @@ class LayerFreezing(Algorithm):
         _, batches = progress(state, state.max_duration)
         exact = state.max_duration.unit is TimeUnit.BATCH or state.epoch_length
         last = 1 - 1 / float(batches) if exact else 1 - 1e-9  # of the start of the last batch
-        options = {"freeze_start": self.freeze_start, "freeze_level": self.freeze_level}
+        options = fields_for(self, frozen_layers)
         if frozen_layers(state.model, elapsed=last, **options).layers:
             return None
         count = len(frozen_layers(state.model, elapsed=1.0, freeze_start=0.0).layers)
@@ -67,12 +67,8 @@ class LayerFreezing(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Freeze the parameters of the layers that are frozen in this batch."""
-        now = frozen_layers(
-            state.model,
-            elapsed=state.elapsed,
-            freeze_start=self.freeze_start,
-            freeze_level=self.freeze_level,
-        )
+        options = fields_for(self, frozen_layers)
+        now = frozen_layers(state.model, elapsed=state.elapsed, **options)
         if state.frozen.issuperset(now.parameters):
             return state
         return state.evolve(frozen=state.frozen.union(now.parameters))

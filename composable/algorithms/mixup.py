@@ -1,14 +1,16 @@
 """MixUp, as an algorithm."""
 
+from collections.abc import Callable
 from types import MappingProxyType
+from typing import ClassVar
 
 import attrs
 
-from composable.algorithms._validators import boolean, in_range
+from composable.algorithms._validators import boolean, fields_for, in_range
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
-from composable.functional import MixedTargets, mixup
+from composable.functional import MixedBatch, MixedTargets, mixup
 from composable.losses.classes import InterpolatedLoss, for_probabilities, per_example
 
 __all__ = ["MixUp"]
@@ -18,7 +20,29 @@ _MIXED_ONCE = "both mix the batch, and the pairs of targets of a mixed batch can
 
 
 @attrs.frozen(repr=False)
-class MixUp(Algorithm):
+class PairMixing(Algorithm):
+    """Mix pairs of examples; a subclass has the `mixing`, and its options as fields."""
+
+    mixing: ClassVar[Callable[..., MixedBatch]]
+    """A function of inputs and targets, with arguments by the names of the fields."""
+    events = frozenset({Event.BEFORE_TRAIN_BATCH, Event.BEFORE_LOSS})
+    stage = Stage.MIX
+    reads = frozenset({"batch", "outputs", "loss_fn", "key", "timestamp"})
+    writes = frozenset({"batch", "loss_fn"})
+    incompatible_with = MappingProxyType(dict.fromkeys(("MixUp", "CutMix"), _MIXED_ONCE))
+
+    def apply(self, event: Event, state: State) -> State:
+        """Mix the batch; before the loss, interpolate its pairs of targets, or the loss."""
+        if event is Event.BEFORE_LOSS:
+            return blend_pairs(state, **fields_for(self, blend_pairs))
+        mixing, generator = type(self).mixing, state.generator(self.name)
+        options = fields_for(self, mixing)
+        mixed = mixing(state.inputs, state.targets, **options, generator=generator)
+        return state.with_batch(inputs=mixed.inputs, targets=mixed.mixed_targets)
+
+
+@attrs.frozen(repr=False)
+class MixUp(PairMixing):
     """Mix each batch with a permutation of itself: see `composable.functional.mixup`.
 
     The whole batch is mixed at once, before it is split into microbatches.
@@ -35,24 +59,7 @@ class MixUp(Algorithm):
     per_sample: bool = attrs.field(default=False, validator=boolean)
     interpolate_loss: bool = attrs.field(default=False, validator=boolean)
 
-    events = frozenset({Event.BEFORE_TRAIN_BATCH, Event.BEFORE_LOSS})
-    stage = Stage.MIX
-    reads = frozenset({"batch", "outputs", "loss_fn", "key", "timestamp"})
-    writes = frozenset({"batch", "loss_fn"})
-    incompatible_with = MappingProxyType(dict.fromkeys(("MixUp", "CutMix"), _MIXED_ONCE))
-
-    def apply(self, event: Event, state: State) -> State:
-        """Mix the batch; before the loss, interpolate its pairs of targets, or the loss."""
-        if event is Event.BEFORE_LOSS:
-            return blend_pairs(state, interpolate_loss=self.interpolate_loss)
-        mixed = mixup(
-            state.inputs,
-            state.targets,
-            alpha=self.alpha,
-            per_sample=self.per_sample,
-            generator=state.generator(self.name),
-        )
-        return state.with_batch(inputs=mixed.inputs, targets=mixed.mixed_targets)
+    mixing = staticmethod(mixup)
 
 
 def blend_pairs(state: State, *, interpolate_loss: bool) -> State:

@@ -1,6 +1,7 @@
 """Hashed n-gram embeddings, as an algorithm."""
 
 import attrs
+from attrs.validators import optional
 
 from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import boolean, in_range, integer_at_least, name_or_none
@@ -25,9 +26,7 @@ class NGramEmbeddings(Surgery):
     """
 
     n: int = attrs.field(default=3, validator=integer_at_least(2))
-    rows: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(integer_at_least(1))
-    )
+    rows: int | None = attrs.field(default=None, validator=optional(integer_at_least(1)))
     megabytes: float = attrs.field(default=64.0, validator=in_range(0, ends="()"))
     sparse: bool = attrs.field(default=False, validator=boolean)
     target: str | None = attrs.field(default=None, validator=name_or_none)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from composable._support.checks import check_is_callable
 from composable.algorithms._by_example import draw_of_examples
+from composable.algorithms._normalization import Augmentation
 from composable.algorithms._validators import passes
-from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.data.indexed import check_index_key
@@ -20,7 +20,7 @@ __all__ = ["PairedAugment"]
 
 
 @attrs.frozen(repr=False)
-class PairedAugment(Algorithm):
+class PairedAugment(Augmentation):
     """Augment by opposite amounts in alternate epochs: see `composable.functional.paired_augment`.
 
     Batches must have the indices of their examples: see `composable.data.Indexed`.
@@ -39,11 +39,6 @@ class PairedAugment(Algorithm):
         default=None, validator=optional(passes(check_is_callable))
     )
     index_key: int | str | None = attrs.field(default=None, validator=check_index_key)
-
-    events = frozenset({Event.AFTER_DATALOADER})
-    stage = Stage.AUGMENT
-    reads = frozenset({"batch", "key", "timestamp"})
-    writes = frozenset({"batch"})
 
     def apply(self, event: Event, state: State) -> State:
         """Augment the inputs of the batch, and its targets if there is a function for them."""

@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable.algorithms._validators import in_range
+from composable.algorithms._validators import in_range, passes
 from composable.batches.model_call import needs_logits
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -36,13 +36,12 @@ class PrefixTokens(Algorithm):
         end: The share of training at which the weight is 0, in (0, 1].
     """
 
-    prefixes: Tensor = attrs.field(eq=attrs.cmp_using(eq=lambda one, other: one.equal(other)))
+    prefixes: Tensor = attrs.field(
+        validator=passes(lambda _, prefixes: check_prefixes(prefixes)),
+        eq=attrs.cmp_using(eq=lambda one, other: one.equal(other)),
+    )
     weight: float = attrs.field(default=0.25, validator=in_range(0, ends="[)"))
     end: float = attrs.field(default=2 / 3, validator=in_range(0, 1, ends="(]"))
-
-    @prefixes.validator
-    def _check_prefixes(self, _: Any, value: Any) -> None:
-        check_prefixes(value)
 
     events = frozenset({Event.BEFORE_TRAIN_BATCH, Event.BEFORE_LOSS, Event.AFTER_LOSS})
     stage = Stage.MIX

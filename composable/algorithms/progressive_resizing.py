@@ -3,7 +3,13 @@
 import attrs
 
 from composable.algorithms._dense_targets import check_no_dense_targets
-from composable.algorithms._validators import boolean, in_range, integer_at_least, one_of
+from composable.algorithms._validators import (
+    boolean,
+    fields_for,
+    in_range,
+    integer_at_least,
+    one_of,
+)
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -40,20 +46,11 @@ class ProgressiveResizing(Algorithm):
     writes = frozenset({"batch"})
 
     def __attrs_post_init__(self) -> None:
-        if self.delay_fraction + self.finetune_fraction > 1:
-            raise ValueError(
-                f"delay_fraction={self.delay_fraction!r} and "
-                f"finetune_fraction={self.finetune_fraction!r} must not sum to more than 1."
-            )
+        progressive_scale(0.0, **fields_for(self, progressive_scale))  # checks their sum
 
     def apply(self, event: Event, state: State) -> State:
         """Resize the batch to the scale of this time of training."""
-        scale = progressive_scale(
-            state.elapsed,
-            initial_scale=self.initial_scale,
-            finetune_fraction=self.finetune_fraction,
-            delay_fraction=self.delay_fraction,
-        )
+        scale = progressive_scale(state.elapsed, **fields_for(self, progressive_scale))
         if scale == 1:
             return state
         if self.mode == "crop" and not self.resize_targets:
@@ -64,9 +61,7 @@ class ProgressiveResizing(Algorithm):
             state.inputs,
             state.targets if self.resize_targets else None,
             scale_factor=scale,
-            mode=self.mode,
-            resize_targets=self.resize_targets,
-            size_increment=self.size_increment,
+            **fields_for(self, resize_batch),
             generator=state.generator(self.name),
         )
         if self.resize_targets:

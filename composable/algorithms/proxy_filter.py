@@ -8,12 +8,13 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
+from attrs.validators import optional
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable._support.checks import check_is_callable, check_module, check_range
+from composable._support.checks import check_is_callable, check_module
 from composable.algorithms._scoring import example_losses
-from composable.algorithms._validators import boolean, integer_at_least
+from composable.algorithms._validators import boolean, in_range, integer_at_least, passes
 from composable.batches.batch import describe_batch
 from composable.batches.precision import widest_float
 from composable.core.algorithm import Algorithm, Stage
@@ -52,16 +53,6 @@ def _check_proxy(_: Any, attribute: Any, value: Any) -> None:
         )
 
 
-def _check_function(_: Any, attribute: Any, value: Any) -> None:
-    if value is not None:
-        check_is_callable(attribute.name, value)
-
-
-def _check_keep(_: Any, attribute: Any, value: Any) -> None:
-    if value is not None:
-        check_range(attribute.name, value, 0, 1, ends="(]")
-
-
 @attrs.frozen(repr=False)
 class ProxyFilter(Algorithm):
     """Train on the examples of each batch whose loss under a small proxy is the highest.
@@ -92,13 +83,13 @@ class ProxyFilter(Algorithm):
 
     proxy: nn.Module = attrs.field(validator=_check_proxy, eq=repr)
     optimizer: Callable[[Any], Optimizer] = attrs.field(validator=_check_optimizer, eq=repr)
-    keep: float | None = attrs.field(default=None, validator=_check_keep)
+    keep: float | None = attrs.field(default=None, validator=optional(in_range(0, 1, ends="(]")))
     rule: Callable[..., Tensor] | None = attrs.field(
-        default=None, validator=_check_function, eq=repr
+        default=None, validator=optional(passes(check_is_callable)), eq=repr
     )
     interval: int = attrs.field(default=4, validator=integer_at_least(1))
     schedule: Callable[[State], float] | None = attrs.field(
-        default=None, validator=_check_function, eq=repr
+        default=None, validator=optional(passes(check_is_callable)), eq=repr
     )
     record: bool = attrs.field(default=True, validator=boolean)
 

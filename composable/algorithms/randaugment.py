@@ -13,9 +13,8 @@ __all__ = ["RandAugment"]
 class RandAugment(PixelAugmentation):
     """Apply a few random operations to each image: see `composable.functional.randaugment`.
 
-    The images are uint8, or floats in [0, 1]. If the data loader normalizes them, pass its `mean`
-    and `std`: the normalization is undone for the augmentation. Targets with a value for each pixel
-    are refused, since they would have to be moved with the images.
+    The images are uint8, or floats in [0, 1]; or normalized by `mean` and `std`, which is undone
+    for the augmentation. Targets with a value for each pixel are refused.
 
     Args:
         severity: Maximum level of the operations, in [0, 10].
@@ -31,4 +30,3 @@ class RandAugment(PixelAugmentation):
     augmentations: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))
 
     augmentation = staticmethod(randaugment)
-    options = ("severity", "depth", "augmentations")

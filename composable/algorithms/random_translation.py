@@ -6,8 +6,8 @@ import attrs
 
 from composable._support.spatial import check_spatial
 from composable.algorithms._dense_targets import move_pixels
+from composable.algorithms._normalization import Augmentation
 from composable.algorithms._validators import integer_at_least
-from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import apply_random_translation, draw_random_translation
@@ -16,7 +16,7 @@ __all__ = ["RandomTranslation"]
 
 
 @attrs.frozen(repr=False)
-class RandomTranslation(Algorithm):
+class RandomTranslation(Augmentation):
     """Shift each image by a few pixels: see `composable.functional.random_translation`.
 
     Dense targets of the same size are shifted with their images.
@@ -27,10 +27,6 @@ class RandomTranslation(Algorithm):
 
     max_shift: int = attrs.field(default=2, validator=integer_at_least(0))
 
-    events = frozenset({Event.AFTER_DATALOADER})
-    stage = Stage.AUGMENT
-    reads = frozenset({"batch", "key", "timestamp"})
-    writes = frozenset({"batch"})
     after = frozenset({"AlternatingFlip"})  # as in airbench
 
     def apply(self, event: Event, state: State) -> State:

@@ -20,11 +20,10 @@ __all__ = ["SAM"]
 class SAM(Algorithm):
     """Take the gradient at the worst-case nearby weights: see `functional.sam_perturbation`.
 
-    The loop runs two passes over the batch: one with the current weights, and one with the
-    perturbed weights, which gives the gradients of the step. Both passes use the same examples,
-    the same mixing and the same dropout. The logged loss and the running statistics of
-    normalization layers come from the first pass. SAM works with any optimizer; gradients are
-    clipped once, after the second pass. It needs the Trainer: external loops have no second pass.
+    The loop runs two passes over the batch, with the same examples, mixing and dropout. The second
+    one, with the perturbed weights, gives the gradients of the step, which are then clipped. The
+    logged loss and the running statistics of normalization layers come from the first. It needs the
+    Trainer: external loops have no second pass.
 
     Args:
         rho: Radius of the neighbourhood of the weights, 0 or more.

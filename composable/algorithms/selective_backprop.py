@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 
 from composable._support.checks import check_order
 from composable.algorithms._scoring import example_losses
-from composable.algorithms._validators import in_range, integer_at_least
+from composable.algorithms._validators import fields_for, in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -28,8 +28,7 @@ class SelectiveBackprop(Algorithm):
     """Train on the examples with high loss: see `composable.functional.select_using_loss`.
 
     The whole batch is scored in one forward pass without gradients, before any augmentation. The
-    pass has no side effects: normalization layers keep their running statistics, and the random
-    numbers of the step don't change.
+    pass changes no running statistics, nor the random numbers of the step.
 
     Args:
         start: Fraction of training at which selection starts, in [0, 1].
@@ -58,13 +57,8 @@ class SelectiveBackprop(Algorithm):
         elapsed = state.elapsed
         if not self.start <= elapsed < self.end:  # cheaper than should_select and its checks
             return False
-        return should_select(
-            elapsed,
-            state.timestamp.batch,
-            start=self.start,
-            end=self.end,
-            interrupt=self.interrupt,
-        )
+        options = fields_for(self, should_select)
+        return should_select(elapsed, state.timestamp.batch, **options)
 
     def window(self) -> Window:
         """Return the window from `start` to `end`, without every `interrupt`-th batch."""

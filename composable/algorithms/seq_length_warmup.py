@@ -3,7 +3,7 @@
 import attrs
 
 from composable._support.checks import check_order
-from composable.algorithms._validators import boolean, in_range, integer_at_least
+from composable.algorithms._validators import boolean, fields_for, in_range, integer_at_least
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -48,20 +48,10 @@ class SeqLengthWarmup(Algorithm):
 
     def length_at(self, clock: HasTime) -> int:
         """Return the length of the sequences at the time of a clock."""
-        return warmed_up_length(
-            elapsed(clock),
-            duration=self.duration,
-            min_seq_length=self.min_seq_length,
-            max_seq_length=self.max_seq_length,
-            step_size=self.step_size,
-        )
+        return warmed_up_length(elapsed(clock), **fields_for(self, warmed_up_length))
 
     def apply(self, event: Event, state: State) -> State:
         """Shorten the sequences of the batch to the length of this time of training."""
-        batch = set_sequence_length(
-            state.batch,
-            self.length_at(state),
-            truncate=self.truncate,
-            preserve_end_of_sequence=self.preserve_end_of_sequence,
-        )
+        options = fields_for(self, set_sequence_length)
+        batch = set_sequence_length(state.batch, self.length_at(state), **options)
         return state if batch is state.batch else state.evolve(batch=batch)

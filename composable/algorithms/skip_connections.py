@@ -3,6 +3,7 @@
 from typing import Any
 
 import attrs
+from attrs.validators import optional
 
 from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import boolean, in_range, integer_at_least, one_of, passes
@@ -29,9 +30,7 @@ class SkipConnections(Surgery):
         default="embedding", validator=one_of("embedding", "mirrored", "all")
     )
     dynamic: bool = attrs.field(default=False, validator=boolean)
-    last: int | None = attrs.field(
-        default=None, validator=attrs.validators.optional(integer_at_least(1))
-    )
+    last: int | None = attrs.field(default=None, validator=optional(integer_at_least(1)))
     hidden: int = attrs.field(default=64, validator=integer_at_least(1))
     scale: float = attrs.field(default=0.1, validator=in_range(0, ends="()"))
     target: Any = attrs.field(

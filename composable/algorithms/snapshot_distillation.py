@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
+from attrs.validators import optional
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -13,7 +14,7 @@ from composable._support.checks import check_tensors
 from composable._support.dtensors import is_sharded
 from composable._support.foreach import compute_dtype
 from composable._support.targets import check_class_dim
-from composable.algorithms._validators import in_range, integer_at_least, passes
+from composable.algorithms._validators import batches_or_epochs, in_range, integer_at_least, passes
 from composable.core.algorithm import Algorithm, Remark, Stage
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
@@ -26,7 +27,6 @@ from composable.losses.watch import mean_like
 
 __all__ = ["SnapshotDistillation"]
 
-_UNITS = (TimeUnit.BATCH, TimeUnit.EPOCH)
 _MEMORY = ("teacher", "frozen")
 
 
@@ -62,13 +62,13 @@ class SnapshotDistillation(Algorithm):
         ValueError: `cycle` is not in batches or epochs.
     """
 
-    cycle: Time = attrs.field(converter=_cycle, eq=str)
+    cycle: Time = attrs.field(converter=_cycle, validator=batches_or_epochs("2ep"), eq=str)
     alpha: float = attrs.field(default=0.5, validator=in_range(0, 1, ends="()"))
     temperature: float = attrs.field(default=1.0, validator=in_range(0, ends="()"))
     first_cycle: int = attrs.field(default=2, validator=integer_at_least(2))
     class_dim: int | None = attrs.field(
         default=None,
-        validator=attrs.validators.optional(passes(lambda _, dim: check_class_dim(dim))),
+        validator=optional(passes(lambda _, dim: check_class_dim(dim))),
     )
 
     stage = Stage.MIX
@@ -79,13 +79,6 @@ class SnapshotDistillation(Algorithm):
     before = frozenset({"CutMix", "MixUp", "PrefixTokens"})
     """They replace the labels, which weight the positions of the divergence."""
     discouraged_with = MappingProxyType({"SnapshotDistillation": "each adds a divergence"})
-
-    def __attrs_post_init__(self) -> None:
-        if self.cycle.unit not in _UNITS or not self.cycle.value:
-            raise ValueError(
-                f"cycle={str(self.cycle)!r} must be greater than 0, in batches or epochs, such as "
-                "'2ep'."
-            )
 
     @property
     def events(self) -> frozenset[Event]:

@@ -1,13 +1,12 @@
 """Squared ReLU, as an algorithm."""
 
-from typing import Any
-
 import attrs
+from attrs.validators import optional
 from torch import nn
 
 from composable._support.registry import check_class
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import in_range
+from composable.algorithms._validators import in_range, passes
 from composable.functional import squared_relu
 
 __all__ = ["SquaredReLUs"]
@@ -23,12 +22,9 @@ class SquaredReLUs(Surgery):
     """
 
     slope: float = attrs.field(default=0.0, validator=in_range(0, 1))
-    target: type[nn.Module] | None = attrs.field(default=None)
-
-    @target.validator
-    def _check_target(self, _: Any, value: Any) -> None:
-        if value is not None:
-            check_class("target", value)
+    target: type[nn.Module] | None = attrs.field(
+        default=None, validator=optional(passes(check_class))
+    )
 
     surgery = staticmethod(squared_relu)
     after = frozenset({"GatedLinearUnits"})

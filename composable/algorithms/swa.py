@@ -6,11 +6,18 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
+from attrs.validators import optional
 
 from composable._support.dtensors import is_sharded
 from composable._support.warn import warn_user
 from composable.algorithms._averaging import WeightAverage
-from composable.algorithms._validators import boolean, in_range, integer_at_least, one_of
+from composable.algorithms._validators import (
+    batches_or_epochs,
+    boolean,
+    in_range,
+    integer_at_least,
+    one_of,
+)
 from composable.batches.model_call import CalledModel
 from composable.core.event import Event
 from composable.core.state import State
@@ -48,11 +55,10 @@ def _update_interval(value: TimeLike) -> Time:
 class SWA(WeightAverage):
     """Evaluate and predict with the mean of the weights late in training: see `functional.swa`.
 
-    Training continues with the original weights. From `swa_start` on, the weights are added to a
-    running mean at each multiple of `update_interval`, up to the last batch that starts before
-    `swa_end`. From the first update to the end of the run, evaluations use the mean.
-    `state.averages[name]` holds the mean, in float32 for 16-bit weights. After `fit`, the model
-    holds the averaged weights; a further `fit` continues with the original ones.
+    From `swa_start` on, the weights are added to a running mean at each multiple of
+    `update_interval`, up to the last batch that starts before `swa_end`. From the first update to
+    the end of the run, evaluations use the mean. `state.averages[name]` holds it, and after `fit`
+    the model does, as with `EMA`.
 
     The running statistics of batch norms are averaged with the weights. In the batches from
     `swa_end` on, they are recomputed for the averaged weights, at the cost of one forward pass
@@ -85,14 +91,15 @@ class SWA(WeightAverage):
     swa_start: Time = attrs.field(default=Time.parse("0.7dur"), converter=_swa_start, eq=str)
     swa_end: Time = attrs.field(default=Time.parse("0.97dur"), converter=_swa_end, eq=str)
     update_interval: Time = attrs.field(
-        default=Time(1, TimeUnit.EPOCH), converter=_update_interval, eq=str
+        default=Time(1, TimeUnit.EPOCH),
+        converter=_update_interval,
+        validator=batches_or_epochs("1ep"),
+        eq=str,
     )
     schedule_swa_lr: bool = attrs.field(default=False, validator=boolean)
     anneal_strategy: str = attrs.field(default="linear", validator=one_of("linear", "cos"))
     anneal_steps: int = attrs.field(default=10, validator=integer_at_least(0))
-    swa_lr: float | None = attrs.field(
-        default=None, validator=attrs.validators.optional(in_range(0, ends="()"))
-    )
+    swa_lr: float | None = attrs.field(default=None, validator=optional(in_range(0, ends="()")))
 
     incompatible_with = MappingProxyType({"EMA": "both replace the model that is evaluated"})
     discouraged_with = MappingProxyType(
@@ -100,16 +107,11 @@ class SWA(WeightAverage):
     )
 
     def __attrs_post_init__(self) -> None:
-        start, end, interval = self.swa_start, self.swa_end, self.update_interval
+        start, end = self.swa_start, self.swa_end
         if start.unit is end.unit and end <= start:
             raise ValueError(
                 f"swa_end={str(end)!r} must be after swa_start={str(start)!r}, such as "
                 "SWA(swa_start='0.7dur', swa_end='0.97dur')."
-            )
-        if interval.unit not in (TimeUnit.BATCH, TimeUnit.EPOCH) or not interval.value:
-            raise ValueError(
-                f"update_interval={str(interval)!r} must be greater than 0, in batches or epochs, "
-                "such as '1ep'."
             )
         if self.schedule_swa_lr is (self.swa_lr is None):
             raise ValueError(

@@ -5,6 +5,7 @@ from typing import Any
 import attrs
 from torch import Tensor
 
+from composable.algorithms._dense_targets import with_inputs
 from composable.algorithms._validators import boolean, integer_at_least, one_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -50,17 +51,11 @@ class TTA(Algorithm):
                     "loss too; pass loss_fn=, a function of logits and targets, such as "
                     "cross_entropy."
                 )
-            return _with_inputs(state, tta_views(state.inputs, **views))
+            return with_inputs(state, tta_views(state.inputs, **views))
         if not isinstance(state.outputs, Tensor):
             raise TypeError(
                 f"{self.name} averages logits [batch, classes], and the model returns "
                 f"{type(state.outputs).__name__}; use a model that returns the logits alone."
             )
         outputs = average_tta(state.outputs, average=self.average, **views)
-        return _with_inputs(state, state.inputs[: len(outputs)]).evolve(outputs=outputs)
-
-
-def _with_inputs(state: State, inputs: Any) -> State:
-    if state.batch is state.inputs:  # a prediction of a batch without targets
-        return state.evolve(batch=inputs)
-    return state.with_batch(inputs=inputs)
+        return with_inputs(state, state.inputs[: len(outputs)]).evolve(outputs=outputs)

@@ -7,9 +7,8 @@ from typing import Any
 import attrs
 from torch import Tensor
 
+from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import in_range
-from composable.core.algorithm import Algorithm, Stage
-from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import whiten_first_layer
 
@@ -25,7 +24,7 @@ def _check_sample(_: Any, attribute: Any, value: Any) -> None:
 
 
 @attrs.frozen(repr=False)
-class WhitenedFirstLayer(Algorithm):
+class WhitenedFirstLayer(Surgery):
     """Freeze the first convolution as a whitening: see `composable.functional.whiten_first_layer`.
 
     Args:
@@ -37,16 +36,14 @@ class WhitenedFirstLayer(Algorithm):
     sample: Callable[[], Tensor] = attrs.field(validator=_check_sample)
     eps: float = attrs.field(default=5e-4, validator=in_range(0, inf, ends="()"))
 
-    events = frozenset({Event.INIT})
-    stage = Stage.SURGERY
+    surgery = staticmethod(whiten_first_layer)
     reads = frozenset({"model", "device"})
-    writes = frozenset({"model"})
     replaces = frozenset({"convolution"})
     before = frozenset({"BlurPool", "Factorize", "SqueezeExcite", "WeightStandardization"})
 
-    def apply(self, event: Event, state: State) -> State:
-        """Write the filters once, before training."""
+    def options(self, state: State) -> dict[str, Any]:
+        """Return the arguments of the surgery by name, the images among them."""
         inputs = self.sample()
         if isinstance(inputs, Tensor):
             inputs = inputs.to(state.device)
-        return state.evolve(model=whiten_first_layer(state.model, inputs, eps=self.eps))
+        return super().options(state) | {"inputs": inputs}

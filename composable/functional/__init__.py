@@ -8,219 +8,174 @@ if TYPE_CHECKING:
     from composable._support.surgery import with_tensors as with_tensors
     from composable._support.warn import ImageRangeWarning as ImageRangeWarning
     from composable._support.warn import NoEffectWarning as NoEffectWarning
-    from composable.functional import images as images
-    from composable.functional.alibi import alibi as alibi
-    from composable.functional.alibi import register_alibi as register_alibi
-    from composable.functional.alternating_flip import alternating_flip as alternating_flip
-    from composable.functional.alternating_flip import (
-        apply_alternating_flip as apply_alternating_flip,
-    )
-    from composable.functional.alternating_flip import (
-        draw_alternating_flip as draw_alternating_flip,
-    )
-    from composable.functional.attention_output_gate import (
-        attention_output_gate as attention_output_gate,
-    )
-    from composable.functional.augmix import AugMixDraw as AugMixDraw
-    from composable.functional.augmix import apply_augmix as apply_augmix
-    from composable.functional.augmix import augmix as augmix
-    from composable.functional.augmix import draw_augmix as draw_augmix
-    from composable.functional.batch_norm_statistics import (
-        batch_norm_statistics as batch_norm_statistics,
-    )
-    from composable.functional.batch_norm_statistics import (
+
+    from . import images as images
+    from .alibi import alibi as alibi
+    from .alibi import register_alibi as register_alibi
+    from .alternating_flip import alternating_flip as alternating_flip
+    from .alternating_flip import apply_alternating_flip as apply_alternating_flip
+    from .alternating_flip import draw_alternating_flip as draw_alternating_flip
+    from .attention_output_gate import attention_output_gate as attention_output_gate
+    from .augmix import AugMixDraw as AugMixDraw
+    from .augmix import apply_augmix as apply_augmix
+    from .augmix import augmix as augmix
+    from .augmix import draw_augmix as draw_augmix
+    from .batch_norm_statistics import batch_norm_statistics as batch_norm_statistics
+    from .batch_norm_statistics import (
         recompute_batch_norm_statistics as recompute_batch_norm_statistics,
     )
-    from composable.functional.batch_norm_statistics import (
-        reset_batch_norm_statistics as reset_batch_norm_statistics,
-    )
-    from composable.functional.blurpool import blurpool as blurpool
-    from composable.functional.cached_gradients import WholeGradients as WholeGradients
-    from composable.functional.cached_gradients import cached_gradients as cached_gradients
-    from composable.functional.cautious_weight_decay import (
-        cautious_weight_decay as cautious_weight_decay,
-    )
-    from composable.functional.channels_last import channels_last as channels_last
-    from composable.functional.clip_gradients import clip_gradients as clip_gradients
-    from composable.functional.colout import ColOutDraw as ColOutDraw
-    from composable.functional.colout import apply_colout as apply_colout
-    from composable.functional.colout import colout as colout
-    from composable.functional.colout import draw_colout as draw_colout
-    from composable.functional.cutmix import CutMixDraw as CutMixDraw
-    from composable.functional.cutmix import apply_cutmix as apply_cutmix
-    from composable.functional.cutmix import cutmix as cutmix
-    from composable.functional.cutmix import draw_cutmix as draw_cutmix
-    from composable.functional.cutout import apply_cutout as apply_cutout
-    from composable.functional.cutout import cutout as cutout
-    from composable.functional.cutout import draw_cutout as draw_cutout
-    from composable.functional.distillation_loss import distillation_loss as distillation_loss
-    from composable.functional.ema import ema as ema
-    from composable.functional.ema import ema_smoothing as ema_smoothing
-    from composable.functional.ema_nesterov import ema_nesterov_step as ema_nesterov_step
-    from composable.functional.ensembles import average_probabilities as average_probabilities
-    from composable.functional.ensembles import mixture_weights as mixture_weights
-    from composable.functional.exclusive_self_attention import (
-        exclusive_self_attention as exclusive_self_attention,
-    )
-    from composable.functional.factorize import factorize as factorize
-    from composable.functional.factorize_layer import factorize_layer as factorize_layer
-    from composable.functional.fixres import fixres as fixres
-    from composable.functional.fixres import fixres_scale as fixres_scale
-    from composable.functional.frozen_layers import FrozenLayers as FrozenLayers
-    from composable.functional.frozen_layers import frozen_layers as frozen_layers
-    from composable.functional.gated_linear_units import gated_linear_units as gated_linear_units
-    from composable.functional.gated_linear_units import (
-        register_gated_linear_units as register_gated_linear_units,
-    )
-    from composable.functional.ghost_batchnorm import GhostBatchNorm1d as GhostBatchNorm1d
-    from composable.functional.ghost_batchnorm import GhostBatchNorm2d as GhostBatchNorm2d
-    from composable.functional.ghost_batchnorm import GhostBatchNorm3d as GhostBatchNorm3d
-    from composable.functional.ghost_batchnorm import ghost_batchnorm as ghost_batchnorm
-    from composable.functional.group_by_length import group_by_length as group_by_length
-    from composable.functional.gyro_dropout import GyroDropoutLayer as GyroDropoutLayer
-    from composable.functional.gyro_dropout import gyro_dropout as gyro_dropout
-    from composable.functional.infobatch import Pruning as Pruning
-    from composable.functional.infobatch import apply_infobatch as apply_infobatch
-    from composable.functional.infobatch import draw_infobatch as draw_infobatch
-    from composable.functional.infobatch import infobatch as infobatch
-    from composable.functional.initialize_convolutions import (
-        initialize_convolutions as initialize_convolutions,
-    )
-    from composable.functional.initialize_projections import (
-        initialize_projections as initialize_projections,
-    )
-    from composable.functional.jensen_shannon_loss import jensen_shannon_loss as jensen_shannon_loss
-    from composable.functional.layers import BlurConv1d as BlurConv1d
-    from composable.functional.layers import BlurConv2d as BlurConv2d
-    from composable.functional.layers import BlurConv3d as BlurConv3d
-    from composable.functional.layers import BlurMaxPool1d as BlurMaxPool1d
-    from composable.functional.layers import BlurMaxPool2d as BlurMaxPool2d
-    from composable.functional.layers import BlurMaxPool3d as BlurMaxPool3d
-    from composable.functional.layers import FactorizedLayer as FactorizedLayer
-    from composable.functional.layers import NGramEmbedding as NGramEmbedding
-    from composable.functional.layers import ResidualBlock as ResidualBlock
-    from composable.functional.layers import Rotation as Rotation
-    from composable.functional.layers import SquaredReLU as SquaredReLU
-    from composable.functional.layers import alibi_bias as alibi_bias
-    from composable.functional.layers import alibi_slopes as alibi_slopes
-    from composable.functional.layers import blur as blur
-    from composable.functional.layers import embed_ngrams as embed_ngrams
-    from composable.functional.layers import hash_ngrams as hash_ngrams
-    from composable.functional.layers import rotary_embedding as rotary_embedding
-    from composable.functional.layers import rotary_tables as rotary_tables
-    from composable.functional.layers import rotate_pairs as rotate_pairs
-    from composable.functional.layers import smear_tokens as smear_tokens
-    from composable.functional.linear_cross_entropy import (
-        linear_cross_entropy as linear_cross_entropy,
-    )
-    from composable.functional.low_precision_groupnorm import (
-        LowPrecisionGroupNormLayer as LowPrecisionGroupNormLayer,
-    )
-    from composable.functional.low_precision_groupnorm import (
-        low_precision_groupnorm as low_precision_groupnorm,
-    )
-    from composable.functional.low_precision_layernorm import (
-        LowPrecisionLayerNormLayer as LowPrecisionLayerNormLayer,
-    )
-    from composable.functional.low_precision_layernorm import (
-        LowPrecisionRMSNormLayer as LowPrecisionRMSNormLayer,
-    )
-    from composable.functional.low_precision_layernorm import (
-        low_precision_layernorm as low_precision_layernorm,
-    )
-    from composable.functional.mixed import MixedBatch as MixedBatch
-    from composable.functional.mixed import MixedTargets as MixedTargets
-    from composable.functional.mixup import MixUpDraw as MixUpDraw
-    from composable.functional.mixup import apply_mixup as apply_mixup
-    from composable.functional.mixup import draw_mixup as draw_mixup
-    from composable.functional.mixup import mixup as mixup
-    from composable.functional.ngram_embeddings import ngram_embeddings as ngram_embeddings
-    from composable.functional.no_op_model import IdleModel as IdleModel
-    from composable.functional.no_op_model import no_op_model as no_op_model
-    from composable.functional.orthogonalize import orthogonalize as orthogonalize
-    from composable.functional.pack_documents import cumulative_lengths as cumulative_lengths
-    from composable.functional.pack_documents import document_mask as document_mask
-    from composable.functional.pack_documents import pack_documents as pack_documents
-    from composable.functional.pack_documents import pack_lengths as pack_lengths
-    from composable.functional.paired_augment import draw_paired_augment as draw_paired_augment
-    from composable.functional.paired_augment import paired_augment as paired_augment
-    from composable.functional.partial_key_offset import partial_key_offset as partial_key_offset
-    from composable.functional.polar_express_coefficients import (
-        polar_express_coefficients as polar_express_coefficients,
-    )
-    from composable.functional.prefix_tokens import prefix_targets as prefix_targets
-    from composable.functional.prefix_tokens import prefix_token_loss as prefix_token_loss
-    from composable.functional.prefix_tokens import prefix_tokens as prefix_tokens
-    from composable.functional.projections import register_projections as register_projections
-    from composable.functional.qk_norm import qk_norm as qk_norm
-    from composable.functional.randaugment import RandAugmentDraw as RandAugmentDraw
-    from composable.functional.randaugment import apply_randaugment as apply_randaugment
-    from composable.functional.randaugment import draw_randaugment as draw_randaugment
-    from composable.functional.randaugment import randaugment as randaugment
-    from composable.functional.random_translation import (
-        apply_random_translation as apply_random_translation,
-    )
-    from composable.functional.random_translation import (
-        draw_random_translation as draw_random_translation,
-    )
-    from composable.functional.random_translation import random_translation as random_translation
-    from composable.functional.register_attention import register_attention as register_attention
-    from composable.functional.replace_modules import Replacement as Replacement
-    from composable.functional.replace_modules import replace_modules as replace_modules
-    from composable.functional.resize_batch import apply_crop as apply_crop
-    from composable.functional.resize_batch import draw_crop as draw_crop
-    from composable.functional.resize_batch import progressive_scale as progressive_scale
-    from composable.functional.resize_batch import resize_batch as resize_batch
-    from composable.functional.resize_batch import scaled_size as scaled_size
-    from composable.functional.resized import ResizedBatch as ResizedBatch
-    from composable.functional.rotary import register_rotary as register_rotary
-    from composable.functional.rotary import rotary as rotary
-    from composable.functional.sam_perturbation import sam_perturbation as sam_perturbation
-    from composable.functional.schedule_free import schedule_free_average as schedule_free_average
-    from composable.functional.schedule_free import schedule_free_step as schedule_free_step
-    from composable.functional.select_highest import select_highest as select_highest
-    from composable.functional.select_using_loss import apply_selection as apply_selection
-    from composable.functional.select_using_loss import draw_selection as draw_selection
-    from composable.functional.select_using_loss import select_using_loss as select_using_loss
-    from composable.functional.select_using_loss import should_select as should_select
-    from composable.functional.set_dropout import set_dropout as set_dropout
-    from composable.functional.set_sequence_length import sequence_length as sequence_length
-    from composable.functional.set_sequence_length import set_sequence_length as set_sequence_length
-    from composable.functional.set_sequence_length import warmed_up_length as warmed_up_length
-    from composable.functional.skip_connections import skip_connections as skip_connections
-    from composable.functional.sliding_window import sliding_window as sliding_window
-    from composable.functional.sliding_window import warmed_up_window as warmed_up_window
-    from composable.functional.smear import smear as smear
-    from composable.functional.smooth_labels import smooth_labels as smooth_labels
-    from composable.functional.softcap_logits import softcap_head as softcap_head
-    from composable.functional.softcap_logits import softcap_logits as softcap_logits
-    from composable.functional.split_head import split_head as split_head
-    from composable.functional.split_head import tie_gradients as tie_gradients
-    from composable.functional.squared_relu import squared_relu as squared_relu
-    from composable.functional.squeeze_excite import SqueezeExcitation as SqueezeExcitation
-    from composable.functional.squeeze_excite import squeeze_excite as squeeze_excite
-    from composable.functional.stochastic_depth import scale_drop_rates as scale_drop_rates
-    from composable.functional.stochastic_depth import stochastic_depth as stochastic_depth
-    from composable.functional.swa import swa as swa
-    from composable.functional.tta import average_tta as average_tta
-    from composable.functional.tta import tta as tta
-    from composable.functional.tta import tta_views as tta_views
-    from composable.functional.value_embeddings import value_embeddings as value_embeddings
-    from composable.functional.value_residual import value_residual as value_residual
-    from composable.functional.warmed_up_batch_size import (
-        warmed_up_batch_size as warmed_up_batch_size,
-    )
-    from composable.functional.warmed_up_momentum import warmed_up_momentum as warmed_up_momentum
-    from composable.functional.weight_standardization import (
-        StandardizedWeight as StandardizedWeight,
-    )
-    from composable.functional.weight_standardization import (
-        standardize_weight as standardize_weight,
-    )
-    from composable.functional.weight_standardization import (
-        weight_standardization as weight_standardization,
-    )
-    from composable.functional.whiten_first_layer import whiten_first_layer as whiten_first_layer
-    from composable.functional.whiten_first_layer import whitening_filters as whitening_filters
+    from .batch_norm_statistics import reset_batch_norm_statistics as reset_batch_norm_statistics
+    from .blurpool import blurpool as blurpool
+    from .cached_gradients import WholeGradients as WholeGradients
+    from .cached_gradients import cached_gradients as cached_gradients
+    from .cautious_weight_decay import cautious_weight_decay as cautious_weight_decay
+    from .channels_last import channels_last as channels_last
+    from .clip_gradients import clip_gradients as clip_gradients
+    from .colout import ColOutDraw as ColOutDraw
+    from .colout import apply_colout as apply_colout
+    from .colout import colout as colout
+    from .colout import draw_colout as draw_colout
+    from .cutmix import CutMixDraw as CutMixDraw
+    from .cutmix import apply_cutmix as apply_cutmix
+    from .cutmix import cutmix as cutmix
+    from .cutmix import draw_cutmix as draw_cutmix
+    from .cutout import apply_cutout as apply_cutout
+    from .cutout import cutout as cutout
+    from .cutout import draw_cutout as draw_cutout
+    from .distillation_loss import distillation_loss as distillation_loss
+    from .ema import ema as ema
+    from .ema import ema_smoothing as ema_smoothing
+    from .ema_nesterov import ema_nesterov_step as ema_nesterov_step
+    from .ensembles import average_probabilities as average_probabilities
+    from .ensembles import mixture_weights as mixture_weights
+    from .exclusive_self_attention import exclusive_self_attention as exclusive_self_attention
+    from .factorize import factorize as factorize
+    from .factorize_layer import factorize_layer as factorize_layer
+    from .fixres import fixres as fixres
+    from .fixres import fixres_scale as fixres_scale
+    from .frozen_layers import FrozenLayers as FrozenLayers
+    from .frozen_layers import frozen_layers as frozen_layers
+    from .gated_linear_units import gated_linear_units as gated_linear_units
+    from .gated_linear_units import register_gated_linear_units as register_gated_linear_units
+    from .ghost_batchnorm import GhostBatchNorm1d as GhostBatchNorm1d
+    from .ghost_batchnorm import GhostBatchNorm2d as GhostBatchNorm2d
+    from .ghost_batchnorm import GhostBatchNorm3d as GhostBatchNorm3d
+    from .ghost_batchnorm import ghost_batchnorm as ghost_batchnorm
+    from .group_by_length import group_by_length as group_by_length
+    from .gyro_dropout import GyroDropoutLayer as GyroDropoutLayer
+    from .gyro_dropout import gyro_dropout as gyro_dropout
+    from .infobatch import Pruning as Pruning
+    from .infobatch import apply_infobatch as apply_infobatch
+    from .infobatch import draw_infobatch as draw_infobatch
+    from .infobatch import infobatch as infobatch
+    from .initialize_convolutions import initialize_convolutions as initialize_convolutions
+    from .initialize_projections import initialize_projections as initialize_projections
+    from .jensen_shannon_loss import jensen_shannon_loss as jensen_shannon_loss
+    from .layers import BlurConv1d as BlurConv1d
+    from .layers import BlurConv2d as BlurConv2d
+    from .layers import BlurConv3d as BlurConv3d
+    from .layers import BlurMaxPool1d as BlurMaxPool1d
+    from .layers import BlurMaxPool2d as BlurMaxPool2d
+    from .layers import BlurMaxPool3d as BlurMaxPool3d
+    from .layers import FactorizedLayer as FactorizedLayer
+    from .layers import NGramEmbedding as NGramEmbedding
+    from .layers import ResidualBlock as ResidualBlock
+    from .layers import Rotation as Rotation
+    from .layers import SquaredReLU as SquaredReLU
+    from .layers import alibi_bias as alibi_bias
+    from .layers import alibi_slopes as alibi_slopes
+    from .layers import blur as blur
+    from .layers import embed_ngrams as embed_ngrams
+    from .layers import hash_ngrams as hash_ngrams
+    from .layers import rotary_embedding as rotary_embedding
+    from .layers import rotary_tables as rotary_tables
+    from .layers import rotate_pairs as rotate_pairs
+    from .layers import smear_tokens as smear_tokens
+    from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from .low_precision_groupnorm import LowPrecisionGroupNormLayer as LowPrecisionGroupNormLayer
+    from .low_precision_groupnorm import low_precision_groupnorm as low_precision_groupnorm
+    from .low_precision_layernorm import LowPrecisionLayerNormLayer as LowPrecisionLayerNormLayer
+    from .low_precision_layernorm import LowPrecisionRMSNormLayer as LowPrecisionRMSNormLayer
+    from .low_precision_layernorm import low_precision_layernorm as low_precision_layernorm
+    from .mixed import MixedBatch as MixedBatch
+    from .mixed import MixedTargets as MixedTargets
+    from .mixup import MixUpDraw as MixUpDraw
+    from .mixup import apply_mixup as apply_mixup
+    from .mixup import draw_mixup as draw_mixup
+    from .mixup import mixup as mixup
+    from .ngram_embeddings import ngram_embeddings as ngram_embeddings
+    from .no_op_model import IdleModel as IdleModel
+    from .no_op_model import no_op_model as no_op_model
+    from .orthogonalize import orthogonalize as orthogonalize
+    from .pack_documents import cumulative_lengths as cumulative_lengths
+    from .pack_documents import document_mask as document_mask
+    from .pack_documents import pack_documents as pack_documents
+    from .pack_documents import pack_lengths as pack_lengths
+    from .paired_augment import draw_paired_augment as draw_paired_augment
+    from .paired_augment import paired_augment as paired_augment
+    from .partial_key_offset import partial_key_offset as partial_key_offset
+    from .polar_express_coefficients import polar_express_coefficients as polar_express_coefficients
+    from .prefix_tokens import prefix_targets as prefix_targets
+    from .prefix_tokens import prefix_token_loss as prefix_token_loss
+    from .prefix_tokens import prefix_tokens as prefix_tokens
+    from .projections import register_projections as register_projections
+    from .qk_norm import qk_norm as qk_norm
+    from .randaugment import RandAugmentDraw as RandAugmentDraw
+    from .randaugment import apply_randaugment as apply_randaugment
+    from .randaugment import draw_randaugment as draw_randaugment
+    from .randaugment import randaugment as randaugment
+    from .random_translation import apply_random_translation as apply_random_translation
+    from .random_translation import draw_random_translation as draw_random_translation
+    from .random_translation import random_translation as random_translation
+    from .register_attention import register_attention as register_attention
+    from .replace_modules import Replacement as Replacement
+    from .replace_modules import replace_modules as replace_modules
+    from .resize_batch import apply_crop as apply_crop
+    from .resize_batch import draw_crop as draw_crop
+    from .resize_batch import progressive_scale as progressive_scale
+    from .resize_batch import resize_batch as resize_batch
+    from .resize_batch import scaled_size as scaled_size
+    from .resized import ResizedBatch as ResizedBatch
+    from .rotary import register_rotary as register_rotary
+    from .rotary import rotary as rotary
+    from .sam_perturbation import sam_perturbation as sam_perturbation
+    from .schedule_free import schedule_free_average as schedule_free_average
+    from .schedule_free import schedule_free_step as schedule_free_step
+    from .select_highest import select_highest as select_highest
+    from .select_using_loss import apply_selection as apply_selection
+    from .select_using_loss import draw_selection as draw_selection
+    from .select_using_loss import select_using_loss as select_using_loss
+    from .select_using_loss import should_select as should_select
+    from .set_dropout import set_dropout as set_dropout
+    from .set_sequence_length import sequence_length as sequence_length
+    from .set_sequence_length import set_sequence_length as set_sequence_length
+    from .set_sequence_length import warmed_up_length as warmed_up_length
+    from .skip_connections import skip_connections as skip_connections
+    from .sliding_window import sliding_window as sliding_window
+    from .sliding_window import warmed_up_window as warmed_up_window
+    from .smear import smear as smear
+    from .smooth_labels import smooth_labels as smooth_labels
+    from .softcap_logits import softcap_head as softcap_head
+    from .softcap_logits import softcap_logits as softcap_logits
+    from .split_head import split_head as split_head
+    from .split_head import tie_gradients as tie_gradients
+    from .squared_relu import squared_relu as squared_relu
+    from .squeeze_excite import SqueezeExcitation as SqueezeExcitation
+    from .squeeze_excite import squeeze_excite as squeeze_excite
+    from .stochastic_depth import scale_drop_rates as scale_drop_rates
+    from .stochastic_depth import stochastic_depth as stochastic_depth
+    from .swa import swa as swa
+    from .tta import average_tta as average_tta
+    from .tta import tta as tta
+    from .tta import tta_views as tta_views
+    from .value_embeddings import value_embeddings as value_embeddings
+    from .value_residual import value_residual as value_residual
+    from .warmed_up_batch_size import warmed_up_batch_size as warmed_up_batch_size
+    from .warmed_up_momentum import warmed_up_momentum as warmed_up_momentum
+    from .weight_standardization import StandardizedWeight as StandardizedWeight
+    from .weight_standardization import standardize_weight as standardize_weight
+    from .weight_standardization import weight_standardization as weight_standardization
+    from .whiten_first_layer import whiten_first_layer as whiten_first_layer
+    from .whiten_first_layer import whitening_filters as whitening_filters
 else:
     export_lazily(__name__)

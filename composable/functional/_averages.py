@@ -1,11 +1,24 @@
-"""Interpolation of mappings of tensors, which all averages of weights share."""
+"""Mappings of tensors, and their interpolation, which all averages of weights share."""
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
+from jaxtyping import Float
 from torch import Tensor
 
 from composable._support.checks import check_same_names, check_tensors
 from composable._support.foreach import foreach, per_dtype
+
+Floats: TypeAlias = Mapping[str, Float[Tensor, " ..."]]
+
+
+def as_lists(**given: Floats) -> list[list[Tensor]]:
+    """Return tensors by name as lists, in the order of the first; they must have the same names."""
+    first, names = next(iter(given.items()))
+    for name, tensors in given.items():
+        check_tensors(name, tensors)
+        check_same_names(first, names, name, tensors)
+    return [[tensors[key] for key in names] for tensors in given.values()]
 
 
 def lerp_tensors(

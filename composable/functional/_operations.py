@@ -11,7 +11,7 @@ from torch import Tensor
 
 from composable._support.checks import check_one_of
 from composable._support.foreach import compute_dtype
-from composable._support.pixels import like_images
+from composable._support.pixels import Images, like_images
 from composable._support.sampling import generator_device
 
 from . import images as single
@@ -102,7 +102,7 @@ def _factor(
 
 
 def apply_operations(
-    images: Shaped[Tensor, "batch channels height width"],
+    images: Images,
     operations: Int[Tensor, "steps chains"],
     strengths: Float[Tensor, "steps chains"],
 ) -> Shaped[Tensor, "chains channels height width"]:
@@ -133,7 +133,7 @@ def apply_operations(
 
 
 def apply_by_mask(
-    images: Shaped[Tensor, "batch channels height width"],
+    images: Images,
     operations: Int[Tensor, "steps chains"],
     strengths: Float[Tensor, "steps chains"],
 ) -> Shaped[Tensor, "chains channels height width"]:

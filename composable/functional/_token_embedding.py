@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.embeddings import input_embeddings
+from composable._support.surgery import report_nothing
 
 from ._reclass import keeps_forward_of
 
@@ -50,12 +51,13 @@ def connect(model: nn.Module) -> None:
     _disable_caches(model)
 
 
-def find_token_embedding(model: nn.Module, target: str | None) -> str | None:
-    """Return the name of the token embedding, or None if there is none.
+def find_token_embedding(model: nn.Module, target: str | None, method: str = "") -> str | None:
+    """Return the name of the token embedding, or None if there is none: with a warning of a method.
 
     Args:
         model: Any module.
         target: The name that the user gives, or None to find it.
+        method: The method that warns, if one does.
 
     Raises:
         TypeError: `target` is of the wrong type.
@@ -87,6 +89,9 @@ def find_token_embedding(model: nn.Module, target: str | None) -> str | None:
             f"target=None must be the name of the token embedding, one of {', '.join(names)}; pass "
             f"target={names[0]!r}, for example."
         )
+    if not names and method:
+        sought = "the nn.Embedding of the tokens, or what get_input_embeddings() returns"
+        report_nothing(method, sought)
     return names[0] if names else None
 
 

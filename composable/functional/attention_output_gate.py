@@ -28,11 +28,9 @@ def attention_output_gate(model: nn.Module, *, channels: int = 12) -> nn.Module:
     say. The weights $w_h$ start at zero, so the new model computes what the old one did until it is
     trained.
 
-    The function changes the attention of GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, BERT,
-    DistilBERT, RoBERTa and XLM-RoBERTa of Hugging Face, with "sdpa" as their `attn_implementation`,
-    with caches and as decoders; `register_attention` adds other classes.
-    `<block>.attention_changes.attention_output_gate.gate` is added to the state dict,
-    `[heads, channels]`; all other keys stay the same.
+    The function changes the blocks of `register_attention`. In the state dict,
+    `<block>.attention_changes.attention_output_gate.gate` is added, `[heads, channels]`; all other
+    keys stay the same.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -46,7 +44,7 @@ def attention_output_gate(model: nn.Module, *, channels: int = 12) -> nn.Module:
         TypeError: An argument is of the wrong type.
         ValueError: `channels` is below 1, the model has gates of another size already, or is
             compiled or wrapped for distributed training. In a call of the new model: `channels` is
-            larger than the width, or a block does not call `scaled_dot_product_attention`.
+            larger than the width.
 
     Warns:
         NoEffectWarning: The model has no attention of a known class.

@@ -10,11 +10,11 @@ from math import inf
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from composable._support.checks import check_count, check_draw, check_generator, check_range
-from composable._support.pixels import check_images, check_pixels, like_images, values_of
+from composable._support.pixels import Images, check_images, check_pixels, like_images, values_of
 from composable._support.sampling import draw_beta, draw_dirichlet, generator_device
 
 from . import _compiled
@@ -42,7 +42,7 @@ class AugMixDraw(NamedTuple):
 
 
 def augmix(
-    images: Shaped[Tensor, "batch channels height width"],
+    images: Images,
     *,
     severity: float = 3,
     depth: int = -1,
@@ -50,7 +50,7 @@ def augmix(
     alpha: float = 1.0,
     augmentations: str = "all",
     generator: torch.Generator | None = None,
-) -> Shaped[Tensor, "batch channels height width"]:
+) -> Images:
     r"""Mix each image with several of its own augmentations.
 
     $$x' = (1 - m) x + m \sum_{i=1}^{\text{width}} w_i \, c_i(x), \quad
@@ -167,9 +167,7 @@ def check_depth(depth: int) -> None:
         raise ValueError("depth=0 must be at least 1, or -1 to draw 1, 2 or 3 for each chain.")
 
 
-def apply_augmix(
-    images: Shaped[Tensor, "batch channels height width"], draw: AugMixDraw
-) -> Shaped[Tensor, "batch channels height width"]:
+def apply_augmix(images: Images, draw: AugMixDraw) -> Images:
     """Apply a draw to images: augment and mix. This half is deterministic.
 
     Args:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -25,7 +24,7 @@ __all__ = [
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def batch_norm_statistics(model: nn.Module) -> dict[str, Shaped[Tensor, " ..."]]:
+def batch_norm_statistics(model: nn.Module) -> dict[str, Tensor]:
     """Return the running statistics of the batch norms of a model, by the names of `state_dict`.
 
     Args:
@@ -79,9 +78,6 @@ def recompute_batch_norm_statistics(
     model: Model, batches: Iterable[Any], *, seen: int = 0
 ) -> Model:
     """Recompute the running statistics of batch norms, as their mean over batches.
-
-    This is needed for weights that were not trained, such as averaged weights: the means and
-    variances of their activations differ from the running statistics of training.
 
     Batch norms run in training mode, on the statistics of each batch; a norm that is used several
     times per batch contributes the mean of its uses. All other modules run in evaluation mode, so

@@ -9,7 +9,6 @@ from typing import cast
 from torch import Tensor, nn
 
 from composable._support.checks import check_any, check_count, check_flag, check_module
-from composable._support.surgery import report_nothing
 from composable._support.warn import NoEffectWarning, warn_user
 
 from ._reclass import reclass, refuse_lazy
@@ -23,7 +22,7 @@ from .layers.blur import (
     Blurred,
     per_dimension,
 )
-from .replace_modules import replace_modules
+from .replace_modules import replace_or_report
 
 __all__ = ["blurpool"]
 
@@ -55,9 +54,8 @@ def blurpool(
     \mathrm{conv}_s \to \mathrm{conv}_s \circ b \quad\text{or}\quad (\cdot)_{\downarrow s} \circ
     b \circ \mathrm{conv}_1$$
 
-    Shapes, dtype, device, mode, hooks, parametrizations, bias, groups, dilation, padding mode and
-    the keys of the state dict don't change. Layers that are blurred already are skipped, so the
-    function is idempotent.
+    Shapes, other options of the layers, and the keys of the state dict don't change. Layers that
+    are blurred already are skipped.
 
     The blur pads by replication (circularly in a circular convolution), so constants stay
     constant. The common zero padding darkens the border; the code of the paper reflects. A
@@ -106,13 +104,10 @@ def blurpool(
             return _blurred(module, False, like)
         return module
 
-    result = replace_modules(model, rule)
-    if not result.names and not any(isinstance(module, Blurred) for module in model.modules()):
-        convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input channels"
-        pools = "MaxPool1d, MaxPool2d and MaxPool3d"
-        sought = " or ".join([convs] * replace_convs + [pools] * replace_maxpools)
-        report_nothing("blurpool", f"a stride above 1 in {sought}")
-    return result.model
+    convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input channels"
+    pools = "MaxPool1d, MaxPool2d and MaxPool3d"
+    sought = " or ".join([convs] * replace_convs + [pools] * replace_maxpools)
+    return replace_or_report(model, rule, Blurred, "blurpool", f"a stride above 1 in {sought}")
 
 
 def _aliasing_conv(name: str, module: nn.Module, min_channels: int) -> bool:

@@ -3,24 +3,19 @@
 Chen et al., "Cautious Weight Decay", 2025, https://arxiv.org/abs/2510.12402
 """
 
-from collections.abc import Mapping
 from math import inf
 
-from jaxtyping import Float
 from torch import Tensor
 
-from composable._support.checks import check_range, check_same_names, check_tensors
+from composable._support.checks import check_range
 from composable._support.foreach import foreach, foreach_, per_dtype
+
+from ._averages import Floats, as_lists
 
 __all__ = ["cautious_weight_decay"]
 
 
-def cautious_weight_decay(
-    before: Mapping[str, Float[Tensor, " ..."]],
-    after: Mapping[str, Float[Tensor, " ..."]],
-    *,
-    decay: float,
-) -> dict[str, Float[Tensor, " ..."]]:
+def cautious_weight_decay(before: Floats, after: Floats, *, decay: float) -> dict[str, Tensor]:
     r"""Decay weights after a step of any optimizer, except those that it moved away from zero.
 
     With the weights $w$ before and $w'$ after a step without weight decay:
@@ -45,12 +40,9 @@ def cautious_weight_decay(
         >>> cautious_weight_decay(before, after, decay=0.25)
         {'w': tensor([0.2500, 1.5000])}
     """
-    check_tensors("before", before)
-    check_tensors("after", after)
-    check_same_names("before", before, "after", after)
+    given = as_lists(before=before, after=after)
     check_range("decay", decay, 0, inf, ends="[)")
-
-    starts, ends = ([tensors[name].clone() for name in before] for tensors in (before, after))
+    starts, ends = ([tensor.clone() for tensor in tensors] for tensors in given)
     return dict(zip(before, decay_inward(starts, ends, decay), strict=True))
 
 

@@ -108,9 +108,8 @@ def draw_colout(
         generator: Random number generator. Default: torch's global generator.
 
     Returns:
-        `round((1 - p) * length)` indices, at least one, in ascending order. They are on the device
-        of the generator, the CPU by default, so a seed gives the same draw for every device of the
-        batch.
+        `round((1 - p) * length)` indices, at least one, in ascending order, on the device of the
+        generator.
 
     Raises:
         TypeError: An argument is of the wrong type.

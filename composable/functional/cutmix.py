@@ -128,8 +128,7 @@ def draw_cutmix(
         generator: Source of randomness. Without one, torch's global generator.
 
     Returns:
-        A permutation, and a box (or `batch_size` of them). Both lie on the CPU, or where the
-        generator does: a seed means the same draw on every device.
+        A permutation, and a box (or `batch_size` of them), on the device of the generator.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -185,8 +184,7 @@ def apply_cutmix(
     dims = draw.box.shape[-2]
     size = inputs.shape[inputs.ndim - dims :]
     partner = draw.permutation.to(inputs.device, non_blocking=True)
-    # The weight of the losses is not rounded to the dtype of the inputs, which may be a short
-    # one.
+    # The weight of the losses is not rounded to the dtype of the inputs, which may be 16-bit.
     place: dict[str, Any] = {"device": inputs.device, "dtype": compute_dtype(inputs.dtype)}
     corners = numbers(draw.box) if draw.box.ndim == 2 else None
     paste: Callable[[Tensor], Tensor]

@@ -107,9 +107,8 @@ def draw_cutout(
 
     Returns:
         The start and stop of each hole in each dimension, `[batch, holes, dims, 2]`, or without the
-        first dimension if the batch shares them. A hole may extend over the border. The draw is
-        on the device of the generator, by default the CPU: a seed gives the same draw whatever
-        the device of the inputs.
+        first dimension if the batch shares them, on the device of the generator. A hole may extend
+        over the border.
 
     Raises:
         TypeError: An argument is of the wrong type.

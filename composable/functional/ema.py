@@ -8,7 +8,6 @@ exponential one), https://arxiv.org/abs/1703.01780
 from collections.abc import Mapping
 from math import inf
 
-from jaxtyping import Shaped
 from torch import Tensor
 
 from composable._support.checks import check_range
@@ -19,11 +18,8 @@ __all__ = ["ema", "ema_smoothing"]
 
 
 def ema(
-    average: Mapping[str, Shaped[Tensor, " ..."]],
-    current: Mapping[str, Shaped[Tensor, " ..."]],
-    *,
-    smoothing: float,
-) -> dict[str, Shaped[Tensor, " ..."]]:
+    average: Mapping[str, Tensor], current: Mapping[str, Tensor], *, smoothing: float
+) -> dict[str, Tensor]:
     r"""Move an average of named tensors towards their current values.
 
     $$a' = s a + (1 - s) c$$

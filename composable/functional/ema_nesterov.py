@@ -4,27 +4,27 @@
 https://arxiv.org/abs/2605.25395
 """
 
-from collections.abc import Mapping
 from math import inf
 
-from jaxtyping import Float
 from torch import Tensor
 
-from composable._support.checks import check_range, check_same_names, check_tensors
+from composable._support.checks import check_range
 from composable._support.foreach import foreach_, per_dtype
+
+from ._averages import Floats, as_lists
 
 __all__ = ["ema_nesterov_step"]
 
 
 def ema_nesterov_step(
-    before: Mapping[str, Float[Tensor, " ..."]],
-    after: Mapping[str, Float[Tensor, " ..."]],
-    average: Mapping[str, Float[Tensor, " ..."]],
+    before: Floats,
+    after: Floats,
+    average: Floats,
     *,
     lookahead: float,
     last_lookahead: float,
     decay: float = 0.99,
-) -> tuple[dict[str, Float[Tensor, " ..."]], dict[str, Float[Tensor, " ..."]]]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     r"""Move the weights after a step of any optimizer ahead, by an average of the steps.
 
     The optimizer $A$ steps from a point $y$ ahead of the weights $x$, where gradients are computed:
@@ -53,16 +53,12 @@ def ema_nesterov_step(
         >>> ema_nesterov_step(before, after, average, lookahead=0.5, last_lookahead=0.0, decay=0.5)
         ({'w': tensor([0.7500])}, {'w': tensor([-0.5000])})
     """
-    given = {"before": before, "after": after, "average": average}
-    for name, tensors in given.items():
-        check_tensors(name, tensors)
-        check_same_names("before", before, name, tensors)
+    given = as_lists(before=before, after=after, average=average)
     check_range("lookahead", lookahead, -inf, inf, ends="()")
     check_range("last_lookahead", last_lookahead, -inf, inf, ends="()")
     check_range("decay", decay, 0, 1)
-
     points, means = move_ahead(
-        *([tensors[name].clone() for name in before] for tensors in given.values()),
+        *([tensor.clone() for tensor in tensors] for tensors in given),
         lookahead=lookahead,
         last_lookahead=last_lookahead,
         decay=decay,

@@ -86,9 +86,8 @@ def mixture_weights(
 ) -> Float[Tensor, " models"]:
     r"""Fit the weights of a mixture of models to examples that none of them was trained on.
 
-    They minimize $-\frac{1}{n} \sum_i \log \sum_k w_k \, p_{ki}$ by expectation-maximization, which
-    has no learning rate and lowers the loss in each iteration. After $t$ iterations the loss is at
-    most $\log(\text{models}) / t$ above its minimum.
+    They minimize $-\frac{1}{n} \sum_i \log \sum_k w_k \, p_{ki}$ by expectation-maximization. After
+    $t$ iterations the loss is at most $\log(\text{models}) / t$ above its minimum.
 
     Args:
         log_likelihoods: Log-likelihood $\log p_{ki}$ of each example under each model. An example

@@ -26,11 +26,9 @@ def exclusive_self_attention(model: nn.Module, *, learned: bool = False) -> nn.M
     left with what other tokens say: the feed-forward block sees the token itself anyway. A token
     that attends to itself alone, such as the first of a text, gets an output of 0.
 
-    The function changes the attention of GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, BERT,
-    DistilBERT, RoBERTa and XLM-RoBERTa of Hugging Face, with "sdpa" as their `attn_implementation`,
-    with caches, grouped heads and as decoders; `register_attention` adds other classes. Learned
-    numbers are `<block>.attention_changes.exclusive_self_attention.strength` in the state dict, one
-    for each head; all other keys stay the same.
+    The function changes the blocks of `register_attention`. Learned numbers are
+    `<block>.attention_changes.exclusive_self_attention.strength` in the state dict, one for each
+    head; all other keys stay the same.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -44,8 +42,7 @@ def exclusive_self_attention(model: nn.Module, *, learned: bool = False) -> nn.M
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: The model is changed in the other way already, or is compiled or wrapped for
-            distributed training. In a call of the new model: a block does not call
-            `scaled_dot_product_attention`.
+            distributed training.
 
     Warns:
         NoEffectWarning: The model has no attention of a known class.

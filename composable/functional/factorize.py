@@ -22,7 +22,6 @@ from composable._support.checks import (
     check_one_of,
     check_range,
 )
-from composable._support.surgery import report_nothing
 
 from ._reclass import refuse_lazy
 from .layers.factorized import (
@@ -34,7 +33,7 @@ from .layers.factorized import (
     matrices_of,
     merge_pair,
 )
-from .replace_modules import replace_modules
+from .replace_modules import replace_or_report
 
 __all__ = ["factorize"]
 
@@ -56,31 +55,26 @@ def factorize(  # noqa: PLR0913
     r"""Replace wide convolutions and linear layers by low-rank pairs if that saves computation.
 
     A weight $W$, as a matrix with a row for each of its $b$ outputs and $a$ columns (inputs times
-    the size of the kernel), is approximated by $B A$ with $k$ rows in $A$. This is the best
-    approximation of rank $k$. With the singular value decomposition $W = U S V^\top$, truncated to
-    the $k$ largest singular values,
+    the size of the kernel), is replaced by its best approximation of rank $k$. With the singular
+    value decomposition $W = U S V^\top$, truncated to the $k$ largest singular values,
 
     $$A = V_k^\top, \quad B = U_k S_k, \quad \lVert W - B A \rVert_F^2 = \sum_{i > k} s_i^2$$
 
-    Per position, the layer takes $a b$ multiply-adds and the pair $k (a + b)$. A layer is replaced
-    only if the pair takes fewer. The first layer of the pair, `reduce`, has the kernel, stride,
-    padding, dilation and groups of the old layer, and no bias. The second, `expand`, has a kernel
-    of size 1 and the old bias. Each group is factorized separately, with its share of the latent
-    size, rounded down to at least 1.
+    A layer is replaced only if the pair takes fewer multiply-adds per position, $k (a + b) < a b$.
+    The first layer of the pair, `reduce`, has the options of the old layer, and no bias. The
+    second, `expand`, has a kernel of size 1 and the old bias. Each group is factorized separately,
+    with its share of the latent size, rounded down to at least 1.
 
-    The weights are new parameters, `<layer>.reduce.weight` and `<layer>.expand.weight` in the state
-    dict. The bias, `<layer>.expand.bias`, is the old parameter. Dtype, device, memory format, mode,
-    hooks and `requires_grad` don't change. The decomposition runs on the CPU, in float32 (or
-    float64 for float64 weights), with fixed signs, so it is deterministic and the same for all
-    devices. `layer.weight` is the product of the two weights.
+    `<layer>.reduce.weight` and `<layer>.expand.weight` are new parameters; `layer.weight` is their
+    product. Dtype, device, memory format, mode, hooks and `requires_grad` don't change. The
+    decomposition runs on the CPU, in float32 (or float64 for float64 weights), with fixed signs, so
+    it is the same for all devices.
 
-    Some layers are skipped: layers for which a pair is not cheaper, such as depthwise convolutions;
-    weights that several layers share, such as an output layer tied to an embedding; layers with a
-    parametrization, a mask or another tensor of their own, and subclasses of the layers of PyTorch,
-    which may compute more than the product; the output projection of `nn.MultiheadAttention`, whose
-    weight is read without a call; and transposed convolutions. An existing pair is replaced by one
-    of a lower rank, the best approximation of the product, if this rank is requested; otherwise it
-    is skipped, so the function is idempotent.
+    Skipped are weights that several layers share, such as an output layer tied to an embedding;
+    layers with a parametrization, a mask or another tensor of their own, and subclasses of the
+    layers of PyTorch, which may compute more than the product; the output projection of
+    `nn.MultiheadAttention`, whose weight is read without a call; and transposed convolutions. A
+    pair is replaced by one of a lower rank, if that is requested, and is otherwise skipped.
 
     Args:
         model: Any module. It is not modified. The result shares its other parameters.
@@ -158,15 +152,11 @@ def factorize(  # noqa: PLR0913
                 check_values(name, layer.weight)
         return build_pair(merge_pair(module) if pair else module, rank, init, generator)
 
-    result = replace_modules(model, rule)
-    if not result.names and not any(
-        isinstance(module, FactorizedLayer) for module in model.modules()
-    ):
-        convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input and output channels"
-        linears = f"Linear with at least {min_features} input and output features"
-        sought = " or ".join([convs] * factorize_convs + [linears] * factorize_linears)
-        report_nothing("factorize", f"{sought}, for which a pair of layers is cheaper")
-    return result.model
+    convs = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input and output channels"
+    linears = f"Linear with at least {min_features} input and output features"
+    sought = " or ".join([convs] * factorize_convs + [linears] * factorize_linears)
+    sought += ", for which a pair of layers is cheaper"
+    return replace_or_report(model, rule, FactorizedLayer, "factorize", sought)
 
 
 def _skipped_layers(model: nn.Module) -> set[str]:

@@ -37,9 +37,7 @@ def frozen_layers(
     \frac{\max(0, t - \mathrm{start})}{1 - \mathrm{start}} \right\rfloor$$
 
     are frozen at $t$, so the last layer is never frozen. Layers after the last one with a parameter
-    that requires a gradient don't count, so at least one layer always trains. Apart from that the
-    result depends only on the structure of the model and on $t$, not on parameters that are
-    already frozen.
+    that requires a gradient don't count, so at least one layer always trains.
 
     A parameter that several layers share belongs to the last of them, and the parameters of a
     parametrization belong to the parametrized layer.

@@ -8,19 +8,18 @@ https://arxiv.org/abs/1612.08083; in transformers: Shazeer, "GLU Variants Improv
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import sqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from composable._support.checks import check_flag, check_generator, check_module, kind_of
-from composable._support.registry import Registry, class_name
-from composable._support.sampling import generator_device
-from composable._support.surgery import report_nothing
+from composable._support.registry import Registry, class_name, named
+from composable._support.sampling import draw_weights
 
 from ._reclass import reclass, refuse_lazy
-from .replace_modules import replace_modules
+from .projections import is_transposed
+from .replace_modules import replace_or_report
 
 __all__ = ["gated_linear_units", "register_gated_linear_units"]
 
@@ -36,23 +35,21 @@ class FeedForward:
 
 
 _OF_BERT = FeedForward("dense", "intermediate_act_fn")
-_MODELS = "transformers.models"
 REGISTRY: Registry[FeedForward] = Registry(
     {
-        f"{_MODELS}.bert.modeling_bert.BertIntermediate": _OF_BERT,
-        f"{_MODELS}.roberta.modeling_roberta.RobertaIntermediate": _OF_BERT,
-        f"{_MODELS}.xlm_roberta.modeling_xlm_roberta.XLMRobertaIntermediate": _OF_BERT,
-        f"{_MODELS}.distilbert.modeling_distilbert.FFN": FeedForward("lin1", "activation"),
-        f"{_MODELS}.gpt2.modeling_gpt2.GPT2MLP": FeedForward("c_fc", "act"),
-        f"{_MODELS}.gpt_neox.modeling_gpt_neox.GPTNeoXMLP": FeedForward("dense_h_to_4h", "act"),
+        **named(_OF_BERT, "bert.BertIntermediate", "roberta.RobertaIntermediate"),
+        **named(_OF_BERT, "xlm_roberta.XLMRobertaIntermediate"),
+        **named(FeedForward("lin1", "activation"), "distilbert.FFN"),
+        **named(FeedForward("c_fc", "act"), "gpt2.GPT2MLP"),
+        **named(FeedForward("dense_h_to_4h", "act"), "gpt_neox.GPTNeoXMLP"),
     }
 )
-GATED = ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3")
-"""The families of Hugging Face whose blocks have gated linear units already."""
+GATED = named("act_fn", "llama.LlamaMLP", "mistral.MistralMLP", "qwen2.Qwen2MLP", "qwen3.Qwen3MLP")
+GATED |= named("activation_fn", "phi3.Phi3MLP")
+"""The names of the activations of blocks that have gated linear units already."""
 ADVICE = """Describe your own, which calls self.act(self.fc1(x)):
     from composable.functional import register_gated_linear_units
     register_gated_linear_units(MyBlock, linear="fc1", activation="act")"""
-CONV1D = "transformers.pytorch_utils.Conv1D"
 
 
 def gated_linear_units(
@@ -72,9 +69,8 @@ def gated_linear_units(
     The old layer becomes the gated one and keeps its weight $W_1$ and its name. $V$ is new and of
     the same size, so a block has 1.5 times as many weights; build the model with two thirds of the
     hidden size for the same number. In the state dict $V$ is `<layer>.non_gated.weight`, and the
-    old bias is removed unless `gated_layer_bias` is True; all other keys stay the same. The rest of
-    the block, dropout and the second layer, is not changed. Gated layers are skipped, so the
-    function is idempotent.
+    old bias is removed unless `gated_layer_bias` is True; all other keys stay the same. Gated
+    layers are skipped.
 
     The function replaces the blocks of BERT, DistilBERT, RoBERTa, XLM-RoBERTa, GPT-2 and GPT-NeoX
     of Hugging Face; `register_gated_linear_units` adds others. Llama, Mistral, Phi-3 and Qwen have
@@ -134,13 +130,11 @@ def gated_linear_units(
         _set_part(new, block.activation, nn.Identity().train(module.training))
         return new  # type: ignore[no-any-return]
 
-    result = replace_modules(model, rule)
-    if not result.names and not any(isinstance(module, _Gated) for module in model.modules()):
-        sought = f"feed-forward blocks of the classes {REGISTRY.names}"
-        gated = {type(module).__name__ for module in model.modules() if _is_gated(module)}
-        advice = f"{', '.join(sorted(gated))} is gated already." if gated else ADVICE
-        report_nothing("gated_linear_units", sought, advice)
-    return result.model
+    sought = f"feed-forward blocks of the classes {REGISTRY.names}"
+    kinds = {type(module) for module in model.modules()}
+    gated = {kind.__name__ for kind in kinds if class_name(kind) in GATED}
+    advice = f"{', '.join(sorted(gated))} is gated already." if gated else ADVICE
+    return replace_or_report(model, rule, _Gated, "gated_linear_units", sought, advice)
 
 
 def check_activation(name: str, value: Any) -> None:
@@ -176,11 +170,6 @@ def register_gated_linear_units(
     REGISTRY.add(kind, FeedForward(linear, activation))
 
 
-def _is_gated(module: nn.Module) -> bool:
-    names = {f"transformers.models.{n.lower()}.modeling_{n.lower()}.{n}MLP" for n in GATED}
-    return class_name(type(module)) in names
-
-
 class _Gated(nn.Module):
     """A linear layer whose outputs are activated, and scaled by a second linear layer."""
 
@@ -210,7 +199,7 @@ class _GatedConv1D(_Gated):
 def _kind(path: str, linear: nn.Module) -> type[_Gated]:
     if isinstance(linear, nn.Linear):
         return _Gated
-    if CONV1D in map(class_name, type(linear).__mro__):
+    if is_transposed(linear):
         return _GatedConv1D
     raise TypeError(
         f"{path} must be a torch.nn.Linear to be gated, not {kind_of(linear)}; call functions that "
@@ -225,7 +214,7 @@ def _draw_parameters(
     inputs, outputs = _features(gated)
 
     def drawn(*shape: int) -> nn.Parameter:
-        values = _draw(*shape, fan_in=inputs, generator=generator)
+        values = draw_weights(shape, inputs, generator=generator)
         return nn.Parameter(values.to(gated.weight))
 
     gated.non_gated = nn.Linear(inputs, outputs, other_bias, device="meta")
@@ -257,10 +246,3 @@ def _part(block: nn.Module, path: str) -> Any:
 def _set_part(block: nn.Module, path: str, part: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
     setattr(block.get_submodule(parent), name, part)
-
-
-def _draw(*shape: int, fan_in: int, generator: torch.Generator | None) -> Tensor:
-    bound = 1 / sqrt(fan_in)
-    return torch.empty(shape, device=generator_device(generator)).uniform_(
-        -bound, bound, generator=generator
-    )

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from composable._support.checks import check_count, check_module
+from composable._support.checks import check_count
 from composable._support.spatial import laid_out_like
-from composable._support.surgery import report_nothing
 
 from ._reclass import keeps_forward_of, reclass, refuse_lazy
-from .replace_modules import replace_modules
+from .replace_modules import replace_or_report
 
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "ghost_batchnorm"]
 
@@ -35,18 +34,15 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
     value for each channel, which has no variance, it is merged with the slice before it. A batch
     of `ghost_batch_size` examples or fewer is one slice: the plain batch norm, to the bit.
 
-    The running statistics are updated once a batch, by `momentum`, to the average over the slices
-    of their means and unbiased variances, weighted by their sizes; with `momentum=None` they are
-    the plain average over batches. In evaluation mode they are used as in a batch norm.
+    The running statistics are updated once a batch, as by a batch norm, with the average over the
+    slices of their means and unbiased variances, weighted by their sizes.
 
     `BatchNormAct2d` of timm is replaced as well, and keeps its activation. Other subclasses with a
-    forward method of their own are skipped.
-
-    Keys of the state dict, shapes, dtype, device, mode, hooks and subclasses stay. Layers that
-    are ghost norms already are left alone, whatever their size, so twice is once.
+    forward method of their own are skipped, and so are ghost norms, whatever their size. Keys of
+    the state dict, shapes, dtype, device, mode, hooks and subclasses stay.
 
     Args:
-        model: Any module; it is left as it was. The result shares its parameters.
+        model: Any module. It is not modified. The result shares its parameters.
         ghost_batch_size: How many examples a slice has, 1 or more.
 
     Returns:
@@ -65,7 +61,6 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
         >>> norm(torch.tensor([[0.0], [2.0], [10.0], [30.0]])).T.round(decimals=3)
         tensor([[-1.,  1., -1.,  1.]])
     """
-    check_module("model", model)
     check_count("ghost_batch_size", ghost_batch_size, 1)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
@@ -77,11 +72,9 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
                 return new
         return module
 
-    result = replace_modules(model, rule, training_only=True)
-    if not result.names and not any(isinstance(module, _Ghost) for module in model.modules()):
-        sought = "BatchNorm1d, BatchNorm2d and BatchNorm3d, and timm's BatchNormAct2d"
-        report_nothing("ghost_batchnorm", f"{sought}, with their own forward method")
-    return result.model
+    sought = "BatchNorm1d, BatchNorm2d and BatchNorm3d, and timm's BatchNormAct2d, with their own "
+    sought += "forward method"
+    return replace_or_report(model, rule, _Ghost, "ghost_batchnorm", sought, training_only=True)
 
 
 def _one_by_one(inputs: Tensor) -> bool:
@@ -184,9 +177,7 @@ class _Ghost(_BatchNorm):
             self.num_batches_tracked.add_(1)
         share: Any = self.momentum
         if share is None:
-            share = self.num_batches_tracked.to(
-                mean
-            ).reciprocal()  # which doesn't wait, as int would
+            share = self.num_batches_tracked.to(mean).reciprocal()  # int would wait
         self.running_mean.lerp_(mean, share)
         self.running_var.lerp_(var, share)
 

@@ -21,10 +21,9 @@ from composable._support.checks import (
 )
 from composable._support.sampling import generator_device
 from composable._support.spatial import laid_out_like
-from composable._support.surgery import report_nothing
 
 from ._reclass import keeps_forward_of, reclass
-from .replace_modules import replace_modules
+from .replace_modules import replace_or_report
 
 __all__ = ["GyroDropoutLayer", "gyro_dropout"]
 
@@ -100,12 +99,8 @@ def gyro_dropout(
         new._start(p, sigma, tau, stay, generator)
         return new.to(device)
 
-    result = replace_modules(model, rule, training_only=True)
-    if not result.names and not any(
-        isinstance(module, GyroDropoutLayer) for module in model.modules()
-    ):
-        report_nothing("gyro_dropout", "Dropout")
-    return result.model
+    done, name = GyroDropoutLayer, "gyro_dropout"
+    return replace_or_report(model, rule, done, name, "Dropout", training_only=True)
 
 
 class GyroDropoutLayer(nn.Dropout):

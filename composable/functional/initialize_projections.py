@@ -6,7 +6,8 @@ Zero: Zhang, Dauphin and Ma, "Fixup Initialization: Residual Learning Without No
 Self-Attention Layers", ICML 2023, https://arxiv.org/abs/2305.09828
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -22,21 +23,6 @@ from .projections import ADVICE, REGISTRY, Projections, find_projections, is_tra
 __all__ = ["initialize_projections"]
 
 ATTENTION, FEED_FORWARD = ("zero", "fan_in", "mimetic", "keep"), ("zero", "fan_in", "keep")
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Draws normal numbers in the shape of a tensor, on the device of the generator."""
-
-    std: float
-    generator: torch.Generator | None
-
-    @property
-    def device(self) -> torch.device:
-        return generator_device(self.generator)
-
-    def __call__(self, like: Tensor) -> Tensor:
-        return self.std * torch.randn(like.shape, device=self.device, generator=self.generator)
 
 
 def initialize_projections(
@@ -98,7 +84,10 @@ def initialize_projections(
         check_range(name, number, 0, ends="[)")
     check_generator(generator)
 
-    draw = Draw(noise, generator)
+    def drawn(like: Tensor, std: float) -> Tensor:
+        device = generator_device(generator)
+        return std * torch.randn(like.shape, device=device, generator=generator)
+
     tensors: dict[str, Tensor] = {}
     for path, block, parts in find_projections(model):
         method = feed_forward if parts.value is None else attention
@@ -110,12 +99,12 @@ def initialize_projections(
             continue  # it would stay at zero
         new = {f"{name}.bias": torch.zeros_like(layer.bias)} if layer.bias is not None else {}
         if method == "mimetic":
-            new |= _mimetic(block, parts, beta, draw)
+            new |= _mimetic(block, parts, beta, partial(drawn, std=noise))
         elif method == "zero":
             new[f"{name}.weight"] = torch.zeros_like(layer.weight)
         else:
-            spread = Draw(scale / sqrt(_inputs(layer, name, block)), generator)
-            new[f"{name}.weight"] = spread(layer.weight)
+            std = scale / sqrt(_inputs(layer, name, block))
+            new[f"{name}.weight"] = drawn(layer.weight, std)
         tensors |= {f"{path}.{at}".lstrip("."): tensor for at, tensor in new.items()}
     if tensors:
         return with_tensors(model, tensors)
@@ -124,7 +113,9 @@ def initialize_projections(
     return model
 
 
-def _mimetic(block: Any, parts: Projections, beta: float, noise: Draw) -> dict[str, Tensor]:
+def _mimetic(
+    block: Any, parts: Projections, beta: float, noise: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
     """Return weights of the values and the output of attention, by their names in the block."""
     weight, bias = _names_of_values(block, parts)
     known = dict(block.named_parameters())
@@ -144,8 +135,10 @@ def _mimetic(block: Any, parts: Projections, beta: float, noise: Draw) -> dict[s
     identity = torch.eye(len(values), width) * sqrt(beta)
     heads = identity.reshape(-1, size, width)
     shared = heads.repeat_interleave(repeats, 0).flatten(0, 1) / repeats  # by the heads of a group
-    values.copy_(noise(values).add_(identity.to(noise.device)))
-    back = noise(back).sub_(shared.T.to(noise.device))
+    around = noise(values)
+    values.copy_(around.add_(identity.to(around.device)))
+    back = noise(back)
+    back = back.sub_(shared.T.to(back.device))
     result = {weight: _rows(layer, made), f"{parts.output}.weight": _rows(output, back)}
     if bias in known:
         old = known[bias].detach()

@@ -4,7 +4,7 @@ Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", ICLR 2025
 https://arxiv.org/abs/2411.09009
 """
 
-from collections.abc import Iterator
+from functools import reduce
 from math import inf
 from typing import Any
 
@@ -80,18 +80,17 @@ def linear_cross_entropy(  # noqa: PLR0913
         >>> bool(loss.isclose(torch.tensor(4.0).log()))
         True
     """
-    for name, tensor in (("inputs", inputs), ("weight", weight), ("targets", targets)):
+    given = {"inputs": inputs, "weight": weight} | ({} if bias is None else {"bias": bias})
+    for name, tensor in {**given, "targets": targets}.items():
         check_tensor(name, tensor)
-    if bias is not None:
-        check_tensor("bias", bias)
     check_range("label_smoothing", label_smoothing, 0, 1)
     check_integer("ignore_index", ignore_index)
     check_one_of("reduction", reduction, REDUCTIONS)
     if softcap is not None:
         check_range("softcap", softcap, 0, inf, ends="()")
     check_count("chunk_size", chunk_size, 1)
-    _check_shapes(inputs, weight, targets, bias)
-    dtype = common = _widest(inputs, weight, bias)
+    _check_shapes(given, targets)
+    dtype = common = reduce(torch.promote_types, [one.dtype for one in given.values()])
     low = autocast_dtype(inputs.device.type)
     if low is not None and common != torch.float64:
         common, dtype = low, torch.float32
@@ -208,18 +207,13 @@ def _of_logits(
     return slope.masked_fill(none.unsqueeze(-1), 0)
 
 
-def _widest(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> torch.dtype:
-    widest = torch.promote_types(inputs.dtype, weight.dtype)
-    return widest if bias is None else torch.promote_types(widest, bias.dtype)
-
-
 def _add(total: Tensor | None, part: Tensor) -> Tensor:
     return part if total is None else total.add_(part)
 
 
-def _check_shapes(inputs: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:
+def _check_shapes(given: dict[str, Tensor], targets: Tensor) -> None:
     """Raise a ValueError for shapes or dtypes that don't match."""
-    for name, tensor in _floating(inputs, weight, bias):
+    for name, tensor in given.items():
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must have a floating-point dtype, not {tensor.dtype}.")
     if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
@@ -227,20 +221,13 @@ def _check_shapes(inputs: Tensor, weight: Tensor, targets: Tensor, bias: Tensor 
             f"targets must be class indices of an integer dtype, not {targets.dtype}; for class "
             "probabilities, use torch.nn.functional.cross_entropy."
         )
+    inputs, weight, *bias = given.values()
     fits = weight.ndim == 2 and inputs.ndim > 1 and inputs.shape[-1] == weight.shape[1]
     fits = fits and targets.shape == inputs.shape[:-1]
-    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
-        shapes = ", ".join(
-            f"{name} {tuple(tensor.shape)}"
-            for name, tensor in [*_floating(inputs, weight, bias), ("targets", targets)]
-        )
+    if not fits or any(one.shape != weight.shape[:1] for one in bias):
+        named = {**given, "targets": targets}.items()
+        shapes = ", ".join(f"{name} {tuple(one.shape)}" for name, one in named)
         raise ValueError(
             "inputs must be [..., features], weight [classes, features], bias [classes], and "
             f"targets [...], not {shapes}."
         )
-
-
-def _floating(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[str, Tensor]]:
-    yield from (("inputs", inputs), ("weight", weight))
-    if bias is not None:
-        yield "bias", bias

@@ -20,9 +20,7 @@ def low_precision_groupnorm(model: nn.Module, *, precision: torch.dtype | None =
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
-        precision: `torch.float16` or `torch.bfloat16`, to compute in this dtype with or without
-            autocast; without autocast, the outputs are cast to the dtype of the inputs. None for
-            the dtype of autocast, if it is enabled.
+        precision: `torch.float16` or `torch.bfloat16`; None for the dtype of autocast.
 
     Returns:
         The new model; `model` itself if there is nothing to replace.

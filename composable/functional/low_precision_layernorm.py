@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, rms_norm
 
+from composable._support.registry import named
+
 from .layers.low_precision import LowPrecision, lower_norms
 
 __all__ = ["LowPrecisionLayerNormLayer", "LowPrecisionRMSNormLayer", "low_precision_layernorm"]
@@ -28,8 +30,8 @@ def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None =
     The RMS norms are those of torch, and of Llama, Mistral, Mixtral, Phi-3, Qwen2, Qwen3 and T5 of
     Hugging Face, which compute in float32 even where autocast does not.
 
-    Keys of the state dict, options, mode, hooks and subclasses don't change. Subclasses with their
-    own `forward` are skipped, and so are low-precision layers, so the function is idempotent.
+    Keys of the state dict don't change. Subclasses with their own `forward` are skipped, and so are
+    low-precision layers.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -83,13 +85,10 @@ class _OfHuggingFace(LowPrecision):
         return rms_norm(inputs, weight.shape, weight, self.variance_epsilon)
 
 
-FAMILIES = ("Llama", "Mistral", "Mixtral", "Phi3", "Qwen2", "Qwen3")
+_FAMILIES = ("Llama", "Mistral", "Mixtral", "Phi3", "Qwen2", "Qwen3")
 KINDS: dict[type | str, type[LowPrecision]] = {
     nn.LayerNorm: LowPrecisionLayerNormLayer,
     nn.RMSNorm: LowPrecisionRMSNormLayer,
-    **{
-        f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}RMSNorm": _OfHuggingFace
-        for name in FAMILIES
-    },
-    "transformers.models.t5.modeling_t5.T5LayerNorm": _OfHuggingFace,
+    **named(_OfHuggingFace, *(f"{name.lower()}.{name}RMSNorm" for name in _FAMILIES)),
+    **named(_OfHuggingFace, "t5.T5LayerNorm"),
 }

@@ -99,9 +99,8 @@ def draw_mixup(
         generator: Random number generator. Default: torch's global generator.
 
     Returns:
-        A permutation, and a float64 weight in [1/2, 1] (or `batch_size` weights). Both are on the
-        device of the generator, the CPU by default, so a seed gives the same draw for every device
-        of the batch.
+        A permutation, and a float64 weight in [1/2, 1] (or `batch_size` weights), on the device of
+        the generator, the CPU by default: a seed gives the same draw for every device of the batch.
 
     Raises:
         TypeError: An argument is of the wrong type.

@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from composable._support.checks import check_count, check_flag, check_module, check_range
-from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
 from ._token_embedding import BoundedEmbedding, connect, find_token_embedding
@@ -49,8 +48,7 @@ def ngram_embeddings(
     tokens, for padding), its value has the boundaries.
 
     A cache does not have the tokens that it has seen. So the new model raises if it is called with
-    one, and the configuration of a model of Hugging Face gets `use_cache=False`: `generate` passes
-    whole rows.
+    one, and the configuration of a model of Hugging Face gets `use_cache=False`.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -91,10 +89,8 @@ def ngram_embeddings(
     check_flag("sparse", sparse)
     if rows is not None:
         check_count("rows", rows, 1)
-    name = find_token_embedding(model, target)
+    name = find_token_embedding(model, target, "ngram_embeddings")
     if name is None:
-        sought = "the nn.Embedding of the tokens, or what get_input_embeddings() returns"
-        report_nothing("ngram_embeddings", sought)
         return model
     embedding: Any = model.get_submodule(name)
     rows = _check_size(name, embedding, rows, megabytes)

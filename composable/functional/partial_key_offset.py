@@ -36,10 +36,7 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
     rotated, and are offset. Other blocks have learned positions or biases, so any features do: each
     half of the features has its last part offset.
 
-    The function changes causal attention of GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, and
-    BERT, RoBERTa and XLM-RoBERTa as decoders, of Hugging Face, with "sdpa" as their
-    `attn_implementation` and with caches; `register_attention` adds other classes. No parameters
-    are added.
+    The function changes the causal blocks of `register_attention`. No parameters are added.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -54,8 +51,7 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
         TypeError: An argument is of the wrong type.
         ValueError: A number is out of range, a block rotates too many features or has a sliding
             window of its own, the model is changed with other hyperparameters already, or is
-            compiled or wrapped for distributed training. In a call of the new model: a block does
-            not call `scaled_dot_product_attention`.
+            compiled or wrapped for distributed training.
 
     Warns:
         NoEffectWarning: The model has no causal attention of a known class.

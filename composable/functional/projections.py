@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from composable._support.checks import check_flag
-from composable._support.registry import Registry, class_name
+from composable._support.registry import Registry, class_name, named
 
 __all__ = ["register_projections"]
 
@@ -23,44 +23,24 @@ class Projections:
     fused: bool = False
 
 
-_MODELS = "transformers.models"
-_OF_LLAMA = {
-    "Attention": Projections("o_proj", "v_proj"),
-    "MLP": Projections("down_proj"),
-}
-_OF_BERT = {
-    "Attention": Projections("output.dense", "self.value"),
-    "Output": Projections("dense"),
-}
-_OF_TORCH = Projections("linear2")
-_FAMILIES = {
-    "Bert": _OF_BERT,
-    "Roberta": _OF_BERT,
-    "XLMRoberta": _OF_BERT,
-    **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3"), _OF_LLAMA),
-    "GPT2": {
-        "Attention": Projections("c_proj", "c_attn", fused=True),
-        "MLP": Projections("c_proj"),
-    },
-}
+_BERTS = ("bert.Bert", "roberta.Roberta", "xlm_roberta.XLMRoberta")
+_LLAMAS = ("llama.Llama", "mistral.Mistral", "qwen2.Qwen2", "qwen3.Qwen3")
 _OF_RESNET = {"BasicBlock": Projections("bn2"), "Bottleneck": Projections("bn3")}
 REGISTRY: Registry[Projections] = Registry(
     {
         nn.MultiheadAttention: Projections("out_proj", "in_proj", fused=True),
-        nn.TransformerEncoderLayer: _OF_TORCH,
-        nn.TransformerDecoderLayer: _OF_TORCH,
-        f"{_MODELS}.distilbert.modeling_distilbert.DistilBertSelfAttention": Projections(
-            "out_lin", "v_lin"
-        ),
-        f"{_MODELS}.distilbert.modeling_distilbert.FFN": Projections("lin2"),
+        nn.TransformerEncoderLayer: Projections("linear2"),
+        nn.TransformerDecoderLayer: Projections("linear2"),
+        **named(Projections("out_lin", "v_lin"), "distilbert.DistilBertSelfAttention"),
+        **named(Projections("lin2"), "distilbert.FFN"),
         **{f"torchvision.models.resnet.{name}": parts for name, parts in _OF_RESNET.items()},
         **{f"timm.models.resnet.{name}": parts for name, parts in _OF_RESNET.items()},
-        **{
-            f"{_MODELS}.{module}.modeling_{module}.{family}{name}": parts
-            for family, blocks in _FAMILIES.items()
-            for module in [family.lower().replace("xlmr", "xlm_r")]
-            for name, parts in blocks.items()
-        },
+        **named(Projections("output.dense", "self.value"), *(f"{m}Attention" for m in _BERTS)),
+        **named(Projections("dense"), *(f"{model}Output" for model in _BERTS)),
+        **named(Projections("o_proj", "v_proj"), *(f"{model}Attention" for model in _LLAMAS)),
+        **named(Projections("down_proj"), *(f"{model}MLP" for model in _LLAMAS)),
+        **named(Projections("c_proj", "c_attn", fused=True), "gpt2.GPT2Attention"),
+        **named(Projections("c_proj"), "gpt2.GPT2MLP"),
     }
 )
 ADVICE = """Describe your own block by the names of its projections:

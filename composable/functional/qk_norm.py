@@ -29,10 +29,8 @@ def qk_norm(model: nn.Module, *, gain: float = 1.0, learned: bool = True) -> nn.
     difference whether rotary positions are before or after it, since a rotation keeps norms. If the
     block has another scale than $1 / \sqrt d$, it stays.
 
-    The function changes the attention of GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, BERT, DistilBERT,
-    RoBERTa and XLM-RoBERTa of Hugging Face, with "sdpa" as their `attn_implementation`, with caches
-    and as decoders; `register_attention` adds other classes. Blocks with a part `q_norm`, such as
-    those of Qwen3, normalize already and are skipped. A learned gain is
+    The function changes the blocks of `register_attention`, except those with a part `q_norm`, such
+    as those of Qwen3, which normalize already. A learned gain is
     `<block>.attention_changes.qk_norm.gain` in the state dict, one number for each head; all other
     keys stay the same.
 
@@ -48,8 +46,7 @@ def qk_norm(model: nn.Module, *, gain: float = 1.0, learned: bool = True) -> nn.
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: `gain` is out of range, the model is normalized with other hyperparameters
-            already, or is compiled or wrapped for distributed training. In a call of the new model:
-            a block does not call `scaled_dot_product_attention`.
+            already, or is compiled or wrapped for distributed training.
 
     Warns:
         NoEffectWarning: The model has no attention of a known class.

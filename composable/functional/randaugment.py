@@ -9,11 +9,11 @@ and their ranges are those of AugMix.
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from composable._support.checks import check_count, check_draw, check_generator, check_range
-from composable._support.pixels import check_images, check_pixels
+from composable._support.pixels import Images, check_images, check_pixels
 
 from . import _compiled
 from ._opaque import opaque
@@ -39,13 +39,13 @@ class RandAugmentDraw(NamedTuple):
 
 
 def randaugment(
-    images: Shaped[Tensor, "batch channels height width"],
+    images: Images,
     *,
     depth: int = 2,
     severity: float = 9,
     augmentations: str = "all",
     generator: torch.Generator | None = None,
-) -> Shaped[Tensor, "batch channels height width"]:
+) -> Images:
     r"""Apply a few random operations to each image.
 
     Each of the `depth` operations of an image is drawn from the set, with a level that is uniform
@@ -146,9 +146,7 @@ def draw_randaugment(
     )
 
 
-def apply_randaugment(
-    images: Shaped[Tensor, "batch channels height width"], draw: RandAugmentDraw
-) -> Shaped[Tensor, "batch channels height width"]:
+def apply_randaugment(images: Images, draw: RandAugmentDraw) -> Images:
     """Apply a draw to images. This half is deterministic.
 
     Args:

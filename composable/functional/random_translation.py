@@ -71,9 +71,8 @@ def draw_random_translation(
         generator: Source of randomness. Without one, torch's global generator.
 
     Returns:
-        The shifts, `[batch, dims]`: a positive one moves to the left, or up. They are on the device
-        of the generator, by default the CPU: a seed gives the same draw whatever the device of
-        the inputs.
+        The shifts, `[batch, dims]`, on the device of the generator: a positive one moves to the
+        left, or up.
 
     Raises:
         TypeError: An argument is of the wrong type.

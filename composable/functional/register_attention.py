@@ -9,12 +9,12 @@ import attrs
 from torch import nn
 
 from composable._support.checks import check_flag, check_module
-from composable._support.registry import Registry, check_class, class_name
+from composable._support.registry import Registry, check_class, class_name, named
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
 from .layers.attention import AttentionChange, ChangedAttention
-from .layers.attention_bias import named
+from .layers.attention_bias import DECODERS, ENCODERS
 from .replace_modules import replace_modules
 
 __all__ = ["register_attention"]
@@ -31,20 +31,8 @@ class AttentionBlock:
     causal: bool = True
 
 
-_DECODER, _ENCODER = AttentionBlock(), AttentionBlock(causal=False)
 REGISTRY: Registry[AttentionBlock] = Registry(
-    {
-        **named("gpt2", {"GPT2Attention": _DECODER}),
-        **named("gpt_neox", {"GPTNeoXAttention": _DECODER}),
-        **named("llama", {"LlamaAttention": _DECODER}),
-        **named("mistral", {"MistralAttention": _DECODER}),
-        **named("qwen2", {"Qwen2Attention": _DECODER}),
-        **named("qwen3", {"Qwen3Attention": _DECODER}),
-        **named("bert", {"BertSelfAttention": _ENCODER}),
-        **named("roberta", {"RobertaSelfAttention": _ENCODER}),
-        **named("xlm_roberta", {"XLMRobertaSelfAttention": _ENCODER}),
-        **named("distilbert", {"DistilBertSelfAttention": _ENCODER}),
-    }
+    named(AttentionBlock(), *DECODERS) | named(AttentionBlock(causal=False), *ENCODERS)
 )
 ADVICE = """Name your own, which calls torch's scaled_dot_product_attention:
     composable.functional.register_attention(MyAttention, heads="num_heads")"""
@@ -58,7 +46,12 @@ def register_attention(
     A block must call `torch.nn.functional.scaled_dot_product_attention` once in its forward method,
     on queries, keys and values `[batch, heads, length, size]`. The first argument of the forward
     method must be its inputs, `[batch, length, width]`. The code of the block is not changed: the
-    call is intercepted.
+    call is intercepted. In a call of a changed model, a block that does otherwise raises a
+    `ValueError`.
+
+    The known blocks are those of GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, BERT, DistilBERT,
+    RoBERTa and XLM-RoBERTa of Hugging Face, with "sdpa" as their `attn_implementation`, and with
+    caches, grouped heads and as decoders.
 
     Args:
         kind: The class, or its full name, so that it need not be imported. The entry applies to

@@ -9,7 +9,12 @@ from torch import nn
 from composable._support.checks import check_flag, check_is_callable, check_module, kind_of
 from composable._support.pretrained import guard_saving
 from composable._support.references import References
-from composable._support.surgery import check_uncompiled, copy_on_write, log_replaced
+from composable._support.surgery import (
+    check_uncompiled,
+    copy_on_write,
+    log_replaced,
+    report_nothing,
+)
 from composable._support.warn import NoEffectWarning, warn_user
 
 __all__ = ["Replacement", "replace_modules"]
@@ -102,6 +107,23 @@ def replace_modules(model: nn.Module, rule: Rule, *, training_only: bool = False
         guard_saving(new, names)
     log_replaced([pair for pair in done.values() if pair[0] is not pair[1]])
     return Replacement(new, tuple(names), tuple(problems))
+
+
+def replace_or_report(
+    model: nn.Module,
+    rule: Rule,
+    done: type | tuple[type, ...],
+    method: str,
+    sought: str,
+    advice: str = "",
+    *,
+    training_only: bool = False,
+) -> nn.Module:
+    """Replace modules; warn if there are none, nor any that are replaced already: of `done`."""
+    result = replace_modules(model, rule, training_only=training_only)
+    if not result.names and not any(isinstance(module, done) for module in model.modules()):
+        report_nothing(method, sought, advice)
+    return result.model
 
 
 def _replace(

@@ -185,8 +185,8 @@ def draw_crop(
         generator: Source of randomness. Without one, torch's global generator.
 
     Returns:
-        The first index of the crop in each dimension, every possible one equally likely. It
-        lies on the CPU, or where the generator does: a seed means the same draw on every device.
+        The first index of the crop in each dimension, every possible one equally likely, on the
+        device of the generator.
 
     Raises:
         TypeError: An argument is of the wrong type.

@@ -88,15 +88,12 @@ def register_rotary(*kinds: type[nn.Module] | str) -> Callable[[Conversion], Con
     """Register how `rotary` converts a class of attention or position embeddings, as a decorator.
 
     Args:
-        kinds: Classes, or their full names, so that they need not be imported. The conversion
-            applies to subclasses too, unless they have their own. A second conversion for a class
-            replaces the first.
+        kinds: Classes, or their full names: as for `register_alibi`.
 
     Returns:
         A decorator for a function `convert(module, rotation)` that returns the replacement of
         `module`. Its `rotation` is a `Rotation`: `rotation(query, past=0)` rotates queries or keys.
-        The module is a copy: the function may change its attributes and its class and return it,
-        but not change its tensors, which are shared.
+        The module is a copy, as for `register_alibi`.
 
     Raises:
         TypeError: One of `kinds` is not a class of modules, or the decorated object is not

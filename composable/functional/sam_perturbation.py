@@ -9,7 +9,6 @@ from math import inf
 from typing import Any
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor
 
 from composable._support.checks import check_range, check_same_names, check_tensors
@@ -19,12 +18,12 @@ __all__ = ["sam_perturbation"]
 
 
 def sam_perturbation(
-    params: Mapping[str, Shaped[Tensor, " ..."]],
-    grads: Mapping[str, Shaped[Tensor, " ..."] | None],
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor | None],
     *,
     rho: float = 0.05,
     epsilon: float = 1e-12,
-) -> dict[str, Shaped[Tensor, " ..."]]:
+) -> dict[str, Tensor]:
     r"""Perturb parameters to the maximum of the loss within a radius, to first order.
 
     $$w' = w + \rho \, \frac{g}{\lVert g \rVert + \epsilon}$$

@@ -3,27 +3,27 @@
 Defazio et al., "The Road Less Scheduled", NeurIPS 2024, https://arxiv.org/abs/2405.15682
 """
 
-from collections.abc import Mapping
 from math import inf
 
-from jaxtyping import Float
 from torch import Tensor
 
-from composable._support.checks import check_range, check_same_names, check_tensors
+from composable._support.checks import check_range
 from composable._support.foreach import foreach
+
+from ._averages import Floats, as_lists
 
 __all__ = ["schedule_free_average", "schedule_free_step"]
 
 
 def schedule_free_step(
-    training: Mapping[str, Float[Tensor, " ..."]],
-    base: Mapping[str, Float[Tensor, " ..."]],
-    updates: Mapping[str, Float[Tensor, " ..."]],
+    training: Floats,
+    base: Floats,
+    updates: Floats,
     *,
     lr: float,
     weight: float,
     momentum: float = 0.9,
-) -> tuple[dict[str, Float[Tensor, " ..."]], dict[str, Float[Tensor, " ..."]]]:
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     r"""Compute one step of schedule-free learning around any optimizer.
 
     With the training weights $y$ (at which gradients are computed), the base weights $z$, and the
@@ -55,14 +55,10 @@ def schedule_free_step(
         >>> schedule_free_step(y, z, grads, lr=0.25, weight=1.0)
         ({'w': tensor([0.5000])}, {'w': tensor([0.5000])})
     """
-    given = {"training": training, "base": base, "updates": updates}
-    for name, tensors in given.items():
-        check_tensors(name, tensors)
-        check_same_names("training", training, name, tensors)
+    ys, zs, us = as_lists(training=training, base=base, updates=updates)
     check_range("lr", lr, 0, inf, ends="[)")
     check_range("weight", weight, 0, 1)
     check_range("momentum", momentum, 0, 1, ends="(]")
-    ys, zs, us = ([tensors[name] for name in training] for tensors in given.values())
     if not ys:  # torch raises on empty lists
         return {}, {}
     moved = foreach("lerp", ys, zs, float(weight))
@@ -72,11 +68,8 @@ def schedule_free_step(
 
 
 def schedule_free_average(
-    training: Mapping[str, Float[Tensor, " ..."]],
-    base: Mapping[str, Float[Tensor, " ..."]],
-    *,
-    momentum: float = 0.9,
-) -> dict[str, Float[Tensor, " ..."]]:
+    training: Floats, base: Floats, *, momentum: float = 0.9
+) -> dict[str, Tensor]:
     r"""Compute the average of the weights, with which a schedule-free model is evaluated.
 
     $$x = z + \frac{y - z}{\beta}$$
@@ -99,11 +92,8 @@ def schedule_free_average(
         >>> schedule_free_average(y, z, momentum=0.5)
         {'w': tensor([2.])}
     """
-    check_tensors("training", training)
-    check_tensors("base", base)
-    check_same_names("training", training, "base", base)
+    ys, zs = as_lists(training=training, base=base)
     check_range("momentum", momentum, 0, 1, ends="(]")
     if not training:
         return {}
-    ys, zs = ([tensors[name] for name in training] for tensors in (training, base))
     return dict(zip(training, foreach("lerp", ys, zs, 1 - 1 / momentum), strict=True))

@@ -35,9 +35,8 @@ def set_sequence_length(
 ) -> Any:
     """Shorten the sequences of a batch: truncate them, or split them into segments.
 
-    A sequence is a tensor `[batch, tokens, ...]` with the number of tokens of `input_ids`, or, if
-    the batch has no such entry, of its first tensor with at least two dimensions. All other tensors
-    belong to the examples.
+    A sequence is a tensor `[batch, tokens, ...]` with the number of tokens of `input_ids`, or else
+    of the first tensor with two dimensions or more. All other tensors belong to the examples.
 
     Args:
         batch: A dict of tensors (or a BatchEncoding of Hugging Face), or tuples, lists and

@@ -6,7 +6,6 @@ Weighted Averaging", NeurIPS 2024, https://arxiv.org/abs/2402.02622; dynamic: Xi
 ICML 2025, https://arxiv.org/abs/2502.12170
 """
 
-from math import sqrt
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from composable._support.checks import (
     check_one_of,
     check_range,
 )
-from composable._support.sampling import generator_device
+from composable._support.sampling import draw_weights
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
@@ -204,9 +203,7 @@ def _add_dynamic_scales(
     name: str, block: Any, count: int, hidden: int, generator: torch.Generator | None
 ) -> None:
     weight, width = _width(name, block)
-    bound = 1 / sqrt(width)
-    drawn = torch.empty(hidden, width, device=generator_device(generator))
-    down = drawn.uniform_(-bound, bound, generator=generator).to(weight)
+    down = draw_weights((hidden, width), generator=generator).to(weight)
     block.skip_down = nn.Parameter(down)
     block.skip_up = nn.Parameter(down.new_zeros(count, hidden))
     block.skip_bias = nn.Parameter(down.new_zeros(count))

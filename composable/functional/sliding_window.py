@@ -33,10 +33,8 @@ def sliding_window(
     piece before it. So time and memory grow with length × window, and not with length². With a
     mask, such as for padding, the result is the same, but it takes no less time.
 
-    The function changes causal attention of GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, and
-    BERT, RoBERTa and XLM-RoBERTa as decoders, of Hugging Face, with "sdpa" as their
-    `attn_implementation` and with caches; `register_attention` adds other classes. No parameters
-    are added. The windows of an earlier call are replaced.
+    The function changes the causal blocks of `register_attention`. No parameters are added. The
+    windows of an earlier call are replaced.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -51,8 +49,7 @@ def sliding_window(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: A number is out of range, or the model is compiled or wrapped for distributed
-            training. In a call of the new model: a block does not call
-            `scaled_dot_product_attention`.
+            training.
 
     Warns:
         NoEffectWarning: The model has no causal attention of a known class.

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from composable._support.checks import check_count, check_module
-from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
 from ._token_embedding import BoundedEmbedding, connect, find_token_embedding
@@ -57,10 +56,8 @@ def smear(model: nn.Module, *, channels: int = 12, target: str | None = None) ->
     """
     check_module("model", model)
     check_count("channels", channels, 1)
-    name = find_token_embedding(model, target)
+    name = find_token_embedding(model, target, "smear")
     if name is None:
-        sought = "the nn.Embedding of the tokens, or what get_input_embeddings() returns"
-        report_nothing("smear", sought)
         return model
     embedding: Any = model.get_submodule(name)
     weight = embedding.weight

@@ -57,8 +57,7 @@ def smooth_labels(
         ValueError: `smoothing` is not in [0, 1], `num_classes` is missing or wrong, or the targets
             are numbers without a dimension of classes, `[batch]` or `[batch, 1]`.
         RuntimeError: An index is neither in [0, num_classes) nor `ignore_index`. PyTorch raises it,
-            on a GPU at the next synchronization, because a check of the values would synchronize
-            every step.
+            on a GPU at the next synchronization.
 
     Example:
         >>> smooth_labels(torch.tensor([2, 0]), smoothing=0.3, num_classes=3)

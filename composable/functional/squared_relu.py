@@ -10,13 +10,12 @@ from torch import nn
 
 from composable._support.checks import check_module, check_range
 from composable._support.registry import Registry, check_class, class_name
-from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
 from .gated_linear_units import GATED
 from .gated_linear_units import REGISTRY as FEED_FORWARD
 from .layers.squared_relu import SquaredReLU
-from .replace_modules import replace_modules
+from .replace_modules import replace_or_report
 
 __all__ = ["squared_relu"]
 
@@ -24,12 +23,7 @@ ACTIVATIONS: Registry[str] = Registry(
     {
         nn.TransformerEncoderLayer: "activation",
         nn.TransformerDecoderLayer: "activation",
-        **{
-            f"transformers.models.{family.lower()}.modeling_{family.lower()}.{family}MLP": (
-                "activation_fn" if family == "Phi3" else "act_fn"
-            )
-            for family in GATED
-        },
+        **GATED,
     }
 )
 """The name of the activation, by the class of blocks that `gated_linear_units` doesn't change."""
@@ -97,12 +91,10 @@ def squared_relu(
             block.activation_relu_or_gelu = 0  # its fast path knows only these two
         return block  # type: ignore[no-any-return]
 
-    result = replace_modules(model, rule)
-    if not result.names and not any(isinstance(one, SquaredReLU) for one in model.modules()):
-        known = f"feed-forward blocks of the classes {FEED_FORWARD.names}, {ACTIVATIONS.names}"
-        sought = known if target is None else f"layers of the class {target}"
-        report_nothing("squared_relu", sought, ADVICE if target is None else "")
-    return result.model
+    known = f"feed-forward blocks of the classes {FEED_FORWARD.names}, {ACTIVATIONS.names}"
+    sought = known if target is None else f"layers of the class {target}"
+    advice = ADVICE if target is None else ""
+    return replace_or_report(model, rule, SquaredReLU, "squared_relu", sought, advice)
 
 
 def _squared(old: Any, slope: float, mode: bool) -> nn.Module:

@@ -4,21 +4,21 @@ Hu, Shen, Albanie, Sun and Wu, "Squeeze-and-Excitation Networks", CVPR 2018,
 https://arxiv.org/abs/1709.01507
 """
 
-from math import sqrt
 from typing import Any
 
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_generator, check_module, check_range
-from composable._support.sampling import generator_device
-from composable._support.surgery import report_nothing
+from composable._support.checks import check_count, check_generator, check_range
+from composable._support.sampling import draw_weights
 
 from ._reclass import reclass, refuse_lazy
-from .replace_modules import replace_modules
+from .replace_modules import replace_or_report
 
 __all__ = ["SqueezeExcitation", "squeeze_excite"]
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def squeeze_excite(
@@ -34,10 +34,9 @@ def squeeze_excite(
 
     $$y = u \cdot \sigma(W_2 \, \mathrm{relu}(W_1 \bar u))$$
 
-    The options of the convolution don't change. The new weights are `<layer>.squeeze_excite.*` in
-    the state dict, with the dtype and device of the weight of the layer. All other keys stay the
-    same, so the weights of the old model can be loaded with `strict=False`. Layers that have the
-    block are skipped, so the function is idempotent.
+    The new weights are `<layer>.squeeze_excite.*` in the state dict, with the dtype and device of
+    the weight of the layer. All other keys stay the same, so the weights of the old model can be
+    loaded with `strict=False`. Layers that have the block are skipped.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -67,32 +66,25 @@ def squeeze_excite(
         >>> model.squeeze_excite
         SqueezeExcitation(256, latent_channels=64)
     """
-    check_module("model", model)
     check_latent_channels("latent_channels", latent_channels)
     check_count("min_channels", min_channels)
     check_generator(generator)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         refuse_lazy(name, module, CONVS, "squeeze_excite")
-        for plain, excited in CONVS.items():
-            if isinstance(module, plain) and not isinstance(module, _Excited):
-                if min(module.in_channels, module.out_channels) < min_channels:
-                    return module
-                new: nn.Module = reclass(module, excited, prefix="Excited")
-                weight = next(module.parameters())
-                new.squeeze_excite = SqueezeExcitation(
-                    module.out_channels, latent_channels=latent_channels, generator=generator
-                ).to(weight.device, weight.dtype)
-                return new.train(module.training)
-        return module
+        if not isinstance(module, CONVS) or isinstance(module, _Excited):
+            return module
+        if min(module.in_channels, module.out_channels) < min_channels:
+            return module
+        new: nn.Module = reclass(module, _Excited, prefix="Excited")
+        weight = next(module.parameters())
+        new.squeeze_excite = SqueezeExcitation(
+            module.out_channels, latent_channels=latent_channels, generator=generator
+        ).to(weight.device, weight.dtype)
+        return new.train(module.training)
 
-    result = replace_modules(model, rule)
-    if not result.names and not any(isinstance(module, _Excited) for module in model.modules()):
-        report_nothing(
-            "squeeze_excite",
-            f"Conv1d, Conv2d and Conv3d with at least {min_channels} input and output channels",
-        )
-    return result.model
+    sought = f"Conv1d, Conv2d and Conv3d with at least {min_channels} input and output channels"
+    return replace_or_report(model, rule, _Excited, "squeeze_excite", sought)
 
 
 class SqueezeExcitation(nn.Module):
@@ -120,18 +112,16 @@ class SqueezeExcitation(nn.Module):
         check_count("channels", channels, 1)
         check_latent_channels("latent_channels", latent_channels)
         check_generator(generator)
-        latent = (
-            latent_channels if latent_channels >= 1 else max(1, int(latent_channels * channels))
-        )
-        self.squeeze = nn.Parameter(_draw(int(latent), channels, generator))
-        self.excite = nn.Parameter(_draw(channels, int(latent), generator))
+        share = latent_channels if latent_channels >= 1 else latent_channels * channels
+        latent = max(1, int(share))
+        self.squeeze = nn.Parameter(draw_weights((latent, channels), generator=generator))
+        self.excite = nn.Parameter(draw_weights((channels, latent), generator=generator))
 
     def reset_parameters(self) -> None:
         """Draw the weights again, from torch's global generator."""
         with torch.no_grad():
             for weight in (self.squeeze, self.excite):
-                outputs, inputs = weight.shape
-                weight.copy_(_draw(outputs, inputs, None))
+                weight.copy_(draw_weights(weight.shape, generator=None))
 
     def forward(
         self, inputs: Shaped[Tensor, " batch channels *rest"]
@@ -162,30 +152,9 @@ class _Excited(nn.Module):
         return self.squeeze_excite.scaled(outputs, len(self.kernel_size))
 
 
-class ExcitedConv1d(_Excited, nn.Conv1d):
-    """A `Conv1d` with a squeeze-and-excitation block; see `squeeze_excite`."""
-
-
-class ExcitedConv2d(_Excited, nn.Conv2d):
-    """A `Conv2d` with a squeeze-and-excitation block; see `squeeze_excite`."""
-
-
-class ExcitedConv3d(_Excited, nn.Conv3d):
-    """A `Conv3d` with a squeeze-and-excitation block; see `squeeze_excite`."""
-
-
-CONVS = {nn.Conv1d: ExcitedConv1d, nn.Conv2d: ExcitedConv2d, nn.Conv3d: ExcitedConv3d}
-
-
 def check_latent_channels(name: str, value: Any) -> None:
     """Raise an error unless the value is a count of channels, or a share of all channels."""
     advice = "a number below 1 is a share of the output channels"
     check_range(name, value, 0, ends="()", advice=advice)
     if value >= 1 and value != int(value):
         raise ValueError(f"{name}={value!r} must be an integer; {advice}.")
-
-
-def _draw(outputs: int, inputs: int, generator: torch.Generator | None) -> Tensor:
-    bound = 1 / sqrt(inputs)
-    weight = torch.empty(outputs, inputs, device=generator_device(generator))
-    return weight.uniform_(-bound, bound, generator=generator)

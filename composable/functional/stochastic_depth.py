@@ -49,9 +49,8 @@ def stochastic_depth(
     model, which can't branch). With "sample", one $b$ is drawn for each example. Both use torch's
     global generators, like dropout.
 
-    The keys of the state dict, dtypes, modes, hooks and classes don't change. Blocks that have a
-    drop rate are skipped, so the function is idempotent. The parameters of a dropped block get no
-    gradient in that step.
+    Keys of the state dict don't change, and blocks that have a drop rate are skipped. The
+    parameters of a dropped block get no gradient in that step.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -98,8 +97,8 @@ def stochastic_depth(
     blocks = [name for name, module in model.named_modules() if _find(module, descriptions)]
     if not blocks:
         if not any(isinstance(module, StochasticBlock) for module in model.modules()):
-            advice = ADVICE if target is None else ""
-            report_nothing("stochastic_depth", _sought(descriptions), advice)
+            sought = f"blocks of the classes {', '.join(one.name for one in descriptions)}"
+            report_nothing("stochastic_depth", sought, ADVICE if target is None else "")
         return model
     if drop_rate == 0:
         return model
@@ -178,7 +177,3 @@ def _find(module: nn.Module, descriptions: list[ResidualBlock]) -> ResidualBlock
         return None
     found = next((one for one in descriptions if one.covers(type(module))), None)
     return found if found is not None and found.applies(module) else None
-
-
-def _sought(descriptions: list[ResidualBlock]) -> str:
-    return f"blocks of the classes {', '.join(one.name for one in descriptions)}"

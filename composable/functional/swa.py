@@ -6,7 +6,6 @@ Better Generalization", UAI 2018, https://arxiv.org/abs/1803.05407
 
 from collections.abc import Mapping
 
-from jaxtyping import Shaped
 from torch import Tensor
 
 from composable._support.checks import check_count
@@ -17,22 +16,18 @@ __all__ = ["swa"]
 
 
 def swa(
-    average: Mapping[str, Shaped[Tensor, " ..."]],
-    current: Mapping[str, Shaped[Tensor, " ..."]],
-    count: int,
-) -> dict[str, Shaped[Tensor, " ..."]]:
+    average: Mapping[str, Tensor], current: Mapping[str, Tensor], count: int
+) -> dict[str, Tensor]:
     r"""Update a running mean of named tensors.
 
     $$a' = a + \frac{c - a}{n + 1}$$
 
-    Floating-point tensors are averaged, in fused calls. Integer and bool tensors, such as the
-    number of batches of a batch norm, are copied from `current`. The running statistics of batch
-    norms are averaged like any tensor, so they don't match the activations of the averaged
-    weights; `recompute_batch_norm_statistics` computes those that do.
+    Tensors are averaged or copied as by `ema`. The running statistics of batch norms are averaged
+    like any tensor, so they don't match the activations of the averaged weights;
+    `recompute_batch_norm_statistics` computes those that do.
 
     Args:
-        average: The mean so far, by name. Its dtypes are kept: use a float32 mean for bfloat16
-            weights, since bfloat16 loses steps below 1/256.
+        average: The mean so far, by name, in float32 for 16-bit weights: its dtypes are kept.
         current: The tensors to add, of the same names and shapes.
         count: Number $n$ of models in the mean so far, 0 or more. For 0 the result is `current`.
 

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from composable._support.checks import check_count, check_module
-from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
 from ._token_embedding import find_token_embedding
@@ -77,10 +76,8 @@ def value_embeddings(
     check_module("model", model)
     check_layers("layers", layers)
     check_count("channels", channels, 1)
-    name = find_token_embedding(model, target)
+    name = find_token_embedding(model, target, "value_embeddings")
     if name is None:
-        sought = "the nn.Embedding of the tokens, or what get_input_embeddings() returns"
-        report_nothing("value_embeddings", sought)
         return model
     every = find_values(model)
     if not every:

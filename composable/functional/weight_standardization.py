@@ -36,9 +36,8 @@ def weight_standardization(model: nn.Module, *, n_last_layers_ignore: int = 0) -
     convolution, with the standardized weight and the old key. If a layer is used several times in
     a step, `with torch.nn.utils.parametrize.cached():` standardizes once.
 
-    Some convolutions are skipped: those whose units have a single weight (1 × 1 and depthwise),
-    which has no variance, transposed convolutions, and convolutions that are standardized already,
-    so the function is idempotent.
+    Convolutions whose units have a single weight, which has no variance, are skipped, and so are
+    transposed ones, and those that are standardized already.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.

@@ -104,17 +104,19 @@ class OutputLoss:
             ValueError: There is none.
         """
         if isinstance(outputs, (tuple, list)):
-            loss = outputs[0] if outputs and _is_scalar(outputs[0]) else None
+            first = outputs[0] if outputs else None
+            loss = first if isinstance(first, Tensor) and first.ndim == 0 else None
         else:
             loss = getattr(outputs, "loss", None)
         if loss is None:
+            keys = list(batch) if isinstance(batch, Mapping) else []
             raise ValueError(
-                f"{self.model} returned no loss for a batch with the keys {_keys(batch)}; add the "
+                f"{self.model} returned no loss for a batch with the keys {keys}; add the "
                 "labels to the batch, by the names that the model's forward takes ('labels', or "
                 "'start_positions' and 'end_positions'), pass loss_fn, or train a model with a "
                 "head, such as AutoModelForSequenceClassification."
             )
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     def per_example(self, outputs: Any, batch: Any) -> Tensor:
         """Raise a TypeError: the model has averaged the losses of the examples."""
@@ -122,14 +124,6 @@ class OutputLoss:
 
 
 Loss: TypeAlias = TargetLoss | ModelLoss | OutputLoss
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 0
-
-
-def _keys(batch: Any) -> list[Any]:
-    return list(batch) if isinstance(batch, Mapping) else []
 
 
 def call_of(loss: Any, model: nn.Module) -> ModelCall:

@@ -91,7 +91,8 @@ def declared_by(mean_over: Any, state: State) -> Declared | None:
     if word == "tokens":
         _warn_if_shifting(model)
     if word in ("tokens", "next_tokens"):
-        return Declared(_token_counter(word, spec), by_name=True)
+        start = 1 if word == "next_tokens" else 0
+        return Declared(lambda batch: _count_tokens(spec.targets(batch), start), by_name=True)
     if callable(mean_over):
         if _takes_outputs(mean_over):
             return Declared(by_outputs=mean_over)
@@ -159,14 +160,9 @@ class ExampleCounter:
         return self.spec.count(batch)
 
 
-def _token_counter(word: str, spec: BatchSpec) -> Callable[[Any], Tensor]:
-    if word == "tokens":
-        return lambda batch: count_loss_tokens(spec.targets(batch))
-    return lambda batch: count_loss_tokens(_after_first(spec.targets(batch)))
-
-
-def _after_first(targets: Any) -> Any:
-    return targets[:, 1:] if isinstance(targets, Tensor) else targets
+def _count_tokens(targets: Any, start: int) -> Tensor:
+    after = start and isinstance(targets, Tensor)
+    return count_loss_tokens(targets[:, start:] if after else targets)
 
 
 def _warn_if_shifting(model: nn.Module) -> None:

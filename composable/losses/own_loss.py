@@ -99,10 +99,8 @@ def _count_of(state: State, seen: list[tuple[Any, Terms]]) -> Count | None:
     if isinstance(divisor.value, int):
         counts.insert(0, state.batch_spec.count)
     for count in counts:
-        if count is not None and all(_is_right(count, *one) for one in seen):
+        if count is not None and all(
+            float(count(batch)) == float(terms.terms[0].divisor.value) for batch, terms in seen
+        ):
             return count
     return None
-
-
-def _is_right(count: Count, batch: Any, terms: Terms) -> bool:
-    return float(count(batch)) == float(terms.terms[0].divisor.value)

@@ -11,7 +11,7 @@ what it computes.
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import attrs
@@ -344,19 +344,9 @@ def _mean_of_sums(result: Tensor, above: Terms, count: Term) -> Terms:
     return Terms((Term(result, divisor),))
 
 
-def _added(call: LossCall) -> Terms | None:
-    return _sum(call, 1.0, 1.0) if call.is_binary else None
-
-
-def _subtracted(call: LossCall) -> Terms | None:
-    return _sum(call, 1.0, -1.0) if call.is_binary else None
-
-
-def _subtracted_from(call: LossCall) -> Terms | None:
-    return _sum(call, -1.0, 1.0) if call.is_binary else None
-
-
-def _sum(call: LossCall, first: float, second: float) -> Terms | None:
+def _added(call: LossCall, first: float = 1.0, second: float = 1.0) -> Terms | None:
+    if not call.is_binary:
+        return None
     terms: list[Term] = []
     constant = 0.0
     for arg, known, factor in zip(call.args, call.before, (first, second), strict=True):
@@ -445,8 +435,8 @@ _FOLLOWED: dict[str, Follow] = {
     **dict.fromkeys(("mul", "mul_", "multiply", "multiply_"), _multiplied),
     **dict.fromkeys(("div", "div_", "divide", "true_divide"), _divided),
     **dict.fromkeys(("add", "add_"), _added),
-    **dict.fromkeys(("sub", "sub_", "subtract"), _subtracted),
-    **dict.fromkeys(("rsub", "__rsub__"), _subtracted_from),
+    **dict.fromkeys(("sub", "sub_", "subtract"), partial(_added, second=-1.0)),
+    **dict.fromkeys(("rsub", "__rsub__"), partial(_added, first=-1.0)),
     **dict.fromkeys(("lerp", "lerp_"), _interpolated),
     "with_divisor": _divided_again,
     "mean_like": _alike,

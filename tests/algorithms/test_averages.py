@@ -118,20 +118,6 @@ def test_evaluations_before_the_first_update_use_the_weights(algorithm):
     assert equal == [True, True, True, False]  # the average of one model is that model
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [EMA("1ba", ema_start="1ba"), SWA(swa_start="1ba", swa_end="9ba", update_interval="1ba")],
-)
-def test_second_fit_continues_the_average(algorithm):
-    made = run(algorithms=algorithm)
-    made.fit(duration="3ba")
-    made.fit(duration="3ba")
-
-    whole = run(algorithms=algorithm).fit()
-    assert not differences(made.state.memory, whole.memory)
-    assert not differences(made.state.averages, whole.averages)
-
-
 @BOTH
 def test_averaged_model_before_the_first_update_is_an_error(algorithm):
     with pytest.raises(KeyError):

@@ -5,9 +5,7 @@ from torch import nn
 
 from composable.algorithms import GyroDropout
 from tests.support.data import batches, stream
-from tests.support.models import same, weights
 from tests.support.runs import make_trainer
-from tests.support.surgery import convolutional, images
 
 OPTIONS = {"sigma": 4, "tau": 2}
 
@@ -35,16 +33,3 @@ def test_rejects_runs_of_unknown_length(changes, message):
     arguments = {"train_dataloader": batches(12), **changes}
     with pytest.raises(ValueError, match=message):
         make_trainer(nn.Sequential(nn.Dropout()), algorithms=[GyroDropout()], **arguments)
-
-
-def test_second_fit_continues_with_the_masks():
-    trainer = make_trainer(
-        convolutional(), algorithms=[GyroDropout(**OPTIONS)], train_dataloader=images()
-    )
-    trainer.fit(duration="1ep")
-    trainer.fit(duration="1ep")
-    whole = make_trainer(
-        convolutional(), algorithms=[GyroDropout(**OPTIONS)], train_dataloader=images()
-    ).fit()
-
-    assert same(weights(trainer.state.model), weights(whole.model))

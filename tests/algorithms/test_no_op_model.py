@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
 
 from composable import Event
 from composable.algorithms import EMA, GradientClipping, MixUp, NoOpModel
 from composable.functional import IdleModel
+from composable.models import Classifier
 from tests.support.data import batches
 from tests.support.models import linear
 from tests.support.observers import Watch
@@ -36,18 +36,12 @@ def test_existing_optimizer_trains_it():
 
 
 def test_replaces_the_loss_of_a_model():
-    class Own(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(4, 3)
+    def never(outputs, targets):
+        raise AssertionError("is called")
 
-        def forward(self, batch):
-            return self.inner(batch[0])
-
-        def loss(self, outputs, batch):
-            raise AssertionError("never called")
-
-    state = make_trainer(Own(), algorithms=[NoOpModel()], loss_fn=None).fit()
+    state = make_trainer(
+        Classifier(linear(), loss_fn=never), algorithms=[NoOpModel()], loss_fn=None
+    ).fit()
 
     assert isinstance(state.model, IdleModel)
 

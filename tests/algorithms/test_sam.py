@@ -22,7 +22,7 @@ from composable.utils.reproducibility import seed_step
 from tests.support.data import batches
 from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Trace
-from tests.support.runs import make_trainer, sgd
+from tests.support.runs import FullMemory, make_trainer, sgd
 
 DOUBLE = torch.float64
 
@@ -173,27 +173,12 @@ def test_interruption_in_the_second_pass_restores_the_weights(error):
     assert same(*parameters)
 
 
-class Small(nn.Module):
-    """A model in a memory that holds few examples; `whole` of its first calls are free."""
-
-    def __init__(self, most, whole=0):
-        super().__init__()
-        self.layers, self.most, self.whole = conv_net(), most, whole
-
-    def forward(self, inputs):
-        outputs = self.layers(inputs)
-        self.whole -= 1
-        if len(inputs) > self.most and self.whole < 0:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return outputs
-
-
 @pytest.mark.parametrize("whole", [0, 1, 3])
 def test_out_of_memory_in_either_pass_repeats_both(whole):
     loader = batches(8, 8, images=True)
     options = {"algorithms": SAM(0.5), "max_duration": "1ba"}
-    auto = make_trainer(Small(2, whole), loader, microbatch_size="auto", **options)
-    given = make_trainer(Small(9), loader, microbatch_size=2, **options)
+    auto = make_trainer(FullMemory(conv_net(), 2, whole), loader, microbatch_size="auto", **options)
+    given = make_trainer(FullMemory(conv_net(), 9), loader, microbatch_size=2, **options)
 
     auto.fit()
 

@@ -10,8 +10,9 @@ from composable import Event, IdleAlgorithmWarning
 from composable.algorithms import SelectiveBackprop
 from composable.batches.spec import BatchSpec
 from composable.losses.loss import TargetLoss
+from composable.models import Classifier
 from tests.support.data import batches
-from tests.support.models import CLASSES, same, seeded, weights
+from tests.support.models import CLASSES, linear, same, seeded, weights
 from tests.support.observers import Watch
 from tests.support.runs import make_trainer
 
@@ -96,14 +97,7 @@ def test_scores_are_the_losses_of_examples_that_may_be_smaller(scale_factor):
 
 
 def test_scores_are_those_of_the_loss_of_a_model():
-    class WithLoss(nn.Linear):
-        def forward(self, batch):
-            return super().forward(batch["x"])
-
-        def loss(self, outputs, batch):
-            return cross_entropy(outputs, batch["y"])
-
-    model = seeded(lambda: WithLoss(4, CLASSES))
+    model = Classifier(linear(), input_key="x", target_key="y")
     ((inputs, targets),) = batches([8])
     batch = {"x": inputs, "y": targets}
     trainer = make_trainer(model, loss_fn=None, train_dataloader=[batch], input_key="x")

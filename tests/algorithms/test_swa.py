@@ -6,7 +6,6 @@ from itertools import product
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
@@ -17,6 +16,7 @@ from composable.algorithms import SWA
 from composable.algorithms.swa import NothingAveragedWarning
 from composable.functional import recompute_batch_norm_statistics
 from composable.loggers import InMemoryLogger
+from composable.models import Classifier
 from composable.optim import cosine_restarts, linear
 from tests.support.data import batches, stream
 from tests.support.models import conv_net, mlp, same, weights
@@ -206,23 +206,12 @@ def test_statistics_are_those_of_augmented_batches_that_are_not_mixed():
 
 
 def test_model_that_takes_the_whole_batch_is_called_with_it():
-    class WithLoss(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = conv_net()
-
-        def forward(self, batch):
-            return self.layers(batch[0])
-
-        def loss(self, outputs, batch):
-            return cross_entropy(outputs, batch[1])
-
     algorithm = window("1ba", "4ba")
     plain = make_trainer(conv_net(), IMAGES, algorithms=algorithm).fit()
 
-    state = make_trainer(WithLoss(), IMAGES, algorithms=algorithm, loss_fn=None).fit()
+    state = make_trainer(Classifier(conv_net()), IMAGES, algorithms=algorithm, loss_fn=None).fit()
 
-    ours = {name.removeprefix("layers."): t for name, t in average_of(state).items()}
+    ours = {name.removeprefix("module."): t for name, t in average_of(state).items()}
     assert not differences(ours, average_of(plain))
 
 

@@ -13,6 +13,7 @@ from composable.algorithms import EMA, SWA
 from composable.callbacks import ExportError, ExportForInference
 from composable.core.evaluation_mode import evaluation_mode
 from tests.support.data import Stream, batches
+from tests.support.hugging_face import build, tokens
 from tests.support.models import conv_net, same, weights
 from tests.support.observers import Raise
 from tests.support.runs import LANGUAGE, make_trainer
@@ -263,12 +264,7 @@ def test_fit_without_a_batch_is_a_warning(tmp_path):
 
 
 def test_causal_language_model_of_transformers_is_exported_without_its_cache(tmp_path):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    ids = torch.randint(50, (4, 7), generator=torch.Generator().manual_seed(0))
-    sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLM"}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, **ends))
+    model, ids = build("gpt2", loss_type="ForCausalLM"), tokens(7, batch=4)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
     make_trainer(

@@ -6,8 +6,17 @@ from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Over
 from tests.support.meaning import surgery
 from tests.support.runs import LANGUAGE
 
+IMAGES = r"[04]\.weight"
+
 CASE = Case(
-    functions=[FunctionCase(F.channels_last)],
+    functions=[
+        FunctionCase(
+            F.channels_last,
+            sought="parameters and buffers of 4 dimensions",
+            removed=IMAGES,
+            added=IMAGES,
+        )
+    ],
     algorithm=AlgorithmCase(
         ChannelsLast,
         meaning=surgery(F.channels_last),

@@ -64,28 +64,11 @@ def test_the_repeated_baseline_has_its_settings_to_try_and_other_seeds():
     assert made.seeds("other") == base
 
 
-@pytest.mark.parametrize("metric", ["test/accuracy", "validation/accuracy"])
-def test_tuning_on_the_reported_data_is_refused(metric):
-    with pytest.raises(ValueError, match="split_evaluation=True, which splits"):
-        design(tune=RATES, metric=metric, tuning_metric=metric)
-
-
 def test_tuning_with_a_single_evaluator_is_refused_unless_it_is_split():
     with pytest.raises(ValueError, match=r"tuning_metric='eval/loss' and metric='eval/loss'"):
         design(build=one_evaluator, metric="loss", tune=RATES)
     made = design(build=one_evaluator, metric="test/loss", tune=RATES, split_evaluation=True)
     assert (made.protocol.tuning_metric, made.protocol.metric) == ("validation/loss", "test/loss")
-
-
-def test_a_metric_that_is_not_logged_is_an_error_that_names_those_that_are():
-    with pytest.raises(ValueError, match=r"metric='test/acc'.*metrics/test/accuracy"):
-        design(metric="test/acc")
-
-
-def test_a_metric_of_unknown_direction_needs_a_mode():
-    metrics = {"size": lambda outputs, targets: outputs.norm(dim=1)}
-    with pytest.raises(ValueError, match="pass mode='min' or mode='max'"):
-        design(build=partial(one_evaluator, metrics=metrics), metric="eval/size")
 
 
 def test_a_mode_against_the_name_of_the_metric_is_noted():
@@ -95,16 +78,6 @@ def test_a_mode_against_the_name_of_the_metric_is_noted():
         "mode='min' was passed, which the name of test/accuracy does not suggest."
     )
     assert design(mode="max").protocol.notes == design().protocol.notes
-
-
-def test_a_build_function_that_ignores_its_seed_is_an_error():
-    def ignoring(algorithms, seed):
-        return build(algorithms, 0)
-
-    with pytest.raises(BuildError, match="ignores its argument seed"):
-        design(build=ignoring, durations=["2ep"])
-    with pytest.raises(BuildError, match="ignores its argument seed"):
-        design(build=ignoring)
 
 
 def test_a_duration_that_the_build_function_refuses_is_an_error():
@@ -129,34 +102,46 @@ def test_a_required_duration_needs_schedules():
     )
 
 
-def test_a_trainer_without_a_duration_needs_schedules():
-    unbounded = partial(one_evaluator, max_duration=None)
-    with pytest.raises(ValueError, match="which has none; pass durations"):
-        design(build=unbounded, metric="eval/loss")
+def ignoring(algorithms, seed):
+    return build(algorithms, 0)
 
 
-def test_an_error_of_the_build_function_is_found_before_training():
-    def broken(algorithms, seed):
-        raise RuntimeError("no data")
-
-    with pytest.raises(BuildError, match="before anything is trained: RuntimeError: no data"):
-        design(build=broken)
+def broken(algorithms, seed):
+    raise RuntimeError("no data")
 
 
-def test_a_build_function_that_returns_no_trainer_is_an_error():
-    with pytest.raises(BuildError, match="must return a Trainer, and returned None"):
-        design(build=lambda algorithms, seed: None)
+def returning_none(algorithms, seed):
+    return None
 
 
-def test_incompatible_algorithms_are_found_before_training():
-    with pytest.raises(IncompatibleAlgorithmsError, match="arm 'two' cannot be composed"):
-        design(arms={"two": [EMA(half_life="20ba"), SWA()]})
+UNBOUNDED = partial(one_evaluator, max_duration=None)
+OF_SIZE = partial(one_evaluator, metrics={"size": lambda outputs, targets: outputs.norm(dim=1)})
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
         ({"build": 3}, TypeError, "build=3 must be a function"),
+        ({"build": ignoring}, BuildError, "ignores its argument seed"),
+        ({"build": ignoring, "durations": ["2ep"]}, BuildError, "ignores its argument seed"),
+        ({"build": broken}, BuildError, "before anything is trained: RuntimeError: no data"),
+        ({"build": returning_none}, BuildError, "must return a Trainer, and returned None"),
+        ({"build": UNBOUNDED, "metric": "eval/loss"}, ValueError, "has none; pass durations"),
+        ({"build": OF_SIZE, "metric": "eval/size"}, ValueError, "pass mode='min' or mode='max'"),
+        ({"metric": "test/acc"}, ValueError, r"metric='test/acc'.*metrics/test/accuracy"),
+        *(
+            ({"tune": RATES, "metric": one, "tuning_metric": one}, ValueError, "True, which splits")
+            for one in ("test/accuracy", "validation/accuracy")
+        ),
+        (
+            {"arms": {"two": [EMA(half_life="20ba"), SWA()]}},
+            IncompatibleAlgorithmsError,
+            "arm 'two' cannot be composed",
+        ),
+        *(
+            ({"durations": lengths}, ValueError, "must be lengths of runs")
+            for lengths in ([], ["0ep"], ["0.5dur"])
+        ),
         ({"seeds": 0}, ValueError, "seeds=0 must be at least 1"),
         ({"target": "0.9"}, TypeError, "target='0.9' must be a finite number"),
         ({"target": float("nan")}, ValueError, "target=nan must be finite"),
@@ -359,12 +344,6 @@ def test_durations_are_sorted_and_listed_once():
         "8ep",
     )
     assert design(durations="100ba").protocol.durations == ("100ba",)
-
-
-@pytest.mark.parametrize("durations", [[], ["0ep"], ["0.5dur"]])
-def test_durations_that_are_no_lengths_are_errors(durations):
-    with pytest.raises(ValueError, match="must be lengths of runs"):
-        design(durations=durations)
 
 
 # --- loops of the user's own ---

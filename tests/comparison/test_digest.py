@@ -2,7 +2,6 @@
 
 import importlib
 import runpy
-import subprocess
 import sys
 import threading
 from collections import deque
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable.algorithms import MixUp
 from composable.comparison.digest import stable_digest
+from tests.support.commands import run_python
 
 WIDTH = 5
 
@@ -186,13 +186,10 @@ print(stable_digest(build, [EMA()], Model))
 def test_the_digest_is_the_same_in_another_process(tmp_path, capsys):
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
-    other = subprocess.run(
-        [sys.executable, "-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='script')"],
+    other, _ = run_python(
+        *("-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='script')"),
         env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    )
     runpy.run_path(str(script), run_name="script")
 
     assert capsys.readouterr().out == other

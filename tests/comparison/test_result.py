@@ -327,8 +327,8 @@ def test_extras_are_imported_on_first_use_only():
         "import sys; from composable.comparison import Comparison; "
         "print(*(n in sys.modules for n in ('matplotlib', 'scipy', 'jinja2')))"
     )
-    done = run_script(code)
-    assert done.stdout.split() == ["False"] * 3
+    output, _ = run_script(code)
+    assert output.split() == ["False"] * 3
 
 
 def missing(monkeypatch, package, module):

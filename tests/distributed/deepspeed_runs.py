@@ -91,16 +91,20 @@ if found["rank"] == 0:
 '''
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("deepspeed")
-    (folder / "train.py").write_text(SCRIPT)
+def run_script(folder, script):
+    """Run a script in two processes, and return what it has found."""
+    (folder / "train.py").write_text(script)
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     done = launch(folder, "-n", 2, "train.py", limit=400)
     assert done.returncode == 0, done.stderr
     (line,) = [one for one in done.stdout.splitlines() if one.startswith("FOUND ")]
     print(line)
     return json.loads(line.removeprefix("FOUND "))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return run_script(tmp_path_factory.mktemp("deepspeed"), SCRIPT)
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -216,14 +220,7 @@ if rank == 0:
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("resumed")
-    (folder / "train.py").write_text(RESUMED)
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    done = launch(folder, "-n", 2, "train.py", limit=400)
-    assert done.returncode == 0, done.stderr
-    (line,) = [one for one in done.stdout.splitlines() if one.startswith("FOUND ")]
-    print(line)
-    return json.loads(line.removeprefix("FOUND "))
+    return run_script(tmp_path_factory.mktemp("resumed"), RESUMED)
 
 
 @pytest.mark.parametrize("stage", ["0", "1", "1 bf16", "2", "2 bf16", "3", "3 divided", "3 bf16"])

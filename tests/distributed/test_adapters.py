@@ -11,8 +11,8 @@ from composable.algorithms import EMA
 from composable.distributed import DDP, FSDP2
 from composable.optim import Muon
 from tests.support.adapters import adapters, base, text, with_lora
+from tests.support.hugging_face import llama
 from tests.support.processes import run
-from tests.support.tiny_llama import llama
 
 
 def train(folder, **options):

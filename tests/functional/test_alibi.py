@@ -7,7 +7,6 @@ import torch
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.support.models import Attention, Places, language_model
 
 
 def slopes_of_the_paper(heads):
@@ -37,18 +36,3 @@ def test_bias_is_slope_times_distance():
     for head, query, key in torch.cartesian_prod(*map(torch.arange, bias.shape)):
         expected = -slopes[head] * abs(query + 2 - key)
         assert bias[head, query, key] == expected
-
-
-def test_registered_classes_are_converted():
-    model, ids = language_model(one_by_one=True), torch.tensor([[1, 2, 3, 4]])
-
-    new = F.alibi(model, max_sequence_length=50)
-
-    assert new.attention.biased
-    assert type(model.attention) is Attention
-    assert type(model.places) is Places
-    assert new.attention.weight is model.attention.weight
-    assert set(model.state_dict()) - set(new.state_dict()) == {"places.weight"}
-    longer = torch.cat([ids, ids, ids], 1)  # longer than the table
-    assert_close(new(longer)[..., :4], new(ids))
-    assert F.alibi(new, max_sequence_length=50) is new

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 import composable.functional as F
 from composable.functional.layers.attention import AttentionCall
 from tests.support.models import Attention, language_model, seeded
+from tests.support.surgery import filled
 
 CHANGES = {
     "qk_norm": lambda model: F.qk_norm(model, gain=3.0),
@@ -18,19 +19,11 @@ CHANGES = {
     "sliding_window": lambda model: F.sliding_window(model, window=3),
     "learned exclusive_self_attention": lambda m: F.exclusive_self_attention(m, learned=True),
 }
-WIDTH, LENGTH = 8, 5
+WIDTH, LENGTH, ADDED = 8, 5, "attention_changes"
 
 
 def block():
     return seeded(lambda: Attention(WIDTH)).double()
-
-
-def filled(model):
-    """Draw the parameters that a method has added."""
-    for name, parameter in model.named_parameters():
-        if "attention_changes" in name:
-            seeded(lambda parameter=parameter: nn.init.normal_(parameter))
-    return model
 
 
 def inputs():
@@ -53,7 +46,7 @@ def by_hand(attention, x, of_head):
 
 
 def test_scores_of_normalized_queries_and_keys_are_scaled_cosines():
-    new = filled(F.qk_norm(block()))
+    new = filled(F.qk_norm(block()), ADDED)
     gains = new.attention_changes.qk_norm.gain
 
     def of_head(h, query, key, value, x):
@@ -72,7 +65,7 @@ def test_gain_is_fixed_or_a_parameter():
 
 
 def test_gate_is_twice_the_sigmoid_of_the_first_features():
-    new = filled(F.attention_output_gate(block(), channels=3))
+    new = filled(F.attention_output_gate(block(), channels=3), ADDED)
     weights = new.attention_changes.attention_output_gate.gate
 
     def of_head(h, query, key, value, x):
@@ -84,7 +77,7 @@ def test_gate_is_twice_the_sigmoid_of_the_first_features():
 
 @pytest.mark.parametrize("learned", [False, True])
 def test_component_along_the_own_value_is_removed(learned):
-    new = filled(F.exclusive_self_attention(block(), learned=learned))
+    new = filled(F.exclusive_self_attention(block(), learned=learned), ADDED)
     strength = new.attention_changes.exclusive_self_attention.strength
 
     def of_head(h, query, key, value, x):

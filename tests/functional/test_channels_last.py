@@ -1,11 +1,10 @@
 """The laws of the channels-last layout: other strides, the same values."""
 
-import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
 
-from composable.functional import NoEffectWarning, channels_last, weight_standardization
+from composable.functional import channels_last, weight_standardization
 from tests.support.tensors import uniform
 
 
@@ -33,19 +32,6 @@ def test_changes_only_the_layout_of_image_weights():
     assert shared == [name for name, _ in model.named_parameters() if name != "0.weight"]
 
 
-def test_keeps_keys_modes_frozen_and_tied_parameters():
-    model = nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)).eval()
-    model[1].weight = model[0].weight
-    model[0].weight.requires_grad_(False)
-
-    new = channels_last(model)
-
-    assert list(new.state_dict()) == list(model.state_dict())
-    assert new[0].weight is new[1].weight
-    assert not new[0].weight.requires_grad
-    assert not new.training
-
-
 def test_matches_torch_in_place():
     model = net()[:2]  # torch's refuses tensors of 5 dimensions
     new, theirs = channels_last(model), net()[:2].to(memory_format=torch.channels_last)
@@ -60,14 +46,3 @@ def test_works_with_a_parametrization():
 
     assert is_last(new.weight)
     assert is_last(new.parametrizations.weight.original)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_warns_without_images_and_rejects_wrapped_model():
-    model = nn.Linear(3, 4)
-    with pytest.warns(NoEffectWarning, match="nothing .* parameters and buffers of 4 dimensions"):
-        assert channels_last(model) is model
-    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    nn.Module.__init__(wrapped)
-    with pytest.raises(ValueError, match="wrapped in DistributedDataParallel"):
-        channels_last(wrapped)

@@ -1,7 +1,6 @@
 """The compiled operations on images are those on tensors, to the bit."""
 
 import json
-import subprocess
 import sys
 
 import numba
@@ -15,6 +14,7 @@ import composable.functional as F
 from composable.functional import _compiled
 from composable.functional._operations import OPERATIONS, apply_operations
 from composable.functional.images import _kernels
+from tests.support.commands import run_python
 from tests.support.tensors import noise, seeded
 
 seeds = st.integers(0, 2**32 - 1)
@@ -329,11 +329,9 @@ print(json.dumps([imported, "numba" in sys.modules, y.tolist()]))
 
 
 def test_numba_is_imported_on_first_use():
-    command = [sys.executable, "-W", "error", "-c", AUGMENT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    output, _ = run_python("-W", "error", "-c", AUGMENT)
 
-    imported_before, imported_after, result = json.loads(done.stdout)
+    imported_before, imported_after, result = json.loads(output)
 
     x = torch.randint(256, (9, 3, 8, 8), generator=seeded()).byte()
     assert not imported_before

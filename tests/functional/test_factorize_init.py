@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from composable.algorithms import Factorize
 from composable.functional import factorize
-from tests.support.models import seeded, weights
-from tests.support.runs import make_trainer
+from tests.support.models import seeded
 
 LAYERS = [
     lambda: nn.Linear(96, 64),
@@ -66,13 +64,3 @@ def test_random_weights_need_no_values_to_fit():
     assert factorize(layer, init="random", min_features=0).reduce.weight.is_meta
     with pytest.raises(ValueError, match="must have values"):
         factorize(layer, min_features=0)
-
-
-def test_algorithm_draws_from_the_seed_of_the_run():
-    def build(seed):
-        model = seeded(lambda: nn.Sequential(nn.Linear(4, 32), nn.Linear(32, 3)))
-        algorithm = Factorize(min_features=0, latent_features=1, init="random")
-        return weights(make_trainer(model, algorithms=[algorithm], seed=seed).state.model)
-
-    torch.testing.assert_close(build(1), build(1), rtol=0, atol=0)
-    assert not torch.equal(build(1)["0.reduce.weight"], build(2)["0.reduce.weight"])

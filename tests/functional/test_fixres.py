@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.functional import interpolate
 
 from composable.algorithms import FixRes
 from composable.functional import fixres, fixres_scale
-from tests.support.data import batches
-from tests.support.models import same, weights
 from tests.support.runs import VISION
 
 
@@ -47,23 +45,6 @@ def test_scale_matches_the_sizes_of_objects_in_the_paper():
     sides = (0.08 + 0.92 * torch.rand(10**6, generator=torch.Generator().manual_seed(0))).sqrt()
     assert fixres_scale(test_crop=1.0) == pytest.approx(1 / float(sides.mean()), rel=1e-3)
     assert fixres_scale(area=(0.25, 0.25), test_crop=0.5, train_zoom=3) == 3.0
-
-
-def test_evaluations_and_predictions_are_resized_and_training_is_not():
-    data = batches(8, images=True)
-    plain = VISION.trainer(loader=data, eval_dataloader=data)
-    resized = VISION.trainer(loader=data, eval_dataloader=data, algorithms=[FixRes(2.0)])
-
-    first, second = plain.fit(), resized.fit()
-
-    assert same(weights(first.model), weights(second.model))
-    model = second.model.eval()
-    with torch.no_grad():
-        outputs = [model(fixres(x, scale_factor=2.0)) for x, _ in data]
-    loss = sum(cross_entropy(o, y) for o, (_, y) in zip(outputs, data, strict=True)) / len(data)
-    assert resized.eval()["eval"]["loss"] == pytest.approx(float(loss))
-    assert resized.eval() != plain.eval()
-    assert same(resized.predict([x for x, _ in data]), outputs)
 
 
 def test_dense_targets_are_refused():

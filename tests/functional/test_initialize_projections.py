@@ -7,10 +7,9 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from tests.support.calls import unchanged_registries
-from tests.support.hugging_face import HEADS, WIDTH, build, layers, tokens
+from tests.support.hugging_face import HEADS, WIDTH, build, layers, llama, tokens
 from tests.support.models import Hidden
 from tests.support.tensors import seeded as generator
-from tests.support.tiny_llama import llama
 
 transformers = pytest.importorskip("transformers")
 

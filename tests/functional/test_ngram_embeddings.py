@@ -6,18 +6,13 @@ from torch import nn
 from torch.testing import assert_close
 
 import composable.functional as F
-from composable.algorithms import NGramEmbeddings
 from tests.support.models import WORDS, language_model, seeded
-from tests.support.runs import LANGUAGE, make_trainer
+from tests.support.surgery import filled
 
 
-def filled(model, **options):
+def changed(model, **options):
     """Add n-grams with a table that is not zero."""
-    new = F.ngram_embeddings(model, **{"rows": 64, **options})
-    for module in new.modules():
-        if isinstance(module, F.NGramEmbedding):
-            seeded(lambda module=module: nn.init.normal_(module.weight))
-    return new
+    return filled(F.ngram_embeddings(model, **{"rows": 64, **options}), "ngrams")
 
 
 def test_rows_and_signs_are_the_same_in_every_release():
@@ -88,7 +83,7 @@ BOUNDARIES = {
 
 @pytest.mark.parametrize("name", BOUNDARIES)
 def test_boundaries_hold_for_the_calls_of_the_embedding_in_one_call_of_the_model(name):
-    model, tokens = filled(seeded(Packed)), torch.tensor([[5, 6, 5, 6]])
+    model, tokens = changed(seeded(Packed)), torch.tensor([[5, 6, 5, 6]])
 
     bounded = model(tokens, **{name: BOUNDARIES[name]})
 
@@ -97,7 +92,7 @@ def test_boundaries_hold_for_the_calls_of_the_embedding_in_one_call_of_the_model
 
 
 def test_a_later_token_changes_no_earlier_output():
-    model, tokens = filled(language_model(one_by_one=True), n=4).eval(), torch.arange(5)[None]
+    model, tokens = changed(language_model(one_by_one=True), n=4).eval(), torch.arange(5)[None]
     other = tokens.clone()
     other[0, 3] = 6
 
@@ -109,7 +104,7 @@ def test_tied_weights_stay_tied_and_train():
     model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
     model[1].weight = model[0].weight
 
-    new = filled(model)
+    new = changed(model)
     new(torch.arange(5)[None]).square().sum().backward()
 
     assert new[1].weight is new[0].weight is model[0].weight
@@ -152,28 +147,10 @@ def test_rejects_other_ngrams_and_a_quantized_table():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_table_has_the_dtype_of_the_embedding(dtype):
-    new = filled(language_model(one_by_one=True, dtype=dtype))
+    new = changed(language_model(one_by_one=True, dtype=dtype))
 
     assert new.words.ngrams.weight.dtype is dtype
     assert new(torch.arange(5)[None]).dtype is dtype
-
-
-@pytest.mark.compile
-def test_trains_compiled_as_eager():
-    def run(**options):
-        trainer = LANGUAGE.trainer(algorithms=[NGramEmbeddings(rows=16)], seed=3, **options)
-        trainer.fit()
-        return trainer.state.model.state_dict()
-
-    eager, compiled = run(), run(compile={"backend": "aot_eager"}, check_effects=False)
-
-    assert eager["words.ngrams.weight"].abs().sum() > 0
-    assert_close({k.replace("_orig_mod.", ""): v for k, v in compiled.items()}, eager)
-
-
-def test_make_trainer_with_a_model_without_tokens_warns():
-    with pytest.warns(F.NoEffectWarning, match="ngram_embeddings found nothing to replace"):
-        make_trainer(algorithms=[NGramEmbeddings(rows=16)])
 
 
 @pytest.mark.parametrize("sparse", [True, False])

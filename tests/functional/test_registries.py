@@ -8,6 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import composable.functional as F
+from tests.support.models import Places, language_model
 from tests.support.tensors import seeded
 
 
@@ -102,13 +103,35 @@ def test_conversion_that_modifies_its_module_does_not_modify_the_original():
     assert not hasattr(model[0], "factor")
 
 
-def test_rejects_conversion_that_returns_no_module(unchecked):
-    F.register_alibi(Mine)(lambda module, length: None)
+POSITIONS = pytest.mark.parametrize(
+    ("operate", "register"), [(alibi, F.register_alibi), (F.rotary, F.register_rotary)]
+)
+
+
+@POSITIONS
+def test_rejects_conversion_that_returns_no_module(operate, register, unchecked):
+    register(Mine)(lambda module, option: None)
 
     with pytest.raises(TypeError, match=r"conversion of .*Mine must return a module, not None"):
-        alibi(Mine())
+        operate(Mine())
     with pytest.raises(TypeError, match="conversion=3 must be a function"):
-        F.register_alibi(Mine)(3)
+        register(Mine)(3)
+
+
+@POSITIONS
+def test_model_with_registered_attention_loses_its_table_of_positions(operate, register):
+    model, ids = language_model(one_by_one=True), torch.tensor([[1, 2, 3, 4]])
+
+    new = operate(model)
+
+    assert type(model.places) is Places
+    assert model.attention.rotation is None
+    assert not model.attention.biased
+    assert new.attention.weight is model.attention.weight
+    assert set(model.state_dict()) - set(new.state_dict()) == {"places.weight"}
+    longer = torch.cat([ids, ids, ids], 1)  # longer than the table
+    assert_close(new(longer)[..., :4], new(ids))
+    assert not torch.allclose(new(ids), model(ids))
 
 
 @pytest.mark.parametrize(

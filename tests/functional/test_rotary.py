@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.support.models import Attention, Places, language_model
+from tests.support.models import language_model
 
 LAYOUTS = pytest.mark.parametrize("interleaved", [False, True])
 
@@ -127,22 +126,6 @@ def test_equals_the_models_of_hugging_face(interleaved):
         assert_close(F.rotate_pairs(x, cos, sin, interleaved=interleaved), their)
 
 
-def test_registered_classes_are_converted():
-    model, ids = language_model(one_by_one=True), torch.tensor([[1, 2, 3, 4]])
-
-    new = F.rotary(model, base=100, fraction=0.5)
-
-    assert new.attention.rotation == F.Rotation(base=100, fraction=0.5)
-    assert model.attention.rotation is None
-    assert type(model.places) is Places
-    assert type(new.attention) is Attention
-    assert new.attention.weight is model.attention.weight
-    assert set(model.state_dict()) - set(new.state_dict()) == {"places.weight"}
-    longer = torch.cat([ids, ids, ids], 1)  # longer than the table
-    assert_close(new(longer)[..., :4], new(ids))
-    assert F.rotary(new, base=100, fraction=0.5) is new
-
-
 @pytest.mark.parametrize(
     ("earlier", "then", "message"),
     [
@@ -154,14 +137,3 @@ def test_registered_classes_are_converted():
 def test_rejects_model_that_is_converted_otherwise(earlier, then, message):
     with pytest.raises(ValueError, match=message):
         then(earlier(language_model(one_by_one=True)))
-
-
-def test_rejects_conversion_that_returns_no_module(unchecked):
-    class Mine(nn.Identity):
-        pass
-
-    F.register_rotary(Mine)(lambda module, rotation: None)
-    with pytest.raises(TypeError, match=r"conversion of .*Mine must return a module, not None"):
-        F.rotary(Mine())
-    with pytest.raises(TypeError, match="conversion=3 must be a function"):
-        F.register_rotary(Mine)(3)

@@ -8,8 +8,7 @@ from torch.testing import assert_close
 
 from composable.functional import NoEffectWarning, set_dropout
 from tests.support.hub_models import HEADS
-from tests.support.hugging_face import build
-from tests.support.tiny_llama import llama
+from tests.support.hugging_face import build, llama
 
 
 def test_every_layer_gets_the_rate_and_the_given_model_keeps_its_own():

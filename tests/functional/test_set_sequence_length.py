@@ -109,6 +109,13 @@ def test_returns_short_sequences_unchanged(options, length):
     assert set_sequence_length(texts, length, **options) is texts
 
 
+@all_options
+def test_shortened_tensors_are_contiguous(options):
+    short = set_sequence_length(batch(), 3, **options)
+
+    assert all(short[name].is_contiguous() for name in ("input_ids", "labels", "attention_mask"))
+
+
 class Fixed(dict):
     """A mapping of a type of its own."""
 

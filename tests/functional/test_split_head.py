@@ -10,7 +10,6 @@ from composable.algorithms import GradientClipping, SplitHead
 from tests.support.hugging_face import build, tokens
 from tests.support.models import language_model, weights
 from tests.support.runs import LANGUAGE, adam, sgd
-from tests.support.tiny_llama import llama
 
 
 def tied_model():
@@ -83,7 +82,7 @@ def test_groups_of_different_options_are_refused():
 @pytest.mark.parametrize("family", ["gpt2", "bert", "llama"])
 def test_models_of_hugging_face_are_split_saved_and_loaded(family, tmp_path):
     pytest.importorskip("transformers")
-    model = llama(tie_word_embeddings=True) if family == "llama" else build(family)
+    model = build(family, tie_word_embeddings=True)
     new, ids = F.split_head(model), tokens(6)
     embedding, head = new.get_input_embeddings(), new.get_output_embeddings()
 

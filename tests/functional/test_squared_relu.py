@@ -8,7 +8,6 @@ from torch.testing import assert_close
 import composable.functional as F
 from tests.support.hugging_face import build, tokens
 from tests.support.models import Hidden, seeded
-from tests.support.tiny_llama import llama
 
 
 @pytest.mark.parametrize(("slope", "expected"), [(0.0, [0, 0, 9]), (0.5, [1, 0, 9])])
@@ -52,7 +51,7 @@ def test_layers_of_torch_compute_alike_in_training_and_in_evaluation(kind):
 @pytest.mark.parametrize("family", ["gpt2", "bert", "llama"])
 def test_models_of_hugging_face_have_one_in_each_block(family):
     pytest.importorskip("transformers")
-    model = llama() if family == "llama" else build(family)
+    model = build(family)
     new = F.squared_relu(model, slope=0.5)
 
     assert sum(isinstance(module, F.SquaredReLU) for module in new.modules()) == 2

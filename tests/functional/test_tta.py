@@ -1,5 +1,7 @@
 """Test-time augmentation: views, averages, and evaluations of a run."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +9,8 @@ from torch.nn.functional import cross_entropy, pad
 from torch.testing import assert_close
 
 from composable import Trainer
-from composable.algorithms import EMA, TTA
-from composable.functional import average_tta, tta, tta_views
+from composable.algorithms import EMA, TTA, FixRes
+from composable.functional import average_tta, fixres, tta, tta_views
 from composable.models import Classifier
 from tests.support.data import batches
 from tests.support.models import same, weights
@@ -47,18 +49,28 @@ def test_probabilities_of_large_logits_stay_finite():
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"average": "probabilities"}, {"flip": False}])
-def test_evaluations_and_predictions_are_averaged_and_training_is_not(options):
+@pytest.mark.parametrize(
+    ("algorithm", "call"),
+    [
+        (FixRes(2.0), lambda model, x: model(fixres(x, scale_factor=2.0))),
+        *(
+            (TTA(**options), partial(tta, **options))
+            for options in ({}, {"average": "probabilities"}, {"flip": False})
+        ),
+    ],
+    ids=repr,
+)
+def test_evaluations_and_predictions_are_those_of_the_function_and_training_is_not(algorithm, call):
     data = batches(8, images=True)
     plain = VISION.trainer(loader=data, eval_dataloader=data)
-    trainer = VISION.trainer(loader=data, eval_dataloader=data, algorithms=[TTA(**options)])
+    trainer = VISION.trainer(loader=data, eval_dataloader=data, algorithms=[algorithm])
 
     first, second = plain.fit(), trainer.fit()
 
     assert same(weights(first.model), weights(second.model))
     model = second.model.eval()
     with torch.no_grad():
-        outputs = [tta(model, x, **options) for x, _ in data]
+        outputs = [call(model, x) for x, _ in data]
     loss = sum(cross_entropy(o, y) for o, (_, y) in zip(outputs, data, strict=True)) / len(data)
     assert trainer.eval()["eval"]["loss"] == pytest.approx(float(loss))
     assert trainer.eval() != plain.eval()

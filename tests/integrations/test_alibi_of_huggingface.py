@@ -1,7 +1,5 @@
 """ALiBi in Hugging Face's models: the formula for each mask, cache and implementation."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,7 @@ from composable.testing import NoSync
 from composable.utils.reproducibility import seed_context
 from tests.functional.test_alibi import slopes_of_the_paper
 from tests.support import hugging_face
-from tests.support.hugging_face import HEADS, TABLE, WIDTH, build, tokens
+from tests.support.hugging_face import HEADS, TABLE, WIDTH, attend, build, record_calls, tokens
 from tests.support.tensors import seeded
 
 LONG = 20
@@ -20,6 +18,8 @@ NEAR = {"rtol": 1e-4, "atol": 1e-4}
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 FAMILIES = pytest.mark.parametrize("family", hugging_face.FAMILIES)
 DECODERS = pytest.mark.parametrize("family", ["gpt2", "bert as a decoder"])
+CAUSAL = ["gpt2", "bert as a decoder", "grouped llama", "mistral", "qwen2", "qwen3", "gpt_neox"]
+ALL = pytest.mark.parametrize("family", [*CAUSAL, "bert", "roberta", "xlm-roberta", "distilbert"])
 PADDINGS = pytest.mark.parametrize("padding", [None, "left", "right"])
 
 
@@ -36,46 +36,35 @@ def mask_of(padding, length=LONG):
 
 
 def attentions(model):
-    kinds = ("AlibiGPT2Attention", "AlibiBertSelfAttention", "AlibiRobertaSelfAttention")
-    return [module for module in model.modules() if type(module).__name__ in kinds]
+    return [
+        module
+        for module in model.modules()
+        if type(module).__name__.startswith("Alibi")
+        and hasattr(module, "config")
+        and not hasattr(module, "word_embeddings")
+    ]
 
 
 def by_hand(attention, hidden, mask, causal):
     """Attention with linear biases, written out."""
-    if hasattr(attention, "c_attn"):
-        projected = hidden @ attention.c_attn.weight + attention.c_attn.bias
-        parts = projected.split(WIDTH, dim=-1)
-    else:
-        parts = [layer(hidden) for layer in (attention.query, attention.key, attention.value)]
-    query, key, value = (p.unflatten(-1, (HEADS, -1)).transpose(1, 2) for p in parts)
-    scores = query @ key.mT / math.sqrt(WIDTH // HEADS)
-    at = torch.arange(hidden.shape[1])
-    for head, slope in enumerate(slopes_of_the_paper(HEADS)):
-        scores[:, head] -= slope * (at[:, None] - at).abs()
-    if causal:
-        scores = scores.masked_fill(at > at[:, None], -torch.inf)
+    at, slopes = torch.arange(hidden.shape[1]), torch.tensor(slopes_of_the_paper(HEADS))
+    bias = -slopes[:, None, None] * (at[:, None] - at).abs()
     if mask is not None:
-        scores = scores.masked_fill(mask[:, None, None] == 0, -torch.inf)
-    attended = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
-    return attention.c_proj(attended) if hasattr(attention, "c_proj") else attended
+        bias = bias.masked_fill(mask[:, None, None] == 0, -torch.inf)
+    return attend(attention, hidden, causal=causal, bias=bias)
 
 
-@FAMILIES
+@ALL
 @IMPLEMENTATIONS
 @PADDINGS
 def test_attention_matches_the_formula(family, implementation, padding):
     model, mask = converted(family, implementation), mask_of(padding)
-    seen = []
-    for attention in attentions(model):
-        attention.register_forward_hook(
-            lambda module, args, kwargs, outputs: seen.append((module, args, outputs[0])),
-            with_kwargs=True,
-        )
+    seen = record_calls(attentions(model))
 
     with torch.no_grad():
         model(tokens(), attention_mask=mask)
-        causal = family in ("gpt2", "bert as a decoder")
-        expected = [by_hand(one, args[0], mask, causal) for one, args, _ in seen]
+        causal = family in CAUSAL
+        expected = [by_hand(one, hidden, mask, causal) for one, hidden, _ in seen]
 
     assert len(seen) == 2
     real = torch.ones(2, LONG).bool() if mask is None else mask.bool()
@@ -126,7 +115,7 @@ def test_logits_of_a_decoder_do_not_depend_on_later_tokens(family, implementatio
         assert_close(model(ids[:, :length]).logits, whole[:, :length], **NEAR)
 
 
-@FAMILIES
+@ALL
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("padding", ["left", "right"])
 def test_padding_does_not_change_the_logits(family, implementation, padding):
@@ -139,15 +128,17 @@ def test_padding_does_not_change_the_logits(family, implementation, padding):
     assert_close(padded, alone, **NEAR)
 
 
-@FAMILIES
+@ALL
 def test_position_embeddings_are_not_added(family):
     model, ids = converted(family), tokens(6)
 
-    moved = model(ids, position_ids=torch.arange(6).flip(0)[None] + 1).logits
-
-    if family != "gpt2":  # which takes positions that fall for several texts in one row
-        assert torch.equal(moved, model(ids).logits)
+    assert F.alibi(model, max_sequence_length=2 * TABLE) is model
     assert not any("wpe" in name or "position_emb" in name for name in model.state_dict())
+    if family == "distilbert":  # which takes no positions
+        return
+    moved = model(ids, position_ids=torch.tensor([[0, 1, 2, 4, 5, 7]])).logits
+    real = slice(3) if family in CAUSAL else slice(None)  # a gap can be a new text
+    assert_close(moved[:, real], model(ids).logits[:, real])
 
 
 def test_packed_sequences_are_independent():
@@ -159,7 +150,7 @@ def test_packed_sequences_are_independent():
     assert_close(packed[:, 4:], model(ids[:, 4:]).logits, **NEAR)
 
 
-@DECODERS
+@pytest.mark.parametrize("family", CAUSAL)
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("steps", [[1] * LONG, [TABLE, 1, 1, LONG - TABLE - 2], [3, LONG - 3]])
 def test_cache_matches_the_whole_sequence(family, implementation, steps):

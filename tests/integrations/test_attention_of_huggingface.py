@@ -1,44 +1,27 @@
 """Methods that change attention, in models of Hugging Face: caches, padding, grouped heads."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.functional.test_attention_methods import CHANGES, filled
-from tests.support.hugging_face import WIDTH, WORDS, build, tokens
+from tests.functional.test_attention_methods import ADDED, CHANGES
+from tests.support.hugging_face import WORDS, build, tokens
+from tests.support.surgery import filled
 
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 NEAR = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def llama(**options):
-    """Build a Llama of four heads, of which two share keys and values."""
-    config = transformers.LlamaConfig(
-        vocab_size=WORDS, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.5, pad_token_id=0,
-        eos_token_id=0, **options,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.default_generator.manual_seed(0)
-        return transformers.LlamaForCausalLM(config).eval()
-
-
-def neox():
-    config = transformers.GPTNeoXConfig(
-        vocab_size=WORDS, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=2, initializer_range=0.5, rotary_pct=0.5,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.default_generator.manual_seed(0)
-        return transformers.GPTNeoXForCausalLM(config).eval()
-
-
+llama = partial(build, "llama", hidden_size=16, num_attention_heads=4, num_key_value_heads=2)
+"""Four heads, of which two share keys and values."""
 DECODERS = {
     "gpt2": lambda: build("gpt2", max_position_embeddings=32),
     "llama": llama,
-    "gpt_neox": neox,
+    "gpt_neox": partial(build, "gpt_neox", hidden_size=16, num_attention_heads=2),
     "bert": lambda: build("bert as a decoder", max_position_embeddings=32),
     "llama in bfloat16": lambda: llama().to(torch.bfloat16),
 }
@@ -50,7 +33,7 @@ def changed(model):
     for name, change in CHANGES.items():
         if not name.startswith("learned"):
             model = change(model)
-    return filled(model)
+    return filled(model, ADDED)
 
 
 FAMILIES = pytest.mark.parametrize("family", DECODERS)
@@ -65,7 +48,9 @@ def test_every_method_acts_on_encoders_and_decoders(change):
         else (build("bert"),)
     )
     for model in (*encoders, DECODERS["gpt2"](), llama()):
-        assert not torch.allclose(filled(change(model))(tokens(8))[0], model(tokens(8))[0], **NEAR)
+        assert not torch.allclose(
+            filled(change(model), ADDED)(tokens(8))[0], model(tokens(8))[0], **NEAR
+        )
 
 
 @FAMILIES
@@ -132,11 +117,7 @@ def test_features_that_are_offset_are_not_rotated():
 
 
 def test_sliding_windows_of_their_own_are_refused():
-    config = transformers.MistralConfig(
-        vocab_size=WORDS, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=4, num_key_value_heads=2,
-    )  # fmt: skip
-    model = transformers.MistralForCausalLM(config)
+    model = build("mistral", sliding_window=4096)
     with pytest.raises(ValueError, match=r"layers\.0\.self_attn must have no sliding window"):
         F.partial_key_offset(model)
 
@@ -193,10 +174,6 @@ def test_compiles_to_one_graph(family):
 
 
 def test_attention_that_normalizes_already_is_skipped():
-    config = transformers.Qwen3Config(
-        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1,
-    )  # fmt: skip
-    model = transformers.Qwen3ForCausalLM(config)
+    model = build("qwen3")
     with pytest.warns(F.NoEffectWarning, match="qk_norm found nothing to replace"):
         assert F.qk_norm(model) is model

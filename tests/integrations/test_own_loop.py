@@ -13,6 +13,7 @@ from composable import Event, during
 from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp, NoOpModel
 from composable.core.algorithm import FunctionAlgorithm
 from composable.integrations.external_loop import UnsupportedRequestError
+from composable.models import Classifier
 from tests.integrations import table
 from tests.integrations.table import (
     ASKS,
@@ -216,19 +217,8 @@ def test_evaluation_in_an_epoch_changes_no_weight():
 
 
 def test_model_with_its_own_loss_needs_no_loss_fn_and_ema_no_max_duration():
-    class WithLoss(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = mlp()
-
-        def forward(self, batch):
-            return self.layers(batch[0])
-
-        def loss(self, outputs, batch):
-            return cross_entropy(outputs, batch[1])
-
     algorithms = [*SETS["LabelSmoothing"], EMA("2ba")]
-    t, optimizer = begin(algorithms, WithLoss(), loss_fn=None, max_duration=None)
+    t, optimizer = begin(algorithms, Classifier(mlp()), loss_fn=None, max_duration=None)
     for _ in range(2):
         for batch in t.epoch(batches()):
             t.loss(t.model(batch)).backward()
@@ -237,7 +227,7 @@ def test_model_with_its_own_loss_needs_no_loss_fn_and_ema_no_max_duration():
 
     assert "EMA" in t.state.averages
     assert same(
-        weights(t.model), trained(WithLoss(), batches(), loss_fn=None, algorithms=algorithms)
+        weights(t.model), trained(Classifier(mlp()), batches(), loss_fn=None, algorithms=algorithms)
     )
 
 

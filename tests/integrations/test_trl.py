@@ -16,9 +16,8 @@ from composable.algorithms import EMA, GradientClipping, SeqLengthWarmup, Square
 from composable.integrations import adapt_loop
 from composable.integrations.huggingface import LogitsModel, LoopAdapterMixin
 from tests.support.adapters import adapters, text, with_lora
-from tests.support.hugging_face import WORDS
+from tests.support.hugging_face import WORDS, llama
 from tests.support.models import same
-from tests.support.tiny_llama import llama
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning"),

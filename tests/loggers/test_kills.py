@@ -7,14 +7,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.loggers.readers import BACK_ENDS
 from tests.support.campaign import drawn
+from tests.support.commands import run_python
 from tests.support.logged_run import BATCHES, INTERVAL
 
 # Warnings of the packages about one another.
@@ -30,11 +29,10 @@ MOMENTS = drawn(["batch_end 1", "after_save 3", "eval_end 6"], 1)
 
 def run(folder, *moments):
     """Run the parts of the run, each in a process, and return their exit statuses."""
-    command = [sys.executable, "-m", "tests.support.logged_run", str(folder), "0", *moments]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [int(line) for line in done.stdout.splitlines() if re.fullmatch(r"-?\d+", line)]
+    command = "-m", "tests.support.logged_run", folder, 0, *moments
+    output, _ = run_python(*command, cwd=ROOT, env=variables)
+    return [int(line) for line in output.splitlines() if re.fullmatch(r"-?\d+", line)]
 
 
 EXPECTED = {

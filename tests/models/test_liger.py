@@ -8,8 +8,8 @@ from torch import nn
 
 from composable.models import with_liger_kernels
 from tests.support.adapters import with_lora
+from tests.support.hugging_face import llama
 from tests.support.models import same, weights
-from tests.support.tiny_llama import llama
 
 
 class FusedNorm(nn.Module):

@@ -21,9 +21,9 @@ from composable.models import HuggingFaceModel
 from composable.optim import AdamWScheduleFree, Muon, with_cautious_weight_decay
 from tests.support.adapters import adapters, base, text, with_lora
 from tests.support.hub_models import HEADS, NOT_MEANS
+from tests.support.hugging_face import llama
 from tests.support.models import same, weights
 from tests.support.runs import make_trainer, training_weights
-from tests.support.tiny_llama import llama
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*was set in the config:UserWarning"),

@@ -1,45 +1,23 @@
 """Muon against PyTorch's Muon and AdamW, its groups, and runs with it."""
 
 import copy
-import pickle
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
-from composable import algorithms as A
 from composable.checkpoint.errors import MismatchError
 from composable.functional import squeeze_excite
-from composable.optim import Muon, cosine, muon, muon_groups, per_group
+from composable.optim import Muon, cosine, muon, muon_groups
 from composable.optim.building import update_param_groups
-from tests.support.data import batches
-from tests.support.models import language_model, mlp, same, seeded, weights
-from tests.support.outcomes import resumes_exactly
-from tests.support.runs import LANGUAGE, PROBLEMS, VISION, make_trainer, trained
+from tests.support.models import Tied, language_model, mlp, same, seeded, weights
+from tests.support.optimizers import INNER, parameters, stepped
+from tests.support.runs import LANGUAGE, VISION, make_trainer, trained
 
 SHAPES = [(6, 6), (6, 6), (12, 6), (6, 12), (12, 6), (1, 4), (5, 1)]
-
-
-def parameters(shapes=SHAPES, dtype=torch.float32):
-    return seeded(lambda: [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes])
-
-
-def stepped(optimizer, params, steps=4):
-    """Step with the same gradients and changing rates, and return the parameters."""
-    generator = torch.Generator().manual_seed(1)
-    for step in range(steps):
-        for i, p in enumerate(params):
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-            if step == 2 and i == 1:
-                p.grad = None
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.9
-        optimizer.step()
-    return [p.detach() for p in params]
 
 
 # --- numbers ---
@@ -61,17 +39,17 @@ def stepped(optimizer, params, steps=4):
     ],
 )
 def test_matrices_have_the_bits_of_torch(options, dtype):
-    ours, theirs = parameters(dtype=dtype), parameters(dtype=dtype)
+    ours, theirs = parameters(dtype, SHAPES), parameters(dtype, SHAPES)
 
     mine = stepped(Muon(ours, lr=0.02, **options), ours)
 
     assert same(mine, stepped(torch.optim.Muon(theirs, lr=0.02, **options), theirs))
-    assert not same(mine, parameters(dtype=dtype))
+    assert not same(mine, parameters(dtype, SHAPES))
 
 
 def test_many_small_matrices_differ_from_torch_by_rounding_only():
     shapes = [(16, 16)] * 100
-    ours, theirs = parameters(shapes), parameters(shapes)
+    ours, theirs = parameters(torch.float32, shapes), parameters(torch.float32, shapes)
 
     first = stepped(Muon(ours, lr=0.01), ours, steps=3)
     second = stepped(torch.optim.Muon(theirs, lr=0.01), theirs, steps=3)
@@ -83,7 +61,10 @@ def test_many_small_matrices_differ_from_torch_by_rounding_only():
 
 @pytest.mark.parametrize("options", [{}, {"betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.5}])
 def test_other_parameters_have_the_bits_of_adamw(options):
-    ours, theirs = parameters([(3,), (2, 3), ()]), parameters([(3,), (2, 3), ()])
+    ours, theirs = (
+        parameters(torch.float32, [(3,), (2, 3), ()]),
+        parameters(torch.float32, [(3,), (2, 3), ()]),
+    )
     group = {"params": ours, "half": "adamw"}
     named = {f"adamw_{name}": value for name, value in options.items()}
 
@@ -94,7 +75,7 @@ def test_other_parameters_have_the_bits_of_adamw(options):
 
 
 def test_convolutions_and_stacked_projections_are_updated_as_their_matrices():
-    conv, stack = parameters([(4, 3, 2, 2), (9, 5)])
+    conv, stack = parameters(torch.float32, [(4, 3, 2, 2), (9, 5)])
     flat = nn.Parameter(conv.detach().flatten(1).clone())
     parts = [nn.Parameter(part.clone()) for part in stack.detach().chunk(3)]
     generator = torch.Generator().manual_seed(1)
@@ -112,7 +93,7 @@ def test_convolutions_and_stacked_projections_are_updated_as_their_matrices():
 
 
 def test_large_matrices_are_updated_in_smaller_batches(monkeypatch):
-    together, apart = parameters([(6, 6)] * 5), parameters([(6, 6)] * 5)
+    together, apart = (parameters(torch.float32, [(6, 6)] * 5) for _ in range(2))
     first = stepped(Muon(together, lr=0.1), together)
     monkeypatch.setattr(muon, "_ELEMENTS_ON_CPU", 72)
 
@@ -124,13 +105,13 @@ def test_large_matrices_are_updated_in_smaller_batches(monkeypatch):
 
 
 def test_float32_is_nearer_to_the_exact_factor():
-    exact, rough = parameters([(6, 6)]), parameters([(6, 6)])
+    exact, rough = parameters(torch.float32, [(6, 6)]), parameters(torch.float32, [(6, 6)])
     precise = stepped(Muon(exact, lr=0.1, dtype=torch.float32), exact)
 
     assert not same(precise, stepped(Muon(rough, lr=0.1), rough))
 
 
-def test_closure_and_copies():
+def test_closure_and_group_of_a_copy():
     model = mlp()
     optimizer = Muon(model, lr=0.1)
 
@@ -142,29 +123,10 @@ def test_closure_and_copies():
 
     first = optimizer.step(loss)
     assert optimizer.step(loss) < first
-    again = pickle.loads(pickle.dumps(optimizer))
-    assert same(
-        [t for s in again.state.values() for t in s.values()],
-        [t for s in optimizer.state.values() for t in s.values()],
-    )
     copy.deepcopy(optimizer).add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))]})
 
 
 # --- groups ---
-
-
-class Tied(nn.Module):
-    """A transformer in small, whose head is tied to its embedding."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens = nn.Embedding(9, 4)
-        self.places = nn.Parameter(torch.zeros(1, 5, 4))
-        self.attention = nn.MultiheadAttention(4, 2)
-        self.norm = nn.LayerNorm((2, 4))
-        self.mixer = nn.Linear(4, 8, bias=False)
-        self.head = nn.Linear(4, 9, bias=False)
-        self.head.weight = self.tokens.weight
 
 
 def matrix_names(model, **options):
@@ -293,7 +255,7 @@ def test_new_parameters_join_the_half_to_which_they_belong():
 # --- runs ---
 
 
-FAST = partial(Muon, lr=0.05, adamw_lr=0.01)
+FAST = INNER["muon"]
 
 
 def test_trainer_divides_the_parameters_that_it_passes_to_a_factory():
@@ -304,38 +266,6 @@ def test_trainer_divides_the_parameters_that_it_passes_to_a_factory():
 
     other = mlp()
     assert same(ours, trained(other, optimizers=FAST(other)))
-
-
-def everything(problem):
-    return {
-        "optimizers": FAST,
-        "schedulers": [cosine(warmup="2ba"), per_group({"others": cosine()})],
-        "algorithms": [
-            A.SAM(interval=2),
-            A.EMA(half_life="2ba"),
-            A.GradientClipping("norm", clipping_threshold=0.5),
-            A.LayerFreezing(freeze_start=0.0, freeze_level=0.5),
-        ],
-        "max_duration": "6ba",
-    }
-
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
-def test_run_with_everything_resumes_bit_for_bit(problem, precision, tmp_path):
-    options = {**everything(problem), "precision": precision}
-
-    whole, _ = resumes_exactly(lambda **more: problem.trainer(**options, **more).fit(), tmp_path)
-
-    assert whole.timestamp.batch == 6
-
-
-def test_scaled_gradients_give_the_same_half_precision_run():
-    losses = [
-        make_trainer(mlp(), optimizers=FAST, precision=precision).fit().loss
-        for precision in ("fp32", "amp_fp16")
-    ]
-    assert losses[0].item() == pytest.approx(losses[1].item(), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -367,20 +297,6 @@ def test_rates_of_both_halves_follow_the_schedules():
 
     factor = cosine()(state)
     assert [g["lr"] for g in state.optimizers[0].param_groups] == [0.05 * factor, 0.01 * factor]
-
-
-def test_loss_of_hand_written_loop_falls():
-    model, (inputs, targets) = mlp(), batches(12, 12)[0]
-    optimizer = Muon(model, lr=0.1, adamw_lr=0.05)
-    losses = []
-    for _ in range(20):
-        loss = cross_entropy(model(inputs), targets)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-
-    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_norms_and_biases_without_weight_decay_are_groups_of_the_adamw_half():

@@ -8,21 +8,14 @@ from torch import nn
 from torch.testing import assert_close
 
 from composable.functional import orthogonalize, polar_express_coefficients
-from composable.optim import Muon, cosine, muon_groups, per_group, per_option
+from composable.optim import Muon, muon_groups
+from tests.support.hugging_face import build
 from tests.support.models import mlp, same, weights
-from tests.support.outcomes import resumes_exactly
-from tests.support.runs import LANGUAGE, PROBLEMS, make_trainer
+from tests.support.optimizers import OPTIONS_OF_MUON
+from tests.support.runs import LANGUAGE, make_trainer
 
 SHAPES = [(6, 4), (6, 4), (4, 6), (5, 2, 3)]
 EXACT = {"dtype": torch.float64, "weight_decay": 0.0, "lr": 0.1}
-OPTIONS = {
-    "equalize_rows": True,
-    "slow_momentum": 0.98,
-    "neuron_beta2": 0.95,
-    "update_floor": 0.35,
-    "soap_beta2": 0.9,
-    "ns_coefficients": polar_express_coefficients(),
-}
 
 
 def steps_of(count=3, shapes=SHAPES, **options):
@@ -120,7 +113,7 @@ def test_zero_gradients_change_nothing():
     weight = nn.Parameter(torch.ones(3, 2))
     weight.grad = torch.zeros(3, 2)
 
-    Muon([weight], lr=0.1, weight_decay=0.0, **OPTIONS).step()
+    Muon([weight], lr=0.1, weight_decay=0.0, **OPTIONS_OF_MUON).step()
 
     assert torch.equal(weight.detach(), torch.ones(3, 2))
 
@@ -228,20 +221,6 @@ def split(model, by):
     return {names[id(p)]: g["stacked"] for g in groups for p in g["params"] if g["stacked"] > 1}
 
 
-def family(name):
-    transformers = pytest.importorskip("transformers")
-    from tests.support import hugging_face
-
-    if name != "llama":
-        return hugging_face.build(name)
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=9, hidden_size=12, intermediate_size=16, num_hidden_layers=1,
-            num_attention_heads=6, num_key_value_heads=2,
-        )
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("name", "by", "expected"),
     [
@@ -252,7 +231,8 @@ def family(name):
     ],
 )
 def test_projections_of_transformers_are_divided_by_role(name, by, expected):
-    found = split(family(name), by)
+    sizes = {"num_attention_heads": 6, "num_key_value_heads": 2} if name == "llama" else {}
+    found = split(build(name, **sizes), by)
 
     assert {path.split(".")[-2]: count for path, count in found.items()} == expected
 
@@ -267,7 +247,7 @@ def test_attention_of_torch_is_divided_by_head():
 
 
 def test_weights_of_conv1d_are_updated_as_transposed_linear_ones_and_by_head():
-    model = family("gpt2")
+    model = build("gpt2")
     names = {id(p): name for name, p in model.named_parameters()}
     groups = muon_groups(model, split_attention="heads")
     fused = next(p for p in model.parameters() if names[id(p)].endswith("h.0.attn.c_attn.weight"))
@@ -286,26 +266,8 @@ def test_weights_of_conv1d_are_updated_as_transposed_linear_ones_and_by_head():
 
 # --- runs ---
 
-FULL = partial(Muon, lr=0.05, adamw_lr=0.01, **OPTIONS)
 
-
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_run_with_all_options_resumes_bit_for_bit(problem, precision, tmp_path):
-    options = {
-        "optimizers": FULL,
-        "schedulers": per_group({"matrices": per_option({"lr": cosine(), "slow_share": cosine()})}),
-        "max_duration": "4ba",
-        "precision": precision,
-    }
-
-    whole, _ = resumes_exactly(lambda **more: problem.trainer(**options, **more).fit(), tmp_path)
-
-    state = whole.optimizers[0].state_dict()["state"]
-    assert {"slow_momentum_buffer", "neuron_squares"} <= state[0].keys()
-
-
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", OPTIONS_OF_MUON)
 def test_each_option_changes_the_run(name):
     plain, changed = (
         LANGUAGE.trainer(
@@ -313,7 +275,7 @@ def test_each_option_changes_the_run(name):
             optimizers=partial(Muon, lr=0.05, **options),
             max_duration="3ba",
         ).fit()
-        for options in ({}, {name: OPTIONS[name]})
+        for options in ({}, {name: OPTIONS_OF_MUON[name]})
     )
 
     assert not same(weights(plain.model), weights(changed.model))
@@ -324,7 +286,7 @@ def test_state_that_was_saved_without_the_options_loads():
     optimizer = Muon(model, lr=0.1)
     saved = optimizer.state_dict()
     for group in saved["param_groups"]:
-        for name in (*OPTIONS, "slow_share", "transposed"):
+        for name in (*OPTIONS_OF_MUON, "slow_share", "transposed"):
             if name != "ns_coefficients":
                 group.pop(name, None)
 

@@ -62,22 +62,6 @@ def test_sparse_gradients_train_the_weights_of_dense_ones(dtype):
     assert torch.equal(found[[3, 5]], table(sparse=True, dtype=dtype).weight[[3, 5]])
 
 
-def test_accumulators_are_resumed_to_the_bit():
-    whole = table(sparse=True)
-    expected = trained(whole, RowAdagrad(whole.parameters()), 5)
-    module = table(sparse=True)
-    first = RowAdagrad(module.parameters())
-    trained(module, first, 3)
-    second = RowAdagrad(module.parameters())
-    second.load_state_dict(first.state_dict())
-    for step in range(3, 5):
-        second.zero_grad()
-        (module(TOKENS) - step).square().sum().backward()
-        second.step()
-
-    assert torch.equal(module.weight, expected)
-
-
 def test_rows_of_any_shape_and_layout_are_those_of_a_matrix():
     gradient = seeded(lambda: torch.randn(3, 2, 2))
     kernel = nn.Parameter(torch.ones(3, 2, 2).transpose(1, 2))  # not contiguous

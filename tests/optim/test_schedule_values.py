@@ -161,6 +161,16 @@ def test_warmup_as_long_as_the_duration_ends_at_the_start_value(build, duration)
     assert given == pytest.approx([schedule.start * k / end for k in range(end + 1)])
 
 
+@pytest.mark.parametrize("build", [linear, cosine])
+@pytest.mark.parametrize(
+    ("warmup", "duration"), [("5ba", "4ba"), ("3ep", "4ba"), ("10ba", "0.4dur")]
+)
+def test_warmup_may_be_longer_than_the_run_but_not_than_the_duration(build, warmup, duration):
+    with pytest.raises(ValueError, match=f"warmup='{warmup}' is longer than duration="):
+        values(build(warmup=warmup, duration=duration))
+    assert values(build(warmup="30ba"))[:2] == pytest.approx([0, 1 / 30])
+
+
 @pytest.mark.parametrize("factor", [1.5, 1.1, 2, 3])
 def test_each_cycle_starts_at_1_and_is_longer_by_the_factor(factor):
     schedule = cosine_restarts("10ba", factor)

@@ -27,7 +27,7 @@ from composable.optim import (
 )
 from tests.support.data import batches
 from tests.support.models import mlp, same, weights
-from tests.support.outcomes import resumes_exactly
+from tests.support.optimizers import RATE_AND_DECAY
 from tests.support.runs import LANGUAGE, make_trainer
 
 
@@ -149,13 +149,14 @@ def test_invalid_arguments_are_rejected_by_name(call, message):
 # --- several options ---
 
 ADAMW = partial(AdamW, lr=0.1, weight_decay=0.5)
-BOTH = per_option({"lr": cosine(0.1, warmup="2ba"), "weight_decay": linear(1.0, 0.25)})
 
 
 def test_rate_and_decay_are_those_of_a_loop_that_sets_both():
     data, model = batches(8 * 6, 8), mlp()
-    ours = make_trainer(mlp(), data, optimizers=ADAMW, schedulers=BOTH, max_duration="1ep").fit()
-    optimizer, schedules = ADAMW(model.parameters()), dict(BOTH.schedules)
+    ours = make_trainer(
+        mlp(), data, optimizers=ADAMW, schedulers=RATE_AND_DECAY, max_duration="1ep"
+    ).fit()
+    optimizer, schedules = ADAMW(model.parameters()), dict(RATE_AND_DECAY.schedules)
 
     for k, (inputs, targets) in enumerate(data):
         clock = Clock.at(batch=k, max_duration="6ba")
@@ -169,7 +170,7 @@ def test_rate_and_decay_are_those_of_a_loop_that_sets_both():
 
 
 def test_options_of_groups_and_shorter_runs():
-    schedulers = per_group({"matrices": scale_schedule(BOTH, 0.5)}, default=linear())
+    schedulers = per_group({"matrices": scale_schedule(RATE_AND_DECAY, 0.5)}, default=linear())
     recorder = Recorder("lr", "weight_decay")
     trainer = make_trainer(
         mlp(),
@@ -186,18 +187,6 @@ def test_options_of_groups_and_shorter_runs():
         for rate, decay in [(0, 1), (1, 0.8125), (0.775, 0.625), (0.325, 0.4375)]
     ]
     assert optimizer.param_groups[1]["weight_decay"] == 0.5
-
-
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16"])
-def test_scheduled_options_resume_bit_for_bit(precision, tmp_path):
-    options = {"optimizers": ADAMW, "schedulers": BOTH, "precision": precision}
-
-    whole, _ = resumes_exactly(
-        lambda **more: make_trainer(mlp(), **options, **more).fit(), tmp_path, 4
-    )
-
-    (group,) = whole.optimizers[0].param_groups
-    assert group["weight_decay"] != group["initial_weight_decay"] == 0.5
 
 
 # --- the size of the steps ---

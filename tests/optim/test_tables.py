@@ -9,9 +9,10 @@ from torch.testing import assert_close
 from composable.algorithms import NGramEmbeddings
 from composable.distributed import DDP, FSDP2
 from composable.functional import ngram_embeddings
-from composable.optim import Muon, RowAdagrad, by_role, decay_groups, muon_groups
+from composable.optim import Muon, decay_groups, muon_groups
 from tests.support.models import language_model, same, weights
-from tests.support.outcomes import resumed, resumes_exactly
+from tests.support.optimizers import ROWS
+from tests.support.outcomes import resumed
 from tests.support.parallel_runs import fit_sparse_in_name, fit_tables
 from tests.support.processes import attempt, run
 from tests.support.runs import LANGUAGE
@@ -99,11 +100,6 @@ def test_without_such_a_group_a_table_joins_the_token_embedding():
 
 # --- sparse gradients ---
 
-ROWS = by_role(
-    {"tables": partial(RowAdagrad, lr=0.1, weight_decay=0.1)},
-    default=partial(torch.optim.SGD, lr=0.1),
-)
-
 
 def with_sparse_table(sparse=True, **options):
     """Build a Trainer of a language model whose table has an optimizer of its own."""
@@ -136,10 +132,6 @@ def test_run_with_a_sparse_table_resumes_to_the_bit():
     again = resumed(with_sparse_table, "2ba", "3ba")
 
     assert same(weights(again.model), weights(once.model))
-
-
-def test_checkpoint_of_a_sparse_table_resumes_to_the_bit(tmp_path):
-    resumes_exactly(lambda **more: with_sparse_table(**more).fit(), tmp_path)
 
 
 @pytest.mark.parametrize("strategy", [DDP(shards=2), DDP(shards=2, exact=True), None], ids=str)

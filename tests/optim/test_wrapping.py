@@ -27,68 +27,17 @@ from composable.optim import (
     with_momentum_warmup,
 )
 from tests.support.data import batches
-from tests.support.models import mlp, same, seeded, weights
-from tests.support.outcomes import resumes_exactly
-from tests.support.runs import PROBLEMS, make_trainer
+from tests.support.models import mlp, same, weights
+from tests.support.optimizers import INNER, WRAPPERS, parameters, several, stepped, wrapped
+from tests.support.runs import make_trainer
 
-NESTEROV = partial(with_ema_nesterov, decay=0.5)
-WARMUP = partial(with_momentum_warmup, start=0.5, num_steps=4)
-LOOKAHEAD = partial(with_lookahead, interval=2)
-WRAPPERS = {
-    "nesterov": NESTEROV,
-    "decay": with_cautious_weight_decay,
-    "warmup": WARMUP,
-    "lookahead": LOOKAHEAD,
-}
-OPTIMIZERS = {
-    "sgd": partial(SGD, lr=0.1, momentum=0.9, weight_decay=0.1),
-    "foreach": partial(AdamW, lr=0.02, weight_decay=0.5, foreach=True),
-    "fused": partial(AdamW, lr=0.02, weight_decay=0.5, fused=True),
-    "muon": partial(Muon, lr=0.05, adamw_lr=0.01),
-}
+NESTEROV, _, WARMUP, LOOKAHEAD = WRAPPERS.values()
 EACH = pytest.mark.parametrize("wrapper", WRAPPERS)
-ALL = pytest.mark.parametrize("inner", OPTIMIZERS)
-
-
-def wrapped(wrapper, inner, params):
-    """Build an optimizer with one wrapper, or with all of them."""
-    optimizer = OPTIMIZERS[inner](params)
-    for one in WRAPPERS.values() if wrapper == "all" else [WRAPPERS[wrapper]]:
-        assert one(optimizer) is optimizer
-    return optimizer
-
-
-def several(params, wrappers=()):
-    """Build one optimizer of two, of which the first has wrappers."""
-    first, *others = params
-    optimizer = OPTIMIZERS["foreach"]([first])
-    for one in wrappers:
-        one(optimizer)
-    return MultiOptimizer([optimizer, SGD(others, lr=0.1, momentum=0.9)])
-
-
-def parameters(dtype=torch.float64):
-    shapes = [(3, 4), (4,), (), (2, 1, 3)]
-    return seeded(lambda: [nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes])
+ALL = pytest.mark.parametrize("inner", INNER)
 
 
 def optimizer_parameters(optimizer):
     return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def stepped(optimizer, params, steps=6, between=lambda: None):
-    """Step with the same gradients, one of which is missing once, and changing rates."""
-    generator = torch.Generator().manual_seed(1)
-    for step in range(steps):
-        for i, p in enumerate(params):
-            p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-            if (step, i) == (2, 1):
-                p.grad = None
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.9
-        optimizer.step()
-        between()
-    return [p.detach().clone() for p in params]
 
 
 # --- numbers ---
@@ -191,7 +140,7 @@ def test_without_effect_the_steps_are_those_of_the_optimizer(wrapper, inner):
         "lookahead": partial(with_lookahead, decay=0.0, interval=2),
     }[wrapper]
     ours, theirs = mlp(), mlp()
-    one, other = (OPTIMIZERS[inner](list(model.parameters())[:1]) for model in (ours, theirs))
+    one, other = (INNER[inner](list(model.parameters())[:1]) for model in (ours, theirs))
     stepped(idle(one), one.param_groups[0]["params"])
     stepped(other, other.param_groups[0]["params"])
 
@@ -285,7 +234,7 @@ def test_wrapper_takes_effect_and_its_state_resumes_bit_for_bit(wrapper, inner, 
 
     assert same(stepped(again, resumed, steps=3), whole)
     plain = start()[0]
-    assert not same(stepped(OPTIMIZERS[inner](plain), plain, steps=3), saved[0])
+    assert not same(stepped(INNER[inner](plain), plain, steps=3), saved[0])
 
 
 SOAP = partial(Muon, soap_beta2=0.9)
@@ -385,22 +334,9 @@ def test_step_that_grad_scaler_skips_changes_nothing(wrapper, inner):
 def test_all_wrappers_together_see_each_others_steps():
     params, plain = parameters(), parameters()
     stepped(wrapped("all", "sgd", params), params)
-    alone = NESTEROV(WARMUP(OPTIMIZERS["sgd"](plain)))
+    alone = NESTEROV(WARMUP(INNER["sgd"](plain)))
 
     assert not same(stepped(alone, plain), params)
-
-
-def test_complex_weights_are_pairs_of_real_ones():
-    whole = nn.Parameter(torch.tensor([1.0 + 2.0j, -0.5j]))
-    pairs = nn.Parameter(torch.view_as_real(whole.detach()).clone())
-    for p in (whole, pairs):
-        optimizer = wrapped("all", "sgd", [p])
-        for _ in range(3):
-            grad = torch.ones(2, dtype=whole.dtype)
-            p.grad = grad if p is whole else torch.view_as_real(grad).clone()
-            optimizer.step()
-
-    assert_close(torch.view_as_real(whole.detach()), pairs.detach())
 
 
 ADAMW = AdamW([torch.ones(1, requires_grad=True)])
@@ -433,38 +369,15 @@ def test_invalid_arguments_are_rejected_by_name(make, message):
 # --- in the Trainer ---
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
-@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
-@ALL
-def test_run_with_all_wrappers_resumes_bit_for_bit(inner, precision, problem, tmp_path):
-    options = {
-        "optimizers": partial(wrapped, "all", inner),
-        "schedulers": cosine(warmup="2ba"),
-        "max_duration": "6ba",
-        "precision": precision,
-    }
-
-    whole, _ = resumes_exactly(lambda **more: problem.trainer(**options, **more).fit(), tmp_path)
-
-    assert whole.timestamp.batch == 6
-    states = whole.optimizers[0].state_dict()["state"].values()
-    assert {state["ema_nesterov"].dtype for state in states} == {torch.float32}
-
-
-@pytest.mark.parametrize("outside", [True, False])
-def test_optimizer_of_several_resumes_with_wrappers_outside_or_inside(outside, tmp_path):
-    def build(params):
-        every = WRAPPERS.values()
-        optimizer = several(params, () if outside else every)
-        for one in every if outside else ():
-            one(optimizer)
-        return optimizer
-
-    options = {"optimizers": build, "max_duration": "6ba"}
-    resumes_exactly(lambda **more: make_trainer(mlp(), **options, **more).fit(), tmp_path)
+def test_states_of_16_bit_weights_are_float32_and_belong_to_their_wrappers(tmp_path):
+    options = {"precision": "bf16", "save_folder": tmp_path / "run"}
+    inside = partial(several, wrappers=WRAPPERS.values())
+    (optimizer,) = make_trainer(mlp(), optimizers=inside, **options).fit().optimizers
+    states = [one for one in optimizer.state_dict()["state"].values() if "exp_avg" in one]
+    assert {one["ema_nesterov"].dtype for one in states} == {torch.float32}
 
     with pytest.raises(MismatchError, match=r"MultiOptimizer with EMANesterov, Caut.*"):
-        make_trainer(mlp(), load_path=tmp_path / "ep0-ba2", optimizers=several).fit()
+        make_trainer(mlp(), load_path=tmp_path / "run", precision="bf16", optimizers=several)
 
 
 @EACH
@@ -490,23 +403,4 @@ def test_checkpoint_with_other_wrappers_is_refused_by_name(wrapper, tmp_path):
     ).fit()
 
     with pytest.raises(MismatchError, match=r"type is '?SGD with \w+.*of this run is SGD"):
-        make_trainer(mlp(), optimizers=OPTIMIZERS["sgd"], load_path=tmp_path / "run").fit()
-
-
-def test_scaled_gradients_give_the_same_half_precision_run():
-    losses = [
-        make_trainer(mlp(), optimizers=partial(wrapped, "all", "foreach"), precision=one).fit().loss
-        for one in ("fp32", "amp_fp16")
-    ]
-
-    assert losses[0].item() == pytest.approx(losses[1].item(), rel=0.05)
-
-
-@pytest.mark.compile
-def test_compiled_model_trains_as_the_eager_one():
-    runs = [
-        make_trainer(mlp(), optimizers=partial(wrapped, "all", "muon"), compile=compiled).fit()
-        for compiled in (False, {"backend": "aot_eager"})
-    ]
-
-    assert_close(weights(runs[0].model), weights(runs[1].model))
+        make_trainer(mlp(), optimizers=INNER["sgd"], load_path=tmp_path / "run").fit()

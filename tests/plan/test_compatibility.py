@@ -5,6 +5,7 @@ from itertools import combinations
 import attrs
 import pytest
 
+import composable.algorithms as library
 from composable import (
     AmbiguousOrderWarning,
     CompatibilityWarning,
@@ -55,6 +56,10 @@ def sometimes(state):
         ),
         ([CutMix(), MixUp()], r"choose\(\[CutMix, MixUp\]\).*windows that don't overlap.*during\("),
         ([MixUp(0.1), MixUp(0.2, name="again")], "MixUp and again are incompatible: both mix"),
+        (
+            [library.CutMix(), library.CutMix(name="again")],
+            "CutMix and again are incompatible: both mix",
+        ),
         ([EMA(), SWA()], "EMA and SWA are incompatible: both replace the model that is evaluated"),
     ],
 )

@@ -11,7 +11,7 @@ from composable import Trainer
 from composable.models import lora_config
 from composable.recipes import lora
 from tests.support.adapters import adapters, base, text, with_lora
-from tests.support.tiny_llama import llama
+from tests.support.hugging_face import llama
 
 
 def layers(model, kind=nn.Linear):

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.support.hugging_face import WORDS
-from tests.support.tiny_llama import llama
+from tests.support.hugging_face import WORDS, llama
 
 LENGTH = 12
 

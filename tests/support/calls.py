@@ -24,9 +24,9 @@ from tests.report.folders import write_run
 from tests.support import models
 from tests.support.cases import all_cases
 from tests.support.data import batches, examples
+from tests.support.hugging_face import llama
 from tests.support.observers import Asks
 from tests.support.runs import make_trainer, sgd
-from tests.support.tiny_llama import llama
 
 PACKAGES = (
     *("composable", "composable.callbacks", "composable.checkpoint", "composable.batches.batch"),

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from composable.cli import main
 from tests.support.processes import forkserver
@@ -38,14 +39,16 @@ exec(compile(script, "script", "exec"), {"__name__": "__main__"})
 """
 
 
-def run_script(script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process that has imported torch and nothing else."""
+def run_script(script: str, status: int = 0) -> tuple[str, str]:
+    """Run a script like `run_python`, in a process that has imported torch and nothing else."""
     server = _server()
     with tempfile.TemporaryDirectory() as folder:
         written = [Path(folder, name) for name in ("stdout", "stderr")]
         print(json.dumps([script, *map(str, written)]), file=server.stdin, flush=True)
-        status = int(server.stdout.readline())
-        return subprocess.CompletedProcess(script, status, *(one.read_text() for one in written))
+        ended = int(server.stdout.readline())
+        output, error = (one.read_text() for one in written)
+    assert ended == status, output + error
+    return output, error
 
 
 @functools.cache
@@ -55,6 +58,14 @@ def _server() -> subprocess.Popen[str]:
     server = subprocess.Popen([sys.executable, "-c", _SERVER], cwd=ROOT, text=True, **pipes)
     atexit.register(server.communicate)
     return server
+
+
+def run_python(*arguments: object, status: int = 0, **options: Any) -> tuple[str, str]:
+    """Run an interpreter of its own; return what it writes to standard output and error."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout, done.stderr
 
 
 class Command(forkserver.Process):

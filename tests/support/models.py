@@ -122,6 +122,17 @@ def add_rotation(attention: Attention, rotation: Rotation) -> nn.Module:
     return attention
 
 
+class Tied(nn.Module):
+    """A transformer in small, whose head is its embedding, with a parameter without a role."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(9, 4), nn.Parameter(torch.zeros(1, 5, 4))
+        self.attention, self.norm = nn.MultiheadAttention(4, 2), nn.LayerNorm((2, 4))
+        self.mixer, self.head = nn.Linear(4, 8, bias=False), nn.Linear(4, 9)
+        self.head.weight = self.tokens.weight
+
+
 class Hidden(nn.Sequential):
     """A feed-forward block."""
 

@@ -23,14 +23,18 @@ from tests.support.models import conv_net, language_model, linear, weights
 
 
 class FullMemory(nn.Module):
-    """A model that runs out of memory when it trains on more than `limit` examples."""
+    """A model that runs out of memory when it trains on more than `limit` examples.
 
-    def __init__(self, model: nn.Module, limit: int) -> None:
+    `free` of its first calls need none.
+    """
+
+    def __init__(self, model: nn.Module, limit: int, free: int = 0) -> None:
         super().__init__()
-        self.model, self.limit = model, limit
+        self.model, self.limit, self.free = model, limit, free
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and len(inputs) > self.limit:
+        self.free -= 1
+        if torch.is_grad_enabled() and len(inputs) > self.limit and self.free < 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return self.model(inputs)  # type: ignore[no-any-return]
 

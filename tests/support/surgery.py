@@ -46,6 +46,16 @@ def of_language_model(function: Callable[..., Any], *options: Any, **more: Any) 
     return FunctionCase(function, *options, arguments=build, inputs=token_ids, **more)
 
 
+def filled(model: nn.Module, *names: str) -> nn.Module:
+    """Draw the parameters with one of these in their names, such as those that a method added."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(one in name for one in names):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
 def convolutional():
     return seeded(
         lambda: nn.Sequential(

@@ -100,10 +100,10 @@ def test_without_hypothesis_only_the_checks_are_available():
         "from composable.testing import batches\n"
     )
 
-    done = run_script(code)
+    output, error = run_script(code, status=1)
 
-    assert done.stdout == "checked\n"
-    assert 'pip install "composable[testing]"' in done.stderr
+    assert output == "checked\n"
+    assert 'pip install "composable[testing]"' in error
 
 
 def test_registered_torch_draws_the_same_in_every_example_and_is_restored(tmp_path):

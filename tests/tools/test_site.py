@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from tests.support.cases import ROOT
+from tests.support.commands import run_python
 from tools.site_search import Question, SiteSearch, read_questions
 
 DOCS = ROOT / "docs"
@@ -60,17 +61,19 @@ def test_a_dead_link_and_a_formula_that_does_not_render_stop_the_build_and_name_
 
 def test_an_example_that_fails_stops_the_tests_and_names_the_page(tmp_path):
     (tmp_path / "sum.md").write_text("# Sum\n\n```python\n>>> 1 + 1\n3\n\n```\n")
-    command = ["pytest", "-q", "-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, "--noconftest"]
-
-    run = subprocess.run(
-        [sys.executable, "-m", *command, "-p", "no:cacheprovider", tmp_path / "sum.md"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
+    command = (
+        "-c",
+        ROOT / "pyproject.toml",
+        "--rootdir",
+        tmp_path,
+        "--noconftest",
+        "-p",
+        "no:cacheprovider",
     )
 
-    assert run.returncode == 1, run.stdout + run.stderr
-    assert "sum.md" in run.stdout
+    output, _ = run_python("-m", "pytest", "-q", *command, "sum.md", status=1, cwd=tmp_path)
+
+    assert "sum.md" in output
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
-from torch.utils.data import DataLoader
 
 from composable import Algorithm, Control, Event, choose, replay
 from composable.algorithms import (
@@ -18,14 +17,14 @@ from composable.algorithms import (
 )
 from composable.checkpoint import MismatchError
 from composable.core.key import Key
-from composable.data import WorkerShard, seeded_batches
+from composable.data import seeded_batches
 from composable.data.grouping import BatchGroup
 from composable.functional import mixup
 from composable.loggers import InMemoryLogger
 from composable.optim import cosine
 from composable.resume import ChangedRunWarning
 from composable.utils.reproducibility import preserve_rng
-from tests.support.data import IGNORED, batches, examples, noisy_loader, shuffling_loader, stream
+from tests.support.data import IGNORED, batches, noisy_loader, stream
 from tests.support.models import CLASSES, FEATURES, linear, mlp, same, weights
 from tests.support.observers import Asks, Trace, Watch
 from tests.support.runs import FullMemory, make_trainer, trained
@@ -230,36 +229,6 @@ def test_automatic_microbatches_fit_the_largest_batch(limit):
     assert same(
         weights(full.model.model), trained(linear(), loader, microbatch_size=size, **options)
     )
-
-
-class Labelled(WorkerShard):
-    def __init__(self, workers):
-        inputs, targets = examples(22)
-        super().__init__(list(zip(inputs, targets, strict=True)), 4)
-
-
-LOADERS = {
-    "list": lambda: batches(22),
-    "shuffled": lambda: shuffling_loader(22),
-    "noisy": lambda: noisy_loader(22),
-    "stream with state": lambda: DataLoader(Labelled(0), 4),
-}
-
-
-@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
-@pytest.mark.parametrize("batch", [1, 2, 4])
-def test_a_resumed_run_is_exact(make, batch, tmp_path):
-    def build(**options):
-        return make_trainer(mlp(dropout=0.2), make(), accumulate_batches=2, **options)
-
-    expected = trained(mlp(dropout=0.2), make(), accumulate_batches=2)
-    build(save_folder=tmp_path, save_interval="1ba").fit()
-    (point,) = tmp_path.glob(f"*-ba{batch}")
-    assert same(weights(build(load_path=point).fit().model), expected)
-
-    twice = build()
-    twice.fit(duration=f"{batch}ba")
-    assert same(weights(twice.fit(duration=f"{6 - batch}ba").model), expected)
 
 
 def test_a_recorded_step_is_replayed(tmp_path):

@@ -24,6 +24,7 @@ from composable.algorithms import (
 from composable.core.state import State
 from composable.engines.compiled import CompilationWarning
 from composable.functional.layers.residual import ResidualBlock
+from composable.models import Classifier
 from composable.resume import ChangedRunWarning
 from tests.support.compiled import CountingBackend, counting_aot
 from tests.support.data import batches
@@ -131,24 +132,14 @@ def test_state_keeps_plain_module(backend):
 
 
 def test_model_with_own_loss_takes_dictionaries(backend):
-    class Classifier(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = linear()
-
-        def forward(self, batch):
-            return self.layer(batch["x"])
-
-        def loss(self, outputs, batch):
-            return cross_entropy(outputs, batch["y"])
+    def model():
+        return Classifier(linear(), input_key="x", target_key="y")
 
     named = [{"x": x, "y": y} for x, y in RAGGED]
     options = {"loader": named, "loss_fn": None, "input_key": "x", "target_key": "y"}
-    trainer = fitted(backend, Classifier(), **options)
+    trainer = fitted(backend, model(), **options)
 
-    assert same(
-        weights(trainer.state.model), weights(fitted(None, Classifier(), **options).state.model)
-    )
+    assert same(weights(trainer.state.model), weights(fitted(None, model(), **options).state.model))
     assert len(backend) == 2
 
 

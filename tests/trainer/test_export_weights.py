@@ -1,15 +1,14 @@
 """Weights for plain PyTorch and for Transformers."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
-    BertConfig,
     BertForMaskedLM,
-    GPT2Config,
     GPT2LMHeadModel,
     ResNetConfig,
     ResNetForImageClassification,
@@ -21,6 +20,7 @@ from composable.algorithms import EMA, Alibi, BlurPool, GatedLinearUnits, GhostB
 from composable.checkpoint.errors import CheckpointExistsError, UnsavableError
 from composable.models import HuggingFaceModel
 from tests.support.data import batches
+from tests.support.hugging_face import build
 from tests.support.models import conv_net, linear, same, seeded, weights
 from tests.support.runs import make_trainer
 
@@ -29,23 +29,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*was set in the config:UserWarn
 TEXT = [{"input_ids": (ids := torch.arange(24).reshape(2, 12) % 17), "labels": ids}] * 3
 
 
-def gpt():
-    config = GPT2Config(
-        n_layer=1, n_head=2, n_embd=8, vocab_size=17, n_positions=16, bos_token_id=0, eos_token_id=0
-    )
-    return seeded(lambda: GPT2LMHeadModel(config))
-
-
-def bert():
-    config = BertConfig(
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        vocab_size=17,
-        max_position_embeddings=16,
-    )
-    return seeded(lambda: BertForMaskedLM(config))
+gpt, bert = (
+    partial(build, family, num_hidden_layers=1, max_position_embeddings=16)
+    for family in ("gpt2", "bert")
+)
 
 
 def on_text(model, *algorithms):
@@ -128,7 +115,7 @@ class Extra(Algorithm):
 
     def apply(self, event, state):
         model = copy.deepcopy(state.model)
-        model.transformer.h[0].mlp = nn.Sequential(nn.Linear(8, 8), model.transformer.h[0].mlp)
+        model.transformer.h[0].mlp = nn.Sequential(nn.Linear(12, 12), model.transformer.h[0].mlp)
         return state.evolve(model=model)
 
 

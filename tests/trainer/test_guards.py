@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -16,10 +14,11 @@ from composable import Callback, Event
 from composable.checkpoint import files
 from composable.loggers import InMemoryLogger
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
+from tests.support.commands import run_python
 from tests.support.data import batches, examples
 from tests.support.models import conv_net, same, seeded, weights
 from tests.support.observers import Watch
-from tests.support.runs import as_on_a_gpu, make_trainer, trained
+from tests.support.runs import FullMemory, as_on_a_gpu, make_trainer, trained
 from tests.support.signals import signals_set
 
 # --- losses ---
@@ -215,21 +214,6 @@ def test_rollback_without_a_checkpoint_is_an_error(tmp_path):
 # --- memory ---
 
 
-class Small(nn.Module):
-    """A model for whose memory more than some examples are too many, in some batches."""
-
-    def __init__(self, model, most, batch=0):
-        super().__init__()
-        self.model, self.most, self.batch, self.calls = model, most, batch, 0
-
-    def forward(self, inputs):
-        outputs = self.model(inputs)
-        self.calls += 1
-        if len(inputs) > self.most and self.calls > self.batch:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return outputs
-
-
 def images(count=24, size=8):
     inputs, targets = examples(count, images=True)
     return list(zip(inputs.split(size), targets.split(size), strict=True))
@@ -237,7 +221,7 @@ def images(count=24, size=8):
 
 def with_memory(most, batch=0, size="auto", **options):
     """Build a Trainer of a model whose memory is too small for more than `most` examples."""
-    model = Small(conv_net(), most, batch)
+    model = FullMemory(conv_net(), most, batch)
     return make_trainer(model, train_dataloader=images(), microbatch_size=size, **options)
 
 
@@ -405,15 +389,11 @@ def test_dead_worker_ends_the_run_and_callbacks_are_closed(tmp_path):
     # In a process of its own: the signal of a dead worker may come at any line of the test runner.
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(DYING))
-    root = str(Path(__file__).parents[2])
-    variables = {**os.environ, "PYTHONPATH": root}
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
-    ended = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, env=variables
-    )
+    output, error = run_python(script, status=1, env=variables)
 
-    assert ended.returncode == 1
     # Which of the two depends on what comes first: the signal, or the end of the connection.
     reports = ("DataLoader worker (pid", "a worker process of the loader died")
-    assert any(report in ended.stderr for report in reports)
-    assert ended.stdout.split() == ["closed"]
+    assert any(report in error for report in reports)
+    assert output.split() == ["closed"]

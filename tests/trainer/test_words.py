@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import threading
-import warnings
 
 import pytest
 import torch
@@ -63,9 +62,7 @@ def test_errors_name_the_argument_that_is_meant(tmp_path):
 @pytest.mark.parametrize("reverse", [True, False])
 def test_blurpool_and_squeeze_excite_have_an_order(reverse):
     algorithms = [SqueezeExcite(), BlurPool()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        plan = Plan.compile(algorithms[::-1] if reverse else algorithms)
+    plan = Plan.compile(algorithms[::-1] if reverse else algorithms)
     assert [one.name for one in plan.algorithms] == ["BlurPool", "SqueezeExcite"]
 
 

@@ -265,8 +265,7 @@ def _sharpness(source: Image, target: Image, factor: float, sums: Row) -> None:
     for channel in range(channels):
         for y in range(height):
             old, new = source[channel, y], target[channel, y]
-            for x in range(width):
-                new[x] = old[x]
+            _copy(old, new)
             if y == 0 or y == height - 1:
                 continue
             above, below = source[channel, y - 1], source[channel, y + 1]
@@ -292,9 +291,7 @@ def _translate(source: Image, target: Image, right: int, down: int) -> None:
             _fill(new[:first], 0)
             _fill(new[last:], 0)
             old = source[channel, y + down]
-            there, here = old[first + right : last + right], new[first:last]
-            for x in range(last - first):
-                here[x] = there[x]
+            _copy(old[first + right : last + right], new[first:last])
 
 
 @_loops
@@ -324,14 +321,10 @@ def _shear_x(source: Image, target: Image, factor: float) -> None:
         stop = max(min(last, width - 1 - pixels), start)
         for channel in range(channels):
             old, new = source[channel, y], target[channel, y]
-            for x in range(first):
-                new[x] = 0
-            for x in range(last, width):
-                new[x] = 0
-            for x in range(first, start):
-                new[x] = old[0]
-            for x in range(stop, last):
-                new[x] = old[width - 1]
+            _fill(new[:first], 0)
+            _fill(new[last:], 0)
+            _fill(new[first:start], old[0])
+            _fill(new[stop:last], old[width - 1])
             if start < stop:
                 left, inner = old[start + pixels : stop + pixels], new[start:stop]
                 right = old[start + pixels + 1 : stop + pixels + 1]

@@ -5,10 +5,11 @@ more than 1 goes beyond it. The plain images have whole grey levels, as they hav
 """
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor
 
 from composable._support.pixels import (
+    Images,
+    PerImage,
     check_images,
     like_images,
     per_image,
@@ -20,9 +21,7 @@ from composable._support.pixels import (
 __all__ = ["brightness", "color", "contrast", "sharpness"]
 
 
-def brightness(
-    images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
-) -> Shaped[Tensor, "batch channels height width"]:
+def brightness(images: Images, factor: PerImage) -> Images:
     """Multiply every value.
 
     Args:
@@ -46,9 +45,7 @@ def brightness(
     return like_images(_clip(values_of(images).mul_(factor), images), images)
 
 
-def contrast(
-    images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
-) -> Shaped[Tensor, "batch channels height width"]:
+def contrast(images: Images, factor: PerImage) -> Images:
     """Scale the distance of every value from the mean grey level of its image.
 
     Args:
@@ -79,9 +76,7 @@ def contrast(
     return like_images(_blend(plain, values, factor, images), images)
 
 
-def color(
-    images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
-) -> Shaped[Tensor, "batch channels height width"]:
+def color(images: Images, factor: PerImage) -> Images:
     """Scale the saturation of the colours.
 
     Args:
@@ -110,9 +105,7 @@ def color(
     return like_images(_blend(grey, values, factor, images), images)
 
 
-def sharpness(
-    images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
-) -> Shaped[Tensor, "batch channels height width"]:
+def sharpness(images: Images, factor: PerImage) -> Images:
     """Sharpen or blur by a weighted mean of 3 x 3 pixels. The outermost pixels stay unchanged.
 
     Args:

@@ -5,11 +5,18 @@ the image but outside of the centres of its outermost pixels has their value, as
 """
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
-from composable._support.pixels import GRAIN, check_images, like_images, per_image, values_of
+from composable._support.pixels import (
+    GRAIN,
+    Images,
+    PerImage,
+    check_images,
+    like_images,
+    per_image,
+    values_of,
+)
 
 __all__ = ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"]
 
@@ -19,9 +26,7 @@ __all__ = ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"]
 EDGE = 1e-6
 
 
-def rotate(
-    images: Shaped[Tensor, "batch channels height width"], degrees: Shaped[Tensor, " batch"] | float
-) -> Shaped[Tensor, "batch channels height width"]:
+def rotate(images: Images, degrees: PerImage) -> Images:
     """Rotate each image about its centre.
 
     Args:
@@ -66,9 +71,7 @@ def rotate(
     return like_images(_cut_off(sampled, images).mul_(inside), images)
 
 
-def shear_x(
-    images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
-) -> Shaped[Tensor, "batch channels height width"]:
+def shear_x(images: Images, factor: PerImage) -> Images:
     """Shift each row horizontally, in proportion to its distance from the upper edge.
 
     Args:
@@ -94,9 +97,7 @@ def shear_x(
     return like_images(_shift_rows(images, factor * rows), images)
 
 
-def shear_y(
-    images: Shaped[Tensor, "batch channels height width"], factor: Shaped[Tensor, " batch"] | float
-) -> Shaped[Tensor, "batch channels height width"]:
+def shear_y(images: Images, factor: PerImage) -> Images:
     """Shift each column vertically, in proportion to its distance from the left edge.
 
     Args:
@@ -122,9 +123,7 @@ def shear_y(
     return like_images(_shift_rows(images.mT, factor * columns).mT, images)
 
 
-def translate_x(
-    images: Shaped[Tensor, "batch channels height width"], pixels: Shaped[Tensor, " batch"] | float
-) -> Shaped[Tensor, "batch channels height width"]:
+def translate_x(images: Images, pixels: PerImage) -> Images:
     """Shift each image horizontally by whole pixels.
 
     Args:
@@ -148,9 +147,7 @@ def translate_x(
     return like_images(_shift_rows(images, _whole(pixels, images.shape[3])), images)
 
 
-def translate_y(
-    images: Shaped[Tensor, "batch channels height width"], pixels: Shaped[Tensor, " batch"] | float
-) -> Shaped[Tensor, "batch channels height width"]:
+def translate_y(images: Images, pixels: PerImage) -> Images:
     """Shift each image vertically by whole pixels.
 
     Args:

@@ -1,11 +1,12 @@
 """Operations that map every value of an image to another value."""
 
 import torch
-from jaxtyping import Shaped
 from torch import Tensor
 
 from composable._support.pixels import (
     GRAIN,
+    Images,
+    PerImage,
     check_images,
     grey_levels,
     like_images,
@@ -18,8 +19,8 @@ __all__ = ["autocontrast", "equalize", "posterize", "solarize"]
 
 
 def autocontrast(
-    images: Shaped[Tensor, "batch channels height width"],
-) -> Shaped[Tensor, "batch channels height width"]:
+    images: Images,
+) -> Images:
     """Stretch the values of each channel of each image to the range from black to white.
 
     Args:
@@ -48,8 +49,8 @@ def autocontrast(
 
 
 def equalize(
-    images: Shaped[Tensor, "batch channels height width"],
-) -> Shaped[Tensor, "batch channels height width"]:
+    images: Images,
+) -> Images:
     """Spread the values of each channel of each image evenly, by its cumulative histogram.
 
     Args:
@@ -94,9 +95,7 @@ def _equalizing_table(counts: Tensor, pixels: int) -> Tensor:
     return torch.where(step == 0, levels, spread.clamp_(max=255))
 
 
-def posterize(
-    images: Shaped[Tensor, "batch channels height width"], bits: Shaped[Tensor, " batch"] | float
-) -> Shaped[Tensor, "batch channels height width"]:
+def posterize(images: Images, bits: PerImage) -> Images:
     """Keep the first bits of every value, and set the others to zero.
 
     Args:
@@ -121,10 +120,7 @@ def posterize(
     return like_images(kept if images.dtype == torch.uint8 else kept / 255, images)
 
 
-def solarize(
-    images: Shaped[Tensor, "batch channels height width"],
-    threshold: Shaped[Tensor, " batch"] | float,
-) -> Shaped[Tensor, "batch channels height width"]:
+def solarize(images: Images, threshold: PerImage) -> Images:
     """Invert every value at or above a threshold.
 
     Args:

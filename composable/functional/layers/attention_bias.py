@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from composable._support.checks import check_count, check_place
+from composable._support.registry import named
 
 from .._reclass import reclass
 
@@ -205,16 +206,17 @@ def _convert_attention(attention: Any, max_sequence_length: int) -> nn.Module:
 
 def _convert_embeddings(embeddings: nn.Module, max_sequence_length: int) -> nn.Module:
     new = reclass(embeddings, WithoutPositions, prefix="Alibi")
-    new.position_embeddings = NoPositions()
-    return new  # type: ignore[no-any-return]
+    return remove_table(new, max_sequence_length)
 
 
-def _convert_gpt2(model: Any, max_sequence_length: int) -> nn.Module:
+def remove_wpe(model: Any, _: Any) -> nn.Module:
+    """Remove the position embeddings of GPT-2."""
     model.wpe = NoPositions()
     return model  # type: ignore[no-any-return]
 
 
-def _remove_table(embeddings: nn.Module, max_sequence_length: int) -> nn.Module:
+def remove_table(embeddings: nn.Module, _: Any) -> nn.Module:
+    """Remove the position embeddings of BERT and its like."""
     embeddings.position_embeddings = NoPositions()
     return embeddings
 
@@ -224,26 +226,15 @@ def _remove_rotation(model: nn.Module, max_sequence_length: int) -> nn.Module:
     return model
 
 
-def named(family: str, conversions: dict[str, Any]) -> dict[type | str, Any]:
-    module = f"transformers.models.{family}.modeling_{family}"
-    return {f"{module}.{name}": conversion for name, conversion in conversions.items()}
-
-
+BERTS = ("bert.Bert", "roberta.Roberta", "xlm_roberta.XLMRoberta")
+ROTATED = ("gpt_neox.GPTNeoX", "llama.Llama", "mistral.Mistral", "qwen2.Qwen2", "qwen3.Qwen3")
+EMBEDDINGS = [f"{one}Embeddings" for one in BERTS]
+ENCODERS = [f"{one}SelfAttention" for one in (*BERTS, "distilbert.DistilBert")]
+DECODERS = [f"{one}Attention" for one in ("gpt2.GPT2", *ROTATED)]
 CONVERSIONS: dict[type | str, Callable[[Any, int], nn.Module]] = {
-    **named("bert", {"BertEmbeddings": _convert_embeddings}),
-    **named("bert", {"BertSelfAttention": _convert_attention}),
-    **named("roberta", {"RobertaEmbeddings": _convert_embeddings}),
-    **named("roberta", {"RobertaSelfAttention": _convert_attention}),
-    **named("xlm_roberta", {"XLMRobertaEmbeddings": _convert_embeddings}),
-    **named("xlm_roberta", {"XLMRobertaSelfAttention": _convert_attention}),
-    **named("distilbert", {"Embeddings": _remove_table}),
-    **named("distilbert", {"DistilBertSelfAttention": _convert_attention}),
-    **named("gpt2", {"GPT2Model": _convert_gpt2, "GPT2Attention": _convert_attention}),
-    **named("gpt_neox", {"GPTNeoXModel": _remove_rotation}),
-    **named("gpt_neox", {"GPTNeoXAttention": _convert_attention}),
-    **named("llama", {"LlamaModel": _remove_rotation, "LlamaAttention": _convert_attention}),
-    **named("mistral", {"MistralModel": _remove_rotation}),
-    **named("mistral", {"MistralAttention": _convert_attention}),
-    **named("qwen2", {"Qwen2Model": _remove_rotation, "Qwen2Attention": _convert_attention}),
-    **named("qwen3", {"Qwen3Model": _remove_rotation, "Qwen3Attention": _convert_attention}),
+    **named(_convert_embeddings, *EMBEDDINGS),
+    **named(remove_table, "distilbert.Embeddings"),
+    **named(remove_wpe, "gpt2.GPT2Model"),
+    **named(_remove_rotation, *(f"{one}Model" for one in ROTATED)),
+    **named(_convert_attention, *ENCODERS, *DECODERS),
 }

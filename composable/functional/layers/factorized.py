@@ -1,6 +1,5 @@
 """Low-rank pairs of layers, fitted to the weight of one layer."""
 
-import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from composable._support.foreach import compute_dtype
-from composable._support.sampling import generator_device
+from composable._support.sampling import draw_weights
 
 __all__ = ["FactorizedLayer"]
 
@@ -77,10 +76,10 @@ def build_pair(
 ) -> FactorizedLayer:
     """Build a pair of layers of a rank for a linear layer or a convolution."""
     weight, groups = module.weight, groups_of(module)
-    pair = _linear_pair(module, rank) if isinstance(module, LINEARS) else _conv_pair(module, rank)
+    pair = _like(module, rank * groups), _expanding(module, rank * groups)
     memory_format = _memory_format(weight)
     if init == "random":
-        fitted = tuple(_draw(layer.weight, generator) for layer in pair)
+        fitted = tuple(draw_weights(layer.weight.shape, generator=generator) for layer in pair)
     else:
         decompose = _svd if init == "svd" else _randomized_svd
         fitted = _fit(matrices_of(weight.detach(), groups), rank, decompose)
@@ -98,19 +97,13 @@ def merge_pair(pair: FactorizedLayer) -> nn.Module:
     """Build the one layer that computes the same as a pair."""
     reduce: Any = pair.reduce
     expand: Any = pair.expand
-    new: Any = _whole(reduce, expand)
+    new: Any = _like(reduce, len(expand.weight))
     memory_format = _memory_format(reduce.weight)
     weight = pair.weight.detach().contiguous(memory_format=memory_format)
     trained = any(layer.weight.requires_grad for layer in (reduce, expand))
     new.weight, new.bias = nn.Parameter(weight, requires_grad=trained), expand.bias
     merged: nn.Module = _with_options_of(pair, new)
     return merged
-
-
-def _whole(reduce: Any, expand: Any) -> nn.Module:
-    if isinstance(reduce, LINEARS):
-        return nn.Linear(reduce.in_features, expand.out_features, bias=False, device="meta")
-    return _conv_like(reduce, expand.out_channels)
 
 
 def _with_options_of(old: nn.Module, new: Layer) -> Layer:
@@ -126,38 +119,24 @@ def _memory_format(weight: Tensor) -> torch.memory_format:
     return torch.contiguous_format if plain else channels_last
 
 
-def _linear_pair(old: Any, rank: int) -> tuple[Any, Any]:
-    # On the meta device nothing is initialized: the weights come from the fit.
-    reduce = nn.Linear(old.in_features, rank, bias=False, device="meta")
-    return reduce, nn.Linear(rank, old.out_features, bias=False, device="meta")
+# On the meta device nothing is initialized: the weights come from the fit.
+_BARE: dict[str, Any] = {"bias": False, "device": "meta"}
 
 
-def _conv_pair(old: Any, rank: int) -> tuple[Any, Any]:
-    latent, options = rank * old.groups, {"groups": old.groups, "bias": False, "device": "meta"}
-    return _conv_like(old, latent), type(old)(latent, old.out_channels, 1, **options)
+def _like(old: Any, outputs: int) -> Any:
+    """Build a layer with other outputs, and without a bias."""
+    if isinstance(old, LINEARS):
+        return nn.Linear(old.in_features, outputs, **_BARE)
+    names = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+    options = {name: getattr(old, name) for name in names}
+    return type(old)(old.in_channels, outputs, **options, **_BARE)
 
 
-def _conv_like(old: Any, out_channels: int) -> nn.Module:
-    new: nn.Module = type(old)(
-        old.in_channels,
-        out_channels,
-        old.kernel_size,
-        old.stride,
-        old.padding,
-        old.dilation,
-        padding_mode=old.padding_mode,
-        groups=old.groups,
-        bias=False,
-        device="meta",
-    )
-    return new
-
-
-def _draw(weight: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw a weight as new layers of PyTorch do, in float32 on the device of the generator."""
-    bound = 1 / math.sqrt(weight[0].numel())
-    drawn = torch.empty(weight.shape, device=generator_device(generator))
-    return drawn.uniform_(-bound, bound, generator=generator)
+def _expanding(old: Any, latent: int) -> Any:
+    """Build the second layer of a pair, with the outputs of the old one."""
+    if isinstance(old, LINEARS):
+        return nn.Linear(latent, old.out_features, **_BARE)
+    return type(old)(latent, old.out_channels, 1, groups=old.groups, **_BARE)
 
 
 def _fit(

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import LOW_PRECISION, check_module, check_precision
+from composable._support.checks import LOW_PRECISION, check_precision
 from composable._support.foreach import autocast_dtype
-from composable._support.surgery import report_nothing
 from composable._support.warn import NoEffectWarning, warn_user
 
 from .._reclass import keeps_forward_of, reclass
-from ..replace_modules import replace_modules
+from ..replace_modules import replace_or_report
 
 __all__: list[str] = []  # the public layers are in the modules of the two norms
 
@@ -35,7 +34,7 @@ class LowPrecision(nn.Module):
         device = inputs.device.type
         autocast = autocast_dtype(device)
         low = autocast if self.precision is None else self.precision
-        if low is None and _dtype_of(self.weight) in (None, inputs.dtype):
+        if low is None and getattr(self.weight, "dtype", None) in (None, inputs.dtype):
             low = inputs.dtype if inputs.dtype in LOW_PRECISION else None
         if self.reports_idle and self.training and not torch.compiler.is_compiling():
             self._report(inputs, low)
@@ -65,10 +64,6 @@ class LowPrecision(nn.Module):
         return f"{super().extra_repr()}, precision={self.precision}"
 
 
-def _dtype_of(weight: Any) -> torch.dtype | None:
-    return weight.dtype if isinstance(weight, Tensor) else None
-
-
 def report_if_idle(model: nn.Module) -> nn.Module:
     """Make the first low-precision norm of a model warn if it trains without autocast."""
     for module in model.modules():
@@ -85,7 +80,6 @@ def lower_norms(
     precision: torch.dtype | None,
 ) -> nn.Module:
     """Replace the norms of classes, or of their full names, by low-precision ones."""
-    check_module("model", model)
     check_precision("precision", precision)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
@@ -96,8 +90,6 @@ def lower_norms(
                 return new
         return module
 
-    result = replace_modules(model, rule)
-    if not result.names and not any(isinstance(m, tuple(kinds.values())) for m in model.modules()):
-        names = [kind if isinstance(kind, str) else kind.__name__ for kind in kinds]
-        report_nothing(method, f"{', '.join(names)}, with their own forward method")
-    return result.model
+    names = [kind if isinstance(kind, str) else kind.__name__ for kind in kinds]
+    sought = f"{', '.join(names)}, with their own forward method"
+    return replace_or_report(model, rule, tuple(kinds.values()), method, sought)

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from composable._support.checks import kind_of
-from composable._support.registry import class_name
+from composable._support.registry import class_name, named
 from composable._support.sampling import numbers
 
 __all__ = ["ResidualBlock"]
@@ -189,25 +190,21 @@ def _projected(block: Any, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def _drop_path(block: Any) -> nn.Module:
-    """Return the layer of a block of timm that its residual goes through."""
-    path: nn.Module = block.drop_path
-    return path
-
-
-def _has_skip(block: Any) -> bool:
-    return bool(block.has_skip)
+_drop_path = attrgetter("drop_path")  # the layer of a block of timm that its residual goes through
 
 
 def _of_efficientnet(name: str) -> ResidualBlock:
     path = f"timm.models._efficientnet_blocks.{name}"
-    return ResidualBlock(path, residual=_drop_path, applies=_has_skip)
+    return ResidualBlock(path, residual=_drop_path, applies=attrgetter("has_skip"))
 
 
-def _of_hugging_face(family: str, name: str) -> ResidualBlock:
-    return ResidualBlock(f"transformers.models.{family}.modeling_{family}.{name}")
-
-
+_OF_HUGGING_FACE = named(
+    None,
+    *("bert.BertLayer", "distilbert.TransformerBlock", "roberta.RobertaLayer"),
+    *("xlm_roberta.XLMRobertaLayer", "gpt2.GPT2Block", "gpt_neox.GPTNeoXLayer"),
+    *("llama.LlamaDecoderLayer", "mistral.MistralDecoderLayer"),
+    *("qwen2.Qwen2DecoderLayer", "qwen3.Qwen3DecoderLayer"),
+)
 KNOWN = (
     _of_residual_net("torchvision.models.resnet.BasicBlock", "relu", "bn2"),
     _of_residual_net("torchvision.models.resnet.Bottleneck", "relu", "bn3"),
@@ -220,14 +217,5 @@ KNOWN = (
     _of_efficientnet("EdgeResidual"),
     _of_efficientnet("InvertedResidual"),
     _of_efficientnet("UniversalInvertedResidual"),
-    _of_hugging_face("bert", "BertLayer"),
-    _of_hugging_face("distilbert", "TransformerBlock"),
-    _of_hugging_face("roberta", "RobertaLayer"),
-    _of_hugging_face("xlm_roberta", "XLMRobertaLayer"),
-    _of_hugging_face("gpt2", "GPT2Block"),
-    _of_hugging_face("gpt_neox", "GPTNeoXLayer"),
-    _of_hugging_face("llama", "LlamaDecoderLayer"),
-    _of_hugging_face("mistral", "MistralDecoderLayer"),
-    _of_hugging_face("qwen2", "Qwen2DecoderLayer"),
-    _of_hugging_face("qwen3", "Qwen3DecoderLayer"),
+    *map(ResidualBlock, _OF_HUGGING_FACE),
 )

@@ -16,9 +16,10 @@ from composable._support.checks import (
     check_range,
     check_tensor,
 )
+from composable._support.registry import named
 
 from .._reclass import reclass
-from .attention_bias import NoPositions, WithoutPositions, named
+from .attention_bias import EMBEDDINGS, ENCODERS, WithoutPositions, remove_table, remove_wpe
 
 __all__ = ["Rotation", "rotary_embedding", "rotary_tables", "rotate_pairs"]
 
@@ -329,27 +330,13 @@ def _convert_projection(
 
 
 def _convert_embeddings(embeddings: nn.Module, rotation: Rotation) -> nn.Module:
-    return _remove_table(reclass(embeddings, WithoutPositions, prefix="Rotary"), rotation)
-
-
-def _remove_table(embeddings: nn.Module, rotation: Rotation) -> nn.Module:
-    embeddings.position_embeddings = NoPositions()
-    return embeddings
-
-
-def _convert_model(model: Any, rotation: Rotation) -> nn.Module:
-    model.wpe = NoPositions()
-    return model  # type: ignore[no-any-return]
+    return remove_table(reclass(embeddings, WithoutPositions, prefix="Rotary"), rotation)
 
 
 CONVERSIONS: dict[type | str, Callable[[Any, Rotation], nn.Module]] = {
-    **named("gpt2", {"GPT2Model": _convert_model, "GPT2Attention": _convert_attention}),
-    **named("bert", {"BertEmbeddings": _convert_embeddings}),
-    **named("bert", {"BertSelfAttention": _convert_bert}),
-    **named("roberta", {"RobertaEmbeddings": _convert_embeddings}),
-    **named("roberta", {"RobertaSelfAttention": _convert_bert}),
-    **named("xlm_roberta", {"XLMRobertaEmbeddings": _convert_embeddings}),
-    **named("xlm_roberta", {"XLMRobertaSelfAttention": _convert_bert}),
-    **named("distilbert", {"Embeddings": _remove_table}),
-    **named("distilbert", {"DistilBertSelfAttention": _convert_bert}),
+    **named(remove_wpe, "gpt2.GPT2Model"),
+    **named(_convert_attention, "gpt2.GPT2Attention"),
+    **named(_convert_embeddings, *EMBEDDINGS),
+    **named(remove_table, "distilbert.Embeddings"),
+    **named(_convert_bert, *ENCODERS),
 }

@@ -1,4 +1,4 @@
-"""N-gram embeddings of Hugging Face models: generation, packing, padding, and what is refused."""
+"""N-grams and smear in models of Hugging Face: generation, packing, padding, what is refused."""
 
 import pytest
 import torch
@@ -6,31 +6,19 @@ from torch import nn
 from torch.nn.functional import pad
 
 import composable.functional as F
-from tests.support.hugging_face import WIDTH, WORDS, build, tokens
+from tests.support.hugging_face import WIDTH, WORDS, build, build_class, llama, tokens
+from tests.support.surgery import filled
 
-transformers = pytest.importorskip("transformers")
-
-
-def llama():
-    """Build a model without tied weights, whose positions are relative."""
-    config = transformers.LlamaConfig(
-        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=16, num_hidden_layers=2,
-        num_attention_heads=3, initializer_range=0.5, pad_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.default_generator.manual_seed(0)
-        return transformers.LlamaForCausalLM(config).eval()
+pytest.importorskip("transformers")
 
 
 def t5():
     """Build an encoder and a decoder, whose embeddings are tied to one that is not called."""
-    config = transformers.T5Config(
-        vocab_size=WORDS, d_model=WIDTH, d_kv=4, d_ff=16, num_layers=1, num_heads=3,
-        decoder_start_token_id=1, pad_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.default_generator.manual_seed(0)
-        return transformers.T5ForConditionalGeneration(config).eval()
+    sizes = {"vocab_size": WORDS, "d_model": WIDTH, "d_kv": 4, "d_ff": 16, "num_layers": 1}
+    return build_class(
+        "T5ForConditionalGeneration",
+        **{**sizes, "num_heads": 3, "decoder_start_token_id": 1, "eos_token_id": 0},
+    )
 
 
 MODELS = {
@@ -39,15 +27,20 @@ MODELS = {
     "llama": llama,
     "bert": lambda: build("bert as a decoder", max_position_embeddings=32),
 }
+METHODS = {
+    "ngrams": lambda model: F.ngram_embeddings(model, rows=64),
+    "smear": lambda model: F.smear(model, channels=4),
+}
 
 
 @pytest.fixture(params=MODELS)
-def model(request):
-    new = F.ngram_embeddings(MODELS[request.param](), rows=64)
-    table = new.get_input_embeddings().ngrams.weight
-    with torch.no_grad():
-        table.copy_(torch.randn(table.shape, generator=torch.Generator().manual_seed(0)))
-    return new
+def family(request):
+    return request.param
+
+
+@pytest.fixture(params=METHODS)
+def model(family, request):
+    return filled(METHODS[request.param](MODELS[family]()), "ngrams", "smear")
 
 
 def greedy(model, ids, count):
@@ -73,9 +66,9 @@ def test_generation_is_that_of_whole_rows_and_refuses_a_cache(model):
 
 
 @torch.no_grad()
-def test_positions_and_masks_bound_the_ngrams(model):
+def test_positions_and_masks_bound_the_tokens_that_are_embedded_together(model):
     seen, ids = [], tokens(6)
-    embedding = model.get_input_embeddings().ngrams
+    embedding = model.get_input_embeddings()
     embedding.register_forward_hook(lambda module, args, output: seen.append(output))
 
     model(ids)

@@ -1,0 +1,119 @@
+"""What holds for every optimizer: resumed runs, copies, 16 bits, compiled models."""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from composable import Callback
+from composable.algorithms import NGramEmbeddings
+from composable.optim import AdamWScheduleFree, Muon, RowAdagrad, SGDScheduleFree
+from tests.support.models import language_model, mlp, same, weights
+from tests.support.optimizers import BY_ROLE, RUNS, parameters, several, stepped, wrapped
+from tests.support.outcomes import resumes_exactly
+from tests.support.runs import LANGUAGE, PROBLEMS, make_trainer
+
+TABLES = {"roles", "sparse table"}  # of tokens
+FREE = [partial(SGDScheduleFree, lr=0.5), partial(AdamWScheduleFree, lr=0.05)]
+
+
+class EvaluatedModels(Callback):
+    """Records the weights at the end of each evaluation."""
+
+    def __init__(self):
+        self.seen = []
+
+    def eval_end(self, state, logger):
+        self.seen.append(weights(state.model))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [(name, one) for name in RUNS for one in PROBLEMS if one is LANGUAGE or name not in TABLES],
+    ids=str,
+)
+@pytest.mark.parametrize("precision", ["fp32", "amp_bf16", "bf16"])
+def test_run_resumes_bit_for_bit_in_mid_epoch_after_an_evaluation(
+    name, precision, problem, tmp_path
+):
+    recorder = EvaluatedModels()
+    options = {
+        **RUNS[name],
+        "eval_dataloader": problem.batches(),
+        "eval_interval": "1ba",
+        "callbacks": [recorder],
+        "max_duration": "5ba",
+        "precision": precision,
+    }
+
+    whole, _ = resumes_exactly(lambda **more: problem.trainer(**options, **more).fit(), tmp_path)
+
+    assert whole.timestamp.batch == 5
+    seen, again = recorder.seen[2:5], recorder.seen[5:]
+    assert all(same(a, b) for a, b in zip(seen, again, strict=True))
+
+
+@pytest.mark.parametrize("name", ["muon", "wrapped foreach"])
+def test_scaled_gradients_give_the_same_half_precision_run(name):
+    losses = [
+        make_trainer(mlp(), optimizers=RUNS[name]["optimizers"], precision=precision).fit().loss
+        for precision in ("fp32", "amp_fp16")
+    ]
+
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=0.05)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("optimizers", [BY_ROLE, partial(wrapped, "all", "muon")])
+def test_compiled_model_trains_as_the_eager_one(optimizers):
+    options = {"optimizers": optimizers, "algorithms": [NGramEmbeddings(rows=8)]}
+    eager, compiled = (
+        LANGUAGE.trainer(language_model(one_by_one=True), **options, compile=compile_).fit()
+        for compile_ in (False, {"backend": "aot_eager"})
+    )
+
+    assert_close(weights(eager.model), weights(compiled.model))
+
+
+# --- a loop of one's own ---
+
+BUILDERS = {
+    "muon": lambda params: Muon(params[:1], lr=0.1),
+    "rows": partial(RowAdagrad, lr=0.1),
+    "schedule-free sgd": FREE[0],
+    "schedule-free adamw": FREE[1],
+    "several": several,
+}
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_copies_and_loaded_states_continue_alike(name):
+    params, loaded = parameters(), parameters()
+    optimizer, again = BUILDERS[name](params), BUILDERS[name](loaded)
+    stepped(optimizer, params, 3)
+    copies = copy.deepcopy((params, optimizer)), pickle.loads(pickle.dumps((params, optimizer)))
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for mine, value in zip(loaded, params, strict=True):
+        mine.data.copy_(value.detach())
+
+    expected = stepped(optimizer, params, 3)
+
+    for held, other in (*copies, (loaded, again)):
+        assert same(stepped(other, held, 3), expected)
+
+
+@pytest.mark.parametrize("make", [*FREE, partial(wrapped, "all", "sgd")])
+def test_complex_parameters_are_pairs_of_real_ones(make):
+    whole = nn.Parameter(torch.tensor([1.0 + 2.0j, -0.5j]))
+    pairs = nn.Parameter(torch.view_as_real(whole.detach()).clone())
+    for p in (whole, pairs):
+        optimizer = make([p])
+        for grad in (torch.tensor([2.0 - 1.0j, 3.0 + 0j]), torch.ones(2, dtype=whole.dtype)):
+            p.grad = grad if p is whole else torch.view_as_real(grad).clone()
+            optimizer.step()
+
+    assert_close(torch.view_as_real(whole.detach()), pairs.detach())
