@@ -59,10 +59,11 @@ class _LazyPackage(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # The import system sets a submodule as an attribute of its package. Where the package
-        # exports a function of the same name, as `mixup`, the attribute is the function.
+        # exports a function of the same name, as `mixup`, the attribute is the function; also if it
+        # was moved from that module.
         source = self._sources.get(name)
-        if isinstance(value, ModuleType) and source and source.module == value.__name__:
-            value = getattr(value, source.name)
+        if isinstance(value, ModuleType) and source and source.module != self.__name__:
+            value = getattr(import_module(source.module), source.name)
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:

@@ -27,6 +27,8 @@ MOVED: dict[str, str | dict[str, str]] = {
     "composable.core.target_hints": "composable.batches.target_hints",
     "composable.distributed.launch": "composable.launch.launch",
     "composable.distributed.launch_options": "composable.launch.options",
+    "composable.optim.per_group": "composable.optim.per_name",
+    "composable.optim.per_option": "composable.optim.per_name",
     "composable.trainer.best": {
         "Best": "composable.resume",
         "NoBestCheckpointWarning": "composable.resume",

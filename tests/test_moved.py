@@ -34,6 +34,13 @@ def test_an_old_module_has_no_other_names_and_no_file(old):
         importlib.import_module(old).__file__  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["per_group", "per_option"])
+def test_an_old_module_does_not_hide_the_function_of_its_name(name):
+    importlib.import_module(f"composable.optim.{name}")
+
+    assert callable(getattr(importlib.import_module("composable.optim"), name))
+
+
 def test_an_old_module_is_imported_first():
     code = "import composable.trainer.best as best; best.Best"
     _, error = run_python("-W", "error::DeprecationWarning", "-c", code, status=1)

@@ -23,7 +23,7 @@ from composable.core.state import State
 from composable.data.grouping import ShardedBatch, parts_of, shards_in
 from composable.data.masks import gather_rows, merge_rows, row_of
 from composable.distributed.processes import Processes
-from composable.distributed.reduction import TreeSum, all_reduce_exactly
+from composable.distributed.shards import TreeSum, all_reduce_exactly
 from composable.functional import select_highest
 from composable.losses.loss import OutputLoss
 from composable.optim.building import build_optimizers

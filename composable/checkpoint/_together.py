@@ -8,6 +8,7 @@ Rank 0 writes whole tensors.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from composable.checkpoint.shards import (
     writes,
 )
 from composable.checkpoint.writer import Request, finish_folder
-from composable.distributed.processes import ProcessError, Processes
+from composable.distributed.processes import ProcessError, Processes, attempt, raise_first
 
 
 def write_together(check: Callable[[], Request], processes: Processes) -> Path:
@@ -46,8 +47,7 @@ def write_together(check: Callable[[], Request], processes: Processes) -> Path:
     request, parts = divide(check, processes)
 
     def together(function: Callable[[], Any]) -> list[Any]:
-        failure, value = _attempt(writable(request.target)(function))
-        return _agree(processes, value, failure)
+        return _agree(processes, *_attempt(writable(request.target)(function)))
 
     def commit() -> None:
         _commit(request, partial, records)
@@ -74,24 +74,18 @@ def divide(
         shards = {name: as_shard(name, tensor) for name, tensor in request.tensors.items()}
         return request, shards, describe_tensors(str(request.target), request.tensors)
 
-    failure, prepared = _attempt(prepare)
+    prepared, failure, fault = _attempt(prepare)
     request, shards, own = (None, {}, None) if prepared is None else prepared
     first = _connected(lambda: processes.broadcast(own), failure)
     if failure is None and first is not None:
-        failure, _ = _attempt(lambda: compare_descriptions(own, first, processes.rank))
-    blocks = _agree(processes, request and blocks_of(request.tensors), failure)
+        _, failure, fault = _attempt(lambda: compare_descriptions(own, first, processes.rank))
+    blocks = _agree(processes, request and blocks_of(request.tensors), failure, fault)
     writers = writers_of(blocks, first)
     return request, tensor_parts(request.tensors, shards, first, processes.rank, writers)
 
 
-def _attempt(function: Callable[[], Any]) -> tuple[BaseException | None, Any]:
-    """Call a function, and return its error, which the other processes must receive first."""
-    try:
-        return None, function()
-    except BaseException as error:
-        return error, None
-
-
+# The other processes must receive any error first, an interruption too.
+_attempt = partial(attempt, errors=BaseException)
 _ERRORS = {
     each.__name__: each
     for each in (CheckpointExistsError, UnsavableError, UnwritableCheckpointError)
@@ -110,16 +104,10 @@ def _connected(exchange: Callable[[], Any], failure: BaseException | None) -> An
         ) from error
 
 
-def _agree(processes: Processes, value: Any, failure: BaseException | None) -> list[Any]:
+def _agree(processes: Processes, value: Any, failure: Any, fault: Any) -> list[Any]:
     """Return the values of all processes, or raise on each of them if one has failed."""
-    fault = None if failure is None else [type(failure).__name__, str(failure)]
     outcomes = _connected(lambda: processes.gather([value, fault]), failure)
-    if failure is not None:
-        raise failure
-    for rank, (_, other) in enumerate(outcomes):
-        if other is not None:
-            kind, message = other
-            raise _ERRORS.get(kind, ProcessError)(f"rank {rank} failed: {message}")
+    raise_first(failure, [fault for _, fault in outcomes], _ERRORS)
     return [each for each, _ in outcomes]
 
 

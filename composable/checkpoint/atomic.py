@@ -32,6 +32,7 @@ except ImportError:  # Windows
     fcntl = None
 
 __all__ = [
+    "beside",
     "clean",
     "commit",
     "find_replaced",
@@ -112,7 +113,7 @@ def staging(target: Path, overwrite: bool) -> Iterator[Path]:
     lock = None
     try:
         while True:
-            partial = _beside(target, "partial")
+            partial = beside(target, "partial")
             os.mkdir(partial)
             lock = _lock(partial)
             if lock is None or is_still(partial, lock):
@@ -131,7 +132,7 @@ def staging(target: Path, overwrite: bool) -> Iterator[Path]:
 def commit(partial: Path, target: Path) -> None:
     """Rename a temporary folder to the target, which is deleted once the new one is on disk."""
     _sync_folder(partial)
-    aside = _beside(target, "replaced")
+    aside = beside(target, "replaced")
     try:
         if os.path.lexists(target):
             os.rename(target, aside)
@@ -147,7 +148,7 @@ def commit(partial: Path, target: Path) -> None:
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """Write a folder of any files under a temporary name, and rename it if no error is raised."""
-    partial = _beside(target, "partial")
+    partial = beside(target, "partial")
     os.mkdir(partial)
     try:
         yield partial
@@ -236,7 +237,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _beside(target: Path, kind: str) -> Path:
+def beside(target: Path, kind: str) -> Path:
+    """Return a new temporary path next to a target."""
     return target.with_name(f".{target.name}.{secrets.token_hex(8)}.{kind}")
 
 

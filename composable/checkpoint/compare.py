@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable.checkpoint.safetensors import chunks_of
+from composable.checkpoint.safetensors import as_stored, chunks_of
 
 __all__ = ["describe_difference", "digest", "mismatched", "same_bits"]
 
@@ -24,7 +24,7 @@ def digest(tensor: Tensor) -> str:
         False
     """
     total = sha256()
-    tensor = _plain(tensor)  # kept alive: the chunks are views of its memory
+    tensor = as_stored(tensor)  # kept alive: the chunks are views of its memory
     for chunk in chunks_of(tensor):
         total.update(chunk)
     return total.hexdigest()[:16]
@@ -34,7 +34,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors have the same dtype, shape and bits: NaN is NaN, -0 is not 0."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    a, b = _plain(a), _plain(b)
+    a, b = as_stored(a), as_stored(b)
     return all(x == y for x, y in zip(chunks_of(a), chunks_of(b), strict=True))
 
 
@@ -60,11 +60,7 @@ def describe_difference(a: Tensor | None, b: Tensor | None) -> str:
     if a.dtype != b.dtype or a.shape != b.shape:
         kinds = (f"{one.dtype} of shape {list(one.shape)}" for one in (a, b))
         return " and ".join(kinds)
-    a, b = _plain(a), _plain(b)
+    a, b = as_stored(a), as_stored(b)
     kind = torch.complex128 if a.is_complex() else torch.float64
     gap = (a.to(kind) - b.to(kind)).abs().max().item()
     return f"max abs difference {gap:.6g}"
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()

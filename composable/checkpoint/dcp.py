@@ -25,7 +25,7 @@ from composable.checkpoint.errors import (
 from composable.checkpoint.filters import check_patterns, matches
 from composable.checkpoint.manifest import MAX_STATE, as_target
 from composable.checkpoint.reader import readable
-from composable.checkpoint.safetensors import fill, write_tensors
+from composable.checkpoint.safetensors import fill
 from composable.checkpoint.shards import Region
 from composable.checkpoint.tree import pack
 from composable.checkpoint.weights import read_weights
@@ -121,8 +121,7 @@ def import_dcp(
     entries = {name: each for name, each in entries.items() if not matches((name,), patterns)}
     with ExitStack() as stack:
         tensors, fetch, state = _parts(entries, _Files(source, stack))
-        request = Request(target, {}, state, overwrite, {})
-        return write_whole(request, lambda out: write_tensors(out, tensors, fetch))
+        return write_whole(Request(target, tensors, state, overwrite, {}), fetch)
 
 
 def _parts(

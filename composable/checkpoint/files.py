@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from composable._support.checks import as_path, check_device, check_flag
 from composable._support.strict_json import JSON
-from composable.checkpoint.atomic import remove_files
+from composable.checkpoint.atomic import beside, remove_files
 from composable.checkpoint.errors import (
     CheckpointError,
     MismatchError,
@@ -22,9 +21,8 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.manifest import Manifest, as_target, is_part, is_plain_name
 from composable.checkpoint.reader import candidates, reading
-from composable.checkpoint.safetensors import write_tensors
 from composable.checkpoint.shards import Region, is_dtensor, like_dtensor, region_of
-from composable.checkpoint.writer import Request, write_whole
+from composable.checkpoint.writer import Request, dump_state, write_whole
 from composable.distributed.processes import Processes
 
 __all__ = [
@@ -314,10 +312,12 @@ def consolidate(
     source, target = as_target("folder", folder), as_target("out", out)
     check_flag("overwrite", overwrite)
     with reading(source) as opened:
-        state, files = bytes(opened.state()), opened.tensors()
+        data, files = opened.contents()
         files.read({}, verify=files.files)
-        request = Request(target, {}, state, overwrite, dict(opened.manifest.info))
-        return write_whole(request, lambda out: write_tensors(out, files.tensors, files.fetch))
+        info = dict(opened.manifest.info)
+        return write_whole(
+            Request(target, files.tensors, dump_state(data), overwrite, info), files.fetch
+        )
 
 
 def delete(checkpoint: Path, run: str) -> bool:
@@ -339,7 +339,7 @@ def delete(checkpoint: Path, run: str) -> bool:
     if not _is_of(checkpoint, run):
         return False
     # Readers ignore this name: it marks the folder of an unfinished writer.
-    aside = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(8)}.partial")
+    aside = beside(checkpoint, "partial")
     try:
         os.rename(checkpoint, aside)
     except FileNotFoundError:

@@ -19,8 +19,7 @@ from composable._support.checks import as_path
 from composable._support.printable import shorten
 from composable._support.strict_json import JSON
 from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError, VersionError
-from composable.core.stateful import Count, Kind, has_form, is_count
-from composable.core.structure import check_type
+from composable.core.stateful import Count, Kind, check_type, has_form, is_count
 from composable.distributed.processes import Processes
 
 __all__ = [
@@ -46,8 +45,6 @@ SCHEMA = 1
 """The layout with one file of tensors."""
 SHARDED_SCHEMA = 3
 """The layout with several files of tensors, whose headers say which blocks they have."""
-_LISTED_SCHEMA = 2
-"""The former layout with several files of tensors, and a file that lists what is in which."""
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 FILES = (TENSORS, STATE, MANIFEST)
 _TENSOR_FILE = re.compile(r"tensors-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
@@ -185,12 +182,6 @@ def parse_manifest(raw: bytearray, where: str) -> Manifest:
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
         raise DamagedCheckpointError(f"{where} is not the manifest of a checkpoint.")
     schema = body.get("schema")
-    if schema == _LISTED_SCHEMA:
-        raise VersionError(
-            f"{where} has schema {_LISTED_SCHEMA}, for sharded files in a form that this version "
-            "does not read: copy it with `composable checkpoint consolidate` of the version that "
-            "wrote it."
-        )
     if type(schema) is not int or schema not in (SCHEMA, SHARDED_SCHEMA):
         raise VersionError(
             f"{where} has schema {shorten(schema, 40)}, but this version reads the schemas "

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -29,13 +28,12 @@ from composable.checkpoint.manifest import (
     MAX_MANIFEST,
     MAX_STATE,
     STATE,
-    FileRecord,
     Manifest,
     parse_manifest,
 )
 from composable.checkpoint.safetensors import Entry, allocate, chunks_of, fill, read_header
 from composable.checkpoint.shards import Region, cover
-from composable.core.structure import StructureError
+from composable.core.stateful import StructureError
 
 __all__ = ["Input", "Opened", "TensorFiles", "candidates", "readable", "reading"]
 
@@ -75,6 +73,8 @@ class Input:
     where: str
     descriptor: int
     size: int
+    recorded: str = ""
+    """The hash that the manifest records."""
     hash: Any = attrs.field(factory=sha256)
 
     def __call__(self, buffer: memoryview) -> int:
@@ -109,12 +109,12 @@ class Input:
         fill(self, memoryview(raw), self.where)
         return raw
 
-    def check(self, record: FileRecord) -> None:
+    def check(self) -> None:
         """Compare the hash of the bytes read with the manifest."""
-        if self.hash.hexdigest() != record.sha256:
+        if self.hash.hexdigest() != self.recorded:
             raise DamagedCheckpointError(
                 f"{self.where} is damaged: its sha256 is {self.hash.hexdigest()[:16]}..., but "
-                f"{MANIFEST} records {record.sha256[:16]}..."
+                f"{MANIFEST} records {self.recorded[:16]}..."
             )
 
 
@@ -134,16 +134,13 @@ class TensorFiles:
 
     Args:
         files: The files by name, at their start.
-        records: Their hashes, if they are verified.
 
     Raises:
         DamagedCheckpointError: One is damaged, or their blocks of a tensor do not cover it.
     """
 
-    def __init__(
-        self, files: Mapping[str, Input], records: Mapping[str, FileRecord] = MappingProxyType({})
-    ) -> None:
-        self.files, self.records = files, records
+    def __init__(self, files: Mapping[str, Input]) -> None:
+        self.files = files
         self.entries = {n: read_header(file, file.size, file.where) for n, file in files.items()}
         """The entries of each file, in the order of their bytes."""
         self.blocks: dict[str, list[tuple[Input, Entry]]] = {}
@@ -178,7 +175,7 @@ class TensorFiles:
                     _read_part(file, parts[entry.name], entry.block, tensors[entry.name][index])
                 else:
                     file.skip(entry.size)
-            file.check(self.records[name])
+            file.check()
         return tensors
 
     def fetch(self, name: str, region: Region | None = None) -> Tensor:
@@ -237,21 +234,13 @@ class Opened:
     manifest: Manifest
     files: Mapping[str, Input]
 
-    def state(self) -> bytearray:
-        """Read and verify the state, as a file of JSON."""
-        raw = self.files[STATE].all(MAX_STATE)
-        self.files[STATE].check(self.manifest.files[STATE])
-        return raw
-
     def contents(self) -> tuple[JSON, TensorFiles]:
         """Read and verify the state, and the headers of the files of tensors."""
-        data = load(self.state(), self.files[STATE].where)
-        return data, self.tensors()
-
-    def tensors(self) -> TensorFiles:
-        """Read the headers of the files of tensors."""
+        state = self.files[STATE]
+        raw = state.all(MAX_STATE)
+        state.check()
         names = self.manifest.tensor_files
-        return TensorFiles({name: self.files[name] for name in names}, self.manifest.files)
+        return load(raw, state.where), TensorFiles({name: self.files[name] for name in names})
 
 
 class _Moved(Exception):
@@ -293,11 +282,13 @@ def _open_files(place: Path, stack: ExitStack) -> Opened:
         if folder is not None:
             os.close(folder)
     for name, record in manifest.files.items():
-        if files[name].size != record.size:
+        file = files[name]
+        if file.size != record.size:
             raise DamagedCheckpointError(
-                f"{files[name].where} has {files[name].size} bytes, but {MANIFEST} records "
-                f"{record.size}: it is truncated, or belongs to another checkpoint."
+                f"{file.where} has {file.size} bytes, but {MANIFEST} records {record.size}: it is "
+                "truncated, or belongs to another checkpoint."
             )
+        file.recorded = record.sha256
     return Opened(manifest, files)
 
 

@@ -28,8 +28,7 @@ from composable._support import strict_json
 from composable._support.printable import shorten
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
 from composable.checkpoint.shards import Region
-from composable.core.stateful import Kind
-from composable.core.structure import check_type
+from composable.core.stateful import Kind, check_type
 
 __all__ = [
     "DTYPES",
@@ -40,6 +39,7 @@ __all__ = [
     "Write",
     "allocate",
     "are_counts",
+    "as_stored",
     "chunks_of",
     "fill",
     "read_header",
@@ -132,8 +132,7 @@ def write_tensors(
     write(len(raw).to_bytes(8, "little") + raw)
     for name in names:
         # One at a time: the memory of a copy is freed before the next.
-        tensor = tensors[name] if fetch is None else fetch(name)
-        tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        tensor = as_stored(tensors[name] if fetch is None else fetch(name))
         for chunk in chunks_of(tensor):
             write(chunk)
 
@@ -241,6 +240,11 @@ def are_counts(values: Any) -> bool:
     if not isinstance(values, list) or not set(map(type, values)) <= {int}:
         return False
     return not values or (min(values) >= 0 and max(values) < 2**63)
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU whose memory has the bytes that a file has of it."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def chunks_of(tensor: Tensor) -> Iterator[memoryview]:

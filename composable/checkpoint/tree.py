@@ -27,8 +27,7 @@ from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from composable.checkpoint.safetensors import DTYPES
 from composable.checkpoint.shards import is_dtensor, local_of
 from composable.core.key import Key
-from composable.core.stateful import Count, Kind, has_form, is_count
-from composable.core.structure import check_type
+from composable.core.stateful import Count, Kind, check_type, has_form, is_count
 from composable.core.time import Time, Timestamp
 
 __all__ = ["format_path", "identity_of", "listed", "pack", "unpack"]
@@ -510,7 +509,7 @@ _CONTAINERS: dict[type, str] = {
 _CONTAINER_OF = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
 
-def listed(names: list[str], most: int = 5) -> str:
+def listed(names: list[str]) -> str:
     """Join the first names for a message."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(repr(name[:200]) for name in names[:most]) + more
+    more = f" and {len(names) - 5} more" if names[5:] else ""
+    return ", ".join(repr(name[:200]) for name in names[:5]) + more

@@ -26,7 +26,7 @@ from composable.checkpoint.manifest import (
     as_target,
     dump_manifest,
 )
-from composable.checkpoint.safetensors import DTYPES, Write, write_tensors
+from composable.checkpoint.safetensors import DTYPES, write_tensors
 from composable.checkpoint.shards import TensorShard, as_whole
 from composable.core.stateful import is_count
 from composable.distributed.processes import Processes
@@ -83,7 +83,7 @@ def write(
         return write_together(check, processes)
     request = check()
     whole = {name: as_whole(name, tensor) for name, tensor in request.tensors.items()}
-    return write_whole(request, lambda out: write_tensors(out, whole))
+    return write_whole(attrs.evolve(request, tensors=whole))
 
 
 @attrs.frozen(eq=False)
@@ -136,11 +136,18 @@ def dump_state(data: JSON) -> bytes:
     return raw
 
 
-def write_whole(request: Request, content: Callable[[Write], object]) -> Path:
-    """Write a checkpoint with one file of tensors of a given content."""
+def write_whole(request: Request, fetch: Callable[[str], Tensor] | None = None) -> Path:
+    """Write a checkpoint with one file, of whole tensors.
+
+    Args:
+        request: What to write.
+        fetch: Returns the values of a tensor by its name, if those of the request have none.
+    """
+    tensors: Any = request.tensors
     with writable(request.target):
         with staging(request.target, request.overwrite) as partial:
-            finish_folder(request, partial, {TENSORS: write_file(partial / TENSORS, content)})
+            file = write_file(partial / TENSORS, lambda out: write_tensors(out, tensors, fetch))
+            finish_folder(request, partial, {TENSORS: file})
         clean(request.target)
     return request.target
 

@@ -4,7 +4,6 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from io import BytesIO
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +21,7 @@ from composable.comparison.verdict import (
     show_number,
     show_ratio,
 )
-from composable.plan.plotting import save_figure
+from composable.plan.plotting import render_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,13 +77,6 @@ def draw_plot(
         draw(axes, lines, study)
         _label(axes, lines, with_verdict=i == 0)
     return figure
-
-
-def render_figure(figure: Figure, suffix: str) -> bytes:
-    """Return a figure as the content of a file with a suffix, such as ".svg"."""
-    buffer = BytesIO()
-    save_figure(figure, buffer, suffix.lstrip(".").lower())
-    return buffer.getvalue()
 
 
 def render_inline(figure: Figure) -> str:

@@ -267,7 +267,7 @@ def check_state(callback: Callback, state: Mapping[str, Any], kinds: Mapping[str
     Raises:
         ValueError: The keys differ, or a value has another type.
     """
-    from composable.core.structure import check_type  # on use
+    from composable.core.stateful import check_type  # on use
 
     own = callback.state_dict().keys()
     if state.keys() != own:

@@ -5,7 +5,7 @@ from hashlib import blake2b
 import attrs
 import torch
 
-__all__ = ["Key"]
+__all__ = ["Key", "as_key"]
 
 _MASK = 2**64 - 1
 
@@ -70,6 +70,11 @@ class Key:
             raise ValueError(f"device={device!r} has no generator: {error}") from None
         generator.manual_seed(self.seed)
         return generator
+
+
+def as_key(seed: int | Key) -> Key:
+    """Return the key of a seed, or a key as it is."""
+    return seed if isinstance(seed, Key) else Key(seed)
 
 
 def fold_in(seed: int, item: str | int) -> int:

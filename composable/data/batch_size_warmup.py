@@ -1,11 +1,11 @@
 """Global batches that grow in the course of training."""
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator
 
+import attrs
 import torch
 
 from composable._support.checks import check_count, check_order
-from composable.core.key import Key
 from composable.core.time import HasTime
 from composable.data.sampler import GlobalBatchSampler
 from composable.functional import warmed_up_batch_size
@@ -13,6 +13,7 @@ from composable.functional import warmed_up_batch_size
 __all__ = ["BatchSizeWarmupSampler"]
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class BatchSizeWarmupSampler(GlobalBatchSampler):
     """A batch sampler whose batches grow: `functional.warmed_up_batch_size` is their schedule.
 
@@ -51,40 +52,24 @@ class BatchSizeWarmupSampler(GlobalBatchSampler):
         [4, 4, 2]
     """
 
-    def __init__(  # noqa: PLR0913 (public options)
-        self,
-        dataset: Sized | int,
-        *,
-        batch_size: int,
-        min_batch_size: int,
-        duration: int,
-        step_size: int | None = None,
-        seed: int | Key,
-        shuffle: bool = True,
-        last_batch: str = "keep",
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.min_batch_size, self.duration = min_batch_size, duration
-        self.step_size = world_size if step_size is None else step_size
-        super().__init__(
-            dataset,
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            last_batch=last_batch,
-            rank=rank,
-            world_size=world_size,
-        )
-        check_count("min_batch_size", min_batch_size, 1)
-        check_count("duration", duration)
+    min_batch_size: int = attrs.field(kw_only=True)
+    duration: int = attrs.field(kw_only=True)
+    step_size: int | None = attrs.field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.step_size is None:
+            self.step_size = self.world_size
+        check_count("min_batch_size", self.min_batch_size, 1)
+        check_count("duration", self.duration)
         check_count("step_size", self.step_size, 1)
-        check_order("min_batch_size", min_batch_size, "batch_size", batch_size)
-        for name, value in (("min_batch_size", min_batch_size), ("step_size", self.step_size)):
-            if value % world_size:
+        check_order("min_batch_size", self.min_batch_size, "batch_size", self.batch_size)
+        sizes = {"min_batch_size": self.min_batch_size, "step_size": self.step_size}
+        for name, value in sizes.items():
+            if value % self.world_size:
                 raise ValueError(
-                    f"{name}={value} must be a multiple of world_size={world_size}: it is the size "
-                    "of a global batch."
+                    f"{name}={value} must be a multiple of world_size={self.world_size}: it is the "
+                    "size of a global batch."
                 )
 
     def size_after(self, samples: int) -> int:
@@ -94,7 +79,7 @@ class BatchSizeWarmupSampler(GlobalBatchSampler):
             duration=self.duration,
             min_batch_size=self.min_batch_size,
             max_batch_size=self.batch_size,
-            step_size=self.step_size,
+            step_size=self.step_size or self.world_size,
         )
 
     def size_at(self, clock: HasTime) -> int:

@@ -9,6 +9,7 @@ earlier batches, so an epoch can start at any batch.
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -24,11 +25,14 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from composable.core.key import Key
 from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 
 __all__ = [
+    "Epoch",
     "Parts",
     "SeededIndex",
+    "SharedEpoch",
     "check_map_style",
     "copy_loader",
     "current_fetch",
@@ -60,13 +64,27 @@ Parts: TypeAlias = Callable[[Any], Iterable[tuple[int, Any]]]
 """A function from the indices of a batch to its parts and their numbers."""
 
 
+class Epoch(NamedTuple):
+    """Which batches of an epoch are fetched, and what determines their random numbers."""
+
+    key: Key
+    """The key of the run."""
+    number: int
+    step: int
+    """The first step of the epoch."""
+    skip: int = 0
+    """Number of batches at the start of the epoch that are not fetched."""
+    parts: Parts | None = None
+    """Splits the indices of a batch into numbered parts, each of which is fetched."""
+
+
 class SeededIndex(NamedTuple):
     """The indices of a batch, with the seed, epoch and step that determine its random numbers."""
 
     seed: int
     epoch: int
     step: int
-    indices: Any = None
+    indices: Any
     shard: int = 0
     """The number of the shard in the batch, if each shard is fetched by itself."""
 
@@ -92,6 +110,35 @@ def in_epoch(batches: Iterator[T], epoch: int) -> Iterator[T]:
         finally:
             _current_fetch.reset(before)
         yield batch
+
+
+_TOLD, _TOLD_WITHIN = 1, 2
+
+
+class SharedEpoch:
+    """The epoch of the fetch in progress, and outside `seeded_batches` the one that was set.
+
+    An iterable that sets the epoch while it is iterated over, as one does that repeats a loader,
+    keeps its own. It is in shared memory, so that persistent workers see a change.
+    """
+
+    def __init__(self) -> None:
+        self._value = torch.zeros(2, dtype=torch.int64)  # the epoch, and who has set it
+        self._value.share_memory_()  # type: ignore[no-untyped-call]
+
+    def set(self, epoch: int) -> None:
+        """Set the epoch, in a loop that does not use `seeded_batches`."""
+        self._value[0] = epoch
+        self._value[1].clamp_(min=_TOLD if current_fetch() is None else _TOLD_WITHIN)
+
+    def current(self) -> int:
+        """Return the epoch."""
+        fetch, (epoch, told) = current_fetch(), self._value.tolist()
+        if fetch is None or told == _TOLD_WITHIN:
+            return int(epoch)
+        # What a worker has inherited is of the epoch in which it was started.
+        inherited = fetch.process != os.getpid()
+        return int(epoch) if inherited and told else fetch.epoch
 
 
 def loader_length(loader: Any) -> int | None:
@@ -142,16 +189,12 @@ def has_plain_order(dataloader: DataLoader[Any]) -> bool:
     return type(own) in plain and type(inner) in plain
 
 
-def with_seeded_fetch(
-    dataloader: DataLoader[Any], first: SeededIndex, skip: int, parts: "Parts | None" = None
-) -> DataLoader[Any]:
+def with_seeded_fetch(dataloader: DataLoader[Any], epoch: Epoch) -> DataLoader[Any]:
     """Return a copy of a loader whose fetches are seeded; the given loader is not changed.
 
     Args:
         dataloader: A loader for which `is_map_style` is true.
-        first: The seed, the epoch and the first step of the epoch.
-        skip: Number of batches at the start of the epoch that are not fetched.
-        parts: Splits the indices of a batch into numbered parts, each of which is fetched.
+        epoch: What is fetched.
     """
     loader = _copies.get(dataloader)
     if loader is None:
@@ -159,7 +202,7 @@ def with_seeded_fetch(
         if dataloader.persistent_workers:
             _copies[dataloader] = loader
     sampler: Any = loader._index_sampler
-    sampler.first, sampler.skip, sampler.parts = first, skip, parts
+    sampler.epoch = epoch
     if dataloader.persistent_workers and dataloader.generator is not None:
         sampler.persistent = dataloader.generator, dataloader.generator.get_state()
     return loader
@@ -170,9 +213,7 @@ _copies: WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = WeakKeyDictionary
 _in_progress: WeakSet[DataLoader[Any]] = WeakSet()
 
 
-def fetch_by_workers(
-    dataloader: DataLoader[Any], first: SeededIndex, skip: int, parts: "Parts | None" = None
-) -> Iterator[Any]:
+def fetch_by_workers(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
     """Iterate over `with_seeded_fetch`; an epoch within another one has workers of its own.
 
     Persistent workers would start the epoch in progress again.
@@ -182,7 +223,7 @@ def fetch_by_workers(
     if dataloader.persistent_workers:
         _in_progress.add(dataloader)
     try:
-        yield from with_seeded_fetch(dataloader, first, skip, parts)
+        yield from with_seeded_fetch(dataloader, epoch)
     finally:
         _in_progress.discard(dataloader)
 
@@ -202,7 +243,7 @@ def _copy(dataloader: DataLoader[Any]) -> DataLoader[Any]:
     return copy_loader(
         dataloader,
         dataset=SeededDataset(dataloader.dataset),
-        worker_init_fn=WorkerInit(dataloader.worker_init_fn),
+        worker_init_fn=partial(_init_worker, dataloader.worker_init_fn),
         **{sampler: seeded},
     )
 
@@ -223,22 +264,18 @@ def without_workers(loader: Any) -> Any:
     return copy_loader(loader, **options, pin_memory=False, persistent_workers=False)
 
 
-def fetch_in_process(
-    dataloader: DataLoader[Any], first: SeededIndex, skip: int, parts: "Parts | None" = None
-) -> Iterator[Any]:
+def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
     """Fetch the batches of a loader without workers, without the overhead of its iterator.
 
     The batches are those of `with_seeded_fetch`.
 
     Args:
         dataloader: A loader without workers for which `is_map_style` is true.
-        first: The seed, the epoch and the first step of the epoch.
-        skip: Number of batches at the start of the epoch that are not fetched.
-        parts: Splits the indices of a batch into numbered parts, each of which is fetched.
+        epoch: What is fetched.
     """
     own = dataloader.generator
     sampler = SeededIndexSampler(dataloader._index_sampler, after_a_draw=own is None)
-    sampler.first, sampler.skip, sampler.parts = first, skip, parts
+    sampler.epoch = epoch
     indices = iter(sampler)
     if own is not None:  # torch's iterator draws a seed for workers from it
         torch.empty((), dtype=torch.int64).random_(generator=own)
@@ -270,9 +307,7 @@ class SeededIndexSampler:
         self.sampler = sampler
         self.after_a_draw = after_a_draw
         self.draws = _draws_during_iteration(sampler)
-        self.first = SeededIndex(0, 0, 0)
-        self.skip = 0
-        self.parts: Parts | None = None
+        self.epoch = Epoch(Key(0), 0, 0)
         self.persistent: tuple[torch.Generator, torch.Tensor] | None = None
         """The generator of a loader with persistent workers, and its state at the start."""
 
@@ -280,14 +315,15 @@ class SeededIndexSampler:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[SeededIndex]:
-        seed_epoch(self.first.seed, self.first.epoch)
+        epoch = self.epoch
+        seed_epoch(epoch.key, epoch.number)
         if hasattr(self.sampler, "batches_from"):
-            return self._number(self.sampler.batches_from(self.skip), self.skip)
+            return self._number(self.sampler.batches_from(epoch.skip), epoch.skip)
         return self._number(iter(self.sampler), 0)
 
     def _number(self, batches: Iterator[Any], start: int) -> Iterator[SeededIndex]:
-        seed, epoch, step, *_ = self.first
-        seed_epoch(seed, epoch)
+        key, epoch, step, skip, parts = self.epoch
+        seed_epoch(key, epoch)
         if self.persistent is not None:
             # The seed of the workers is drawn when they start: in the first epoch of a run, and in
             # any epoch after a resume. The order must be the same.
@@ -298,13 +334,11 @@ class SeededIndexSampler:
         if self.after_a_draw:
             torch.empty((), dtype=torch.int64).random_()
         for i, indices in enumerate(batches, start):
-            if i >= self.skip and self.parts is None:
-                yield SeededIndex(seed, epoch, step + i, indices)
-            elif i >= self.skip:
-                for shard, part in self.parts(indices):  # type: ignore[misc]
-                    yield SeededIndex(seed, epoch, step + i, part, shard)
+            if i >= skip:
+                for shard, part in ((0, indices),) if parts is None else parts(indices):
+                    yield SeededIndex(key.seed, epoch, step + i, part, shard)
             if self.draws:
-                seed_order(seed, step + i + 1)
+                seed_order(key, step + i + 1)
 
 
 def _draws_during_iteration(sampler: Any) -> bool:
@@ -342,15 +376,9 @@ def _fetch(fetch: Callable[[Any], Any], index: SeededIndex) -> Any:
         _current_fetch.reset(before)
 
 
-class WorkerInit:
-    """A `worker_init_fn` that shows the user's dataset in `get_worker_info()` and calls theirs."""
-
-    def __init__(self, then: Callable[[int], object] | None) -> None:
-        self.then = then
-
-    def __call__(self, worker_id: int) -> None:
-        """Run at the start of a worker."""
-        info: Any = get_worker_info()
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # a WorkerInfo is frozen
-        if self.then is not None:
-            self.then(worker_id)
+def _init_worker(then: Callable[[int], object] | None, worker_id: int) -> None:
+    """Show the user's dataset in `get_worker_info()`, and call their `worker_init_fn`."""
+    info: Any = get_worker_info()
+    object.__setattr__(info, "dataset", info.dataset.dataset)  # a WorkerInfo is frozen
+    if then is not None:
+        then(worker_id)

@@ -11,8 +11,7 @@ from torch import Tensor
 from composable.batches.spec import BatchSpec
 from composable.core.event import Event
 from composable.core.state import State
-from composable.distributed.reduction import TreeSum, all_reduce_exactly
-from composable.distributed.shards import Shards
+from composable.distributed.shards import Shards, TreeSum, all_reduce_exactly
 
 __all__ = [
     "BatchGroup",
@@ -53,13 +52,17 @@ class BatchGroup:
 
     Args:
         batches: The batches.
-        loss_fns: The loss of each, or None where it is that of the step.
+        loss_fns: The loss of each, or None where it is that of the step. Default: none.
         empty: Whether each has no example of its own, and the weight 0. Default: none.
     """
 
     batches: tuple[Any, ...]
-    loss_fns: tuple[Any, ...]
+    loss_fns: tuple[Any, ...] = attrs.field()
     empty: tuple[bool, ...] = attrs.field()
+
+    @loss_fns.default
+    def _that_of_the_step(self) -> tuple[None, ...]:
+        return (None,) * len(self.batches)
 
     @empty.default
     def _none_is_empty(self) -> tuple[bool, ...]:
@@ -119,7 +122,7 @@ def grouped(batches: Iterable[Any], count: int) -> Iterator[BatchGroup]:
     """
     remaining = iter(batches)
     while group := tuple(islice(remaining, count)):
-        yield BatchGroup(group, (None,) * len(group))
+        yield BatchGroup(group)
 
 
 def is_group(batch: Any) -> bool:
@@ -132,7 +135,7 @@ def parts_of(batch: Any) -> list[BatchPart]:
 
     Example:
         >>> from composable.data.grouping import BatchGroup, parts_of
-        >>> [part.batch for part in parts_of(BatchGroup(("a", "b"), (None, None)))]
+        >>> [part.batch for part in parts_of(BatchGroup(("a", "b")))]
         ['a', 'b']
         >>> parts_of("c")
         [BatchPart(number=0, batch='c', loss_fn=None, empty=False)]
@@ -150,7 +153,7 @@ def batches_of(batch: Any) -> tuple[Any, ...]:
 
     Example:
         >>> from composable.data.grouping import BatchGroup, batches_of
-        >>> batches_of(BatchGroup(("a", "b"), (None, None))), batches_of("c")
+        >>> batches_of(BatchGroup(("a", "b"))), batches_of("c")
         (('a', 'b'), ('c',))
     """
     if not isinstance(batch, BatchGroup):
@@ -204,7 +207,7 @@ def total_weight(batch: Any, weight: Callable[[Any], Any]) -> Any:
 
     Example:
         >>> from composable.data.grouping import BatchGroup, total_weight
-        >>> total_weight(BatchGroup(("abc", "d"), (None, None), (False, True)), len)
+        >>> total_weight(BatchGroup(("abc", "d"), empty=(False, True)), len)
         3
     """
     if not isinstance(batch, BatchGroup):
@@ -252,15 +255,10 @@ def shards_of(
         parts, empty = owns[0], empties[0]
         if count > 1:
             groups = list(zip(*empties, strict=True))
-            parts = list(map(_group, zip(*owns, strict=True), groups))
+            parts = [
+                BatchGroup(batches, empty=one)
+                for batches, one in zip(zip(*owns, strict=True), groups, strict=True)
+            ]
             empty = list(map(all, groups))
-        yield ShardedBatch(
-            tuple(parts),
-            (None,) * len(parts),
-            tuple(empty),
-            shards=shards if numbered_as is None else numbered_as,
-        )
-
-
-def _group(batches: tuple[Any, ...], empty: tuple[bool, ...]) -> BatchGroup:
-    return BatchGroup(batches, (None,) * len(batches), empty)
+        numbered = shards if numbered_as is None else numbered_as
+        yield ShardedBatch(tuple(parts), empty=tuple(empty), shards=numbered)

@@ -1,6 +1,6 @@
 """InfoBatch: a sampler that prunes examples, and the algorithm that determines which."""
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping
 from math import isclose, isfinite
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,6 @@ from torch import Tensor
 from composable._support.checks import check_range, check_tensor
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
-from composable.core.key import Key
 from composable.core.state import State
 from composable.data.indexed import check_index_key, indices_of
 from composable.data.sampler import GlobalBatchSampler
@@ -26,6 +25,7 @@ _AFTERWARDS = frozenset({Event.EVAL_START, Event.PREDICT_START, Event.FIT_END})
 """The events after which the sampler yields all examples."""
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class InfoBatchSampler(GlobalBatchSampler):
     """A batch sampler of the examples that `InfoBatch` keeps in an epoch.
 
@@ -50,24 +50,16 @@ class InfoBatchSampler(GlobalBatchSampler):
         [[0, 2], [3, 5]]
     """
 
-    kept: Tensor | None = None
+    rank: int = attrs.field(default=0, init=False)
+    world_size: int = attrs.field(default=1, init=False)
+    kept: Tensor | None = attrs.field(default=None, init=False)
     """Which examples are kept, set by `InfoBatch`; None is all."""
-    started: int | None = None
+    started: int | None = attrs.field(default=None, init=False)
     """The last epoch whose batches were read."""
 
-    def __init__(
-        self,
-        dataset: Sized | int,
-        *,
-        batch_size: int,
-        seed: int | Key,
-        shuffle: bool = True,
-        last_batch: str = "keep",
-    ) -> None:
-        super().__init__(
-            dataset, batch_size=batch_size, seed=seed, shuffle=shuffle, last_batch=last_batch
-        )
-        if last_batch == "pad":
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.last_batch == "pad":
             raise ValueError("last_batch='pad' must be 'keep' or 'drop': examples are pruned.")
 
     def __len__(self) -> int:

@@ -2,18 +2,42 @@
 
 from collections.abc import Callable, Sequence
 
+import attrs
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from composable._support.checks import check_count, kind_of
-from composable.core.key import Key
 from composable.data.sampler import GlobalBatchSampler
 from composable.functional import group_by_length
 
 __all__ = ["LengthGroupedBatchSampler"]
 
 
+def _numbers(lengths: Sequence[float] | Tensor) -> Tensor:
+    """Return a copy of the lengths as a tensor on the CPU."""
+    if isinstance(lengths, IterableDataset):
+        raise TypeError(
+            f"lengths={type(lengths).__name__} is an iterable dataset, whose order is its own: "
+            "pass the lengths of a map-style dataset, or sort a buffer of examples in its __iter__."
+        )
+    try:
+        numbers = torch.as_tensor(lengths).detach().cpu().clone()
+    except (TypeError, ValueError, RuntimeError):
+        numbers = None
+    if numbers is None or numbers.ndim != 1 or numbers.is_complex():
+        raise TypeError(
+            "lengths must be a list of numbers, or a tensor of one dimension, not "
+            f"{kind_of(lengths)}: pass the length of each example, [len(one) for one in dataset]."
+        )
+    if not len(numbers):
+        raise ValueError("lengths must not be empty: pass the length of each example.")
+    if not numbers.isfinite().all():
+        raise ValueError("lengths must be finite: the order of others is not defined.")
+    return numbers
+
+
+@attrs.define(eq=False, repr=False, slots=False)
 class LengthGroupedBatchSampler(GlobalBatchSampler):
     """A batch sampler whose batches have similar lengths: see `functional.group_by_length`.
 
@@ -44,29 +68,17 @@ class LengthGroupedBatchSampler(GlobalBatchSampler):
         [[2, 1], [5, 3], [9, 7], [8]]
     """
 
-    def __init__(
-        self,
-        lengths: Sequence[float] | Tensor,
-        *,
-        batch_size: int,
-        seed: int | Key,
-        window: int = 50,
-        shuffle: bool = True,
-        last_batch: str = "keep",
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.lengths, self.window = _numbers(lengths), window
-        super().__init__(
-            len(self.lengths),
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            last_batch=last_batch,
-            rank=rank,
-            world_size=world_size,
-        )
-        check_count("window", window, 1)
+    lengths: Tensor = attrs.field(converter=_numbers)
+    length: int = attrs.field(init=False)
+    window: int = attrs.field(default=50, kw_only=True)
+
+    @length.default
+    def _number_of_lengths(self) -> int:
+        return len(self.lengths)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        check_count("window", self.window, 1)
 
     def _order(self) -> Callable[[Tensor], Tensor]:
         drawn = super()._order()(torch.arange(self.total))
@@ -80,26 +92,3 @@ class LengthGroupedBatchSampler(GlobalBatchSampler):
             )
         ]
         return lambda positions: grouped[positions]
-
-
-def _numbers(lengths: object) -> Tensor:
-    """Return a copy of the lengths as a tensor on the CPU."""
-    if isinstance(lengths, IterableDataset):
-        raise TypeError(
-            f"lengths={type(lengths).__name__} is an iterable dataset, whose order is its own: "
-            "pass the lengths of a map-style dataset, or sort a buffer of examples in its __iter__."
-        )
-    try:
-        numbers = torch.as_tensor(lengths).detach().cpu().clone()
-    except (TypeError, ValueError, RuntimeError):
-        numbers = None
-    if numbers is None or numbers.ndim != 1 or numbers.is_complex():
-        raise TypeError(
-            "lengths must be a list of numbers, or a tensor of one dimension, not "
-            f"{kind_of(lengths)}: pass the length of each example, [len(one) for one in dataset]."
-        )
-    if not len(numbers):
-        raise ValueError("lengths must not be empty: pass the length of each example.")
-    if not numbers.isfinite().all():
-        raise ValueError("lengths must be finite: the order of others is not defined.")
-    return numbers

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from composable._support.warn import warn_user
-from composable.core.key import Key
+from composable.core.key import Key, as_key
 from composable.data.fetching import (
+    Epoch,
     Parts,
-    SeededIndex,
     fetch_by_workers,
     fetch_in_process,
     has_own_iteration,
@@ -122,7 +122,8 @@ def seeded_batches(
         _set_generators(dataloader, generators, "generators")
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
-    return _told_batches(dataloader, seed, epoch, first_step, skip, loader_state, parts)
+    wanted = Epoch(as_key(seed), epoch, first_step, skip, parts)
+    return _told_batches(dataloader, wanted, loader_state)
 
 
 def read_loader_state(dataloader: Any) -> Mapping[str, Any] | None:
@@ -182,52 +183,39 @@ def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> 
         generator.set_state(state)
 
 
-def _told_batches(dataloader: Any, seed: int | Key, epoch: int, *rest: Any) -> Iterator[Any]:
-    _tell_epoch(dataloader, epoch)
-    _seed_torchdata(dataloader, seed, epoch)
-    batches = _batches(dataloader, seed, epoch, *rest)
+def _told_batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any]:
+    _tell_epoch(dataloader, epoch.number)
+    _seed_torchdata(dataloader, epoch)
+    batches = _batches(dataloader, epoch, state)
     # Of a list nothing is fetched.
-    yield from batches if isinstance(dataloader, (list, tuple)) else in_epoch(batches, epoch)
+    yield from batches if isinstance(dataloader, (list, tuple)) else in_epoch(batches, epoch.number)
 
 
-def _batches(
-    dataloader: Any,
-    seed: int | Key,
-    epoch: int,
-    first_step: int,
-    skip: int,
-    state: Any,
-    parts: Parts | None,
-) -> Iterator[Any]:
+def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any]:
+    key, number, step, skip, _ = epoch
     if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn
-        seed_epoch(seed, epoch)
+        seed_epoch(key, number)
         yield from islice(dataloader, skip, None)
     elif is_stateful_stream(dataloader):
-        first = SeededIndex(seed.seed if isinstance(seed, Key) else seed, epoch, first_step)
         if skip and state is None:
             _report_replay(dataloader, skip)
         begin, state = (skip, state) if skip and state is not None else (0, None)
-        yield from islice(
-            stateful_stream_batches(dataloader, first, begin, state), skip - begin, None
-        )
+        fetched = stateful_stream_batches(dataloader, epoch, begin, state)
+        yield from islice(fetched, skip - begin, None)
     elif skip and state is not None:
         dataloader.load_state_dict(state)
-        seed_epoch(seed, epoch)
+        seed_epoch(key, number)
         batches = iter(dataloader)
-        seed_fetch(seed, first_step + skip)
-        yield from _seeded(batches, seed, first_step + skip)
+        seed_fetch(key, step + skip)
+        yield from _seeded(batches, key, step + skip)
     elif is_map_style(dataloader):
-        number = seed.seed if isinstance(seed, Key) else seed
-        first = SeededIndex(number, epoch, first_step)
-        if dataloader.num_workers or dataloader.pin_memory:
-            yield from fetch_by_workers(dataloader, first, skip, parts)
-        else:
-            yield from fetch_in_process(dataloader, first, skip, parts)
+        fetches_here = not (dataloader.num_workers or dataloader.pin_memory)
+        yield from (fetch_in_process if fetches_here else fetch_by_workers)(dataloader, epoch)
     else:
         if skip:
             _report_replay(dataloader, skip)
-        seed_epoch(seed, epoch)
-        yield from islice(_seeded(_begin(dataloader), seed, first_step), skip, None)
+        seed_epoch(key, number)
+        yield from islice(_seeded(_begin(dataloader), key, step), skip, None)
 
 
 def _begin(dataloader: Any) -> Iterator[Any]:
@@ -238,11 +226,11 @@ def _begin(dataloader: Any) -> Iterator[Any]:
     )
 
 
-def _seeded(batches: Iterator[T], seed: int | Key, step: int) -> Iterator[T]:
+def _seeded(batches: Iterator[T], key: Key, step: int) -> Iterator[T]:
     """Yield batches, and seed the global generators before each further one is fetched."""
     for following, batch in enumerate(batches, step + 1):
         yield batch
-        seed_fetch(seed, following)
+        seed_fetch(key, following)
 
 
 def _check(dataloader: object, skip: int, state: Mapping[str, Any] | None) -> None:
@@ -316,12 +304,11 @@ def _tell_epoch(dataloader: object, epoch: int) -> None:
             set_epoch(epoch)
 
 
-def _seed_torchdata(dataloader: object, seed: int | Key, epoch: int) -> None:
+def _seed_torchdata(dataloader: object, epoch: Epoch) -> None:
     """Seed the generator that torchdata's sampler creates if it is given none."""
     if _makes_its_generator(dataloader):
-        key = seed if isinstance(seed, Key) else Key(seed)
         sampler: Any = dataloader.sampler  # type: ignore[attr-defined]
-        sampler.generator.manual_seed(key.fold("order", epoch).seed)
+        sampler.generator.manual_seed(epoch.key.fold("order", epoch.number).seed)
 
 
 def _makes_its_generator(dataloader: object) -> bool:

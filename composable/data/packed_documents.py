@@ -11,8 +11,8 @@ from torch.utils.data import Dataset
 from composable._support.checks import check_count, check_flag, check_integer, check_one_of
 from composable._support.documents import check_document_list
 from composable._support.targets import IGNORE_INDEX
-from composable.core.key import Key
-from composable.data.shared_epoch import SharedEpoch
+from composable.core.key import Key, as_key
+from composable.data.fetching import SharedEpoch
 from composable.functional import pack_lengths
 
 __all__ = ["PackedDocuments"]
@@ -85,7 +85,7 @@ class PackedDocuments(Dataset[dict[str, Tensor]]):
         check_integer("ignore_index", ignore_index)
         self.length, self.shuffle = length, shuffle
         self.pad_id, self.shift_labels, self.ignore_index = pad_id, shift_labels, ignore_index
-        self._key = (seed if isinstance(seed, Key) else Key(seed)).fold("documents")
+        self._key = as_key(seed).fold("documents")
         self._epoch = SharedEpoch()
         # One tensor: workers share it, and a list of tensors would be copied as it is counted.
         self._tokens = torch.cat(list(documents))

@@ -5,9 +5,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from composable.core.key import Key
-from composable.data.fetching import check_map_style
-from composable.data.shared_epoch import SharedEpoch
+from composable.core.key import Key, as_key
+from composable.data.fetching import SharedEpoch, check_map_style
 from composable.utils.reproducibility import seed_example
 
 __all__ = ["PerExample"]
@@ -48,7 +47,7 @@ class PerExample(Dataset[Any]):
             raise TypeError(f"transform={transform!r} must be a function of an example.")
         self.dataset = dataset
         self.transform = transform
-        self._key = (seed if isinstance(seed, Key) else Key(seed)).fold("example")
+        self._key = as_key(seed).fold("example")
         self._epoch = SharedEpoch()
 
     def set_epoch(self, epoch: int) -> None:

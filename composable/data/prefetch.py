@@ -1,7 +1,7 @@
 """Fetch the next batch, and copy it to a GPU, during the step of the current one."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,31 +9,24 @@ from torch import Tensor
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import to_device
 
-__all__ = ["Copies", "CopyStream", "OnHost", "Prefetcher", "on_device"]
+__all__ = ["Copies", "CopyStream", "Prefetcher", "on_device"]
 
 
-class Copies(Protocol):
-    """How batches are copied to a device."""
+class Copies:
+    """How batches are copied to a device: here not at all.
+
+    Processes on CPUs fetch ahead too, since they tell one another of each batch that is fetched.
+    """
 
     def copy(self, batch: Any) -> Any:
         """Start to copy a batch, and return the copy, which may not be complete."""
+        return batch
 
     def wait(self, batch: Any) -> None:
         """Let the computation that follows wait for the copy."""
 
 
-class OnHost:
-    """Batches that are not copied: processes on CPUs tell one another of each that is fetched."""
-
-    def copy(self, batch: Any) -> Any:
-        """Return the batch."""
-        return batch
-
-    def wait(self, batch: Any) -> None:
-        """Do nothing."""
-
-
-class CopyStream:
+class CopyStream(Copies):
     """A CUDA stream that copies batches beside the stream that computes.
 
     Args:
@@ -62,9 +55,8 @@ class CopyStream:
         current = torch.cuda.current_stream(self.device)
         current.wait_stream(self.stream)
         for tensor in tensors_of(batch):
-            if (
-                tensor.device.type == self.device.type
-            ):  # its memory belongs to the other stream, and is used by this one
+            # Its memory belongs to the other stream, and is used by this one.
+            if tensor.device.type == self.device.type:
                 tensor.record_stream(current)
 
 
@@ -96,7 +88,7 @@ class Prefetcher(Iterator[Any]):
     def __init__(self, batches: Iterable[Any], copies: Copies) -> None:
         self._batches = iter(batches)
         self._copies = copies
-        self._pending: list[Any] = []
+        self._pending: list[tuple[Any, Exception | None]] = []
 
     @property
     def is_ahead(self) -> bool:
@@ -108,20 +100,20 @@ class Prefetcher(Iterator[Any]):
         if not self._pending:
             self._pending.append(self._fetch())
 
-    def _fetch(self) -> Any:
+    def _fetch(self) -> tuple[Any, Exception | None]:
         try:
             batch = next(self._batches, _END)
-            return batch if batch is _END else self._copies.copy(batch)
+            return batch if batch is _END else self._copies.copy(batch), None
         except Exception as error:  # raised where its batch is due, as without fetching ahead
-            return _Failure(error)
+            return _END, error
 
     def __next__(self) -> Any:
         self.fetch()
-        batch = self._pending.pop()
+        batch, error = self._pending.pop()
+        if error is not None:
+            raise error
         if batch is _END:
             raise StopIteration
-        if isinstance(batch, _Failure):
-            raise batch.error
         self._copies.wait(batch)
         return batch
 
@@ -136,8 +128,3 @@ def on_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     if device.type == "cuda":
         return Prefetcher(batches, CopyStream(device))
     return (to_device(batch, device) for batch in batches)
-
-
-class _Failure:
-    def __init__(self, error: Exception) -> None:
-        self.error = error

@@ -1,16 +1,16 @@
 """Global batches that do not depend on the number of processes."""
 
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
 from composable._support.checks import check_count, check_flag, check_one_of
-from composable.core.key import Key
+from composable.core.key import Key, as_key
+from composable.data.fetching import SharedEpoch
 from composable.data.permutation import permute
-from composable.data.shared_epoch import SharedEpoch
 
 __all__ = ["GlobalBatchSampler"]
 
@@ -20,6 +20,18 @@ _LARGEST_STORED = 2**22
 """The number of examples up to which the order of an epoch is stored; beyond, it is computed."""
 
 
+def _length(dataset: Sized | int) -> int:
+    if isinstance(dataset, int) and not isinstance(dataset, bool):
+        return dataset
+    try:
+        return len(dataset)  # type: ignore[arg-type]  # a bool has none
+    except TypeError:
+        raise TypeError(
+            f"dataset={dataset!r} must be a dataset that has a length, or its length."
+        ) from None
+
+
+@attrs.define(eq=False, repr=False, slots=False)
 class GlobalBatchSampler(Sampler[list[int]]):
     """A batch sampler whose global batches depend only on the seed and the epoch.
 
@@ -54,26 +66,14 @@ class GlobalBatchSampler(Sampler[list[int]]):
         >>> loader = torch.utils.data.DataLoader(range(10), batch_sampler=second)
     """
 
-    def __init__(
-        self,
-        dataset: Sized | int,
-        *,
-        batch_size: int,
-        seed: int | Key,
-        shuffle: bool = True,
-        last_batch: str = "keep",
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self.length = _length(dataset)
-        self.batch_size = batch_size
-        self.key = seed if isinstance(seed, Key) else Key(seed)
-        self.shuffle = shuffle
-        self.last_batch = last_batch
-        self.rank = rank
-        self.world_size = world_size
-        self._epoch = SharedEpoch()
-        self._check()
+    length: int = attrs.field(alias="dataset", converter=_length)
+    batch_size: int = attrs.field(kw_only=True)
+    key: Key = attrs.field(alias="seed", converter=as_key, kw_only=True)
+    shuffle: bool = attrs.field(default=True, kw_only=True)
+    last_batch: str = attrs.field(default="keep", kw_only=True)
+    rank: int = attrs.field(default=0, kw_only=True)
+    world_size: int = attrs.field(default=1, kw_only=True)
+    _epoch: SharedEpoch = attrs.field(factory=SharedEpoch, init=False)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, in a loop that does not use `seeded_batches`."""
@@ -120,7 +120,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         stored = torch.randperm(self.length, generator=key.generator())
         return lambda positions: stored[positions % self.length]
 
-    def _check(self) -> None:
+    def __attrs_post_init__(self) -> None:
         check_flag("shuffle", self.shuffle)
         counts = {"batch_size": self.batch_size, "world_size": self.world_size}
         for name, value in counts.items():
@@ -146,17 +146,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
                 f"last_batch='keep' requires at least one example per process, but the last batch "
                 f"has {rest} examples for {self.world_size} processes: use 'drop' or 'pad'."
             )
-
-
-def _length(dataset: Any) -> int:
-    if isinstance(dataset, int) and not isinstance(dataset, bool):
-        return dataset
-    try:
-        return len(dataset)
-    except TypeError:
-        raise TypeError(
-            f"dataset={dataset!r} must be a dataset that has a length, or its length."
-        ) from None
 
 
 _LAST: Sequence[str] = ("keep", "drop", "pad")

@@ -7,6 +7,7 @@ batch, and the position in an epoch is that of the batches that were returned.
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,7 +19,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from composable._support.tree import tensors_of
 from composable._support.warn import warn_user
-from composable.data.fetching import SeededIndex, copy_loader, current_fetch, enter_epoch
+from composable.data.fetching import Epoch, Fetch, copy_loader, current_fetch, enter_epoch
 from composable.data.worker_shard import WorkerShard
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
@@ -41,16 +42,20 @@ def stream_batches(dataloader: DataLoader[Any]) -> Iterator[Any]:
     Warns:
         UnshardedStreamWarning: No worker read which one it is.
     """
-    if not dataloader.num_workers:
-        return iter(dataloader)
+    return _with_workers(dataloader) if dataloader.num_workers else iter(dataloader)
+
+
+def _with_workers(dataloader: DataLoader[Any], turn: int = 0, **changes: Any) -> Iterator[Any]:
+    """Iterate over a changed copy of a loader, whose first worker has the number `turn`."""
     watch = Watch.of(dataloader)
-    loader = copy_loader(
-        dataloader,
-        persistent_workers=False,
-        worker_init_fn=StreamInit(
-            dataloader.worker_init_fn, asked=None if watch is None else watch.asked
-        ),
+    init = partial(
+        _init_worker,
+        then=dataloader.worker_init_fn,
+        turn=turn,
+        asked=None if watch is None else watch.asked,
+        fetch=current_fetch(),
     )
+    loader = copy_loader(dataloader, persistent_workers=False, worker_init_fn=init, **changes)
     return iter(loader) if watch is None else watch.over(iter(loader))
 
 
@@ -152,7 +157,7 @@ def _counts_samples(dataset: Any) -> bool:
 
 
 def stateful_stream_batches(
-    dataloader: DataLoader[Any], first: SeededIndex, skip: int, state: Mapping[str, Any] | None
+    dataloader: DataLoader[Any], epoch: Epoch, skip: int, state: Mapping[str, Any] | None
 ) -> Iterator[Any]:
     """Iterate over an epoch of a loader of which `is_stateful_stream` is true.
 
@@ -160,28 +165,28 @@ def stateful_stream_batches(
 
     Args:
         dataloader: The loader; it is not changed.
-        first: The seed, the epoch and the first step of the epoch.
+        epoch: What is fetched, from its first batch on.
         skip: The number of batches before `state`; 0 without one.
         state: What `read_stream_state` returned, or None to start with the first batch.
     """
     _check_shard(dataloader)
-    seed, epoch, step, *_ = first
+    key, step = epoch.key, epoch.step
     position = _positions[dataloader] = Position.of(dataloader, state)
     counts = _counts_samples(dataloader.dataset)
     if position.num_workers:
-        batches = _track_workers(dataloader, first, position)
+        batches = _track_workers(dataloader, epoch, position)
     else:
         if state is not None:
             dataloader.dataset.load_state_dict(position.states[0])  # type: ignore[attr-defined]
-        seed_epoch(seed, epoch)
+        seed_epoch(key, epoch.number)
         batches = stream_batches(dataloader)
     if skip:
-        seed_fetch(seed, step + skip)
+        seed_fetch(key, step + skip)
     for following, batch in enumerate(batches, step + skip + 1):
         if counts:
             position.samples += _count_samples(batch)
         yield batch
-        seed_fetch(seed, following)
+        seed_fetch(key, following)
 
 
 def _check_shard(dataloader: DataLoader[Any]) -> None:
@@ -199,26 +204,12 @@ def _count_samples(batch: Any) -> int:
     return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), 0) or len(batch)
 
 
-def _track_workers(
-    dataloader: DataLoader[Any], first: SeededIndex, position: Position
-) -> Iterator[Any]:
+def _track_workers(dataloader: DataLoader[Any], epoch: Epoch, position: Position) -> Iterator[Any]:
     """Iterate over the batches of workers that return the state of their dataset with each."""
-    seed_epoch(first.seed, first.epoch)
-    stream = TrackedStream(dataloader.dataset, first, position, dataloader.generator is None)
-    watch = Watch.of(dataloader)
-    loader = copy_loader(
-        dataloader,
-        dataset=stream,
-        collate_fn=TrackedCollate(stream, dataloader.collate_fn),
-        persistent_workers=False,
-        worker_init_fn=StreamInit(
-            dataloader.worker_init_fn,
-            turn=position.turn,
-            asked=None if watch is None else watch.asked,
-        ),
-    )
-    batches = iter(loader) if watch is None else watch.over(iter(loader))
-    for fetched in batches:
+    seed_epoch(epoch.key, epoch.number)
+    stream = TrackedStream(dataloader.dataset, epoch, position, dataloader.generator is None)
+    collate = partial(_collate, stream, dataloader.collate_fn)
+    for fetched in _with_workers(dataloader, position.turn, dataset=stream, collate_fn=collate):
         position.record(fetched)
         yield fetched.batch
 
@@ -240,16 +231,14 @@ class Fetched:
 class TrackedStream(IterableDataset[Any]):
     """The dataset in a worker, which starts from a state and seeds each batch."""
 
-    worker, workers = 0, 1  # set by StreamInit
+    worker, workers = 0, 1  # set by _init_worker
 
-    def __init__(
-        self, dataset: Any, first: SeededIndex, begin: Position, after_a_draw: bool
-    ) -> None:
-        self.dataset, self.first, self.after_a_draw = dataset, first, after_a_draw
+    def __init__(self, dataset: Any, epoch: Epoch, begin: Position, after_a_draw: bool) -> None:
+        self.dataset, self.epoch, self.after_a_draw = dataset, epoch, after_a_draw
         self.states, self.batches = list(begin.states), list(begin.batches)
 
     def __iter__(self) -> Iterator[Any]:
-        seed_epoch(self.first.seed, self.first.epoch)
+        seed_epoch(self.epoch.key, self.epoch.number)
         if self.after_a_draw:  # as without workers, where the DataLoader draws a seed first
             torch.empty((), dtype=torch.int64).random_()
         if self.states[self.worker] is not None:
@@ -262,7 +251,7 @@ class TrackedStream(IterableDataset[Any]):
         """Seed the global generators for the next batch of this worker."""
         number = self.batches[self.worker] * self.workers + self.worker
         if number:  # seed_epoch seeds the first batch of an epoch
-            seed_fetch(self.first.seed, self.first.step + number)
+            seed_fetch(self.epoch.key, self.epoch.step + number)
 
     def fetched(self, batch: Any) -> Fetched:
         """Return a batch with the state after it, and seed the next one."""
@@ -272,49 +261,43 @@ class TrackedStream(IterableDataset[Any]):
         return Fetched(batch, state, self.worker)
 
 
-class TrackedCollate:
-    """A `collate_fn` that adds the state of the dataset, in the process that read the examples."""
-
-    def __init__(self, stream: TrackedStream, collate: Callable[[Any], Any]) -> None:
-        self.stream, self.collate = stream, collate
-
-    def __call__(self, examples: Any) -> Fetched:
-        """Collate, and read the state after the examples."""
-        return self.stream.fetched(self.collate(examples))
+def _collate(stream: TrackedStream, collate: Callable[[Any], Any], examples: Any) -> Fetched:
+    """Collate, and read the state after the examples, in the process that read them."""
+    return stream.fetched(collate(examples))
 
 
 # --- worker processes ---
 
 
-class StreamInit:
-    """A `worker_init_fn` that numbers the workers and calls the user's.
+def _init_worker(
+    worker_id: int,
+    *,
+    then: Callable[[int], object] | None,
+    turn: int,
+    asked: Tensor | None,
+    fetch: Fetch | None,
+) -> None:
+    """Set the number of a worker of a stream, and call the user's function.
 
     Args:
+        worker_id: Its number in the loader.
         then: The user's function.
         turn: The number of the first worker: that whose batch is next.
         asked: A shared tensor that records whether anything reads which worker it is in.
+        fetch: The fetch in progress, which a started worker may not inherit.
     """
-
-    def __init__(
-        self, then: Callable[[int], object] | None, turn: int = 0, asked: Tensor | None = None
-    ) -> None:
-        self.then, self.turn, self.asked = then, turn, asked
-        self.fetch = current_fetch()  # a started worker may not inherit it
-
-    def __call__(self, worker_id: int) -> None:
-        """Run at the start of a worker."""
-        info: Any = get_worker_info()
-        number = (worker_id + self.turn) % info.num_workers
-        if isinstance(info.dataset, TrackedStream):
-            info.dataset.worker, info.dataset.workers = number, info.num_workers
-            object.__setattr__(info, "dataset", info.dataset.dataset)  # a WorkerInfo is frozen
-        object.__setattr__(info, "id", number)
-        if self.fetch is not None:
-            enter_epoch(self.fetch.epoch)
-        if self.asked is not None:
-            _record_reads(info, self.asked)
-        if self.then is not None:
-            self.then(number)
+    info: Any = get_worker_info()
+    number = (worker_id + turn) % info.num_workers
+    if isinstance(info.dataset, TrackedStream):
+        info.dataset.worker, info.dataset.workers = number, info.num_workers
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # a WorkerInfo is frozen
+    object.__setattr__(info, "id", number)
+    if fetch is not None:
+        enter_epoch(fetch.epoch)
+    if asked is not None:
+        _record_reads(info, asked)
+    if then is not None:
+        then(number)
 
 
 def _record_reads(info: Any, asked: Tensor) -> None:

@@ -6,7 +6,8 @@ they receive, and need NumPy.
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["ProcessError", "Processes"]
+__all__ = ["ProcessError", "Processes", "attempt", "raise_first"]
 
 
 class ProcessError(RuntimeError):
@@ -117,18 +118,9 @@ class Processes:
         Raises:
             ProcessError: It raised on rank 0, on the other ranks; rank 0 raises the error itself.
         """
-        failure, value = None, None
-        if self.is_main:
-            try:
-                value = function()
-            except Exception as error:
-                failure = error
-        message = None if failure is None else f"{type(failure).__name__}: {failure}"
-        value, message = self.broadcast([value, message])
-        if failure is not None:
-            raise failure
-        if message is not None:
-            raise ProcessError(f"rank 0 failed: {message}")
+        value, failure, fault = attempt(function) if self.is_main else (None, None, None)
+        value, *faults = self.broadcast([value, fault])
+        raise_first(failure, faults)
         return value
 
     def together(self, function: Callable[[], Any]) -> Any:
@@ -137,18 +129,8 @@ class Processes:
         Raises:
             ProcessError: It raised on another process; where it raised, the error itself.
         """
-        failure, value = None, None
-        try:
-            value = function()
-        except Exception as error:
-            failure = error
-        message = None if failure is None else f"{type(failure).__name__}: {failure}"
-        messages = self.gather(message)
-        if failure is not None:
-            raise failure
-        for rank, other in enumerate(messages):
-            if other is not None:
-                raise ProcessError(f"rank {rank} failed: {other}")
+        value, failure, fault = attempt(function)
+        raise_first(failure, self.gather(fault))
         return value
 
     def maximum(self, values: list[int]) -> list[int]:
@@ -170,6 +152,31 @@ class Processes:
         total = tensor.clone()
         dist.all_reduce(total)
         return total
+
+
+def attempt(
+    function: Callable[[], Any], errors: type[BaseException] = Exception
+) -> tuple[Any, BaseException | None, list[str] | None]:
+    """Call a function; return its value, its error, and the type and text of that, to be sent."""
+    try:
+        return function(), None, None
+    except errors as error:
+        return None, error, [type(error).__name__, str(error)]
+
+
+def raise_first(
+    failure: BaseException | None,
+    sent: Iterable[list[str] | None],
+    known: Mapping[str, type[Exception]] = MappingProxyType({}),
+) -> None:
+    """Raise the error of this process, or else the first that was sent, as of a `known` type."""
+    if failure is not None:
+        raise failure
+    for rank, error in enumerate(sent):
+        if error is not None:
+            kind, message = error
+            text = message if kind in known else f"{kind}: {message}"
+            raise known.get(kind, ProcessError)(f"rank {rank} failed: {text}")
 
 
 def _to_bytes(value: Any) -> Tensor:

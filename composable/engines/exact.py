@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from composable.core.state import State
-from composable.distributed.reduction import TreeSum, all_reduce_exactly
+from composable.distributed.shards import TreeSum, all_reduce_exactly
 from composable.engines.engine import Sums
 from composable.engines.modules import trained_parameters
 from composable.engines.parallel import Parallel

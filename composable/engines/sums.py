@@ -8,7 +8,7 @@ from torch import Tensor
 from composable.core.state import State
 from composable.data.grouping import ShardedBatch, batches_of
 from composable.distributed.processes import Processes
-from composable.distributed.reduction import TreeSum
+from composable.distributed.shards import TreeSum
 from composable.engines.announcement import PACKED
 from composable.engines.engine import Engine, Sums
 from composable.engines.modules import buffers_of, trained_parameters

@@ -12,7 +12,7 @@ from composable.checkpoint.tree import pack, unpack
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.time import Timestamp
-from composable.resume.formats import split_averages
+from composable.resume.parts import split_averages
 
 _SAVED: dict[str, type] = {
     "timestamp": Timestamp,

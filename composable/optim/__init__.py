@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from composable.optim.muon import Muon as Muon
     from composable.optim.muon_groups import muon_groups as muon_groups
     from composable.optim.one_cycle import one_cycle as one_cycle
-    from composable.optim.per_group import per_group as per_group
-    from composable.optim.per_option import per_option as per_option
+    from composable.optim.per_name import per_group as per_group
+    from composable.optim.per_name import per_option as per_option
     from composable.optim.periodic import cosine_restarts as cosine_restarts
     from composable.optim.periodic import exponential as exponential
     from composable.optim.periodic import multi_step as multi_step

@@ -9,7 +9,6 @@ from torch.optim import LBFGS, Optimizer
 from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.optim.decay import WEIGHTS, decay_groups
-from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.multi import base_optimizers
 from composable.optim.muon import Muon
 from composable.optim.muon_groups import ADAMW, MUON
@@ -19,6 +18,8 @@ from composable.optim.roles import (
     NORMS_AND_BIASES,
     OTHERS,
     TABLES,
+    ModelGroups,
+    ModelParameters,
     Role,
     roles_of,
 )

@@ -8,13 +8,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from composable._support.warn import warn_user
-from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.multi import MultiOptimizer
 from composable.optim.roles import (
     EMBEDDINGS,
     HEAD,
     NORMS_AND_BIASES,
     ROLES,
+    ModelGroups,
+    ModelParameters,
     role_groups,
     roles_of,
 )

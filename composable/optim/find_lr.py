@@ -6,7 +6,6 @@ https://arxiv.org/abs/1506.01186
 
 import math
 from collections.abc import Iterable
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from composable._support.checks import as_path, check_count, check_order, check_
 from composable._support.extras import needs
 from composable._support.paths import write_atomically
 from composable.optim.learning_rates import write_option
-from composable.plan.plotting import save_figure
+from composable.plan.plotting import render_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,9 +81,7 @@ class RangeTest:
             axes.axvline(self.suggestion, color="#d55e00", linestyle="--", label="suggestion")
         axes.legend()
         if target is not None:
-            content = BytesIO()
-            save_figure(figure, content, target.suffix[1:])
-            write_atomically(target, content.getvalue())
+            write_atomically(target, render_figure(figure, target.suffix))
         return figure
 
 

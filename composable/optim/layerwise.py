@@ -5,7 +5,7 @@ https://arxiv.org/abs/1801.06146 (discriminative fine-tuning); Bao et al., "BEiT
 https://arxiv.org/abs/2106.08254 (layer-wise decay)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any
 
@@ -77,9 +77,9 @@ def _found(model: nn.Module, named: dict[str, nn.Parameter]) -> list[list[str]]:
     """Return the names of the parameters of each layer, by the rule."""
     layers: list[list[str]] = []
     early: list[str] = []  # of no layer yet
-    for names in _walk(model, ""):
+    for is_layer, names in _walk(model, ""):
         own = [name for name in names if name in named]
-        if names.is_layer and any(named[name].ndim > 1 for name in own):
+        if is_layer and any(named[name].ndim > 1 for name in own):
             layers.append([*early, *own])
             early = []
         elif layers:
@@ -89,24 +89,17 @@ def _found(model: nn.Module, named: dict[str, nn.Parameter]) -> list[list[str]]:
     return layers if not early else [early]
 
 
-class _Names(list[str]):
-    """The names of the parameters of a module, which is a layer or only holds layers."""
+def _walk(module: nn.Module, path: str) -> Iterator[tuple[bool, list[str]]]:
+    """Yield the names of the parameters of layers, and of what is registered between them.
 
-    is_layer = True
-
-
-def _walk(module: nn.Module, path: str) -> list[_Names]:
-    """List the names of the parameters of all layers, and of what is registered between them."""
-    own = _Names(_join(path, name) for name, _ in module.named_parameters(recurse=False))
-    own.is_layer = False
-    result = [own]
+    Whether it is a layer is said before the names.
+    """
+    yield False, [_join(path, name) for name, _ in module.named_parameters(recurse=False)]
     for name, child in module.named_children():
         if isinstance(child, _LISTS) or (not isinstance(module, _LISTS) and _has_list(child)):
-            result.extend(_walk(child, _join(path, name)))
+            yield from _walk(child, _join(path, name))
         else:
-            inside = (_join(path, f"{name}.{one}") for one, _ in child.named_parameters())
-            result.append(_Names(inside))
-    return result
+            yield True, [_join(path, f"{name}.{one}") for one, _ in child.named_parameters()]
 
 
 def _join(path: str, name: str) -> str:

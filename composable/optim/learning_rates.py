@@ -19,10 +19,9 @@ from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.core.stateful import Number
 from composable.core.time import HasTime, TimeUnit, progress
-from composable.optim.per_group import PerGroup
-from composable.optim.per_option import PerOption, check_options
+from composable.optim.per_name import PerGroup, PerOption, check_options
 from composable.optim.schedule import Schedule
-from composable.resume.values import check_alike, check_as_many
+from composable.resume.changes import check_alike, check_as_many
 
 __all__ = ["LearningRates", "write_option"]
 

@@ -92,7 +92,7 @@ def _broadcast(
     own = [one for _, found in _alone(values, owners[rank], compute) for one in found]
     for owner, theirs in enumerate(owners):
         shapes = [values[i].shape for i in _indices(theirs)]
-        flat = torch.empty(sum(map(_count, shapes)), dtype=dtype, device=values[0].device)
+        flat = torch.empty(sum(map(torch.Size.numel, shapes)), dtype=dtype, device=values[0].device)
         if owner == rank:
             _fill(flat, own)
         if len(flat):
@@ -196,17 +196,13 @@ def _all_to_all(
 ) -> list[list[Tensor]]:
     """Send tensors to each process, and return those of each, of known shapes: one message."""
     lengths = [sum(one.numel() for one in row) for row in sent]
-    counts = [sum(map(_count, row)) for row in shapes]
+    counts = [sum(map(torch.Size.numel, row)) for row in shapes]
     flat = torch.empty(sum(lengths), dtype=dtype, device=device)
     _fill(flat, [one for row in sent for one in row])
     received = torch.empty(sum(counts), dtype=dtype, device=device)
     dist.all_to_all_single(received, flat, counts, lengths, group=group)
     pairs = zip(torch.split(received, counts), shapes, strict=True)
     return [_split(one, row) for one, row in pairs]
-
-
-def _count(shape: torch.Size) -> int:
-    return shape.numel()
 
 
 def _split(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from composable.optim.schedule_free import ScheduleFree
-from composable.optim.wrapping import restore_dtypes
+from composable.optim.wrapping import loss_of, restore_dtypes
 
 __all__ = ["MultiOptimizer", "base_optimizers", "schedule_free_parts"]
 
@@ -123,10 +123,7 @@ class MultiOptimizer(Optimizer):
             closure: A function that computes the loss and the gradients again, and returns the
                 loss; it is called once.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for one in self.optimizers:
             one.step()
         return loss

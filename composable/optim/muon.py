@@ -8,7 +8,7 @@ https://github.com/KellerJordan/modded-nanogpt/pull/340
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,12 +27,18 @@ from composable.functional.orthogonalize import (
     iterate,
 )
 from composable.optim.matrix_owners import Batch, compute_by_owners
-from composable.optim.model_parameters import ModelGroups, ModelParameters
 from composable.optim.muon_groups import ADAMW, MUON, muon_groups
 from composable.optim.neurons import as_neurons, scaled_neurons
-from composable.optim.roles import MATRICES, TABLES, check_matrix, roles_of
+from composable.optim.roles import (
+    MATRICES,
+    TABLES,
+    ModelGroups,
+    ModelParameters,
+    check_matrix,
+    roles_of,
+)
 from composable.optim.soap_momentum import SQUARES, STATES, preconditioned
-from composable.optim.wrapping import OwnDtypes
+from composable.optim.wrapping import BaseOptimizer, check_betas, check_lr
 
 __all__ = ["DEFAULT", "Muon"]
 
@@ -44,7 +50,7 @@ _ELEMENTS, _ELEMENTS_ON_CPU = 2**24, 2**18
 """The largest batch: larger ones save no time, and take memory."""
 
 
-class Muon(OwnDtypes):
+class Muon(BaseOptimizer):
     r"""Muon for the hidden matrices, and AdamW for all other parameters.
 
     A hidden matrix $\theta$ with gradient $g$ is updated by
@@ -187,46 +193,23 @@ class Muon(OwnDtypes):
             for name, value in self._halves[group["half"]].items():
                 group.setdefault(name, value)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, of matrices unless its key "half" is "adamw".
-
-        Raises:
-            ValueError: A matrix has fewer than two dimensions, or an option is out of range.
-        """
-        if not isinstance(param_group, dict):
-            raise TypeError(f"param_group={param_group!r} must be a dictionary with 'params'.")
-        half = param_group.get("half", MUON)
+    def complete(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Return a new group, of matrices unless its key "half" is "adamw", and check it."""
+        half = group.get("half", MUON)
         if half not in self._halves:
             raise ValueError(f"half={half!r} must be 'muon' or 'adamw'.")
-        group = {"half": half, **self._halves[half], **param_group}
+        group = {"half": half, **self._halves[half], **group}
         (_check_muon if half == MUON else _check_adamw)(group)
         params = group["params"]
         group["params"] = [params] if isinstance(params, Tensor) else list(params)
         if half == MUON:
             _check_matrices(group)
-        super().add_param_group(group)
+        return group
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters.
-
-        Args:
-            closure: A function that computes the loss and the gradients again, and returns the
-                loss.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p.grad is not None]
-            if any(p.grad.is_sparse for p in params):
-                raise RuntimeError(
-                    "Muon does not support sparse gradients: use Embedding(sparse=False)."
-                )
-            if params:
-                (self._step_matrices if group["half"] == MUON else self._step_others)(params, group)
-        return loss
+    def step_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """Update the parameters of a group, of either half."""
+        if params:
+            (self._step_matrices if group["half"] == MUON else self._step_others)(params, group)
 
     def _step_matrices(self, params: list[Tensor], group: dict[str, Any]) -> None:
         grads, lr = _gradients(params), float(group["lr"])
@@ -467,14 +450,8 @@ def _scale(parameter: Tensor, group: Mapping[str, Any]) -> float:
 # --- checks ---
 
 
-def _check_lr(name: str, value: Any) -> None:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    check_range(name, value, 0, math.inf, ends="[)")
-
-
 def _check_muon(options: dict[str, Any]) -> None:
-    _check_lr("lr", options["lr"])
+    check_lr("lr", options["lr"])
     check_range("weight_decay", options["weight_decay"], 0, math.inf, ends="[)")
     check_range("momentum", options["momentum"], 0, 1, ends="[)")
     check_flag("nesterov", options["nesterov"])
@@ -498,14 +475,10 @@ def _check_muon(options: dict[str, Any]) -> None:
 
 
 def _check_adamw(options: dict[str, Any], prefix: str = "") -> None:
-    _check_lr(f"{prefix}lr", options["lr"])
+    check_lr(f"{prefix}lr", options["lr"])
     check_range(f"{prefix}weight_decay", options["weight_decay"], 0, math.inf, ends="[)")
     check_range(f"{prefix}eps", options["eps"], 0, math.inf, ends="[)")
-    betas = options["betas"]
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise TypeError(f"{prefix}betas={betas!r} must be two numbers, such as (0.9, 0.999).")
-    for i, beta in enumerate(betas):
-        check_range(f"{prefix}betas[{i}]", beta, 0, 1, ends="[)")
+    check_betas(f"{prefix}betas", options["betas"])
 
 
 def _check_matrices(group: dict[str, Any]) -> None:

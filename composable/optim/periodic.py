@@ -71,10 +71,6 @@ class Exponential(Schedule):
     gamma: float = attrs.field(validator=at_least(0))
     period: Time = attrs.field(default=_EPOCH, converter=_period, validator=positive_time)
 
-    def check_warmup(self, clock: HasTime) -> None:
-        """Raise a ValueError if the units of the warm-up and the period cannot be related."""
-        self.since_warmup(clock, self.period)
-
     def after_warmup(self, clock: HasTime) -> float:
         """Return `gamma` to the power of the number of periods since the warm-up."""
         done, size = self.since_warmup(clock, self.period)
@@ -88,10 +84,6 @@ class CosineRestarts(Schedule):
     period: Time = attrs.field(converter=_period, validator=positive_time)
     factor: float = attrs.field(default=1.0, validator=at_least(1))
     alpha_f: float = attrs.field(default=0.0, validator=finite)
-
-    def check_warmup(self, clock: HasTime) -> None:
-        """Raise a ValueError if the units of the warm-up and the period cannot be related."""
-        self.since_warmup(clock, self.period)
 
     def after_warmup(self, clock: HasTime) -> float:
         """Decay from 1 to `alpha_f` along half a cosine in each cycle."""

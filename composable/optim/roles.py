@@ -5,7 +5,7 @@ and `by_role` name or merge roles.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,7 +16,16 @@ from composable._support.checks import check_count, check_module
 from composable._support.embeddings import output_embeddings
 from composable.functional import NGramEmbedding
 
-__all__ = ["ROLES", "Role", "collect", "matches_pattern", "role_groups", "roles_of"]
+__all__ = [
+    "ROLES",
+    "ModelGroups",
+    "ModelParameters",
+    "Role",
+    "collect",
+    "matches_pattern",
+    "role_groups",
+    "roles_of",
+]
 
 MATRICES, EMBEDDINGS, HEAD = "matrices", "embeddings", "head"
 NORMS_AND_BIASES, TABLES, OTHERS = "norms_and_biases", "tables", "others"
@@ -342,3 +351,42 @@ def _counts(value: Any) -> dict[str, int]:
     for pattern, count in value.items():
         check_count(f"stacked[{pattern!r}]", count, 1)
     return dict(value)
+
+
+# --- parameters and groups that know their modules ---
+
+
+class ModelParameters(Iterator[nn.Parameter]):
+    """An iterator over parameters, like `model.parameters()`, with the modules that they are of.
+
+    Args:
+        parameters: The parameters.
+        modules: The model, and then the loss, if it has parameters.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], modules: Iterable[nn.Module]) -> None:
+        self._parameters = iter(parameters)
+        self.modules = tuple(modules)
+
+    def __next__(self) -> nn.Parameter:
+        return next(self._parameters)
+
+
+class ModelGroups(list[dict[str, Any]]):
+    """A list of parameter groups, with the modules that they are of.
+
+    Args:
+        groups: The groups.
+        modules: The model, and then the loss, if it has parameters.
+        by_role: Whether they are those of `role_groups`; otherwise those of `decay_groups`.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        modules: Iterable[nn.Module],
+        *,
+        by_role: bool = False,
+    ) -> None:
+        super().__init__(groups)
+        self.modules, self.by_role = tuple(modules), by_role

@@ -5,19 +5,18 @@ Mudigere et al., "Software-Hardware Co-design for Fast and Scalable Training of 
 Recommendation Models", ISCA 2022, https://arxiv.org/abs/2104.05158
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from composable._support.checks import check_range, parameters_of
-from composable.optim.wrapping import OwnDtypes
+from composable.optim.wrapping import BaseOptimizer
 
 __all__ = ["RowAdagrad"]
 
 
-class RowAdagrad(OwnDtypes):
+class RowAdagrad(BaseOptimizer):
     r"""Adagrad with one accumulator for each row, for tables of embeddings.
 
     With the gradient $g_i$ of row $w_i$, which has $d$ elements, learning rate $\eta$ and weight
@@ -49,6 +48,7 @@ class RowAdagrad(OwnDtypes):
     """
 
     own_dtypes = ("sum",)
+    takes_sparse = True
 
     def __init__(
         self, params: Any, lr: float = 0.1, *, eps: float = 1e-10, weight_decay: float = 0.0
@@ -59,30 +59,16 @@ class RowAdagrad(OwnDtypes):
         check_range("weight_decay", weight_decay, 0)
         super().__init__(params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Update the rows that have a gradient.
-
-        Args:
-            closure: Computes the loss and its gradients again, as in `torch.optim`.
-
-        Returns:
-            The value of `closure`, or None.
 
         Raises:
             RuntimeError: An entry of a sparse gradient is not a row, or a parameter is complex.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
+        for parameter in params:
+            self._update(parameter, group)
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update(self, parameter: Any, group: dict[str, Any]) -> None:
         if parameter.is_complex():
             raise RuntimeError(
                 "RowAdagrad does not support complex parameters: pass torch.view_as_real of them."
@@ -92,6 +78,7 @@ class RowAdagrad(OwnDtypes):
         if not state:
             dtype = torch.promote_types(parameter.dtype, torch.float32)
             state["sum"] = torch.zeros(len(table), dtype=dtype, device=parameter.device)
+        gradient: Tensor = parameter.grad
         if gradient.is_sparse:
             rows, gradients = _rows(gradient)
             sums, table[rows] = _changed(table[rows], state["sum"][rows], gradients, group)

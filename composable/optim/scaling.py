@@ -8,8 +8,7 @@ import attrs
 
 from composable._support.checks import check_flag, check_range
 from composable.core.time import HasTime, Time, Timestamp, TimeUnit
-from composable.optim.per_group import PerGroup
-from composable.optim.per_option import PerOption
+from composable.optim.per_name import PerGroup, PerOption
 from composable.optim.schedule import Schedule
 
 __all__ = ["ScaledSchedule", "scale_schedule"]

@@ -104,7 +104,19 @@ class Schedule:
         return 1.0
 
     def check_warmup(self, clock: HasTime) -> None:
-        """Raise a ValueError if the warm-up is too long, or of another unit than the schedule."""
+        """Raise a ValueError if it is longer than `duration`, or not comparable to `period`."""
+        duration, period = (getattr(self, name, None) for name in ("duration", "period"))
+        if period is not None:
+            self.since_warmup(clock, period)
+        if duration is None:
+            return
+        length = in_unit_of(clock, self.warmup, duration)
+        of_run = duration == WHOLE_RUN and duration.unit is WHOLE_RUN.unit  # it may be extended
+        if not of_run and length > progress(clock, duration)[1]:
+            raise ValueError(
+                f"warmup={str(self.warmup)!r} is longer than duration={str(duration)!r}, which "
+                "includes it; pass a shorter warmup or a longer duration."
+            )
 
     def after_warmup(self, clock: HasTime) -> float:
         """Return the multiplier after the warm-up."""
@@ -138,18 +150,6 @@ def in_unit_of(
         f"{name}={str(part)!r} and {whole}={str(duration)!r} cannot be related in this run: "
         "use the same unit, or epochs and batches with a loader that has a length."
     )
-
-
-def check_within(clock: HasTime, part: Time, duration: Time, *, name: str = "warmup") -> None:
-    """Reject a part that is longer than a part of the run; the run itself may be extended."""
-    length = in_unit_of(clock, part, duration, name=name)
-    if duration == WHOLE_RUN and duration.unit is WHOLE_RUN.unit:
-        return
-    if length > progress(clock, duration)[1]:
-        raise ValueError(
-            f"{name}={str(part)!r} is longer than duration={str(duration)!r}, which includes it; "
-            f"pass a shorter {name} or a longer duration."
-        )
 
 
 def _unit_of(clock: HasTime, time: Time) -> TimeUnit:

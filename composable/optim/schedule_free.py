@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from composable._support.checks import check_count, check_range, parameters_of
+from composable.optim.wrapping import BaseOptimizer, check_betas, check_lr
 
 __all__ = ["AdamWScheduleFree", "SGDScheduleFree", "ScheduleFree"]
 
 
-class ScheduleFree(Optimizer):
+class ScheduleFree(BaseOptimizer):
     """What both schedule-free optimizers share.
 
     A parameter holds the training weights $y$, and `state[parameter]["z"]` the base weights $z$.
@@ -33,16 +33,10 @@ class ScheduleFree(Optimizer):
         counts = {"k": 0, "weight_sum": 0.0, "lr_max": -1.0, "scheduled_lr": 0.0}
         super().__init__(params, {**defaults, **counts, "train_mode": True})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters.
-
-        Raises:
-            ValueError: An option is out of range.
-        """
-        if not isinstance(param_group, dict):
-            raise TypeError(f"param_group={param_group!r} must be a dictionary with 'params'.")
-        self._check({**self.defaults, **param_group})
-        super().add_param_group(param_group)
+    def complete(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Return a new group, and check its options."""
+        self._check({**self.defaults, **group})
+        return group
 
     @torch.no_grad()
     def eval(self) -> None:
@@ -114,22 +108,11 @@ class ScheduleFree(Optimizer):
                 f"{type(self).__name__} is in evaluation mode: call optimizer.train() before "
                 "training continues."
             )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            self._step(group)
-        return loss
+        return super().step(closure)
 
-    def _step(self, group: dict[str, Any]) -> None:
+    def step_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """Update the parameters of a group; without one that has a gradient, count the step."""
         lr, weight = _advance(group)
-        params = [p for p in group["params"] if p.grad is not None]
-        if any(p.grad.is_sparse for p in params):
-            raise RuntimeError(
-                f"{type(self).__name__} does not support sparse gradients: use "
-                "Embedding(sparse=False)."
-            )
         if not params:
             return
         for p in params:
@@ -161,7 +144,7 @@ class ScheduleFree(Optimizer):
         raise NotImplementedError
 
     def _check(self, options: dict[str, Any]) -> None:
-        _check_lr(options["lr"])
+        check_lr("lr", options["lr"])
         check_count("warmup_steps", options["warmup_steps"])
         for name in ("weight_decay", "r", "weight_lr_power"):
             check_range(name, options[name], 0, math.inf, ends="[)")
@@ -312,11 +295,7 @@ class AdamWScheduleFree(ScheduleFree):
     def _check(self, options: dict[str, Any]) -> None:
         super()._check(options)
         check_range("eps", options["eps"], 0, math.inf, ends="[)")
-        betas = options["betas"]
-        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-            raise TypeError(f"betas={betas!r} must be two numbers, such as (0.9, 0.999).")
-        check_range("betas[0]", betas[0], 0, 1, ends="(]")
-        check_range("betas[1]", betas[1], 0, 1, ends="[)")
+        check_betas("betas", options["betas"], first="(]")
 
 
 def _advance(group: dict[str, Any]) -> tuple[float, float]:
@@ -337,9 +316,3 @@ def _gradients(params: list[Tensor]) -> list[Tensor]:
 
 def _real(tensors: list[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(t) if t.is_complex() else t for t in tensors]
-
-
-def _check_lr(value: Any) -> None:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        value = value.item()
-    check_range("lr", value, 0, math.inf, ends="[)")

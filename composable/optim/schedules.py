@@ -26,7 +26,6 @@ from composable.optim.schedule import (
     Schedule,
     as_duration,
     at_least,
-    check_within,
     finite,
     in_unit_of,
 )
@@ -68,11 +67,6 @@ class Constant(Schedule):
         """The constant."""
         return self.alpha
 
-    def check_warmup(self, clock: HasTime) -> None:
-        """Raise a ValueError if the warm-up is longer than `duration`."""
-        if self.duration is not None:
-            check_within(clock, self.warmup, self.duration)
-
     def after_warmup(self, clock: HasTime) -> float:
         """Return the constant, or 1 after `duration`."""
         over = self.duration is not None and reached(clock, self.duration)
@@ -92,10 +86,6 @@ class Linear(Schedule):
         """The first value."""
         return self.alpha_i
 
-    def check_warmup(self, clock: HasTime) -> None:
-        """Raise a ValueError if the warm-up is longer than `duration`."""
-        check_within(clock, self.warmup, self.duration)
-
     def after_warmup(self, clock: HasTime) -> float:
         """Interpolate linearly from `alpha_i` to `alpha_f`."""
         done = self.fraction(clock, self.duration)
@@ -108,10 +98,6 @@ class Decay(Schedule):
 
     alpha_f: float = attrs.field(default=0.0, validator=finite)
     duration: Time = attrs.field(default=WHOLE_RUN, converter=as_duration)
-
-    def check_warmup(self, clock: HasTime) -> None:
-        """Raise a ValueError if the warm-up is longer than `duration`."""
-        check_within(clock, self.warmup, self.duration)
 
     def after_warmup(self, clock: HasTime) -> float:
         """Decay from 1 to `alpha_f`."""

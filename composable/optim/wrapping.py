@@ -1,10 +1,12 @@
-"""Wrappers of any optimizer: changes before and after each of its steps, by hooks of PyTorch.
+"""What the optimizers of this library share, and wrappers of any optimizer.
 
-The optimizer stays what it is, with its parameter groups, its state and its class. So schedules,
-checkpoints, engines and other libraries see the optimizer itself.
+A wrapper changes what precedes and follows each step, by hooks of PyTorch. The optimizer stays what
+it is, with its parameter groups, its state and its class. So schedules, checkpoints, engines and
+other libraries see the optimizer itself.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import attrs
@@ -12,13 +14,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from composable._support.checks import check_range
 from composable._support.dtensors import local_part
 
 __all__ = [
-    "OwnDtypes",
+    "BaseOptimizer",
     "StepWrapper",
+    "check_betas",
+    "check_lr",
     "check_wrappable",
     "local_values",
+    "loss_of",
     "restore_dtypes",
     "wrap",
 ]
@@ -103,14 +109,59 @@ class StepWrapper:
         return state
 
 
-class OwnDtypes(Optimizer):
-    """An optimizer some of whose states are not in the dtype of their parameters."""
+class BaseOptimizer(Optimizer):
+    """An optimizer of this library, which steps one group of parameters after another."""
 
     own_dtypes: ClassVar[tuple[str, ...]] = ()
-    """The names of these states."""
+    """The names of its states that are not in the dtype of their parameters."""
+    takes_sparse: ClassVar[bool] = False
+    """Whether gradients may be sparse."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters.
+
+        Raises:
+            ValueError: An option is out of range.
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(f"param_group={param_group!r} must be a dictionary with 'params'.")
+        super().add_param_group(self.complete(param_group))
+
+    def complete(self, group: Group) -> Group:
+        """Return a new group with options of its own, and check these."""
+        return group
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters that have a gradient.
+
+        Args:
+            closure: A function that computes the loss and the gradients again, and returns the
+                loss.
+
+        Returns:
+            The loss, or None.
+
+        Raises:
+            RuntimeError: The optimizer does not support a gradient.
+        """
+        loss = loss_of(closure)
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not self.takes_sparse and any(p.grad.is_sparse for p in params):
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support sparse gradients: use "
+                    "Embedding(sparse=False)."
+                )
+            self.step_group(params, group)
+        return loss
+
+    def step_group(self, params: Tensors, group: Group) -> None:
+        """Update the parameters of a group that have a gradient, possibly none."""
+        raise NotImplementedError
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict, as of any optimizer; those states keep their dtypes."""
+        """Load a state dict, as of any optimizer; the states of `own_dtypes` keep their dtypes."""
         super().load_state_dict(state_dict)
         restore_dtypes(self, state_dict)
 
@@ -118,10 +169,11 @@ class OwnDtypes(Optimizer):
 def restore_dtypes(optimizer: Optimizer, loaded: Mapping[str, Any]) -> None:
     """Restore the dtypes of states that PyTorch casts to those of the parameters.
 
-    They are those of `OwnDtypes`, and the buffers of wrappers. The states of other optimizers stay
-    as PyTorch loads them: a state in float32 may be for a model that is now in bfloat16.
+    They are the `own_dtypes` of a `BaseOptimizer`, and the buffers of wrappers. The states of other
+    optimizers stay as PyTorch loads them: a state in float32 may be for a model that is now in
+    bfloat16.
     """
-    names = set(optimizer.own_dtypes if isinstance(optimizer, OwnDtypes) else ())
+    names = set(optimizer.own_dtypes if isinstance(optimizer, BaseOptimizer) else ())
     for hook in optimizer._optimizer_step_pre_hooks.values():
         wrapper = getattr(hook, "__self__", None)
         names |= set(wrapper.buffers if isinstance(wrapper, StepWrapper) else ())
@@ -172,3 +224,35 @@ def local_values(tensor: Tensor) -> Tensor:
     """Return the values of a tensor that this process has, complex ones as pairs."""
     local = local_part(tensor.detach())
     return torch.view_as_real(local) if local.is_complex() else local
+
+
+# --- steps and options ---
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """Call the closure of a step, which computes the loss and the gradients, if there is one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def check_lr(name: str, value: Any) -> None:
+    """Raise an error unless a value is a learning rate: a number, or a tensor of one."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    check_range(name, value, 0, math.inf, ends="[)")
+
+
+def check_betas(name: str, value: Any, first: str = "[)") -> None:
+    """Raise an error unless a value is two numbers in [0, 1).
+
+    Args:
+        name: The option.
+        value: Its value.
+        first: The brackets of the interval of the first.
+    """
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise TypeError(f"{name}={value!r} must be two numbers, such as (0.9, 0.999).")
+    for i, ends in enumerate((first, "[)")):
+        check_range(f"{name}[{i}]", value[i], 0, 1, ends=ends)

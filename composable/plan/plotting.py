@@ -1,7 +1,8 @@
 """The picture of a timeline, drawn with matplotlib: the only module that may import it."""
 
 from collections.abc import Callable, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 from composable._support.extras import needs
 from composable.core.algorithm import Stage
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "new_axes", "new_figure", "save_figure"]
+__all__ = ["draw", "new_axes", "new_figure", "render_figure"]
 
 _WIDTH, _ROW_HEIGHT, _BOTTOM, _TOP = 9.5, 0.46, 0.66, 0.4  # inches
 _BAR = 0.58  # of the height of a row
@@ -64,13 +65,18 @@ def new_figure(rows: int) -> "Figure":
     return figure
 
 
-def save_figure(figure: "Figure", file: "IO[str] | IO[bytes]", suffix: str) -> None:
-    """Save a figure reproducibly: SVG files have no date and no random identifiers."""
+def render_figure(figure: "Figure", suffix: str) -> bytes:
+    """Return a figure as the content of a file with a suffix, such as ".svg".
+
+    It is reproducible: an SVG file has no date and no random identifiers.
+    """
     import matplotlib
 
+    content, suffix = BytesIO(), suffix.removeprefix(".").lower()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "composable"}):
         metadata = {"Date": None} if suffix == "svg" else None
-        figure.savefig(file, format=suffix or None, metadata=metadata, dpi=150)
+        figure.savefig(content, format=suffix or None, metadata=metadata, dpi=150)
+    return content.getvalue()
 
 
 def _check_installed() -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from fractions import Fraction
 from importlib.util import find_spec
-from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from composable._support.paths import write_atomically
 from composable._support.table import format_table
 from composable.core.algorithm import Algorithm
 from composable.core.time import Clock, Time, TimeLike, Timestamp, TimeUnit, check_time
-from composable.plan.plotting import draw, new_axes, new_figure, save_figure
+from composable.plan.plotting import draw, new_axes, new_figure, render_figure
 from composable.plan.spans import Row, Span, find_rows
 
 __all__ = ["Row", "Span", "Timeline"]
@@ -129,17 +128,14 @@ class Timeline:
         target = as_path("path", path)
         figure = new_figure(len(self.rows))
         self.plot(figure.axes[0])
-        content = BytesIO()
-        save_figure(figure, content, target.suffix.removeprefix("."))
-        write_atomically(target, content.getvalue())
+        write_atomically(target, render_figure(figure, target.suffix))
 
     def _repr_svg_(self) -> str | None:
         if find_spec("matplotlib") is None:  # notebooks then show the words
             return None
-        figure, text = new_figure(len(self.rows)), StringIO()
+        figure = new_figure(len(self.rows))
         self.plot(figure.axes[0])
-        save_figure(figure, text, "svg")
-        return text.getvalue()
+        return render_figure(figure, ".svg").decode()
 
     def _title(self) -> str:
         whole, batches = self.max_duration, self.epoch_length

@@ -1,16 +1,24 @@
-"""Compare descriptions of runs: with that of the saved run, or of another process."""
+"""Compare values and descriptions of a run: with those that were saved, or of another process."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from composable._support.printable import printable, shorten
 from composable._support.warn import warn_user
+from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.filters import covers
+from composable.core.stateful import short
 
 __all__ = [
     "ChangedRunWarning",
+    "alike",
+    "check_alike",
+    "check_as_many",
     "differing_entries",
+    "expect",
     "saved_hyperparameters",
     "warn_of_changes",
 ]
@@ -97,3 +105,71 @@ def _lines(texts: Sequence[str]) -> str:
 
 def _text(value: Any) -> str:
     return shorten(value, 200) if isinstance(value, int) else str(value)[:200]
+
+
+# --- values ---
+
+
+def expect(fits: bool, where: str, value: Any, kind: str) -> None:
+    """Raise a `MismatchError` unless a value at a path fits."""
+    if not fits:
+        raise MismatchError(f"{where} is {_in_words(value)}, and must be {kind}.")
+
+
+def _in_words(value: Any) -> str:
+    return repr(value)[:80] if isinstance(value, (list, tuple)) else short(value)
+
+
+def check_as_many(what: str, own: Sequence[Any], saved: Sequence[Any], where: str) -> None:
+    """Check that there are as many as were saved.
+
+    Raises:
+        MismatchError: There are not.
+    """
+    if len(own) != len(saved):
+        raise MismatchError(
+            f"{where} was saved from another run: it has {len(saved)} {what}, and this run has "
+            f"{len(own)}. Build the Trainer as in the saved run."
+        )
+
+
+def check_alike(what: str, own: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
+    """Check that the entries of a state are those of this run, with the same types.
+
+    Raises:
+        MismatchError: They are not.
+    """
+    if differing := sorted(map(str, own.keys() ^ saved.keys())):
+        raise MismatchError(
+            f"{where} and this run's {what} differ in the entries {differing[:5]}. Build the "
+            "Trainer as in the saved run."
+        )
+    for name, value in own.items():
+        expect(
+            alike(value, saved[name]), f"{where}/{name}", saved[name], f"like {_in_words(value)}"
+        )
+
+
+def alike(own: Any, saved: Any) -> bool:
+    """Return whether a saved value has the type of one's own, inside of containers too."""
+    if own is None or saved is None:
+        other = saved if own is None else own
+        return other is None or _is_number(other) or isinstance(other, (bool, str))
+    if isinstance(own, Mapping):
+        return isinstance(saved, Mapping) and all(
+            alike(own[key], saved[key]) for key in own.keys() & saved.keys()
+        )
+    if isinstance(own, (list, tuple)):
+        fits = type(own) is type(saved) and len(own) in (0, len(saved))
+        return fits and all(map(alike, own, saved))
+    if isinstance(own, bool) or isinstance(saved, bool):
+        return type(own) is type(saved)
+    if isinstance(own, Tensor) and own.ndim:
+        return isinstance(saved, Tensor) and own.shape == saved.shape
+    return (_is_number(own) and _is_number(saved)) or type(own) is type(saved)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.ndim == 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value

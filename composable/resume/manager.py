@@ -18,8 +18,7 @@ from composable.checkpoint.filters import expanded, replaced
 from composable.checkpoint.manifest import is_plain_name
 from composable.core.results import is_better
 from composable.core.state import State
-from composable.core.stateful import Kind
-from composable.core.structure import check_type
+from composable.core.stateful import Kind, check_type
 from composable.distributed.processes import Processes
 from composable.resume.parts import Saved
 

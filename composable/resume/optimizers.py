@@ -14,9 +14,8 @@ from typing_extensions import TypedDict
 from composable._support.dtensors import whole_like
 from composable._support.printable import shorten
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
-from composable.core.stateful import Kind, is_count
-from composable.core.structure import short
-from composable.resume.values import alike, expect
+from composable.core.stateful import Kind, is_count, short
+from composable.resume.changes import alike, expect
 
 __all__ = [
     "OptimizerState",

@@ -14,9 +14,9 @@ from composable._support.tree import map_tensors
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
-from composable.core.structure import short
+from composable.core.stateful import short
 from composable.core.time import Timestamp
-from composable.distributed.processes import ProcessError, Processes
+from composable.distributed.processes import ProcessError, Processes, attempt
 
 if TYPE_CHECKING:
     from composable.checkpoint.files import Contents
@@ -184,16 +184,12 @@ class Reader:
         """
         if not self.processes.several:
             return function()
-        failure, values = None, []
-        try:
-            values.append(function())
-        except Exception as error:
-            failure = error
-        own = None if failure is None else [type(failure).__name__, str(failure)]
+        value: Any
+        value, failure, own = attempt(function)
         faults = self.processes.gather(own)
         rank = next((rank for rank, fault in enumerate(faults) if fault is not None), None)
         if rank is None:
-            return values[0]
+            return value  # type: ignore[no-any-return]
         kind, message = faults[rank]
         known = {one.__name__: one for one in CheckpointError.__subclasses__()}
         # Where only rank 0 sees a checkpoint, an older one must not be used in its place.

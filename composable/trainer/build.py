@@ -9,7 +9,7 @@ from torch import nn
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.state import State
-from composable.data.prefetch import Copies, CopyStream, OnHost
+from composable.data.prefetch import Copies, CopyStream
 from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.engines.build import engine_type
@@ -104,7 +104,7 @@ def _copies(engine: Engine, device: torch.device) -> Copies | None:
     """Return how batches are copied ahead of their steps; None if none is fetched ahead."""
     if device.type == "cuda":
         return CopyStream(device)
-    return OnHost() if engine.carries else None
+    return Copies() if engine.carries else None
 
 
 def after_load(dispatcher: Dispatcher, state: State) -> State:

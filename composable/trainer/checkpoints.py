@@ -209,7 +209,7 @@ class Checkpoints:
 
     def values(self, point: "ResumePoint") -> dict[str, Any]:
         """Return the state of a checkpoint with its values, in the current format."""
-        from composable.resume.formats import upgraded  # on use
+        from composable.resume.parts import upgraded  # on use
 
         names = averaging_names(self.run.dispatcher.plan)
         return upgraded(point.load(self.run.state).tree, names)
@@ -301,7 +301,7 @@ def _best_weights(
 
     The averages and the memory of the named algorithms belong to them.
     """
-    from composable.resume.formats import is_old, upgraded  # on use
+    from composable.resume.parts import is_old, upgraded  # on use
 
     modules = state.modules
     old, saved = is_old(saved), upgraded(saved, names)

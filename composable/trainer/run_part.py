@@ -18,6 +18,7 @@ from composable.core.state import State
 from composable.core.stateful import Kind, is_number
 from composable.core.time import Time, Timestamp
 from composable.plan.compatibility import occurrences
+from composable.resume.changes import check_as_many
 from composable.resume.modules import (
     ModuleState,
     capture_module,
@@ -33,7 +34,6 @@ from composable.resume.optimizers import (
     parameter_names,
     restore_optimizer,
 )
-from composable.resume.values import check_as_many
 from composable.trainer.arguments import check_countable, check_duration, check_iterations
 from composable.trainer.evaluated_weights import Weights, equal_bits, loss_module_of
 from composable.trainer.run import Run

@@ -30,8 +30,7 @@ from composable.data.order import (
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
 from composable.engines.engine import Engine
-from composable.resume.changes import ChangedRunWarning
-from composable.resume.values import check_as_many
+from composable.resume.changes import ChangedRunWarning, check_as_many
 
 __all__ = ["Loaded", "TrainingData"]
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from composable._support.checks import check_count
-from composable.core.key import Key, fold_in
+from composable.core.key import Key, as_key, fold_in
 
 __all__ = [
     "accelerator",
@@ -154,7 +154,7 @@ def _integer(name: str, value: int) -> int:
 
 
 def _number(seed: int | Key) -> int:
-    return seed.seed if isinstance(seed, Key) else Key(seed).seed
+    return as_key(seed).seed
 
 
 class SeedStream:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from composable import Key
 from composable.data import seeded_batches
-from composable.data.fetching import SeededIndex, fetch_in_process, with_seeded_fetch
+from composable.data.fetching import Epoch, fetch_in_process, with_seeded_fetch
 from composable.utils.reproducibility import preserve_rng, seed_context, seed_fetch
 from tests.data.loaders import DRAWS, Noisy
 
@@ -21,7 +22,7 @@ def test_fetching_in_process_matches_a_seeded_loader(draw, first, skip):
     def batches(fetch):
         data = Noisy(24, first=first, draw=draw)
         with preserve_rng():
-            made = list(fetch(DataLoader(data, batch_size=4), SeededIndex(SEED, 0, 10), skip))
+            made = list(fetch(DataLoader(data, batch_size=4), Epoch(Key(SEED), 0, 10, skip)))
         assert data.loaded == list(range(4 * skip, 24))  # each of them once
         return [part for batch in made for part in batch]
 

@@ -19,7 +19,7 @@ from composable.batches.spec import BatchSpec
 from composable.core.key import Key
 from composable.data.grouping import Examples, shards_of, split_into_shards
 from composable.distributed import DDP, Shards
-from composable.distributed.reduction import TreeSum, all_reduce_exactly
+from composable.distributed.shards import TreeSum, all_reduce_exactly
 from composable.distributed.starting import join_processes
 from composable.engines.ddp import Replicated
 from composable.engines.exact import Exact, kinds_of

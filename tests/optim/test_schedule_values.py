@@ -90,6 +90,9 @@ def test_values_are_those_of_composer(name):
     assert given == pytest.approx([formula(t) for t in range(STEPS + 1)], abs=1e-12)
 
 
+START = Clock.at(batch=1, max_duration="8ba")
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -114,6 +117,9 @@ def test_values_are_those_of_composer(name):
         (lambda: values(warmup_stable_decay("13ba", warmup="12ba")), "includes both; pass shorter"),
         (lambda: values(warmup_stable_decay("9ba", duration="8ba")), "includes both; pass shorter"),
         (lambda: values(polynomial(2, duration="4ba", warmup="5ba")), "'5ba' is longer than dura"),
+        # Already in the first batch of the warm-up.
+        (lambda: exponential(0.5, "2sp", warmup="4ba")(START), "warmup='4ba' and period='2sp' can"),
+        (lambda: cosine_restarts("2sp", warmup="4ba")(START), "warmup='4ba' and period='2sp' can"),
     ],
 )
 def test_invalid_schedules_are_rejected_by_name(call, message):

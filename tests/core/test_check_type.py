@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
-from composable.core.stateful import Count, Kind
-from composable.core.structure import StructureError, check_type
+from composable.core.stateful import Count, Kind, StructureError, check_type
 
 Name = Annotated[str, Kind("a name", lambda value: isinstance(value, str) and value.isalpha())]
 
