@@ -165,6 +165,8 @@ def _compile_afresh(request):
     """Let a test compile what it needs, however much of the same code others have compiled."""
     if request.node.get_closest_marker("compile"):
         torch.compiler.reset()
+        # It empties the caches of the processor to log how long guards take: 10 % of a compilation.
+        torch._dynamo.guards.profile_guard_manager = lambda *arguments: 0.0
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,13 @@ import pytest
 
 import composable
 from composable._support.extras import needs
-from tests.support.commands import run_python
+from tests.support.commands import run_python, run_script
 
 
-def run(*parts):
-    """Run a script in a new process, and return the JSON that it prints."""
-    output, _ = run_python("-c", "".join(map(textwrap.dedent, parts)))
+def run(*parts, fresh=False):
+    """Run a script in a process that has imported torch, or nothing; return the JSON it prints."""
+    script = "".join(map(textwrap.dedent, parts))
+    output, _ = run_python("-c", script) if fresh else run_script(script)
     return json.loads(output)
 
 
@@ -108,6 +109,7 @@ def test_numpy_is_not_required():
         seed_all(17)
         print(json.dumps(train()))
         """,
+        fresh=True,
     )
 
 
@@ -206,7 +208,8 @@ def test_importing_a_package_or_a_method_imports_no_other():
         from composable.algorithms import MixUp
         new = [name for name in sys.modules if name.startswith("composable.")]
         print(json.dumps([torch, new]))
-        """
+        """,
+        fresh=True,
     )
 
     assert torch == []
@@ -264,7 +267,8 @@ def test_threads_import_the_same_names_and_modules_do_not_hide_functions():
         from composable.functional import mixup
         values = [mixup, composable.functional.mixup, composable.replay]
         print(json.dumps([len(found), len(set(found)), *(type(v).__name__ for v in values)]))
-        """
+        """,
+        fresh=True,
     ) == [8, 1, *["function"] * 3]
 
 

@@ -34,7 +34,10 @@ def target_lines() -> list[str]:
     """Render the speed-up at each target."""
     arms = (RECIPE, *OTHERS)
     head = f"| target (nats per byte) | {' | '.join(arms)} |"
-    rows = [f"| {target} | {' | '.join(_at(arm, target) for arm in arms)} |" for target in TARGETS]
+    rows = []
+    for target in TARGETS:
+        found = comparison().against(BASELINE, target=target)
+        rows += [f"| {target} | {' | '.join(str(found.speedup(arm) or '–') for arm in arms)} |"]
     return [
         "The speed-up at the targets that the [protocol](protocol.md#the-targets) fixed before the "
         "arms were compared:",
@@ -47,10 +50,6 @@ def target_lines() -> list[str]:
         "arms reaches the target already in its shortest schedule, or not in its longest. A dash: "
         "both reach it in their shortest, or an end of a curve is within its noise of the target.",
     ]
-
-
-def _at(arm: str, target: float) -> str:
-    return str(comparison().against(BASELINE, target=target).speedup(arm) or "–")
 
 
 def question_lines() -> list[str]:

@@ -16,7 +16,8 @@ from tests.support.algorithms import six_algorithms
 from tests.support.cases import GROUPS, METHODS, ROOT, Case, FunctionCase, Overview, all_cases
 from tests.support.compiled import GRAPHS, USUAL_GRAPHS
 from tests.support.function_cases import all_function_cases
-from tests.support.integrations import LOOPS, REASONS
+from tests.support.integrations import LOOPS, REASONS, SIX
+from tests.support.integrations import PAGE as INTEGRATIONS
 from tests.support.other_trainers import NAMES
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
@@ -27,7 +28,6 @@ MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
 README = ROOT / "README.md"
 LAWS = ROOT / "docs/laws.md"
-INTEGRATIONS = ROOT / "docs/integrations.md"
 PARALLEL = ROOT / "docs/parallel.md"
 DOES_IT_PAY = ROOT / "docs/evidence.md"
 RECIPES = ROOT / "docs/recipes.md"
@@ -54,7 +54,6 @@ REWRITE = "the page is out of date: rewrite it with `python -m tools.write_pages
 FEATURED = ("mixup", "set_sequence_length", "linear_cross_entropy", "blurpool", "ema", "rotary")
 """The methods that the README shows."""
 
-SIX = "six of them together"
 FIRST_SIX = {type(one).__name__ for one in six_algorithms()}
 
 COLUMNS = {

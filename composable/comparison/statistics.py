@@ -256,12 +256,17 @@ class CostCurve:
         slope = np.where(results > inside, slopes[-1], slopes[0])
         return self._inner_cost(inside, shape) + slope * (results - inside)
 
+    @cached_property
+    def _interpolated(self) -> Any:
+        """The log costs, and the scale on which a curve bends more, as functions of results."""
+        bent = -np.exp(-self.log_costs / 2)
+        return PchipInterpolator(self.means, np.stack([self.log_costs, bent], axis=1))
+
     def _inner_cost(self, results: Array, shape: Shape) -> Array:
         if shape == "straight":
             return np.interp(results, self.means, self.log_costs)
-        if shape == "smooth":
-            return PchipInterpolator(self.means, self.log_costs)(results)
-        return -2 * np.log(-PchipInterpolator(self.means, -np.exp(-self.log_costs / 2))(results))
+        smooth, bent = self._interpolated(results).T
+        return smooth if shape == "smooth" else -2 * np.log(-bent)
 
 
 class Distance(NamedTuple):

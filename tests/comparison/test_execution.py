@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
 
 import cloudpickle
 import pytest
@@ -22,7 +21,7 @@ from composable.comparison.execution import ProcessRun, TrialProgress, Worker, W
 from composable.comparison.study_file import Cache
 from composable.comparison.trial import run_trial
 from tests.support.comparison import build, build_or_die, compared, trial
-from tests.support.processes import is_alive, wait_until
+from tests.support.processes import forkserver, is_alive, wait_until
 
 TRIALS = {
     "first": trial(arm="mixed", seed=1),
@@ -88,7 +87,7 @@ def test_finished_trials_are_read_and_failed_ones_are_run_again(ran, monkeypatch
 
 
 def processes():
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+    return ProcessPoolExecutor(1, mp_context=forkserver)
 
 
 @pytest.mark.parametrize("executor", [processes, lambda: ThreadPoolExecutor(2)])

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from composable.comparison import Comparison, Verdict, table
 from tests.comparison.studies import make_study
 from tests.comparison.synthetic import draw_data_study
-from tests.support.commands import run_python
+from tests.support.commands import run_script
 
 HOSTILE = "</style><script>alert(1)</script> | `a` *b* \x1b[2J"
 LONG = "ALiBi on quarter-length sequences + Muon + sequence-length warm-up + EMA"
@@ -333,7 +333,7 @@ def test_extras_are_imported_on_first_use_only():
         "import sys; from composable.comparison import Comparison; "
         "print(*(n in sys.modules for n in ('matplotlib', 'scipy', 'jinja2')))"
     )
-    output, _ = run_python("-c", code)
+    output, _ = run_script(code)
     assert output.split() == ["False"] * 3
 
 

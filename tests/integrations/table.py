@@ -15,9 +15,9 @@ from composable.utils.reproducibility import seed_context
 from tests.support.algorithms import six_algorithms
 from tests.support.cases import all_cases
 from tests.support.data import examples
+from tests.support.integrations import PAGE, SIX
 from tests.support.models import CLASSES, Attention, Hidden, Places, same, weights
 from tests.support.runs import VISION, training_weights
-from tools.pages import INTEGRATIONS, SIX
 
 WITHIN = "a window that begins within an epoch"
 CASES = {case.algorithm.name: case.algorithm for case in all_cases() if case.algorithm}
@@ -41,11 +41,7 @@ def table():
 
 def cells(begin, end):
     """Return the cells of the table of the page between two marks, by loop and row."""
-    text = (
-        INTEGRATIONS.read_text()
-        .partition(f"<!-- {begin} -->")[2]
-        .partition(f"<!-- end of {end}")[0]
-    )
+    text = PAGE.read_text().partition(f"<!-- {begin} -->")[2].partition(f"<!-- end of {end}")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
     return {

@@ -16,8 +16,8 @@ from composable.integrations import adapt_loop
 from tests.integrations.loops import Run, dense_net, own_loop, trained
 from tests.integrations.table import SGD
 from tests.integrations.test_huggingface import Examples, arguments, resnet
+from tests.support.integrations import PAGE
 from tests.support.models import same
-from tools.pages import INTEGRATIONS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
@@ -28,7 +28,7 @@ ALGORITHMS = [EMA("10ba"), GradientClipping("norm", 0.05)]
 
 def shown(heading):
     """Return the code of a section of the page."""
-    text = INTEGRATIONS.read_text().partition(f"### {heading}\n")[2]
+    text = PAGE.read_text().partition(f"### {heading}\n")[2]
     section = re.split(r"^##+ ", text, maxsplit=1, flags=re.M)[0]
     code = [line[4:] for line in section.splitlines() if line.startswith("    ") or not line]
     return "\n".join(line for line in code if not line.startswith("pip install"))

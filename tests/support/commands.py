@@ -3,6 +3,9 @@
 Importing torch takes longer than most commands.
 """
 
+import atexit
+import functools
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +18,46 @@ from composable.cli import main
 from tests.support.processes import forkserver
 from tests.support.signals import set_signals
 
+ROOT = Path(__file__).parents[2]
 LIMIT = 90  # seconds, after which a command counts as hanging
+
+# The modules that it imports are those of torch, so that a script sees what it imports itself.
+_SERVER = """
+import json, os, signal, sys
+import torch
+for line in sys.stdin:
+    script, *paths = json.loads(line)
+    if not os.fork():
+        signal.alarm(600)  # seconds
+        for number, path in enumerate(paths, start=1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    sys.exit()
+exec(compile(script, "script", "exec"), {"__name__": "__main__"})
+"""
+
+
+def run_script(script: str, status: int = 0) -> tuple[str, str]:
+    """Run a script like `run_python`, in a process that has imported torch and nothing else."""
+    server = _server()
+    with tempfile.TemporaryDirectory() as folder:
+        written = [Path(folder, name) for name in ("stdout", "stderr")]
+        print(json.dumps([script, *map(str, written)]), file=server.stdin, flush=True)
+        ended = int(server.stdout.readline())
+        output, error = (one.read_text() for one in written)
+    assert ended == status, output + error
+    return output, error
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Start the process that forks those of scripts."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], cwd=ROOT, text=True, **pipes)
+    atexit.register(server.communicate)
+    return server
 
 
 def run_python(*arguments: object, status: int = 0, **options: Any) -> tuple[str, str]:

@@ -1,5 +1,9 @@
 """What works in the loops of other libraries, and why some algorithms are refused there."""
 
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs/integrations.md"
+
 LOOPS = {
     "own loop": "test_own_loop.py",
     "Fabric": "test_own_loop.py",
@@ -12,6 +16,8 @@ LOOPS = {
 """The loops that docs/integrations.md compares, each with the file of its tests."""
 
 CALLBACKS = ("Lightning, callback", "HF, callback")
+SIX = "six of them together"
+"""The row of six algorithms."""
 
 READ_ONLY_BATCH = "A callback can read the batch but not replace it."
 LOSS_INSIDE = (

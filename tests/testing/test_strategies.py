@@ -16,7 +16,7 @@ from composable.testing import (
     states,
     token_batches,
 )
-from tests.support.commands import Command, run_python
+from tests.support.commands import Command, run_script
 
 
 @given(
@@ -100,7 +100,7 @@ def test_without_hypothesis_only_the_checks_are_available():
         "from composable.testing import batches\n"
     )
 
-    output, error = run_python("-c", code, status=1)
+    output, error = run_script(code, status=1)
 
     assert output == "checked\n"
     assert 'pip install "composable[testing]"' in error
