@@ -72,11 +72,11 @@ def render_figure(figure: "Figure", suffix: str) -> bytes:
     """
     import matplotlib
 
-    content, suffix = BytesIO(), suffix.removeprefix(".").lower()
+    buffer, suffix = BytesIO(), suffix.removeprefix(".").lower()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "composable"}):
         metadata = {"Date": None} if suffix == "svg" else None
-        figure.savefig(content, format=suffix or None, metadata=metadata, dpi=150)
-    return content.getvalue()
+        figure.savefig(buffer, format=suffix or None, metadata=metadata, dpi=150)
+    return buffer.getvalue()
 
 
 def _check_installed() -> None:

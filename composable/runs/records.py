@@ -5,7 +5,6 @@ batch and each evaluation. Numbers are written as hexadecimal floats, which are 
 """
 
 import io
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -111,7 +110,7 @@ class Rows(Mapping[int, dict[str, Any]]):
         self._lines[batch] = line
 
     def __getitem__(self, batch: int) -> dict[str, Any]:
-        return _without_time(json.loads(self._lines[batch]))
+        return _without_time(strict_json.load(self._lines[batch], STEPS))
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._lines)
