@@ -201,7 +201,8 @@ def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Iterator[Any
         if skip and state is None:
             _report_replay(dataloader, skip)
         begin, state = (skip, state) if skip and state is not None else (0, None)
-        yield islice(stateful_stream_batches(dataloader, epoch, begin, state), skip - begin, None)
+        whole = Epoch(key, number, step)  # workers receive it, and no parts of a stream are fetched
+        yield islice(stateful_stream_batches(dataloader, whole, begin, state), skip - begin, None)
     elif skip and state is not None:
         dataloader.load_state_dict(state)
         seed_epoch(key, number)

@@ -69,7 +69,7 @@ class Schedule:
     """A multiplier of the learning rate as a function of time.
 
     During the warm-up it rises linearly from 0 to `start`. Subclasses define the values after the
-    warm-up in `after_warmup`.
+    warm-up in `after_warmup`. A field `duration` that is a `Time` includes the warm-up.
     """
 
     warmup: Time = attrs.field(default=_NO_WARMUP, converter=as_warmup, kw_only=True)
@@ -96,7 +96,7 @@ class Schedule:
     def counts_whole(self, clock: HasTime) -> bool:
         """Return whether the duration is a number of epochs or iterations of unknown length."""
         duration = getattr(self, "duration", None)
-        return duration is not None and counts_whole(clock, duration)
+        return isinstance(duration, Time) and counts_whole(clock, duration)
 
     @property
     def start(self) -> float:
@@ -106,9 +106,9 @@ class Schedule:
     def check_warmup(self, clock: HasTime) -> None:
         """Raise a ValueError if it is longer than `duration`, or not comparable to `period`."""
         duration, period = (getattr(self, name, None) for name in ("duration", "period"))
-        if period is not None:
+        if isinstance(period, Time):  # of a class of the user it may be anything
             self.since_warmup(clock, period)
-        if duration is None:
+        if not isinstance(duration, Time):
             return
         length = in_unit_of(clock, self.warmup, duration)
         of_run = duration == WHOLE_RUN and duration.unit is WHOLE_RUN.unit  # it may be extended

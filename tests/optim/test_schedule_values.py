@@ -3,11 +3,13 @@
 import math
 from functools import partial
 
+import attrs
 import pytest
 import torch
 
 from composable import Clock
 from composable.optim import (
+    Schedule,
     cosine,
     cosine_restarts,
     exponential,
@@ -233,3 +235,19 @@ def test_schedule_of_a_group_that_no_optimizer_has_is_an_error():
 def test_function_instead_of_its_schedule_is_named(function):
     with pytest.raises(TypeError, match=f"pass the schedule that it returns, {function.__name__}"):
         make_trainer(schedulers=function).fit()
+
+
+@attrs.frozen
+class Saw(Schedule):
+    duration: float = attrs.field(default=50.0, kw_only=True)
+    period: float = attrs.field(default=10.0, kw_only=True)
+
+    def after_warmup(self, clock):
+        return clock.timestamp.batch % self.period / self.period
+
+
+def test_fields_of_a_schedule_of_the_user_are_its_own():
+    saw = Saw(warmup="5ba")
+
+    assert [saw(Clock.at(batch=k, max_duration="100ba")) for k in (2, 7)] == [0.4, 0.7]
+    assert not saw.counts_whole(Clock.at(batch=0, max_duration="100ba"))
