@@ -342,7 +342,7 @@ def _score(design: Design, result: TrialResult | None) -> float:
         return -math.inf
     sign = 1 if (protocol.tuning_mode or protocol.mode) == "max" else -1
     score = sign * result.curve[-1].metrics.get(protocol.tuning_metric, math.nan)
-    return score if math.isfinite(score) else -math.inf
+    return -math.inf if math.isnan(score) else score
 
 
 # --- the schedules that the analysis names ---

@@ -199,6 +199,7 @@ class RunRecorder(Callback):
         if self._pending:
             with self._writing():
                 self._write()
+            with self._writing():  # also if the steps cannot be written
                 self._events.flush()
 
     def _write(self) -> None:

@@ -112,6 +112,9 @@ class Rows(Mapping[int, dict[str, Any]]):
     def __getitem__(self, batch: int) -> dict[str, Any]:
         return _without_time(strict_json.load(self._lines[batch], STEPS))
 
+    def __contains__(self, batch: object) -> bool:  # without parsing its line
+        return batch in self._lines
+
     def __iter__(self) -> Iterator[int]:
         return iter(self._lines)
 

@@ -91,6 +91,22 @@ def test_a_folder_that_cannot_be_written_is_the_error_and_not_its_report(tmp_pat
         make_trainer(callbacks=[RunRecorder(tmp_path / "run"), fail]).fit()
 
 
+def test_events_are_written_where_steps_cannot_be(tmp_path):
+    recorder, found = RunRecorder(tmp_path, on_error="warn"), []
+
+    def fail(event, state, logger):
+        if event.value == "batch_end" and state.timestamp.batch == 2:
+            (tmp_path / records.STEPS).unlink()
+            (tmp_path / records.STEPS).mkdir()
+            recorder.flush()
+            found.extend(events(tmp_path))
+
+    with pytest.warns(UserWarning, match=records.STEPS):
+        make_trainer(callbacks=[recorder, fail]).fit()
+
+    assert found[-1]["batch"] == 2
+
+
 def test_many_warnings_are_cut_off(tmp_path):
     log = EventLog(tmp_path)
     with warnings.catch_warnings(record=True):

@@ -33,10 +33,11 @@ class FullMemory(nn.Module):
         self.model, self.limit, self.free = model, limit, free
 
     def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.model(inputs)  # draws, and changes buffers, before memory is full
         self.free -= 1
         if torch.is_grad_enabled() and len(inputs) > self.limit and self.free < 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return self.model(inputs)  # type: ignore[no-any-return]
+        return outputs
 
 
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
