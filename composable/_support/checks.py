@@ -1,7 +1,7 @@
 """Checks of arguments. An error gives the argument, its value, what is allowed and what to do."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from math import inf
 from numbers import Integral, Real
@@ -106,7 +106,7 @@ def check_text(name: str, value: Any) -> None:
 
 def check_texts(name: str, values: Any, of: str = "strings") -> None:
     """Raise a TypeError unless the values are a list of strings; `of` says what they mean."""
-    listed = isinstance(values, (list, tuple, set, frozenset))
+    listed = isinstance(values, (Sequence, Set)) and not isinstance(values, (str, bytes))
     if not listed or not all(isinstance(value, str) for value in values):
         raise TypeError(f"{name}={values!r} must be a list of {of}.")
 

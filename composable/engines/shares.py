@@ -31,7 +31,7 @@ from composable.losses.confirmation import LossOf
 from composable.losses.part_weights import Count, SplitLossError, TermWeights, Weight
 from composable.losses.weights import LossWeights
 
-__all__ = ["LossShares", "StepShares", "other_form"]
+__all__ = ["LossShares", "StepShares", "factor_of_gradients", "other_form"]
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
@@ -199,8 +199,8 @@ class StepShares:
         if factor is None or (on_cpu and factor == 1):
             self.run.factor = 1.0
             return loss
-        self.run.factor = of_gradients = _of_gradients(factor)
-        _rescale(parameters(), of_gradients)
+        self.run.factor = factor_of_gradients(factor)
+        _rescale(parameters(), self.run.factor)
         return times(loss, factor)
 
     def _share_of(self, weight: Weight, *, empty: bool) -> Any:
@@ -308,7 +308,7 @@ def _rescale(parameters: Iterable[Tensor], factor: Any) -> None:
         torch._foreach_mul_(kind, factor)
 
 
-def _of_gradients(factor: Any) -> Any:
+def factor_of_gradients(factor: Any) -> Any:
     """Return a factor, or 0 for the mean over nothing, whose gradients are 0, and 0 / 0 is NaN."""
     if isinstance(factor, Tensor):
         return torch.where(factor.isfinite(), factor, 0.0)

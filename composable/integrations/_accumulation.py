@@ -7,6 +7,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from composable.engines.shares import factor_of_gradients
 from composable.losses.part_weights import Weight
 
 
@@ -78,7 +79,7 @@ class Accumulation:
             return
         factor: Any = self.accumulate_batches
         if self.weights[0].value is not None:
-            factor = factor * self._first / self._total
+            factor = factor_of_gradients(factor * self._first / self._total)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients and not (isinstance(factor, (int, float)) and factor == 1):
             torch._foreach_mul_(gradients, factor)

@@ -159,7 +159,7 @@ class BackEndLogger(LoggerDestination):
         """Write the hyperparameters."""
         flat = flatten(hyperparameters)
         folder = flat.get("save_folder")
-        self._checkpoints = None if folder is None else Path(folder)
+        self._checkpoints = Path(folder) if isinstance(folder, str) else None
         self._attempt(lambda: self._write_hyperparameters(flat))
 
     def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp) -> None:
@@ -176,8 +176,12 @@ class BackEndLogger(LoggerDestination):
 
     def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Write a table."""
-        rows = [list(row) for row in rows]  # the caller may change its own
-        self._each({name: rows}, timestamp, lambda n, _, t: self._write_table(n, columns, rows, t))
+        self._each(
+            {name: rows},
+            timestamp,
+            lambda one, some, moment: self._write_table(one, columns, some, moment),
+            lambda some: [list(row) for row in some],  # the caller may change its own
+        )
 
     def log_figure(self, name: str, figure: Any, timestamp: Timestamp) -> None:
         """Write a figure as an image."""

@@ -100,7 +100,9 @@ def build_step(
             at(Event.AFTER_ZERO_GRAD),
         ),
     )
-    step = optimizer_step(dispatcher, rates, *parts) if algorithms else compose(*parts)
+    step = optimizer_step(dispatcher, rates, *parts)
+    if not algorithms:
+        step = unless_requested(compose(*parts), compose(step, drop_requests))
     if scaler.enabled:
         step = skip_overflow(step, dispatcher, scaler)
     return compose(at(Event.BATCH_START), skip_batches(step, dispatcher, guard))
@@ -240,7 +242,7 @@ def optimizer_step(
 ) -> Step:
     """Compute gradients, check the loss, and step: `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`.
 
-    Without algorithms, which replace the batch and make requests, it is the composition of these.
+    The batch may be replaced and requests may be made in between, as algorithms do.
 
     Args:
         dispatcher: It has the loggers.
@@ -278,6 +280,16 @@ def optimizer_step(
             return update(state.evolve_unchecked(lr_override=None))
 
     return step
+
+
+def unless_requested(plain: Step, step: Step) -> Step:
+    """Take a plain step, unless the state has requests, as that of `Trainer.train_batch` may."""
+
+    def stepped(state: State) -> State:
+        requests = state.frozen or state.lr_override is not None or state.gradients is not None
+        return step(state) if requests else plain(state)
+
+    return stepped
 
 
 def drop_requests(state: State) -> State:

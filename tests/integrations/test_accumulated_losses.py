@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 
 from composable import SplitLossError
+from composable.algorithms import LabelSmoothing
 from composable.integrations import adapt_loop
-from tests.support.models import mlp, weights
+from tests.support.models import mlp, same, weights
 
 TARGETS = torch.tensor([0, 1, 2, 2, 2, 0, 1, 2, -100, 2, -100, -100])
 SIZES = [[4, 4, 4], [5, 4, 3], [5, 4], [2, 2, 2]]
@@ -115,3 +116,16 @@ def test_loss_of_a_microbatch_has_the_size_of_a_mean_of_tokens(masked):
     assert other.item() == pytest.approx(size * second.item())
     expected = second if masked else (mean + second) / 2
     assert t.state.loss.item() == pytest.approx(expected.item())
+
+
+@pytest.mark.parametrize("algorithms", [[], [LabelSmoothing()]], ids=str)
+def test_batches_without_labels_change_no_weight(algorithms):
+    parts = [(inputs, torch.full_like(targets, -100)) for inputs, targets in parts_of([4, 4, 4])]
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    t = adapt_loop(algorithms, model, optimizer, loss_fn=cross_entropy, seed=17)
+    for inputs, _ in t.epoch(parts, accumulate_batches=3):
+        (t.loss(model(inputs)) / 3).backward()
+    optimizer.step()
+
+    assert same(weights(model), weights(mlp()))

@@ -219,6 +219,16 @@ def test_hyperparameters_are_read_back(name, tmp_path):
     assert not any(name.startswith("modules") for name in found)
 
 
+@with_pictures
+def test_a_hyperparameter_may_have_the_name_of_the_folder_of_checkpoints(name, tmp_path):
+    logger = BACK_ENDS[name].make(tmp_path)
+
+    logger.log_hyperparameters({"save_folder": False, "epochs": 3})
+    finish(logger)
+
+    assert {"save_folder", "epochs"} <= BACK_ENDS[name].hyperparameters(tmp_path).keys()
+
+
 # --- failures
 
 

@@ -312,3 +312,23 @@ def test_gradients_of_a_state_are_a_read_only_copy():
     assert set(state.gradients) == {"weight"}
     with pytest.raises(TypeError):
         state.gradients["bias"] = torch.zeros(1)
+
+
+REQUESTS = {
+    "frozen": frozenset({"weight"}),
+    "lr_override": lambda rate: 0.0,
+    "gradients": {"weight": torch.zeros(CLASSES, 4), "bias": torch.ones(CLASSES)},
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_step_without_algorithms_follows_the_requests_of_its_state(name):
+    trainer = make_trainer()
+    before = weights(trainer.state.model)
+
+    state = trainer.train_batch(trainer.state.evolve(batch=batches(4)[0], **{name: REQUESTS[name]}))
+
+    after = weights(state.model)
+    assert torch.equal(after["weight"], before["weight"])
+    assert torch.equal(after["bias"], before["bias"]) is (name == "lr_override")
+    assert not (state.frozen or state.lr_override or state.gradients)
