@@ -331,4 +331,4 @@ def test_a_step_without_algorithms_follows_the_requests_of_its_state(name):
     after = weights(state.model)
     assert torch.equal(after["weight"], before["weight"])
     assert torch.equal(after["bias"], before["bias"]) is (name == "lr_override")
-    assert not (state.frozen or state.lr_override or state.gradients)
+    assert (state.frozen, state.lr_override, state.gradients) == (frozenset(), None, None)
