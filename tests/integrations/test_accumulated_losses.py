@@ -52,10 +52,10 @@ def whole(loss_fn, parts):
     return loss.item(), model
 
 
-def accumulated(loss_fn, parts, **options):
+def accumulated(loss_fn, parts, algorithms=(), **options):
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    t = adapt_loop([], model, optimizer, loss_fn=loss_fn, seed=17, **options)
+    t = adapt_loop(algorithms, model, optimizer, loss_fn=loss_fn, seed=17, **options)
     for inputs, _ in t.epoch(parts, accumulate_batches=3):
         (t.loss(model(inputs)) / 3).backward()
         if len(t._micro.sizes) == len(parts):
@@ -121,11 +121,7 @@ def test_loss_of_a_microbatch_has_the_size_of_a_mean_of_tokens(masked):
 @pytest.mark.parametrize("algorithms", [[], [LabelSmoothing()]], ids=str)
 def test_batches_without_labels_change_no_weight(algorithms):
     parts = [(inputs, torch.full_like(targets, -100)) for inputs, targets in parts_of([4, 4, 4])]
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    t = adapt_loop(algorithms, model, optimizer, loss_fn=cross_entropy, seed=17)
-    for inputs, _ in t.epoch(parts, accumulate_batches=3):
-        (t.loss(model(inputs)) / 3).backward()
-    optimizer.step()
+
+    _, model = accumulated(cross_entropy, parts, algorithms)
 
     assert same(weights(model), weights(mlp()))
