@@ -1,6 +1,7 @@
 """Checks of arguments. An error gives the argument, its value, what is allowed and what to do."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from math import inf
@@ -13,6 +14,12 @@ from torch import Tensor, nn
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _LARGEST = 2**63 - 1
+# One slash is enough, since Path("s3://bucket") is s3:/bucket; one letter is a drive of Windows.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+class PathError(ValueError):
+    """A value does not name a local file or folder."""
 
 
 def check_tensor(name: str, value: Any, *, advice: str = "") -> None:
@@ -259,7 +266,12 @@ def as_path(name: str, value: Any) -> Path:
     if not isinstance(path, str):
         raise TypeError(f"{name}={value!r} must be a str or an os.PathLike of one.")
     if not path or "\0" in path:
-        raise ValueError(f"{name}={value!r} must name a file or folder.")
+        raise PathError(f"{name}={value!r} must name a file or folder.")
+    if _URL.match(path):
+        raise PathError(
+            f"{name}={value!r} must be a local path, not a URL; pass a folder of this machine, or "
+            "one where the storage is mounted, and copy the files when training ends."
+        )
     return Path(path)
 
 

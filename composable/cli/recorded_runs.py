@@ -93,11 +93,12 @@ def _diff(options: argparse.Namespace) -> int:
 
 def _print(compare: Callable[[], Any]) -> int:
     """Print a comparison, or the error that prevents it, and return the exit status."""
+    from composable._support.checks import PathError
     from composable.checkpoint.errors import CheckpointError
 
     try:
         found = compare()
-    except CheckpointError as error:
+    except (CheckpointError, PathError) as error:
         return refuse(error)
     except Exception:  # raised by the script of a replay
         traceback.print_exc()

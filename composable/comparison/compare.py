@@ -192,6 +192,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     workers = default_workers(threads) if workers is None else workers
     check_count("workers", workers, 1)
     until = begun + parse_budget(budget)
+    given_folder = None if folder is None else as_path("folder", folder)
     plan = partial(
         plan_design,
         build=build,
@@ -217,7 +218,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     for name, arm in design.subject.arms.items():
         pickled(f"arm {name!r}", arm)
     given = () if amounts else _given_costs(design, cost)
-    place = default_folder(design.subject.function) if folder is None else as_path("folder", folder)
+    place = given_folder or default_folder(design.subject.function)
     progress = TrialProgress(
         lambda trial: run_length(trial.duration, design.epoch_length), show=progress_bar
     )

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from composable._support.checks import as_path
 from composable._support.notes import add_origin_note
 from composable._support.secrets import redact
 from composable._support.warn import warn_user
@@ -198,9 +199,10 @@ class Logger:
 
         Raises:
             TypeError: `path` is not a path.
+            ValueError: `path` is a URL.
         """
         if self.destinations:
-            self._pass_on("log_artifact", name, os.fspath(path))
+            self._pass_on("log_artifact", name, os.fspath(as_path("path", path)))
 
     def _pass_on(self, method: str, *values: Any) -> None:
         for destination in self.destinations:

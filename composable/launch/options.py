@@ -9,6 +9,8 @@ from pathlib import Path
 import attrs
 import torch
 
+from composable._support.checks import PathError, as_path
+
 __all__ = ["Launch", "LaunchError", "ProcessLayout"]
 
 PORT = 29500  # torch's, for several machines without --master_port
@@ -199,6 +201,10 @@ def _check_template(name: str, template: str | None, world_size: int) -> None:
     """Check the placeholders of a log file, and that each rank has a file of its own."""
     if template is None:
         return
+    try:
+        as_path(name, template)
+    except PathError as error:
+        raise LaunchError(str(error)) from None
     try:
         used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
     except ValueError as error:

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from composable._moved import renamed
+from composable._support.checks import as_path
 from composable._support.printable import printable
 from composable.checkpoint import files
 from composable.checkpoint.compare import describe_difference, mismatched
@@ -111,7 +112,7 @@ def diff_runs(first: str | Path, second: str | Path) -> RunDifference:
         >>> diff_runs(*folders).step.batch
         0
     """
-    runs = Path(first), Path(second)
+    runs = as_path("first", first), as_path("second", second)
     records = [run_records.read_records(run)[-1] for run in runs]
     steps = [run_records.read_steps(run) for run in runs]
     step = _first_step(*steps)

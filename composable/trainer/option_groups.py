@@ -300,8 +300,8 @@ class SavingOptions:
     Args:
         saver: A function of the state that saves it when a callback requests `Control.SAVE`; an
             alternative to `save_folder`.
-        save_folder: The folder of checkpoints; see `composable.callbacks.CheckpointSaver` for the
-            arguments that follow.
+        save_folder: The local folder of checkpoints; see `composable.callbacks.CheckpointSaver`
+            for the arguments that follow.
         save_interval: When to save: "1ep", "100ba", a function `(state, event) -> bool`, or None
             for on request only. The end of training is saved too.
         save_filename: The name of a checkpoint.
