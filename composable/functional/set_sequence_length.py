@@ -27,6 +27,7 @@ __all__ = ["sequence_length", "set_sequence_length", "warmed_up_length"]
 
 _Named: TypeAlias = list[tuple[Any, Tensor]]
 _LABELS = ("labels", "label", "label_ids", "targets", "target", "y")
+_UNSURE = ("mask", "masks", "input_mask", "attn_mask", "pad_mask")
 _POSITIONS = ("position_ids", "positions")
 _BESIDE = (*_POSITIONS, "attention_mask")
 
@@ -64,7 +65,7 @@ def set_sequence_length(
         preserve_end_of_sequence: If truncating, replace the last kept token of each sequence by the
             last one of its text, such as the end-of-sequence token. Segments always include it.
         labels: The labels in the batch, such as `batch["targets"]`. By default those with the name
-            "labels", and those in the second item of a pair.
+            "labels", "targets" or the like, and those in the second item of a pair.
 
     Returns:
         The batch with shorter sequences, of the same types, dtypes and devices; `batch` itself if
@@ -73,8 +74,8 @@ def set_sequence_length(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: `length` is below 1, the batch has no sequence, segments overlap and the labels
-            are not known or of a dtype without -100, a mask of tokens has an unknown name,
-            or `preserve_end_of_sequence` is True and there is no mask.
+            are not known or of a dtype without -100, a mask of tokens has the name "mask" or the
+            like, or `preserve_end_of_sequence` is True and there is no mask.
 
     Example:
         >>> batch = {"input_ids": torch.arange(10).reshape(2, 5), "label": torch.tensor([0, 1])}
@@ -244,6 +245,11 @@ def _kept_tokens(tensors: _Named, ids: Tensor) -> Tensor | None:
         if fits and (padding or name == "attention_mask"):
             values = tensor.float() if tensor.ndim == 2 else tensor.float().flatten(1, -2).amax(1)
             return attended(-values if padding and not tensor.is_floating_point() else values)
+    if unsure := [n for n, one in tensors if n in _UNSURE and one.shape == ids.shape[:2]]:
+        raise ValueError(
+            f"batch: {unsure[0]!r} may be True for text or for padding: name it attention_mask or "
+            "padding_mask."
+        )
     return None
 
 

@@ -80,6 +80,24 @@ def test_pieces_share_a_token_whose_label_is_learned_once(preserved):
     assert pieces["labels"][3:6].tolist() == [[8, 9, 10], [-100, -100, 11], [-100] * 3]
 
 
+@pytest.mark.parametrize("name", ["mask", "pad_mask"])
+def test_a_mask_whose_meaning_is_not_known_is_refused(name):
+    texts = {"tokens": torch.zeros(2, 4), name: torch.ones(2, 4)}
+
+    with pytest.raises(ValueError, match=f"'{name}' may be True for text or for padding"):
+        set_sequence_length(texts, 3)
+
+
+def test_labels_of_an_unknown_name_are_refused_in_pieces_and_may_be_passed():
+    texts = {"tokens": torch.arange(10).reshape(2, 5), "tags": torch.arange(10).reshape(2, 5)}
+
+    with pytest.raises(ValueError, match=r"'tags' of torch\.int64 must be signed integers that"):
+        set_sequence_length(texts, 3, truncate=False)
+
+    short = set_sequence_length(texts, 3, truncate=False, labels=texts["tags"])
+    assert short["tags"][:2].tolist() == [[0, 1, 2], [-100, 3, 4]]
+
+
 def test_pieces_of_regression_targets_must_not_overlap():
     texts = {"input_ids": torch.zeros(1, 4), "labels": torch.tensor([[1.0, 2.0, 3.0, 4.0]])}
 
