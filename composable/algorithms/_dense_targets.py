@@ -23,11 +23,7 @@ def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
     inputs = state.inputs
     if not isinstance(inputs, Tensor) or inputs.ndim < 3:
         return
-    try:
-        targets = state.targets
-    except ValueError:  # a batch without targets
-        return
-    for one in tensors_of(targets):
+    for one in tensors_of(state.batch_spec.targets_or_none(state.batch)):
         if is_dense(one, inputs.shape[2:]):
             raise ValueError(
                 f"{problem} targets {tuple(one.shape)} that have a value for each pixel; {fix}."

@@ -24,7 +24,8 @@ class Alibi(Algorithm):
     Args:
         max_sequence_length: Maximum sequence length in evaluation.
         train_sequence_length_scaling: Length of a segment as a share of the sequence length of the
-            batch, in (0, 1], rounded down to at least 1 token. 1 keeps batches unchanged.
+            batch, in (0, 1], rounded down, and one token more, which segments share. 1 keeps
+            batches unchanged.
     """
 
     max_sequence_length: int = attrs.field(validator=integer_at_least(1))
@@ -50,5 +51,6 @@ class Alibi(Algorithm):
             return state if model is state.model else state.evolve(model=model)
         # 1e-9: a rounding error of the product must not cost a token.
         share = self.train_sequence_length_scaling * sequence_length(state.batch) + 1e-9
-        batch = set_sequence_length(state.batch, max(1, floor(share)), truncate=False)
+        length, labels = floor(share) + 1, state.batch_spec.targets_or_none(state.batch)
+        batch = set_sequence_length(state.batch, length, truncate=False, labels=labels)
         return state if batch is state.batch else state.evolve(batch=batch)

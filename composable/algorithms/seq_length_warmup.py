@@ -26,8 +26,8 @@ class SeqLengthWarmup(Algorithm):
         max_seq_length: Length after the warm-up, at least `min_seq_length`.
         step_size: Number of tokens by which the length grows at a time.
         truncate: Truncate sequences. Otherwise split them into segments, so that no token is lost.
-        preserve_end_of_sequence: Let a truncated sequence end with its last real token. It needs
-            an `attention_mask` in the batch.
+        preserve_end_of_sequence: Let a truncated sequence end with its last token that is not
+            padding. It needs an `attention_mask` in the batch.
     """
 
     duration: float = attrs.field(default=0.3, validator=in_range(0, 1))
@@ -53,5 +53,7 @@ class SeqLengthWarmup(Algorithm):
     def apply(self, event: Event, state: State) -> State:
         """Shorten the sequences of the batch to the length of this time of training."""
         options = fields_for(self, set_sequence_length)
-        batch = set_sequence_length(state.batch, self.length_at(state), **options)
+        labels = state.batch_spec.targets_or_none(state.batch)
+        length = self.length_at(state)
+        batch = set_sequence_length(state.batch, length, labels=labels, **options)
         return state if batch is state.batch else state.evolve(batch=batch)

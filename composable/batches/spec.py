@@ -115,6 +115,13 @@ class BatchSpec:
             return batch[1]
         return self._get(batch, self.target_key, "target_key")
 
+    def targets_or_none(self, batch: Any) -> Any:
+        """Return the target of a batch; None if it has none."""
+        try:
+            return self.targets(batch)
+        except ValueError:
+            return None
+
     def replace(self, batch: Any, **parts: Any) -> Any:
         """Return a new batch with `inputs=` or `targets=` replaced."""
         if "inputs" in parts:

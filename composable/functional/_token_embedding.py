@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
+from composable._support.checks import check_tensor
 from composable._support.embeddings import input_embeddings
 from composable._support.surgery import report_nothing
 
 from ._reclass import keeps_forward_of
+from .set_sequence_length import attended
 
 BOUNDARIES = ("document_ids", "position_ids", "attention_mask")
 REFUSED = {
@@ -22,6 +25,7 @@ REFUSED = {
         "model.generate(..., use_cache=False) does",
     ),
 }
+_ADVICE = "pass a mask of tokens or of pairs of tokens, or document_ids"
 
 
 class BoundedEmbedding(nn.Module):
@@ -174,10 +178,21 @@ def _documents(given: Mapping[str, Any], shape: torch.Size) -> Tensor | None:
         return documents  # type: ignore[no-any-return]
     positions, mask = given.get("position_ids"), given.get("attention_mask")
     if positions is not None:
-        documents = (positions == 0).long().cumsum(-1)
-    if mask is not None and mask.shape == shape:  # otherwise it is one of pairs of tokens
-        documents = (mask != 0) + 2 * (0 if documents is None else documents)
+        starts = (positions == 0).flatten(0, -3).all(0) if positions.ndim > 2 else positions == 0
+        documents = starts.cumsum(-1)
+    if mask is not None:
+        check_tensor("attention_mask", mask, advice=_ADVICE)
+        pairs = mask.shape[-2:] == (shape[-1],) * 2 and mask.shape != shape
+        number = _documents_of_pairs(mask) if pairs else (mask != 0).long()
+        documents = number + 2 * (0 if documents is None else documents)
     return documents
+
+
+def _documents_of_pairs(mask: Tensor) -> Tensor:
+    """Count the tokens that don't attend to the token before, by a mask of pairs."""
+    joined = attended(mask.float()).diagonal(-1, -2, -1)
+    joined = joined.flatten(1, -2).any(1) if joined.ndim > 2 else joined
+    return pad(~joined, (1, 0)).long().cumsum(-1)
 
 
 def _disable_caches(model: nn.Module) -> None:

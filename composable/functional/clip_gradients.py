@@ -62,7 +62,8 @@ def clip_gradients(
     \rVert}\right)$$
 
     "norm" clips the L2 norm of all gradients together, "value" each element, and "adaptive" each
-    unit $i$: a row of the first dimension, or the whole tensor if it has at most one dimension.
+    unit $i$: a row of the first dimension, such as a filter or the matrix of an expert, or the
+    whole tensor if it has at most one dimension.
 
     Args:
         grads: Gradients, as a mapping or a sequence. None, for a parameter without a gradient, is

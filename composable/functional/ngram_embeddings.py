@@ -45,7 +45,7 @@ def ngram_embeddings(
     only `nn.Embedding` that is called on tokens. N-grams don't look across the documents of a row:
     where the forward method of the model, or of a part that contains the embedding, has an argument
     `document_ids`, `position_ids` (which restart at 0 in each document) or `attention_mask` (of
-    tokens, for padding), its value has the boundaries.
+    tokens, for padding, or of pairs of tokens), its value has the boundaries.
 
     A cache does not have the tokens that it has seen. So the new model raises if it is called with
     one, and the configuration of a model of Hugging Face gets `use_cache=False`.

@@ -18,6 +18,7 @@ from composable.optim.roles import (
     NORMS_AND_BIASES,
     OTHERS,
     TABLES,
+    USUAL,
     ModelGroups,
     ModelParameters,
     Role,
@@ -228,11 +229,11 @@ def _group_for(
         return group
     half = MUON if role.name == MATRICES else ADAMW
     alike = [own for own in (group, *one.param_groups) if own["half"] == half]
+    layout = {**USUAL, **role.layout}
     for own in alike:
-        if (own.get("stacked", 1), own.get("transposed", False)) == (role.stacked, role.transposed):
+        if {name: own.get(name) or usual for name, usual in USUAL.items()} == layout:
             return own
     options = alike[0] if alike else {"name": MATRICES if half == MUON else OTHERS, "half": half}
-    layout = {"stacked": role.stacked, "transposed": role.transposed}
     one.add_param_group({**options, "params": [], **layout})
     return one.param_groups[-1]
 

@@ -64,8 +64,10 @@ class Muon(BaseOptimizer):
 
     Args:
         params: What is optimized: the model, whose parameters `muon_groups` divides; or the groups
-            of `muon_groups`; or hidden matrices only, as for `torch.optim.Muon`. In the `Trainer`,
-            pass `optimizers=functools.partial(Muon, lr=...)`, and the model is divided.
+            of `muon_groups`; or hidden matrices only, as for `torch.optim.Muon`, in groups with the
+            key "batched" if one has three dimensions: True for a batch of matrices, False for the
+            weight of a convolution. In the `Trainer`, pass
+            `optimizers=functools.partial(Muon, lr=...)`, and the model is divided.
         lr: The learning rate $\gamma$ of matrices.
         weight_decay: The decoupled weight decay $\lambda$.
         momentum: The momentum $\mu$, in [0, 1).
@@ -104,7 +106,8 @@ class Muon(BaseOptimizer):
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: A number is out of range, or a matrix has fewer than two dimensions.
+        ValueError: A number is out of range, a matrix has fewer than two dimensions, or three and
+            its layout is not known.
 
     Example:
         >>> from composable.optim import Muon
@@ -163,6 +166,7 @@ class Muon(BaseOptimizer):
             "soap_beta2": soap_beta2,
             "stacked": 1,
             "transposed": False,
+            "batched": None,  # with three dimensions it is a matrix, or a batch of them
         }
         _check_muon(matrices)
         if adamw_lr is None:
@@ -186,12 +190,6 @@ class Muon(BaseOptimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_halves": self._halves}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:  # saved before an option existed
-            for name, value in self._halves[group["half"]].items():
-                group.setdefault(name, value)
 
     def complete(self, group: dict[str, Any]) -> dict[str, Any]:
         """Return a new group, of matrices unless its key "half" is "adamw", and check it."""
@@ -254,11 +252,7 @@ class Muon(BaseOptimizer):
         group: dict[str, Any],
     ) -> list[Tensor]:
         """Precondition what is orthogonalized, matrices of equal shape in one batch."""
-        if any(hasattr(p, "device_mesh") for p in params):
-            raise ValueError(
-                f"soap_beta2={group['soap_beta2']!r} needs whole matrices, and the parameters are "
-                "sharded: use DDP, or soap_beta2=None."
-            )
+        _check_whole(params, f"soap_beta2={group['soap_beta2']!r} needs")
         found = list(updates)
         new = [SQUARES not in self.state[p] for p in params]
         for batch in _batches(params, group):
@@ -286,13 +280,19 @@ class Muon(BaseOptimizer):
         self, updates: list[Tensor], params: list[Tensor], group: dict[str, Any], scale: float
     ) -> list[Tensor]:
         """Scale the rows of orthogonal matrices."""
-        dim, averages = int(group["transposed"]), None
+        dim, averages, shape = int(group["transposed"]), None, updates[0].shape
         if group["neuron_beta2"] is not None:
             for p in params:
                 known = self.state[p].get("neuron_squares")
+                if known is None and group["batched"]:
+                    known = torch.zeros_like(p.select(-1 - dim, 0))
                 self.state[p]["neuron_squares"] = as_neurons(known, p, dim)
             averages = [self.state[p]["neuron_squares"] for p in params]
-        return scaled_neurons(
+        if group["batched"]:  # each is a matrix of its own
+            _check_whole(params, "neuron_beta2 and update_floor of a batch of matrices need")
+            updates, params = ([one for p in each for one in p] for each in (updates, params))
+            averages = averages and [one for each in averages for one in each]
+        found = scaled_neurons(
             updates,
             params,
             averages,
@@ -302,6 +302,7 @@ class Muon(BaseOptimizer):
             scale=scale,
             eps=group["eps"],
         )
+        return list(torch.stack(found).view(-1, *shape)) if group["batched"] else found
 
     def _step_others(self, params: list[Tensor], group: dict[str, Any]) -> None:
         for p in params:
@@ -352,7 +353,8 @@ def _groups(params: Any, split_attention: str | None) -> Any:
             "muon_groups(model, split_attention=...); or stacked= to by_role."
         )
     if isinstance(params, ModelGroups) and params.by_role:
-        return [{**one, "half": MUON if one["name"] == MATRICES else ADAMW} for one in params]
+        half = {MATRICES: MUON}
+        return [{"batched": False, **g, "half": half.get(g["name"], ADAMW)} for g in params]
     if isinstance(params, ModelGroups):
         return [group for one in grouped(*params.modules) for group in _divided(one, params)]
     several = isinstance(params, Iterable) and not isinstance(params, (str, bytes, dict, Tensor))
@@ -381,9 +383,10 @@ def _gradients(params: Sequence[Tensor]) -> list[Tensor]:
 
 def _as_matrices(tensor: Tensor, group: Mapping[str, Any]) -> Tensor:
     """View a parameter as a matrix with a row for each output, or as a stack of such."""
-    matrix, stacked = tensor.flatten(1), group["stacked"]
+    matrix = tensor if group["batched"] else tensor.flatten(1)
     matrix = matrix.mT if group["transposed"] else matrix
-    return matrix if stacked == 1 else matrix.reshape(stacked, len(matrix) // stacked, -1)
+    one = matrix.ndim == 2 and group["stacked"] == 1
+    return matrix if one else matrix.reshape(-1, *_matrix_shape(tensor.shape, group))
 
 
 def _orthogonalized(updates: list[Tensor], group: Mapping[str, Any]) -> Sequence[Tensor]:
@@ -401,15 +404,14 @@ def _orthogonalized(updates: list[Tensor], group: Mapping[str, Any]) -> Sequence
 
 def _stack(tensors: list[Tensor], group: Mapping[str, Any]) -> Tensor:
     """Stack parameters as matrices `[parameters, stacked, rows, columns]`."""
-    rows, columns = _matrix_shape(tensors[0].shape, group)
-    shape = (len(tensors), group["stacked"], rows, columns)
-    return torch.stack([_as_matrices(one, group) for one in tensors]).reshape(shape)
+    stack = torch.stack([_as_matrices(one, group) for one in tensors])
+    return stack.reshape(len(tensors), -1, *stack.shape[-2:])
 
 
 def _shaped(matrices: Tensor, shape: torch.Size, group: Mapping[str, Any]) -> list[Tensor]:
     """View matrices as parameters of some shape."""
     if group["transposed"]:
-        return list(matrices.reshape(-1, shape[1], shape[0]).mT)
+        return list(matrices.reshape(-1, *shape[:-2], shape[-1], shape[-2]).mT)
     return list(matrices.reshape(-1, *shape))
 
 
@@ -434,7 +436,7 @@ def _batches(params: Sequence[Tensor], group: Mapping[str, Any]) -> Iterator[Bat
 
 def _matrix_shape(shape: torch.Size, group: Mapping[str, Any]) -> tuple[int, int]:
     """Return the rows and columns of each matrix of a parameter."""
-    rows, columns = shape[0], shape[1:].numel()
+    rows, columns = shape[-2:] if group["batched"] else (shape[0], shape[1:].numel())
     if group["transposed"]:
         rows, columns = columns, rows
     return rows // group["stacked"], columns
@@ -472,6 +474,7 @@ def _check_muon(options: dict[str, Any]) -> None:
     check_range("update_floor", options["update_floor"], 0, math.inf, ends="[)")
     check_count("stacked", options["stacked"], 1)
     check_flag("transposed", options["transposed"])
+    check_flag("batched", options["batched"] or False)
 
 
 def _check_adamw(options: dict[str, Any], prefix: str = "") -> None:
@@ -487,14 +490,20 @@ def _check_matrices(group: dict[str, Any]) -> None:
         p = one[1] if isinstance(one, tuple) and len(one) == 2 else one
         if not isinstance(p, Tensor):
             continue  # PyTorch names it
-        fits = p.ndim == 2 if group["transposed"] else p.ndim >= 2
-        if not fits or not p.is_floating_point() or _outputs(p, group) % group["stacked"]:
+        plain = p.ndim == 2 or (p.ndim > 2 + (group["batched"] is None) and not group["transposed"])
+        fits = p.ndim == 3 if group["batched"] else plain
+        outputs = int(group["transposed"]) - (2 if group["batched"] else 0)
+        if not fits or not p.is_floating_point() or p.shape[outputs] % group["stacked"]:
             raise ValueError(
                 f"params contains a parameter of shape {tuple(p.shape)} and {p.dtype} that is not "
-                f"a matrix (stacked={group['stacked']}): pass the model, Muon(model, ...), or "
-                "muon_groups(model), which leave such parameters to AdamW."
+                f"a matrix (stacked={group['stacked']}, batched={group['batched']}): pass the "
+                "model, Muon(model, ...), or muon_groups(model), which know the layouts of "
+                "parameters and leave others to AdamW."
             )
 
 
-def _outputs(parameter: Tensor, group: Mapping[str, Any]) -> int:
-    return parameter.shape[int(group["transposed"])]
+def _check_whole(params: Sequence[Tensor], option: str) -> None:
+    if any(hasattr(p, "device_mesh") for p in params):
+        raise ValueError(
+            f"{option} whole matrices, and the parameters are sharded: use DDP, or omit it."
+        )

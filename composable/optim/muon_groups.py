@@ -26,8 +26,9 @@ def muon_groups(
     """Divide parameters into hidden matrices, for Muon, and all others, for AdamW.
 
     Hidden matrices are the parameters with the role "matrices" of `role_groups`. The weights of
-    convolutions are matrices of shape `[out_channels, the rest]`. The projections of
-    `nn.MultiheadAttention` and the gates of `nn.LSTM` and `nn.GRU` are stacked in one parameter;
+    convolutions and of `nn.Bilinear` are matrices of shape `[out_channels, the rest]`. Other
+    weights of three dimensions, such as those of experts, are batches of matrices. The projections
+    of `nn.MultiheadAttention` and the gates of `nn.LSTM` and `nn.GRU` are stacked in one parameter;
     each is a matrix of its own.
 
     Args:
@@ -36,8 +37,8 @@ def muon_groups(
         matrices: Names of further hidden matrices, such as parameters without "weight" in their
             names, or patterns: "blocks.*.experts".
         others: Names or patterns of parameters to leave to AdamW, such as a second head.
-        stacked: The number of matrices of equal size that a parameter holds along its outputs, by
-            name or pattern: `{"*.qkv.weight": 3}`.
+        stacked: The number of matrices of equal size that a parameter (or each matrix of a batch)
+            holds along its outputs, by name or pattern: `{"*.qkv.weight": 3}`.
         split_attention: How the projections of attention to queries, keys and values are divided:
             "projections" divides those that are fused in one parameter, and "heads" all of them,
             into a matrix for each head. They are found by their names and by the number of heads
@@ -73,7 +74,7 @@ def muon_groups(
             UserWarning,
         )
     return [
-        {"params": params, "name": name, "half": MUON, "stacked": 1, **layout}
+        {"params": params, "name": name, "half": MUON, "stacked": 1, "batched": False, **layout}
         if name == MATRICES
         else {"params": params, "name": name, "half": ADAMW}
         for name, layout, params in collect(roles, _NAMES, always=(MATRICES, OTHERS))

@@ -36,6 +36,9 @@ _EMBEDDING, _NORM = re.compile("Embedding"), re.compile(r"Norm(\dd)?$", re.IGNOR
 _PARAMETRIZED = re.compile(r"(.*?)\.?parametrizations\.(\w+)")
 _CONV1D = "transformers.pytorch_utils.Conv1D"
 _GATES = {nn.LSTM: 4, nn.GRU: 3}
+_ONE_MATRIX = re.compile("Conv|^Bilinear$")  # applied to patches, and to products of two inputs
+USUAL = {"stacked": 1, "transposed": False, "batched": False}
+"""The usual layout of a matrix."""
 _Place = tuple[str, nn.Module, str]
 """A full name, the module that has the parameter, and its name there."""
 
@@ -50,6 +53,7 @@ class Role:
         name: The name of the role.
         stacked: The number of matrices that it holds along its outputs.
         transposed: Whether its outputs are its second dimension, not its first.
+        batched: Whether it is a batch of matrices, its last two dimensions, such as of experts.
     """
 
     names: tuple[str, ...]
@@ -57,17 +61,18 @@ class Role:
     name: str
     stacked: int = 1
     transposed: bool = False
+    batched: bool = False
 
     @property
     def outputs(self) -> int:
         """The size of the dimension of the outputs."""
-        return self.parameter.shape[int(self.transposed)]
+        return self.parameter.shape[self.transposed - (2 if self.batched else 0)]
 
     @property
     def layout(self) -> dict[str, Any]:
         """Its layout as options of a group: those that are not the usual ones."""
-        stacked = {"stacked": self.stacked} if self.stacked > 1 else {}
-        return {**stacked, **({"transposed": True} if self.transposed else {})}
+        own = {name: getattr(self, name) for name in USUAL} if self.name == MATRICES else USUAL
+        return {name: value for name, value in own.items() if value != USUAL[name]}
 
     def matches(self, pattern: str) -> bool:
         """Return whether one of its names matches a pattern."""
@@ -104,8 +109,9 @@ def role_groups(
     Returns:
         The groups, for any optimizer of PyTorch, each with the name of its role as "name". Roles
         without a parameter have no group. Stacked matrices have a group for each "stacked" number,
-        and weights of `Conv1D` of Transformers, whose outputs are the second dimension, one that is
-        "transposed".
+        weights of `Conv1D` of Transformers, whose outputs are the second dimension, one that is
+        "transposed", and batches of matrices, such as the weights of experts, one that is
+        "batched".
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -184,7 +190,7 @@ def _roles_in(model: nn.Module) -> list[Role]:
             tuple(path for path, _, _ in places[number]),
             parameter,
             names[number],
-            *_layout(places[number], names[number]),
+            *_layout(parameter, places[number], names[number]),
         )
         for number, parameter in parameters.items()
     ]
@@ -241,10 +247,12 @@ def _heads(model: nn.Module, names: Mapping[int, str]) -> set[int]:
     return {number for number in last | named if names.get(number) == MATRICES}
 
 
-def _layout(places: Sequence[_Place], role: str) -> tuple[int, bool]:
+def _layout(parameter: nn.Parameter, places: Sequence[_Place], role: str) -> tuple[int, bool, bool]:
+    owners = [owner for _, owner, _ in places]
+    batched = parameter.ndim == 3 and not any(_is_a(_ONE_MATRIX, owner) for owner in owners)
     if role != MATRICES:
-        return 1, False
-    return _stacked(places), any(_is_conv1d(owner) for _, owner, _ in places)
+        return 1, False, batched
+    return _stacked(places), any(map(_is_conv1d, owners)), batched
 
 
 def _stacked(places: Sequence[_Place]) -> int:

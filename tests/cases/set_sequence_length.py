@@ -28,7 +28,7 @@ def shorten(**options: bool) -> FunctionCase:
         options,
         needs={"length": 3},
         arguments=texts,
-        invalid={"batch": (3, "x", None), "length": no_count(1)},
+        invalid={"batch": (3, "x", None), "length": no_count(1), "labels": ("labels", 1)},
     )
 
 

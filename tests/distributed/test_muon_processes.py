@@ -51,6 +51,20 @@ def test_steps_with_all_options_are_those_of_one_process(how, alone, alone_with_
             assert one["weights"] == expected
 
 
+@pytest.mark.parametrize("how", ["copies", "rows"])
+def test_steps_of_experts_have_the_bits_of_one_process(how):
+    steps = partial(muon_runs.steps, experts=True)
+    expected = run(steps, 1, "copies", "bfloat16")[0]["weights"]
+
+    assert [one["weights"] for one in run(steps, 2, how, "bfloat16")] == [expected] * 2
+
+
+def test_scaled_rows_of_experts_need_whole_matrices():
+    refused = attempt(partial(muon_runs.steps, experts=True, **OPTIONS), 2, "rows", "bfloat16")
+
+    assert all("of a batch of matrices need whole matrices" in str(one) for one in refused)
+
+
 CASES = {
     "copies": (2, "copies", "bfloat16"),
     "copies, wide": (2, "copies", "float64"),

@@ -74,10 +74,18 @@ class Packed(nn.Module):
         return self.words(input_ids) + self.words(input_ids)
 
 
+POSITIONS, NUMBERS = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[1, 1, 2, 2]])
+PAIRS = F.document_mask(NUMBERS)
 BOUNDARIES = {
-    "document_ids": torch.tensor([[1, 1, 2, 2]]),
-    "position_ids": torch.tensor([[0, 1, 0, 1]]),
-    "attention_mask": torch.tensor([[0, 0, 1, 1]]),
+    "documents": {"document_ids": NUMBERS},
+    "positions": {"position_ids": POSITIONS},
+    "positions of three dimensions": {"position_ids": POSITIONS.expand(3, 1, 4)},
+    "mask of ints": {"attention_mask": torch.tensor([[0, 0, 1, 1]])},
+    "mask of pairs": {"attention_mask": PAIRS},
+    "mask of pairs in ints": {"attention_mask": PAIRS[:, 0].long()},
+    "added mask of pairs": {
+        "attention_mask": torch.zeros(1, 2, 4, 4).masked_fill(~PAIRS, torch.finfo().min)
+    },
 }
 
 
@@ -85,10 +93,15 @@ BOUNDARIES = {
 def test_boundaries_hold_for_the_calls_of_the_embedding_in_one_call_of_the_model(name):
     model, tokens = changed(seeded(Packed)), torch.tensor([[5, 6, 5, 6]])
 
-    bounded = model(tokens, **{name: BOUNDARIES[name]})
+    bounded = model(tokens, **BOUNDARIES[name])
 
     assert torch.equal(bounded[:, 2:], model(tokens[:, 2:]))
     assert not torch.equal(model(tokens)[:, 2:], bounded[:, 2:])
+
+
+def test_a_mask_that_is_no_tensor_is_refused():
+    with pytest.raises(TypeError, match="attention_mask must be a tensor, not a dict; pass"):
+        changed(seeded(Packed))(torch.tensor([[5, 6]]), attention_mask={"full_attention": None})
 
 
 def test_a_later_token_changes_no_earlier_output():

@@ -45,9 +45,10 @@ def test_truncation_keeps_the_first_tokens_of_every_sequence():
     ("mask", "expected"),
     [
         ([1, 1, 1, 1, 0], [0, 1, 3]),
-        ([0, 0, 1, 1, 1], [0, 1, 4]),
-        ([0, 0, 0, 1, 0], [0, 1, 3]),
-        ([0, 0, 0, 0, 0], [0, 1, 2]),  # nothing but padding has no end
+        ([0, 1, 1, 1, 1], [1, 2, 4]),
+        ([0, 0, 1, 1, 1], [2, 3, 4]),  # the whole text
+        ([0, 0, 0, 1, 0], [1, 2, 3]),
+        ([0, 0, 0, 0, 0], [0, 1, 4]),  # nothing but padding is not padded
     ],
 )
 def test_preserves_the_last_token_that_is_not_padding(mask, expected):
@@ -69,18 +70,41 @@ def test_pieces_keep_the_order_of_tokens():
 
 
 @pytest.mark.parametrize("preserved", [False, True])
-def test_last_piece_overlaps_the_previous_one(preserved):
+def test_pieces_share_a_token_whose_label_is_learned_once(preserved):
     options = {"truncate": False, "preserve_end_of_sequence": preserved}  # pieces have all ends
     pieces = set_sequence_length(batch(), 3, **options)
 
-    assert pieces["input_ids"][:3].tolist() == [[1, 2, 3], [4, 5, 6], [5, 6, 7]]
-    assert pieces["labels"][:3].tolist() == [[1, 2, 3], [4, 5, 6], [-100, -100, 7]]
+    assert pieces["input_ids"][:3].tolist() == [[1, 2, 3], [3, 4, 5], [5, 6, 7]]
+    assert pieces["labels"][:3].tolist() == [[1, 2, 3], [-100, 4, 5], [-100, 6, 7]]
+    assert pieces["input_ids"][3:6].tolist() == [[8, 9, 10], [9, 10, 11], [9, 10, 11]]
+    assert pieces["labels"][3:6].tolist() == [[8, 9, 10], [-100, -100, 11], [-100] * 3]
 
 
-def test_regression_targets_are_not_masked():
-    texts = {"input_ids": torch.zeros(1, 3), "labels": torch.tensor([[1.0, 2.0, 3.0]])}
+@pytest.mark.parametrize("name", ["mask", "pad_mask"])
+def test_a_mask_whose_meaning_is_not_known_is_refused(name):
+    texts = {"tokens": torch.zeros(2, 4), name: torch.ones(2, 4)}
 
-    assert set_sequence_length(texts, 2, truncate=False)["labels"].tolist() == [[1, 2], [2, 3]]
+    with pytest.raises(ValueError, match=f"'{name}' may be True for text or for padding"):
+        set_sequence_length(texts, 3)
+
+
+def test_labels_of_an_unknown_name_are_refused_in_pieces_and_may_be_passed():
+    texts = {"tokens": torch.arange(10).reshape(2, 5), "tags": torch.arange(10).reshape(2, 5)}
+
+    with pytest.raises(ValueError, match=r"'tags' of torch\.int64 must be signed integers that"):
+        set_sequence_length(texts, 3, truncate=False)
+
+    short = set_sequence_length(texts, 3, truncate=False, labels=texts["tags"])
+    assert short["tags"][:2].tolist() == [[0, 1, 2], [-100, 3, 4]]
+
+
+def test_pieces_of_regression_targets_must_not_overlap():
+    texts = {"input_ids": torch.zeros(1, 4), "labels": torch.tensor([[1.0, 2.0, 3.0, 4.0]])}
+
+    assert set_sequence_length(texts, 2, truncate=False)["labels"].tolist() == [[1, 2], [3, 4]]
+    for length, more in [(3, {}), (2, {"attention_mask": torch.ones(1, 4)})]:
+        with pytest.raises(ValueError, match=r"'labels' of torch\.float32 must be signed integers"):
+            set_sequence_length({**texts, **more}, length, truncate=False)
 
 
 @all_options
@@ -158,7 +182,7 @@ def test_batches_may_be_nested_in_containers_of_any_type(whole, options):
     assert all(t.shape[1] == TOKENS for t in tensors[0].values() if t.ndim > 1)
     assert all(t.shape[1] == 3 for t in tensors[1].values() if t.ndim > 1)
     if isinstance(whole, Pair) and options:  # its fields have names
-        assert short.labels[2].tolist() == [-100, -100, 7]
+        assert short.labels[2].tolist() == [-100, 6, 7]
         assert short.texts["input_ids"][2].tolist() == [5, 6, 7]
 
 
@@ -197,7 +221,7 @@ def test_rounding_delays_no_step(total):
 def test_labels_without_room_for_ignored_tokens_are_refused_where_segments_overlap():
     batch = {"input_ids": torch.arange(10).reshape(2, 5), "labels": torch.ones(2, 5).byte()}
 
-    with pytest.raises(ValueError, match=r"labels of dtype torch\.uint8 have no -100"):
+    with pytest.raises(ValueError, match=r"'labels' of torch\.uint8 must be signed integers"):
         set_sequence_length(batch, 3, truncate=False)
 
     assert set_sequence_length(batch, 5, truncate=False)["labels"].dtype == torch.uint8

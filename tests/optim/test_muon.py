@@ -97,9 +97,8 @@ def test_large_matrices_are_updated_in_smaller_batches(monkeypatch):
     first = stepped(Muon(together, lr=0.1), together)
     monkeypatch.setattr(muon, "_ELEMENTS_ON_CPU", 72)
 
-    sizes = [
-        len(batch.indices) for batch in muon._batches(apart, {"stacked": 1, "transposed": False})
-    ]
+    layout = {"stacked": 1, "transposed": False, "batched": False}
+    sizes = [len(batch.indices) for batch in muon._batches(apart, layout)]
     assert sizes == [2, 2, 1]
     assert same(first, stepped(Muon(apart, lr=0.1), apart))
 

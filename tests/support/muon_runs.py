@@ -27,6 +27,14 @@ def matrices() -> nn.Module:
     return nn.Sequential(*blocks, *others, nn.Conv1d(6, 7, 3), nn.Linear(7, 3))
 
 
+class Experts(nn.Module):
+    """Five experts in one parameter, before the last layer of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 4, 6))
+
+
 @contextmanager
 def counted_messages() -> Iterator[list[str]]:
     """Yield the names of the collectives that are called in the block."""
@@ -49,16 +57,19 @@ def counted_messages() -> Iterator[list[str]]:
             setattr(dist, name, saved[name])
 
 
-def steps(how: str, dtype: str, **options: Any) -> dict[str, Any]:
+def steps(how: str, dtype: str, *, experts: bool = False, **options: Any) -> dict[str, Any]:
     """Step with given gradients, and return the parameters, the messages and the work.
 
     Args:
         how: "copies", whose work is shared; "rows", "hybrid" or "columns" of a sharded model.
         dtype: The dtype in which matrices are orthogonalized.
+        experts: Whether the model has experts, too.
         options: Arguments of Muon.
     """
     processes = join_processes()
     model = matrices()
+    if experts:
+        model.insert(0, Experts())
     if how != "copies" and processes.several:
         _shard(model, how, processes.size)
     optimizer = Muon(
