@@ -13,8 +13,8 @@ of two ways:
 """
 
 import math
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -145,6 +145,13 @@ class StepShares:
             if weights.declared is not None:
                 _clear_gradient(outputs, share)
             return state, outputs, loss, share
+        with _keeping_buffers(state.loss_module if self.form is None else None):
+            return self._computed(compute_loss, state, batch, empty=empty)
+
+    def _computed(
+        self, compute_loss: Callable[..., Any], state: State, batch: Any, *, empty: bool
+    ) -> tuple[State, Any, Tensor, Any]:
+        weights = self.run.weights
         watch = weights.watch(state, batch)
         around = weights.around_loss(state, watch)
         watched = watch is not None and self.watches_forward
@@ -287,6 +294,19 @@ class StepShares:
                 "the batches of a step have different structures, and the targets of the first "
                 f"are not in the others ({error!r}); pass loss_mean_over= to declare their weights."
             ) from error
+
+
+@contextmanager
+def _keeping_buffers(module: Any) -> Iterator[None]:
+    """Restore the buffers of a loss that is refused: it was computed to learn what it is."""
+    held = [(one, one.clone()) for one in module.buffers()] if module is not None else []
+    try:
+        yield
+    except ValueError:
+        with torch.no_grad():
+            for buffer, value in held:
+                buffer.copy_(value)
+        raise
 
 
 def other_form(parts: str) -> SplitLossError:

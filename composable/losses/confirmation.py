@@ -125,6 +125,8 @@ def _confirm(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
         try:
             with without_effects(state), torch.no_grad(), _refusing_effects(state):
                 if _is_split(state, outputs, compute, terms, change):
+                    if change is not None:
+                        _confirm_scaled(state, outputs, compute, terms)
                     return True
             undecided = True
         except _OtherFormError as error:  # such as class weights of the dtype of the outputs
@@ -142,6 +144,25 @@ def _confirm(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
         state,
         f"fails for half of a batch ({kind}: {failure}), so it is unknown what it is a mean over",
     ) from failure
+
+
+def _confirm_scaled(state: State, outputs: Any, compute: LossOf, terms: Terms) -> None:
+    """Confirm for outputs of other sizes: a term of the whole batch may be 0 for those of the first."""
+    try:
+        _is_split(state, outputs, compute, terms, _scaled)
+    except SplitLossError:
+        raise
+    except Exception:  # a loss may raise anything for outputs that are not its own
+        return
+
+
+def _scaled(tensor: Tensor, rows: int) -> Tensor:
+    """Scale the rows of outputs up to 30 times, unless they are probabilities."""
+    mixed = _mixed(tensor, rows, exact=True)
+    if mixed is tensor or bool(((tensor >= 0) & (tensor <= 1)).all()):
+        return mixed
+    sizes = torch.linspace(1, 30, rows, dtype=mixed.dtype, device=mixed.device)
+    return mixed * sizes.view(-1, *[1] * (mixed.ndim - 1))
 
 
 def _compute_loss(state: State, outputs: Any) -> Any:
