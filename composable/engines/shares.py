@@ -157,7 +157,9 @@ class StepShares:
         watched = watch is not None and self.watches_forward
         forward = watch.around_forward() if watched else _NOTHING  # type: ignore[union-attr]
         state, outputs, own, loss = compute_loss(state, forward, around)
-        weight = weights.weigh(state, outputs, own, watch, self.run.loss_of)
+        weight = weights.weigh(
+            state, outputs, own, watch, self.run.loss_of, batch, self.number_of_parts
+        )
         if loss is not own:  # of an algorithm
             weight = weights.weight_of_other(state, loss, watch, weight)
         if self.form is None and (count := weights.of_batches(state)) is not None:

@@ -49,29 +49,40 @@ class Confirmed:
     """
 
     def __init__(self) -> None:
-        self._forms: dict[tuple[int, bool], tuple[Any, set[tuple[Any, ...]]]] = {}
+        self._forms: dict[tuple[int, bool], tuple[Any, dict[tuple[Any, ...], int]]] = {}
 
-    def confirm(self, state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> None:
-        """Confirm a loss, unless one with this form was.
+    def confirm(
+        self, state: State, outputs: Any, loss_of: LossOf, terms: Terms, parts: int = 1
+    ) -> None:
+        """Confirm a loss unless one with this form was, and check it again once an epoch.
+
+        Args:
+            state: The state with a part of a batch.
+            outputs: The outputs for this part.
+            loss_of: Computes the loss of a state and outputs.
+            terms: The terms of the loss of the part.
+            parts: The number of parts of the batch, about.
 
         Raises:
             SplitLossError: It can't be split.
         """
-        forms = self._of(state)
-        if terms.form not in forms and _can_be_split(state, outputs, loss_of, terms):
-            forms.add(terms.form)
+        forms, epoch = self._of(state), state.timestamp.epoch
+        if forms.get(terms.form) != epoch:
+            again = terms.form in forms
+            if _can_be_split(state, outputs, loss_of, terms, parts, again=again):
+                forms[terms.form] = epoch
 
     def knows(self, state: State) -> bool:
         """Return whether a form of the loss function of a state was confirmed."""
         return bool(self._of(state))
 
-    def _of(self, state: State) -> set[tuple[Any, ...]]:
-        """Return the forms of the loss function of a state."""
+    def _of(self, state: State) -> dict[tuple[Any, ...], int]:
+        """Return the forms of the loss function of a state, and the epoch of the last check."""
         own = isinstance(state.loss_fn, ModelLoss)
         function = type(state.model) if own else function_of(_innermost(state.loss_fn))
         key = id(function), state.model.training
         if key not in self._forms:
-            self._forms[key] = self._held(function, key), set()
+            self._forms[key] = self._held(function, key), {}
         return self._forms[key][1]
 
     def _held(self, function: Any, key: tuple[int, bool]) -> Any:
@@ -96,37 +107,42 @@ def terms_of(state: State, outputs: Any, loss_of: LossOf) -> Seen:
     return check_scalar(loss), watch.terms_of(loss)
 
 
-def _can_be_split(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
+def _can_be_split(
+    state: State, outputs: Any, loss_of: LossOf, terms: Terms, parts: int, *, again: bool
+) -> bool:
     """Confirm that a loss can be split; a loss of an algorithm by the loss that it is based on."""
     if getattr(state.loss_fn, "can_be_split", False):
         return True
     base = getattr(state.loss_fn, "base_loss", None)
     if base is None:
-        return _confirm(state, outputs, loss_of, terms)
+        return _confirm(state, outputs, loss_of, terms, parts, again=again)
     state = state.evolve_unchecked(loss_fn=base)
     found = terms_of(state, outputs, loss_of)[1]
     if found is None:
         raise refused(state, UNKNOWN)
-    return _confirm(state, outputs, loss_of, found)
+    return _confirm(state, outputs, loss_of, found, parts, again=again)
 
 
-def _confirm(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
+def _confirm(
+    state: State, outputs: Any, loss_of: LossOf, terms: Terms, parts: int, *, again: bool
+) -> bool:
     """Confirm that a loss function is the weighted mean of its values for two halves of a batch.
 
     Return False if this can't be seen, since there is no weight in the batch. The outputs are
     changed a little, by numbers that differ between examples, since outputs that are all alike show
     nothing, such as those of a last layer of zeros. In a reduced precision, the loss is computed
-    without rounding first, if it can be.
+    without rounding first, if it can be. When it is checked again, the outputs are as they are.
     """
     failure: Exception | None = None
     undecided = False
     exactly = _compute_loss, partial(_mixed, exact=True)
-    for compute, change in (exactly, (loss_of, _mixed), (loss_of, None)):
+    for compute, change in (exactly, (loss_of, _mixed), (loss_of, None))[2 * again :]:
         try:
             with without_effects(state), torch.no_grad(), _refusing_effects(state):
                 if _is_split(state, outputs, compute, terms, change):
-                    if change is not None:
+                    if not again:
                         _confirm_scaled(state, outputs, compute, terms)
+                        _confirm_repeated(state, outputs, compute, terms, parts)
                     return True
             undecided = True
         except _OtherFormError as error:  # such as class weights of the dtype of the outputs
@@ -135,7 +151,7 @@ def _confirm(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
             raise
         except Exception as error:  # a loss may raise anything for outputs that are not its own
             failure = error
-    if failure is None or undecided:
+    if failure is None or undecided or again:
         return False
     if isinstance(failure, SplitLossError):
         raise failure
@@ -147,13 +163,29 @@ def _confirm(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
 
 
 def _confirm_scaled(state: State, outputs: Any, compute: LossOf, terms: Terms) -> None:
-    """Confirm for outputs of other sizes: a term of the whole batch may be 0 for those of the first."""
+    """Confirm for larger outputs: a term of the whole batch may be 0 for those of the first."""
     try:
         _is_split(state, outputs, compute, terms, _scaled)
     except SplitLossError:
         raise
     except Exception:  # a loss may raise anything for outputs that are not its own
         return
+
+
+def _confirm_repeated(
+    state: State, outputs: Any, compute: LossOf, terms: Terms, parts: int
+) -> None:
+    """Confirm for rows that are repeated to the size of the batch, unless they get too large."""
+    size = sum(tensor.nbytes for tensor in tensors_of(outputs))
+    parts = min(parts, _LARGEST // max(size, 1))
+    if parts > 1:
+        rows = [*range(state.batch_spec.count(state.batch))]
+        part, whole = (_seen(state, outputs, compute, rows * times) for times in (1, parts))
+        compare_parts(state, whole, [part] * parts, terms, exact=compute is _compute_loss)
+
+
+_LARGEST = 2**28
+"""The most bytes of outputs for which a loss is computed only to confirm it."""
 
 
 def _scaled(tensor: Tensor, rows: int) -> Tensor:
@@ -173,24 +205,27 @@ def _is_split(
     state: State, outputs: Any, loss_of: LossOf, terms: Terms, change: Callable[..., Tensor] | None
 ) -> bool:
     """Compare the loss of outputs with that of two halves, or of the same outputs twice."""
-    batch, count = state.batch, state.batch_spec.count(state.batch)
+    count = state.batch_spec.count(state.batch)
 
-    def halves_agree(outputs: Any, batch: Any, count: int) -> bool:
+    def halves_agree(state: State, outputs: Any, count: int) -> bool:
         if change is not None:
             outputs = map_tensors(partial(change, rows=count), outputs)
         both = range(count // 2), range(count // 2, count)
-        whole, *parts = (seen([*rows], outputs, batch, count) for rows in (range(count), *both))
+        whole, *parts = (_seen(state, outputs, loss_of, [*rows]) for rows in (range(count), *both))
         return compare_parts(state, whole, parts, terms, exact=loss_of is _compute_loss)
 
-    def seen(indices: list[int], outputs: Any, batch: Any, count: int) -> Seen:
-        part = state.evolve_unchecked(batch=select(state, batch, indices))
-        return terms_of(part, _select_rows(state, outputs, indices, count), loss_of)
-
-    if count > 1 and halves_agree(outputs, batch, count):
+    if count > 1 and halves_agree(state, outputs, count):
         return True
     twice = [*range(count), *range(count)]
-    outputs, batch = _select_rows(state, outputs, twice, count), select(state, batch, twice)
-    return halves_agree(outputs, batch, 2 * count)
+    outputs, batch = _select_rows(state, outputs, twice, count), select(state, state.batch, twice)
+    return halves_agree(state.evolve_unchecked(batch=batch), outputs, 2 * count)
+
+
+def _seen(state: State, outputs: Any, compute: LossOf, rows: list[int]) -> Seen:
+    """Compute the loss of some examples."""
+    count = state.batch_spec.count(state.batch)
+    part = state.evolve_unchecked(batch=select(state, state.batch, rows))
+    return terms_of(part, _select_rows(state, outputs, rows, count), compute)
 
 
 def select(state: State, batch: Any, indices: list[int]) -> Any:
@@ -267,7 +302,7 @@ def compare_parts(
         products.append(like.constant)
     expected, size = sum(products), sum(map(abs, products))
     if abs(float(loss) - expected) > _tolerance(state, loss, exact) * max(size, abs(float(loss))):
-        values = " and ".join(f"{float(value):.6g}" for value, _ in parts)
+        values = " and ".join(f"{float(value):.6g}" for value, _ in parts[:2])
         kind = "sum" if like.is_sum else "weighted mean"
         raise refused(
             state,

@@ -102,6 +102,8 @@ class LossWeights:
         loss: Tensor,
         watch: LossWatch | None,
         loss_of: LossOf,
+        batch: Any,
+        parts: int = 1,
     ) -> Weight | TermWeights:
         """Return the weight of a part, given its loss.
 
@@ -111,6 +113,8 @@ class LossWeights:
             loss: The loss of the part.
             watch: The mode in which it was computed.
             loss_of: Computes the loss of a state and outputs.
+            batch: The part, before algorithms replaced it for the loss.
+            parts: The number of parts of the batch, about.
 
         Raises:
             SplitLossError: It is unknown, or the loss is not a mean of those of its parts.
@@ -118,17 +122,17 @@ class LossWeights:
             ValueError: It is negative, not a number, or on another device.
         """
         if self.declared is not None:
-            return Weight(self.declared.weight(outputs, state.batch, loss.device))
+            return Weight(self.declared.weight(outputs, batch, loss.device))
         declared = _declared_by(state)
         if declared is not None:
-            return Weight(check_weight("loss_weight", declared(outputs, state.batch), loss.device))
+            return Weight(check_weight("loss_weight", declared(outputs, batch), loss.device))
         own = self._own_loss(state) or self._found_in_forward(state, outputs, loss_of)
         if own is not None:
             return self._weigh_own(own, state, loss, watch)
         terms = None if watch is None else watch.terms_of(loss)
         if terms is None:
             raise refused(state, UNKNOWN)
-        self._confirmed.confirm(state, outputs, loss_of, terms)
+        self._confirmed.confirm(state, outputs, loss_of, terms, parts)
         return weigh(terms, state)
 
     def weight_of_other(
