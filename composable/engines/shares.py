@@ -13,8 +13,8 @@ of two ways:
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
@@ -27,7 +27,7 @@ from composable._support.tree import tensors_of
 from composable.core.state import State
 from composable.core.stateful import Factor, SavedFields, saved
 from composable.data.grouping import Examples, total_weight
-from composable.losses.confirmation import LossOf
+from composable.losses.confirmation import LossOf, keeping_buffers
 from composable.losses.part_weights import Count, SplitLossError, TermWeights, Weight
 from composable.losses.weights import LossWeights
 
@@ -145,10 +145,11 @@ class StepShares:
             if weights.declared is not None:
                 _clear_gradient(outputs, share)
             return state, outputs, loss, share
-        with _keeping_buffers(state.loss_module if self.form is None else None):
-            return self._computed(compute_loss, state, batch, empty=empty)
+        first = [state.loss_module] if self.form is None and state.loss_module else []
+        with keeping_buffers(first, unless_done=True):  # of a loss that is refused
+            return self._compute_watched(compute_loss, state, batch, empty=empty)
 
-    def _computed(
+    def _compute_watched(
         self, compute_loss: Callable[..., Any], state: State, batch: Any, *, empty: bool
     ) -> tuple[State, Any, Tensor, Any]:
         weights = self.run.weights
@@ -296,19 +297,6 @@ class StepShares:
                 "the batches of a step have different structures, and the targets of the first "
                 f"are not in the others ({error!r}); pass loss_mean_over= to declare their weights."
             ) from error
-
-
-@contextmanager
-def _keeping_buffers(module: Any) -> Iterator[None]:
-    """Restore the buffers of a loss that is refused: it was computed to learn what it is."""
-    held = [(one, one.clone()) for one in module.buffers()] if module is not None else []
-    try:
-        yield
-    except ValueError:
-        with torch.no_grad():
-            for buffer, value in held:
-                buffer.copy_(value)
-        raise
 
 
 def other_form(parts: str) -> SplitLossError:

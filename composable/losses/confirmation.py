@@ -7,9 +7,10 @@ same outputs.
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -27,17 +28,15 @@ from composable.losses.part_weights import SplitLossError, refused
 from composable.losses.terms import Terms
 from composable.losses.watch import LossWatch, eagerly
 
-__all__ = ["Confirmed", "LossOf", "Seen", "compare_parts", "select", "terms_of", "without_effects"]
+__all__ = ["Confirmed", "LossOf", "Seen", "compare_parts", "keeping_buffers", "select", "terms_of", "without_effects"]
 
 LossOf: TypeAlias = Callable[[State, Any], Any]
 Seen: TypeAlias = tuple[Tensor, Terms | None]
 
 UNKNOWN = (
-    "is split, and it is unknown what it is a mean over: it is not the result of a loss function "
-    "of PyTorch, a mean or a sum over all elements, or a sum of such results times constants, or "
-    "it is computed after a value was read from a tensor, on which it may depend: by .item(), "
-    "max(1, count), an if or an assert. Check targets where the batches are made, and divide by a "
-    "count as a tensor"
+    "is split, and it is unknown what it is a mean over: it reads a value from a tensor, by "
+    ".item(), max(1, count), an if or an assert, or is not a sum of results of PyTorch's loss "
+    "functions times constants"
 )
 
 
@@ -141,7 +140,6 @@ def _confirm(
             with without_effects(state), torch.no_grad(), _refusing_effects(state):
                 if _is_split(state, outputs, compute, terms, change):
                     if not again:
-                        _confirm_scaled(state, outputs, compute, terms)
                         _confirm_repeated(state, outputs, compute, terms, parts)
                     return True
             undecided = True
@@ -162,30 +160,25 @@ def _confirm(
     ) from failure
 
 
-def _confirm_scaled(state: State, outputs: Any, compute: LossOf, terms: Terms) -> None:
-    """Confirm for larger outputs: a term of the whole batch may be 0 for those of the first."""
+def _confirm_repeated(
+    state: State, outputs: Any, compute: LossOf, terms: Terms, parts: int
+) -> None:
+    """Confirm for the outputs of a part, repeated to the size of the batch, and larger.
+
+    A term of the whole batch may begin with its size, or be 0 for the outputs of the first batch.
+    """
+    size = sum(tensor.nbytes for tensor in tensors_of(outputs))
+    times = max(2, min(parts, _LARGEST // max(size, 1)))
     try:
-        _is_split(state, outputs, compute, terms, _scaled)
+        _slices_agree(*_repeated(state, outputs, times), compute, terms, _scaled, times)
     except SplitLossError:
         raise
     except Exception:  # a loss may raise anything for outputs that are not its own
         return
 
 
-def _confirm_repeated(
-    state: State, outputs: Any, compute: LossOf, terms: Terms, parts: int
-) -> None:
-    """Confirm for rows that are repeated to the size of the batch, unless they get too large."""
-    size = sum(tensor.nbytes for tensor in tensors_of(outputs))
-    parts = min(parts, _LARGEST // max(size, 1))
-    if parts > 1:
-        rows = [*range(state.batch_spec.count(state.batch))]
-        part, whole = (_seen(state, outputs, compute, rows * times) for times in (1, parts))
-        compare_parts(state, whole, [part] * parts, terms, exact=compute is _compute_loss)
-
-
 _LARGEST = 2**28
-"""The most bytes of outputs for which a loss is computed only to confirm it."""
+"""The most bytes to which outputs are repeated; above, they are repeated once."""
 
 
 def _scaled(tensor: Tensor, rows: int) -> Tensor:
@@ -205,27 +198,42 @@ def _is_split(
     state: State, outputs: Any, loss_of: LossOf, terms: Terms, change: Callable[..., Tensor] | None
 ) -> bool:
     """Compare the loss of outputs with that of two halves, or of the same outputs twice."""
-    count = state.batch_spec.count(state.batch)
-
-    def halves_agree(state: State, outputs: Any, count: int) -> bool:
-        if change is not None:
-            outputs = map_tensors(partial(change, rows=count), outputs)
-        both = range(count // 2), range(count // 2, count)
-        whole, *parts = (_seen(state, outputs, loss_of, [*rows]) for rows in (range(count), *both))
-        return compare_parts(state, whole, parts, terms, exact=loss_of is _compute_loss)
-
-    if count > 1 and halves_agree(state, outputs, count):
+    if state.batch_spec.count(state.batch) > 1 and _slices_agree(
+        state, outputs, loss_of, terms, change, 2
+    ):
         return True
-    twice = [*range(count), *range(count)]
-    outputs, batch = _select_rows(state, outputs, twice, count), select(state, state.batch, twice)
-    return halves_agree(state.evolve_unchecked(batch=batch), outputs, 2 * count)
+    return _slices_agree(*_repeated(state, outputs, 2), loss_of, terms, change, 2)
 
 
-def _seen(state: State, outputs: Any, compute: LossOf, rows: list[int]) -> Seen:
-    """Compute the loss of some examples."""
+def _slices_agree(  # of one batch
+    state: State,
+    outputs: Any,
+    loss_of: LossOf,
+    terms: Terms,
+    change: Callable[..., Tensor] | None,
+    number: int,
+) -> bool:
+    """Compare the loss of outputs, after a change, with that of some slices."""
     count = state.batch_spec.count(state.batch)
-    part = state.evolve_unchecked(batch=select(state, state.batch, rows))
-    return terms_of(part, _select_rows(state, outputs, rows, count), compute)
+    if change is not None:
+        outputs = map_tensors(partial(change, rows=count), outputs)
+    ends = [count * i // number for i in range(number + 1)]
+
+    def seen(start: int, end: int) -> Seen:
+        rows = [*range(start, end)]
+        part = state.evolve_unchecked(batch=select(state, state.batch, rows))
+        return terms_of(part, _select_rows(state, outputs, rows, count), loss_of)
+
+    whole, *parts = (seen(*pair) for pair in ((0, count), *pairwise(ends)))
+    return compare_parts(state, whole, parts, terms, exact=loss_of is _compute_loss)
+
+
+def _repeated(state: State, outputs: Any, times: int) -> tuple[State, Any]:
+    """Repeat the examples of a batch."""
+    count = state.batch_spec.count(state.batch)
+    rows = [*range(count)] * times
+    batch = select(state, state.batch, rows)
+    return state.evolve_unchecked(batch=batch), _select_rows(state, outputs, rows, count)
 
 
 def select(state: State, batch: Any, indices: list[int]) -> Any:
@@ -299,7 +307,7 @@ def compare_parts(
     if products is None:
         return False
     if not single:
-        products.append(like.constant)
+        products.append(float(like.sum_of_constants))
     expected, size = sum(products), sum(map(abs, products))
     if abs(float(loss) - expected) > _tolerance(state, loss, exact) * max(size, abs(float(loss))):
         values = " and ".join(f"{float(value):.6g}" for value, _ in parts[:2])
@@ -362,18 +370,27 @@ def _tolerance(state: State, loss: Tensor, exact: bool) -> float:
 
 
 @contextmanager
-def without_effects(state: State) -> Iterator[None]:
-    """Restore buffers and random states at the end."""
-    buffers = [buffer for one in state.modules.values() for buffer in one.buffers()]
+def keeping_buffers(modules: Iterable[Any], *, unless_done: bool = False) -> Iterator[None]:
+    """Restore the buffers of modules at the end, or only after an error."""
+    buffers = [buffer for one in modules for buffer in one.buffers()]
     held = [(buffer, buffer.clone(), buffer._version) for buffer in buffers]
+    done = False
     try:
-        with preserving_generators([state.device]):
-            yield
+        yield
+        done = unless_done
     finally:
         with torch.no_grad():
             for buffer, value, version in held:
-                if buffer._version != version:  # a graph may hold those that are as they were
+                # A graph may hold those that are as they were.
+                if not done and buffer._version != version:
                     buffer.copy_(value)
+
+
+@contextmanager
+def without_effects(state: State) -> Iterator[None]:
+    """Restore buffers and random states at the end."""
+    with keeping_buffers(state.modules.values()), preserving_generators([state.device]):
+        yield
 
 
 @contextmanager

@@ -132,8 +132,9 @@ class LossWeights:
         terms = None if watch is None else watch.terms_of(loss)
         if terms is None:
             raise refused(state, UNKNOWN)
+        weight = weigh(terms, state)
         self._confirmed.confirm(state, outputs, loss_of, terms, parts)
-        return weigh(terms, state)
+        return weight
 
     def weight_of_other(
         self, state: State, loss: Tensor, watch: LossWatch | None, own: Weight | TermWeights
