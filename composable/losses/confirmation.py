@@ -8,7 +8,7 @@ same outputs.
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -153,6 +153,8 @@ def _confirm(
         return False
     if isinstance(failure, SplitLossError):
         raise failure
+    with without_effects(state), torch.no_grad(), suppress(IndexError, RuntimeError):
+        return _joined_agree(state, outputs, loss_of, terms)
     kind = type(failure).__name__
     raise refused(
         state,
@@ -226,6 +228,22 @@ def _slices_agree(  # of one batch
 
     whole, *parts = (seen(*pair) for pair in ((0, count), *pairwise(ends)))
     return compare_parts(state, whole, parts, terms, exact=loss_of is _compute_loss)
+
+
+def _joined_agree(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
+    """Compare the loss of two outputs for one batch, which can't be divided, with both losses.
+
+    Such are flat targets of sequences of different lengths.
+    """
+    changed = map_tensors(partial(_mixed, rows=state.batch_spec.count(state.batch)), outputs)
+    pairs = zip(tensors_of(outputs), tensors_of(changed), strict=True)
+    both = (torch.cat(pair) if pair[0].ndim else pair[0] for pair in pairs)
+    batch = map_tensors(lambda one: torch.cat((one, one)) if one.ndim else one, state.batch)
+    twice = state.evolve_unchecked(batch=batch), map_tensors(lambda _: next(both), outputs)
+    whole, *parts = (
+        terms_of(*one, loss_of) for one in (twice, (state, outputs), (state, changed))
+    )
+    return compare_parts(state, whole, parts, terms)
 
 
 def _repeated(state: State, outputs: Any, times: int) -> tuple[State, Any]:

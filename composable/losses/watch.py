@@ -35,6 +35,8 @@ class LossWatch(TorchFunctionMode):
 
     Args:
         batch: The batch of the loss.
+        has_parameters: Whether the loss may have parameters, which would get the gradient NaN of a
+            mean over no label.
 
     Example:
         >>> from torch.nn.functional import cross_entropy
@@ -46,8 +48,9 @@ class LossWatch(TorchFunctionMode):
         [(0.5, tensor(2))]
     """
 
-    def __init__(self, batch: Any = None) -> None:
+    def __init__(self, batch: Any = None, *, has_parameters: bool = False) -> None:
         super().__init__()
+        self._has_parameters = has_parameters
         self._has_read = self._forward = False
         self._known: dict[int, tuple[Tensor, int, Terms]] = {}
         self._origins: dict[int, tuple[Tensor, Any]] = {}
@@ -135,6 +138,8 @@ class LossWatch(TorchFunctionMode):
             result = (total / divisor.factor).to(total.dtype)
         else:
             result = func(*args, **kwargs)
+            if self._has_parameters and isinstance(divisor.value, Tensor):
+                result = torch.where(divisor.value == 0, 0.0, result)
         source = self._sources.of(divisor.targets)
         self._record(result, Terms((Term(result, attrs.evolve(divisor, source=source)),)))
         return result

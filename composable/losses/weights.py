@@ -23,7 +23,7 @@ from composable.losses.confirmation import (
     terms_of,
     without_effects,
 )
-from composable.losses.loss import ModelLoss, OutputLoss, function_of
+from composable.losses.loss import ModelLoss, OutputLoss, TargetLoss, function_of
 from composable.losses.mean import Declared, check_weight
 from composable.losses.own_loss import OwnLoss
 from composable.losses.part_weights import (
@@ -87,7 +87,10 @@ class LossWeights:
             state: The state with the loss.
             batch: The part, before algorithms replace it for the loss.
         """
-        return None if self.declared is not None else LossWatch(batch)
+        if self.declared is not None:
+            return None
+        plain = isinstance(state.loss_fn, TargetLoss) and state.loss_module is None
+        return LossWatch(batch, has_parameters=not plain)
 
     def around_loss(self, state: State, watch: LossWatch | None) -> AbstractContextManager[Any]:
         """Return a context for computing the loss of a part: eagerly, if the loss is watched."""
