@@ -114,7 +114,8 @@ class InfoBatch(Algorithm):
     At the start of each epoch, it determines the examples of the sampler by their last known
     losses. In each batch, it multiplies the losses of examples below the mean by `1 / (1 - prune)`,
     and stores the losses of the batch. The loss must be a mean over examples, which is checked in
-    each batch: on a GPU, for 64 batches at once. Evaluations and predictions by the same loader have all examples.
+    each batch: on a GPU, for 64 batches at once. Evaluations and predictions by the same loader
+    have all examples.
 
     Args:
         sampler: The `InfoBatchSampler` of the training loader, whose dataset is an

@@ -143,6 +143,7 @@ class StepShares:
             state, outputs, _, loss = compute_loss(state)
             share = self._share_of_count(count(batch), empty=empty)
             if weights.declared is not None:
+                weights.compare_declared(state, outputs, self.run.loss_of, batch)
                 _clear_gradient(outputs, share)
             return state, outputs, loss, share
         first = [state.loss_module] if self.form is None and state.loss_module else []

@@ -20,15 +20,27 @@ from composable._support.foreach import compute_dtype
 from composable._support.generators import preserving_generators
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import select_examples
+from composable.batches.divisors import Divisor
 from composable.batches.layouts import is_list
 from composable.batches.source import Source
 from composable.core.state import State
 from composable.losses.loss import ModelLoss, TargetLoss, check_scalar, function_of
-from composable.losses.part_weights import SplitLossError, refused
-from composable.losses.terms import Terms
+from composable.losses.part_weights import CURES, SplitLossError, refused
+from composable.losses.terms import Term, Terms
 from composable.losses.watch import LossWatch, eagerly
 
-__all__ = ["Confirmed", "LossOf", "Seen", "compare_parts", "keeping_buffers", "select", "terms_of", "without_effects"]
+__all__ = [
+    "Confirmed",
+    "LossOf",
+    "Seen",
+    "compare_declared",
+    "compare_parts",
+    "innermost",
+    "keeping_buffers",
+    "select",
+    "terms_of",
+    "without_effects",
+]
 
 LossOf: TypeAlias = Callable[[State, Any], Any]
 Seen: TypeAlias = tuple[Tensor, Terms | None]
@@ -78,7 +90,7 @@ class Confirmed:
     def _of(self, state: State) -> dict[tuple[Any, ...], int]:
         """Return the forms of the loss function of a state, and the epoch of the last check."""
         own = isinstance(state.loss_fn, ModelLoss)
-        function = type(state.model) if own else function_of(_innermost(state.loss_fn))
+        function = type(state.model) if own else function_of(innermost(state.loss_fn))
         key = id(function), state.model.training
         if key not in self._forms:
             self._forms[key] = self._held(function, key), {}
@@ -92,7 +104,7 @@ class Confirmed:
             return function
 
 
-def _innermost(loss_fn: Any) -> Any:
+def innermost(loss_fn: Any) -> Any:
     """Return the loss function on which that of an algorithm is based."""
     while not isinstance(loss_fn, TargetLoss) and hasattr(loss_fn, "loss_fn"):
         loss_fn = loss_fn.loss_fn
@@ -240,9 +252,7 @@ def _joined_agree(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> 
     both = (torch.cat(pair) if pair[0].ndim else pair[0] for pair in pairs)
     batch = map_tensors(lambda one: torch.cat((one, one)) if one.ndim else one, state.batch)
     twice = state.evolve_unchecked(batch=batch), map_tensors(lambda _: next(both), outputs)
-    whole, *parts = (
-        terms_of(*one, loss_of) for one in (twice, (state, outputs), (state, changed))
-    )
+    whole, *parts = (terms_of(*one, loss_of) for one in (twice, (state, outputs), (state, changed)))
     return compare_parts(state, whole, parts, terms)
 
 
@@ -252,6 +262,40 @@ def _repeated(state: State, outputs: Any, times: int) -> tuple[State, Any]:
     rows = [*range(count)] * times
     batch = select(state, state.batch, rows)
     return state.evolve_unchecked(batch=batch), _select_rows(state, outputs, rows, count)
+
+
+def compare_declared(
+    state: State, outputs: Any, loss_of: LossOf, weight_of: Callable[[Any, Any], Any], batch: Any
+) -> bool:
+    """Compare a loss with that of two halves, given declared weights; False if one has none.
+
+    A loss that can't be computed for halves, draws random numbers or writes to its buffers is not
+    compared.
+
+    Raises:
+        SplitLossError: It is not their weighted mean.
+    """
+    count = state.batch_spec.count(batch)
+
+    def seen(rows: range) -> Seen:
+        part, of_part = select(state, batch, [*rows]), select(state, state.batch, [*rows])
+        some = _select_rows(state, outputs, [*rows], count)
+        loss = check_scalar(loss_of(state.evolve_unchecked(batch=of_part), some))
+        return loss, Terms((Term(loss, Divisor(float(weight_of(some, part)), ("declared",))),))
+
+    try:
+        with without_effects(state), torch.no_grad(), _refusing_effects(state):
+            whole = seen(range(count))
+            parts = [*map(seen, (range(count // 2), range(count // 2, count)))]
+    except Exception:  # a loss may raise anything for half of a batch
+        return True
+    try:
+        return compare_parts(state, whole, parts, whole[1])
+    except SplitLossError as error:
+        raise SplitLossError(
+            f"{str(error).removesuffix(CURES)}Return by loss_mean_over or loss_weight what the "
+            "loss is divided by, or accept an approximation by loss_mean_over='examples'."
+        ) from None
 
 
 def select(state: State, batch: Any, indices: list[int]) -> Any:
@@ -407,7 +451,10 @@ def keeping_buffers(modules: Iterable[Any], *, unless_done: bool = False) -> Ite
 @contextmanager
 def without_effects(state: State) -> Iterator[None]:
     """Restore buffers and random states at the end."""
-    with keeping_buffers(state.modules.values()), preserving_generators([state.device]):
+    modules = [*state.modules.values()]
+    buffers = tuple([buffer for one in modules for buffer in one.buffers()])
+    restored = torch.autograd._unsafe_preserve_version_counter(buffers)
+    with restored, keeping_buffers(modules), preserving_generators([state.device]):
         yield
 
 

@@ -62,6 +62,11 @@ class Declared:
     by_name: bool = False
     """Whether a name declares it, and not a function of the user."""
 
+    @property
+    def is_approximate(self) -> bool:
+        """Whether examples are counted, whatever the loss is."""
+        return isinstance(self.by_batch, ExampleCounter)
+
     def weight(self, outputs: Any, batch: Any, device: torch.device) -> Any:
         """Return the weight of a part.
 

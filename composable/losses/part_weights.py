@@ -16,7 +16,16 @@ from composable.core.state import State
 from composable.losses.loss import ModelLoss, OutputLoss, function_of
 from composable.losses.terms import Term, Terms
 
-__all__ = ["Count", "SplitLossError", "TermWeights", "Weight", "name_of", "refused", "weigh"]
+__all__ = [
+    "CURES",
+    "Count",
+    "SplitLossError",
+    "TermWeights",
+    "Weight",
+    "name_of",
+    "refused",
+    "weigh",
+]
 
 Count: TypeAlias = Callable[[Any], Any]
 
@@ -25,16 +34,14 @@ class SplitLossError(ValueError):
     """A loss of a batch that can't be computed from the losses of its parts."""
 
 
-_CURES = (
-    "Add WholeLoss() to algorithms, or pass loss_mean_over= to declare what the loss is a mean over"
-)
+CURES = "Add WholeLoss() to algorithms, or declare by loss_mean_over= what the loss is a mean over."
 
 
 def refused(
     state: State, reason: str, kind: type[SplitLossError] = SplitLossError
 ) -> SplitLossError:
     """Return the error for a loss that can't be split."""
-    return kind(f"{name_of(state)} {reason}. {_CURES}.")
+    return kind(f"{name_of(state)} {reason}. {CURES}")
 
 
 def name_of(state: State) -> str:
@@ -132,7 +139,7 @@ class TermWeights:
         """Return the error for a place in which the totals of the weights are unknown."""
         return SplitLossError(
             f"{self.name} is a sum of terms with different divisors, and their totals are unknown "
-            f"{where}. {_CURES}"
+            f"{where}. {CURES}"
         )
 
 

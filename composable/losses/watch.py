@@ -88,14 +88,7 @@ class LossWatch(TorchFunctionMode):
         if func is ratio:
             result = args[0] / nonzero(args[1])
         elif not self._forward and (how := self._how_from_parameters((name, args, kwargs))):
-            result = func(*args, **kwargs)
-            if name == "__iter__":
-                result = iter(found := [*result])
-            else:
-                found = result if isinstance(result, (tuple, list)) else [result]
-            for i, one in enumerate(found):
-                if isinstance(one, Tensor):
-                    self._of_parameters[id(one)] = one, one._version, (how, i)
+            result = self._call_of_parameters(func, name, args, kwargs, how)
         elif follow is not None:
             result = self._call_followed(follow, func, name, args, kwargs)
         elif is_loss_function(func):
@@ -109,6 +102,15 @@ class LossWatch(TorchFunctionMode):
             self._has_read = self._may_decide(args)
         return result
 
+    def _call_of_parameters(self, func: Any, name: str, args: Any, kwargs: Any, how: Any) -> Any:
+        """Call a function of parameters alone."""
+        result = func(*args, **kwargs)
+        found = [*result] if name == "__iter__" or isinstance(result, (tuple, list)) else [result]
+        for i, one in enumerate(found):
+            if isinstance(one, Tensor):
+                self._of_parameters[id(one)] = one, one._version, (how, i)
+        return iter(found) if name == "__iter__" else result
+
     def _how_from_parameters(self, value: Any) -> Any:
         """Return how a value is computed from parameters alone, the same for all parts, or None."""
         if isinstance(value, nn.Parameter):
@@ -119,7 +121,8 @@ class LossWatch(TorchFunctionMode):
         parts = value.items() if isinstance(value, dict) else value
         if not isinstance(value, (tuple, list, dict)) or not _has_tensors(value):
             return None
-        found = [self._how_from_parameters(one) if _has_tensors(one) else repr(one) for one in parts]
+        how = self._how_from_parameters
+        found = [how(one) if _has_tensors(one) else repr(one) for one in parts]
         return None if None in found else tuple(found)
 
     def _may_decide(self, args: tuple[Any, ...]) -> bool:
@@ -333,7 +336,11 @@ def _multiplied(call: LossCall) -> Terms | None:
     (left, right), (first, second) = call.before, call.args
     if left is not None and right is None:
         return _scaled(left, second, call, call.constants[1])
-    return _scaled(right, first, call, call.constants[0]) if right is not None and left is None else None
+    return (
+        _scaled(right, first, call, call.constants[0])
+        if right is not None and left is None
+        else None
+    )
 
 
 def _divided(call: LossCall) -> Terms | None:
@@ -428,7 +435,7 @@ def _constant(call: LossCall) -> Terms | None:
 def _scaled(
     terms: Terms | None, factor: Any, call: LossCall, how: Any = None, *, from_one: bool = False
 ) -> Terms | None:
-    """Return terms times a factor, or 1 minus it; `how` it is computed from parameters, if it is."""
+    """Return terms times a factor or 1 minus it, given how parameters determine it, if they do."""
     if terms is None:
         return None
     number = _number(factor)
