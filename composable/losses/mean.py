@@ -113,7 +113,7 @@ def declared_by(mean_over: Any, state: State) -> Declared | None:
         device = state.device
         return Declared(lambda batch: check_weight("loss_mean_over", mean_over(batch), device))
     raise ValueError(
-        f"loss_mean_over={mean_over!r} must be 'examples', 'tokens' (targets other than -100), "
+        f"loss_mean_over={mean_over!r} must be 'examples', 'tokens' (targets of at least 0), "
         "'next_tokens' (likewise, without the first token of each example), or a function of the "
         "batch, or of the outputs and the batch, that counts the terms of its loss; without it, "
         "they are found by the loss functions of PyTorch that the loss calls."

@@ -179,7 +179,7 @@ def test_checks_of_a_loss_leave_its_buffers(algorithms):
 
     trained(loss, ALGORITHMS[algorithms])
 
-    assert loss.calls == (4 if "pairs of losses" in algorithms else 2)  # in two steps
+    assert loss.calls == (4 if "of losses" in algorithms else 2)  # in two steps
 
 
 def test_numbers_on_another_device_are_read_for_64_batches_at_once():
