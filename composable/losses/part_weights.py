@@ -81,7 +81,7 @@ class Weight:
         """Return the loss without its constant where the weight is 0."""
         if isinstance(self.constant, float) and not self.constant:
             return loss
-        return loss - self.constant * (self.value == 0)
+        return loss - self.constant * (self.value == 0)  # type: ignore[no-any-return]
 
 
 @attrs.frozen(eq=False)
