@@ -142,7 +142,7 @@ class CrossEntropy:
 
 _OPTIONS = {field.name for field in attrs.fields(CrossEntropy)}
 _UNLABELED = CrossEntropy(ignore_index=-1)
-"""The options for indices of which any below 0 is no label, once they are clamped."""
+"""The options for indices of which any below 0 is not a label, once they are clamped."""
 
 
 @attrs.frozen(eq=False)

@@ -25,7 +25,7 @@ from composable.batches.layouts import is_list
 from composable.batches.source import Source
 from composable.core.state import State
 from composable.losses.loss import ModelLoss, TargetLoss, check_scalar, function_of
-from composable.losses.part_weights import CURES, SplitLossError, refused
+from composable.losses.part_weights import ADVICE, SplitLossError, refused
 from composable.losses.terms import Term, Terms
 from composable.losses.watch import LossWatch, eagerly
 
@@ -300,7 +300,7 @@ def compare_declared(
         return compare_parts(state, whole, parts, whole[1])
     except SplitLossError as error:
         raise SplitLossError(
-            f"{str(error).removesuffix(CURES)}Return by loss_mean_over or loss_weight what the "
+            f"{str(error).removesuffix(ADVICE)}Return by loss_mean_over or loss_weight what the "
             "loss is divided by, or accept an approximation by loss_mean_over='examples'."
         ) from None
 

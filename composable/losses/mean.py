@@ -29,7 +29,7 @@ class LossMeanWarning(UserWarning):
 def count_loss_tokens(targets: Any, ignore_index: int = _IGNORED) -> Tensor:
     """Count the targets other than `ignore_index`, as a tensor on their device.
 
-    Class indices below 0 are no labels, whatever value the loss ignores.
+    Class indices below 0 are not labels, whatever value the loss ignores.
     """
     if isinstance(targets, MixedTargets):
         kept, partner = (

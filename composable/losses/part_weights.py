@@ -17,7 +17,7 @@ from composable.losses.loss import ModelLoss, OutputLoss, function_of
 from composable.losses.terms import Term, Terms
 
 __all__ = [
-    "CURES",
+    "ADVICE",
     "Count",
     "SplitLossError",
     "TermWeights",
@@ -34,14 +34,14 @@ class SplitLossError(ValueError):
     """A loss of a batch that can't be computed from the losses of its parts."""
 
 
-CURES = "Add WholeLoss() to algorithms, or declare by loss_mean_over= what the loss is a mean over."
+ADVICE = "Add WholeLoss() to algorithms, or declare by loss_mean_over= what the loss is a mean over."
 
 
 def refused(
     state: State, reason: str, kind: type[SplitLossError] = SplitLossError
 ) -> SplitLossError:
     """Return the error for a loss that can't be split."""
-    return kind(f"{name_of(state)} {reason}. {CURES}")
+    return kind(f"{name_of(state)} {reason}. {ADVICE}")
 
 
 def name_of(state: State) -> str:
@@ -139,7 +139,7 @@ class TermWeights:
         """Return the error for a place in which the totals of the weights are unknown."""
         return SplitLossError(
             f"{self.name} is a sum of terms with different divisors, and their totals are unknown "
-            f"{where}. {CURES}"
+            f"{where}. {ADVICE}"
         )
 
 
