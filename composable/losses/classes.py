@@ -297,7 +297,10 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
     options, dtype = CrossEntropy.of(loss_fn), compute_dtype(state.outputs.dtype)
     if options is None:
         _compare_once(state, kept, advice)
-        indices = _clamped(targets)
+        indices: Targets = _clamped(kept)
+        if isinstance(targets, MixedTargets):
+            partner = _clamped(targets.partner_targets)
+            indices = targets._replace(targets=_clamped(kept), partner_targets=partner)
         scaled = ScaledLoss(loss_fn, kept.numel(), _UNLABELED.count(indices, dtype))
         state = state.with_batch(targets=indices).evolve(loss_fn=scaled)
         return state, Layout(classes, dim, _UNLABELED.ignore_index)
@@ -310,10 +313,7 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
     return state.evolve(loss_fn=normalized), Layout(classes, dim, options.ignore_index)
 
 
-def _clamped(targets: Targets) -> Targets:
-    if isinstance(targets, MixedTargets):
-        kept, partner = map(_clamped, (targets.targets, targets.partner_targets))
-        return targets._replace(targets=kept, partner_targets=partner)
+def _clamped(targets: Tensor) -> Tensor:
     return targets.long().clamp(min=_UNLABELED.ignore_index)
 
 

@@ -165,8 +165,11 @@ def _confirm(
         return False
     if isinstance(failure, SplitLossError):
         raise failure
+    joined: list[bool] = []
     with _unless_it_fails(), without_effects(state), torch.no_grad():
-        return _joined_agree(state, outputs, loss_of, terms)
+        joined.append(_joined_agree(state, outputs, loss_of, terms))
+    if joined:
+        return joined[0]
     kind = type(failure).__name__
     raise refused(
         state,
@@ -297,7 +300,7 @@ def compare_declared(
     except Exception:  # a loss may raise anything for half of a batch
         return True
     try:
-        return compare_parts(state, whole, parts, whole[1])
+        return compare_parts(state, whole, parts, whole[1])  # type: ignore[arg-type]
     except SplitLossError as error:
         raise SplitLossError(
             f"{str(error).removesuffix(ADVICE)}Return by loss_mean_over or loss_weight what the "
@@ -460,7 +463,7 @@ def without_effects(state: State) -> Iterator[None]:
     """Restore buffers and random states at the end."""
     modules = [*state.modules.values()]
     buffers = tuple([buffer for one in modules for buffer in one.buffers()])
-    restored = torch.autograd._unsafe_preserve_version_counter(buffers)
+    restored = torch.autograd._unsafe_preserve_version_counter(buffers)  # type: ignore[attr-defined]
     with restored, keeping_buffers(modules), preserving_generators([state.device]):
         yield
 

@@ -34,7 +34,7 @@ class SplitLossError(ValueError):
     """A loss of a batch that can't be computed from the losses of its parts."""
 
 
-ADVICE = "Add WholeLoss() to algorithms, or declare by loss_mean_over= what the loss is a mean over."
+ADVICE = "Add WholeLoss() to algorithms, or declare by loss_mean_over= what it is a mean over."
 
 
 def refused(
