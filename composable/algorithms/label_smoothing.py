@@ -43,6 +43,7 @@ class LabelSmoothing(Algorithm):
         pair = isinstance(targets, MixedTargets)
         refuse_regression(state, targets.targets if pair else targets, self.name)
         state, layout = for_probabilities(state, targets, _ADVICE)
+        targets = state.targets
 
         def smooth(one: Tensor) -> Tensor:
             return smooth_labels(

@@ -71,4 +71,4 @@ def blend_pairs(state: State, *, interpolate_loss: bool) -> State:
     if pair.targets.is_floating_point():
         return state.with_batch(targets=pair.soft())
     state, layout = for_probabilities(state, pair, _ADVICE)
-    return state.with_batch(targets=pair.soft(**layout._asdict()))
+    return state.with_batch(targets=state.targets.soft(**layout._asdict()))

@@ -17,6 +17,7 @@ from composable.data.indexed import check_index_key, indices_of
 from composable.data.sampler import GlobalBatchSampler
 from composable.distributed.processes import Processes
 from composable.functional import infobatch
+from composable.losses.classes import OncePerLoss
 
 __all__ = ["InfoBatch", "InfoBatchSampler"]
 
@@ -103,6 +104,9 @@ def _check_share(ends: str) -> Any:
     return check
 
 
+_is_mean = OncePerLoss()
+
+
 @attrs.frozen(repr=False)
 class InfoBatch(Algorithm):
     """Prune examples with a low loss: see `composable.functional.infobatch`.
@@ -110,7 +114,8 @@ class InfoBatch(Algorithm):
     At the start of each epoch, it determines the examples of the sampler by their last known
     losses. In each batch, it multiplies the losses of examples below the mean by `1 / (1 - prune)`,
     and stores the losses of the batch. The loss must be a mean over examples, which is checked in
-    the first batch. Evaluations and predictions by the same loader have all examples.
+    each batch: on a GPU, for 64 batches at once. Evaluations and predictions by the same loader
+    have all examples.
 
     Args:
         sampler: The `InfoBatchSampler` of the training loader, whose dataset is an
@@ -192,21 +197,19 @@ class InfoBatch(Algorithm):
         state = state.remember(self.name, {**memory, "losses": stored})
         if not self.prune:
             return state
-        if not state.timestamp.batch:
-            self._check_is_mean(state, losses)
+        self._check_is_mean(state, losses)
         return state.evolve(loss=(memory["weights"][indices] * losses).mean())
 
     def _check_is_mean(self, state: State, losses: Tensor) -> None:
-        """Raise a ValueError if the loss of the first batch is not the mean over its examples."""
-        with torch._C.DisableTorchFunction():  # a loss that reads values may not be split
-            found = state.loss, losses.float().mean()
-            whole, mean = (float(one.detach()) for one in found)  # type: ignore[union-attr]
-        if isfinite(whole) and not isclose(whole, mean, rel_tol=0.01, abs_tol=1e-6):
-            raise ValueError(
-                f"{self.name} needs a loss that is a mean over examples: that of the first batch "
-                f"is {whole:.4g}, and the mean over its examples {mean:.4g}. Pass a loss with "
-                "reduction='mean', without weights of classes and ignored targets."
-            )
+        """Raise a ValueError if the loss of a batch is not the mean over its examples."""
+        pair = torch.stack((state.loss.detach().float(), losses.detach().float().mean()))  # type: ignore[union-attr]
+        for whole, mean in _is_mean.read(state, pair):
+            if isfinite(whole) and not isclose(whole, mean, rel_tol=0.01, abs_tol=1e-6):
+                raise ValueError(
+                    f"{self.name} needs a loss that is a mean over examples: that of a batch is "
+                    f"{whole:.4g}, and the mean over its examples {mean:.4g}. Pass a loss with "
+                    "reduction='mean', without weights of classes and ignored targets."
+                )
 
     def check_memory(self, memory: Any, state: State) -> None:
         """Raise a `ValueError` if a loaded memory is not that of the dataset of the sampler."""

@@ -27,7 +27,7 @@ from composable._support.tree import tensors_of
 from composable.core.state import State
 from composable.core.stateful import Factor, SavedFields, saved
 from composable.data.grouping import Examples, total_weight
-from composable.losses.confirmation import LossOf
+from composable.losses.confirmation import LossOf, keeping_buffers
 from composable.losses.part_weights import Count, SplitLossError, TermWeights, Weight
 from composable.losses.weights import LossWeights
 
@@ -143,14 +143,25 @@ class StepShares:
             state, outputs, _, loss = compute_loss(state)
             share = self._share_of_count(count(batch), empty=empty)
             if weights.declared is not None:
+                weights.compare_declared(state, outputs, self.run.loss_of, batch)
                 _clear_gradient(outputs, share)
             return state, outputs, loss, share
+        first = [state.loss_module] if self.form is None and state.loss_module else []
+        with keeping_buffers(first, unless_done=True):  # of a loss that is refused
+            return self._compute_watched(compute_loss, state, batch, empty=empty)
+
+    def _compute_watched(
+        self, compute_loss: Callable[..., Any], state: State, batch: Any, *, empty: bool
+    ) -> tuple[State, Any, Tensor, Any]:
+        weights = self.run.weights
         watch = weights.watch(state, batch)
         around = weights.around_loss(state, watch)
         watched = watch is not None and self.watches_forward
         forward = watch.around_forward() if watched else _NOTHING  # type: ignore[union-attr]
         state, outputs, own, loss = compute_loss(state, forward, around)
-        weight = weights.weigh(state, outputs, own, watch, self.run.loss_of)
+        weight = weights.weigh(
+            state, outputs, own, watch, self.run.loss_of, batch, self.number_of_parts
+        )
         if loss is not own:  # of an algorithm
             weight = weights.weight_of_other(state, loss, watch, weight)
         if self.form is None and (count := weights.of_batches(state)) is not None:

@@ -154,7 +154,8 @@ class StepEvents:
         state, outputs, own, loss = compute(state, around_loss=weights.around_loss(state, watch))
         weight: Any = Weight(self._micro.sizes[-1])
         if split:
-            weight = weights.weigh(state, outputs, own, watch, _loss_of)
+            parts = self._micro.accumulate_batches
+            weight = weights.weigh(state, outputs, own, watch, _loss_of, whole.batch, parts)
             if loss is not own:  # of an algorithm
                 weight = weights.weight_of_other(state, loss, watch, weight)
             if isinstance(weight, TermWeights):

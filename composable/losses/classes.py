@@ -18,17 +18,23 @@ from torch.nn import functional
 
 from composable._support.checks import kind_of
 from composable._support.foreach import compute_dtype
-from composable._support.generators import preserving_generators
 from composable._support.targets import IGNORE_INDEX, class_probabilities
 from composable.batches.model_call import needs_logits
 from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.functional import MixedTargets
 from composable.functional.mixed import broadcast_weight
+from composable.losses.confirmation import without_effects
 from composable.losses.loss import OutputLoss, TargetLoss, check_scalar
 from composable.losses.watch import ratio, with_divisor
 
-__all__ = ["InterpolatedLoss", "for_probabilities", "per_example", "refuse_regression"]
+__all__ = [
+    "InterpolatedLoss",
+    "OncePerLoss",
+    "for_probabilities",
+    "per_example",
+    "refuse_regression",
+]
 
 Targets = Tensor | MixedTargets
 
@@ -50,21 +56,41 @@ class OncePerLoss:
 
     def __init__(self) -> None:
         """Remember no loss."""
-        self._passed: dict[int, ref[Any]] = {}
+        self._passed: dict[int, tuple[ref[Any], set[str], list[Tensor]]] = {}
 
-    def __call__(self, state: State, check: Callable[[], None]) -> None:
-        """Run the check unless the loss of the state has passed it; random numbers don't change."""
-        loss_fn: Any = state.loss_fn
-        key = id(loss_fn)
-        if key in self._passed:
+    def __call__(self, state: State, check: Callable[[], None], kind: str = "") -> None:
+        """Run a check unless the loss of the state has passed one of its kind, without effects."""
+        _, passed, _ = self._of(state.loss_fn)
+        if kind in passed:
             return
-        autocast = state.precision.autocast(state.device)
-        with torch.no_grad(), preserving_generators([state.device]), autocast:
+        with torch.no_grad(), without_effects(state), state.precision.autocast(state.device):
             check()
-        with suppress(TypeError):  # a loss of an algorithm may not be weakly referenceable
-            self._passed[key] = ref(loss_fn, lambda _: self._passed.pop(key, None))
+        passed.add(kind)
+
+    def read(self, state: State, numbers: Tensor) -> list[Any]:
+        """Return the numbers of this batch on the CPU, and elsewhere those of 64 batches at once.
+
+        So the host waits for another device once in 64 batches.
+        """
+        *_, pending = self._of(state.loss_fn)
+        pending.append(numbers.detach())
+        if numbers.device.type != "cpu" and len(pending) < _AT_ONCE:
+            return []
+        with torch._C.DisableTorchFunction():  # a loss that reads values may not be split
+            values: list[Any] = torch.stack(pending).tolist()
+        pending.clear()
+        return values
+
+    def _of(self, loss_fn: Any) -> tuple[Any, set[str], list[Tensor]]:
+        key = id(loss_fn)
+        if key not in self._passed:
+            with suppress(TypeError):  # a loss of an algorithm may not be weakly referenceable
+                held = ref(loss_fn, lambda _: self._passed.pop(key, None))
+                self._passed[key] = held, set(), []
+        return self._passed.get(key, (None, set(), []))
 
 
+_AT_ONCE = 64
 _takes_classes = OncePerLoss()
 _takes_probabilities = OncePerLoss()
 _is_mean_of_examples = OncePerLoss()
@@ -115,6 +141,8 @@ class CrossEntropy:
 
 
 _OPTIONS = {field.name for field in attrs.fields(CrossEntropy)}
+_UNLABELED = CrossEntropy(ignore_index=-1)
+"""The options for indices of which any below 0 is not a label, once they are clamped."""
 
 
 @attrs.frozen(eq=False)
@@ -248,7 +276,8 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
         advice: What to do with a loss for which there is none.
 
     Returns:
-        The state, and the layout of the probabilities that its loss takes.
+        The state with this loss, whose targets below 0 are clamped to the `ignore_index` of the
+        layout if the loss is not a known one, and the layout of the probabilities.
 
     Raises:
         TypeError: The outputs are not one tensor of logits.
@@ -265,19 +294,27 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
         return state, Layout(classes, dim, loss_fn.options.ignore_index)
     if kept.is_floating_point():
         return state, Layout(classes, dim)
-    options = CrossEntropy.of(loss_fn)
-    total = (options or CrossEntropy()).count(targets, compute_dtype(state.outputs.dtype))
+    options, dtype = CrossEntropy.of(loss_fn), compute_dtype(state.outputs.dtype)
     if options is None:
         _compare_once(state, kept, advice)
-        scaled = ScaledLoss(loss_fn, kept.numel(), total)
-        return state.evolve(loss_fn=scaled), Layout(classes, dim)
+        indices: Targets = _clamped(kept)
+        if isinstance(targets, MixedTargets):
+            partner = _clamped(targets.partner_targets)
+            indices = targets._replace(targets=_clamped(kept), partner_targets=partner)
+        scaled = ScaledLoss(loss_fn, kept.numel(), _UNLABELED.count(indices, dtype))
+        state = state.with_batch(targets=indices).evolve(loss_fn=scaled)
+        return state, Layout(classes, dim, _UNLABELED.ignore_index)
     if dim != 1:
         raise ValueError(
             f"outputs of shape {tuple(state.outputs.shape)} must have the classes in dimension 1 "
             "for cross_entropy; use outputs.transpose(1, -1)."
         )
-    normalized = NormalizedCrossEntropy(options, state.batch_spec, total)
+    normalized = NormalizedCrossEntropy(options, state.batch_spec, options.count(targets, dtype))
     return state.evolve(loss_fn=normalized), Layout(classes, dim, options.ignore_index)
+
+
+def _clamped(targets: Tensor) -> Tensor:
+    return targets.long().clamp(min=_UNLABELED.ignore_index)
 
 
 def per_example(state: State, targets: MixedTargets) -> State:
@@ -295,19 +332,23 @@ def per_example(state: State, targets: MixedTargets) -> State:
         return state
     if options is not None and options.reduction == "mean":
         return state
-    batch = state.batch_spec.replace(state.batch, targets=kept)
 
-    def agree() -> None:
+    def agree(labels: Tensor) -> None:
+        batch = state.batch_spec.replace(state.batch, targets=labels)
         whole = check_scalar(loss_fn(state.outputs, batch))  # type: ignore[misc]
         mean = loss_fn.per_example(state.outputs, batch).mean()  # type: ignore[union-attr]
-        if not _close(whole, mean):
+        if whole.isfinite() and not _close(whole, mean):
             raise ValueError(
                 f"loss_fn gives {whole:.6g} for a batch, and its examples give {mean:.6g} on "
                 "average, so their losses can't be weighted one by one; pass "
                 "nn.CrossEntropyLoss(...) itself for its options, or mix with per_sample=False."
             )
 
-    _is_mean_of_examples(state, agree)
+    classes = 0
+    if not kept.is_floating_point():
+        with suppress(TypeError, ValueError):  # a regression has no classes
+            classes, _ = layout_of(state.outputs, kept)
+    _compare(_is_mean_of_examples, state, kept, classes, agree)
     return state
 
 
@@ -361,18 +402,19 @@ def refuse_regression(state: State, targets: Tensor, name: str) -> None:
     if not targets.is_floating_point() or isinstance(loss_fn, (NormalizedCrossEntropy, ScaledLoss)):
         return
 
-    def check() -> None:
-        total = targets.detach().sum(min(1, targets.ndim - 1)).float()
-        labeled = total != 0
-        if (targets < 0).any() or ((total - 1).abs() > 0.02).logical_and(labeled).any():
+    total = targets.detach().sum(min(1, targets.ndim - 1)).float()
+    off = torch.where(total == 0, 0.0, (total - 1).abs()).max()  # a position may have no label
+    numbers = torch.stack((targets.detach().float().min(), off, total.min(), total.max()))
+    for lowest, most, least, greatest in _takes_classes.read(
+        state.evolve(loss_fn=loss_fn), numbers
+    ):
+        if lowest < 0 or not most <= 0.02:
             raise ValueError(
                 f"{name} needs class indices, or class probabilities that sum to 1 over dimension "
                 f"1, and targets are numbers of shape {tuple(targets.shape)} with sums from "
-                f"{total.min():.3g} to {total.max():.3g}; train without {name}, or smooth such "
+                f"{least:.3g} to {greatest:.3g}; train without {name}, or smooth such "
                 "targets in the data set."
             )
-
-    _takes_classes(state.evolve(loss_fn=loss_fn), check)
 
 
 def _compare_once(state: State, kept: Tensor, advice: str) -> None:
@@ -381,7 +423,7 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
     classes, dim = layout_of(state.outputs, kept)
     replace = partial(state.batch_spec.replace, state.batch)
 
-    def agree() -> None:
+    def agree(kept: Tensor) -> None:
         expected = check_scalar(loss_fn(state.outputs, replace(targets=kept)))
         if not expected.isfinite():  # the mean over no labels
             return
@@ -391,8 +433,11 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
                 f"of shape {tuple(state.outputs.shape)} have {classes} classes; if the targets are "
                 "numbers, return targets.float() from the dataset."
             )
-        dense = class_probabilities(kept, classes, class_dim=dim).to(state.outputs.dtype)
-        total = CrossEntropy().count(kept, compute_dtype(state.outputs.dtype))
+        kept = _clamped(kept)
+        dense = class_probabilities(
+            kept, classes, class_dim=dim, ignore_index=_UNLABELED.ignore_index
+        ).to(state.outputs.dtype)
+        total = _UNLABELED.count(kept, compute_dtype(state.outputs.dtype))
         try:
             found = loss_fn(state.outputs, replace(targets=dense)) * ratio(kept.numel(), total)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
@@ -406,7 +451,32 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
                 f"classes as probabilities, so it would train something else; {advice}"
             )
 
-    _takes_probabilities(state, agree)
+    _compare(_takes_probabilities, state, kept, classes, agree)
+
+
+def _compare(
+    once: OncePerLoss, state: State, kept: Tensor, classes: int, agree: Callable[[Tensor], None]
+) -> None:
+    """Compare a loss for the labels of a batch and of every class, and later without some labels.
+
+    So the labels of the first batch decide nothing about the others.
+    """
+    count = kept.numel()
+
+    def labels_from(start: int) -> Tensor:
+        labels = torch.arange(start, start + count, device=kept.device) % classes
+        return labels.view(kept.shape).to(kept.dtype)
+
+    def agree_for_every_class() -> None:
+        agree(kept)
+        for start in range(0, classes, count):
+            agree(labels_from(start))
+
+    once(state, agree_for_every_class)
+    lowest = min(once.read(state, kept.min()), default=0) if classes else 0
+    if lowest < 0 and count > 1:
+        some = torch.arange(count, device=kept.device).view(kept.shape) % 2 == 1
+        once(state, lambda: agree(torch.where(some, lowest, labels_from(0))), "without some labels")
 
 
 def _close(left: Tensor, right: Tensor) -> bool:

@@ -7,9 +7,10 @@ same outputs.
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -19,25 +20,35 @@ from composable._support.foreach import compute_dtype
 from composable._support.generators import preserving_generators
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import select_examples
+from composable.batches.divisors import Divisor
 from composable.batches.layouts import is_list
 from composable.batches.source import Source
 from composable.core.state import State
 from composable.losses.loss import ModelLoss, TargetLoss, check_scalar, function_of
-from composable.losses.part_weights import SplitLossError, refused
-from composable.losses.terms import Terms
+from composable.losses.part_weights import ADVICE, SplitLossError, refused
+from composable.losses.terms import Term, Terms
 from composable.losses.watch import LossWatch, eagerly
 
-__all__ = ["Confirmed", "LossOf", "Seen", "compare_parts", "select", "terms_of", "without_effects"]
+__all__ = [
+    "Confirmed",
+    "LossOf",
+    "Seen",
+    "compare_declared",
+    "compare_parts",
+    "innermost",
+    "keeping_buffers",
+    "select",
+    "terms_of",
+    "without_effects",
+]
 
 LossOf: TypeAlias = Callable[[State, Any], Any]
 Seen: TypeAlias = tuple[Tensor, Terms | None]
 
 UNKNOWN = (
-    "is split, and it is unknown what it is a mean over: it is not the result of a loss function "
-    "of PyTorch, a mean or a sum over all elements, or a sum of such results times constants, or "
-    "it is computed after a value was read from a tensor, on which it may depend: by .item(), "
-    "max(1, count), an if or an assert. Check targets where the batches are made, and divide by a "
-    "count as a tensor"
+    "is split, and it is unknown what it is a mean over: it reads a value from a tensor, by "
+    ".item(), max(1, count), an if or an assert, or is not a sum of results of PyTorch's loss "
+    "functions times constants"
 )
 
 
@@ -49,29 +60,40 @@ class Confirmed:
     """
 
     def __init__(self) -> None:
-        self._forms: dict[tuple[int, bool], tuple[Any, set[tuple[Any, ...]]]] = {}
+        self._forms: dict[tuple[int, bool], tuple[Any, dict[tuple[Any, ...], int]]] = {}
 
-    def confirm(self, state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> None:
-        """Confirm a loss, unless one with this form was.
+    def confirm(
+        self, state: State, outputs: Any, loss_of: LossOf, terms: Terms, parts: int = 1
+    ) -> None:
+        """Confirm a loss unless one with this form was, and check it again once an epoch.
+
+        Args:
+            state: The state with a part of a batch.
+            outputs: The outputs for this part.
+            loss_of: Computes the loss of a state and outputs.
+            terms: The terms of the loss of the part.
+            parts: The number of parts of the batch, about.
 
         Raises:
             SplitLossError: It can't be split.
         """
-        forms = self._of(state)
-        if terms.form not in forms and _can_be_split(state, outputs, loss_of, terms):
-            forms.add(terms.form)
+        forms, epoch = self._of(state), state.timestamp.epoch
+        if forms.get(terms.form) != epoch:
+            again = terms.form in forms
+            if _can_be_split(state, outputs, loss_of, terms, parts, again=again):
+                forms[terms.form] = epoch
 
     def knows(self, state: State) -> bool:
         """Return whether a form of the loss function of a state was confirmed."""
         return bool(self._of(state))
 
-    def _of(self, state: State) -> set[tuple[Any, ...]]:
-        """Return the forms of the loss function of a state."""
+    def _of(self, state: State) -> dict[tuple[Any, ...], int]:
+        """Return the forms of the loss function of a state, and the epoch of the last check."""
         own = isinstance(state.loss_fn, ModelLoss)
-        function = type(state.model) if own else function_of(_innermost(state.loss_fn))
+        function = type(state.model) if own else function_of(innermost(state.loss_fn))
         key = id(function), state.model.training
         if key not in self._forms:
-            self._forms[key] = self._held(function, key), set()
+            self._forms[key] = self._held(function, key), {}
         return self._forms[key][1]
 
     def _held(self, function: Any, key: tuple[int, bool]) -> Any:
@@ -82,7 +104,7 @@ class Confirmed:
             return function
 
 
-def _innermost(loss_fn: Any) -> Any:
+def innermost(loss_fn: Any) -> Any:
     """Return the loss function on which that of an algorithm is based."""
     while not isinstance(loss_fn, TargetLoss) and hasattr(loss_fn, "loss_fn"):
         loss_fn = loss_fn.loss_fn
@@ -96,35 +118,41 @@ def terms_of(state: State, outputs: Any, loss_of: LossOf) -> Seen:
     return check_scalar(loss), watch.terms_of(loss)
 
 
-def _can_be_split(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
+def _can_be_split(
+    state: State, outputs: Any, loss_of: LossOf, terms: Terms, parts: int, *, again: bool
+) -> bool:
     """Confirm that a loss can be split; a loss of an algorithm by the loss that it is based on."""
     if getattr(state.loss_fn, "can_be_split", False):
         return True
     base = getattr(state.loss_fn, "base_loss", None)
     if base is None:
-        return _confirm(state, outputs, loss_of, terms)
+        return _confirm(state, outputs, loss_of, terms, parts, again=again)
     state = state.evolve_unchecked(loss_fn=base)
     found = terms_of(state, outputs, loss_of)[1]
     if found is None:
         raise refused(state, UNKNOWN)
-    return _confirm(state, outputs, loss_of, found)
+    return _confirm(state, outputs, loss_of, found, parts, again=again)
 
 
-def _confirm(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
+def _confirm(
+    state: State, outputs: Any, loss_of: LossOf, terms: Terms, parts: int, *, again: bool
+) -> bool:
     """Confirm that a loss function is the weighted mean of its values for two halves of a batch.
 
     Return False if this can't be seen, since there is no weight in the batch. The outputs are
     changed a little, by numbers that differ between examples, since outputs that are all alike show
     nothing, such as those of a last layer of zeros. In a reduced precision, the loss is computed
-    without rounding first, if it can be.
+    without rounding first, if it can be. When it is checked again, the outputs are as they are.
     """
     failure: Exception | None = None
     undecided = False
     exactly = _compute_loss, partial(_mixed, exact=True)
-    for compute, change in (exactly, (loss_of, _mixed), (loss_of, None)):
+    for compute, change in (exactly, (loss_of, _mixed), (loss_of, None))[2 * again :]:
         try:
             with without_effects(state), torch.no_grad(), _refusing_effects(state):
                 if _is_split(state, outputs, compute, terms, change):
+                    if not again:
+                        _confirm_repeated(state, outputs, compute, terms, parts)
                     return True
             undecided = True
         except _OtherFormError as error:  # such as class weights of the dtype of the outputs
@@ -133,15 +161,57 @@ def _confirm(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
             raise
         except Exception as error:  # a loss may raise anything for outputs that are not its own
             failure = error
-    if failure is None or undecided:
+    if failure is None or undecided or again:
         return False
     if isinstance(failure, SplitLossError):
         raise failure
+    joined: list[bool] = []
+    with _unless_it_fails(), without_effects(state), torch.no_grad():
+        joined.append(_joined_agree(state, outputs, loss_of, terms))
+    if joined:
+        return joined[0]
     kind = type(failure).__name__
     raise refused(
         state,
         f"fails for half of a batch ({kind}: {failure}), so it is unknown what it is a mean over",
     ) from failure
+
+
+def _confirm_repeated(
+    state: State, outputs: Any, compute: LossOf, terms: Terms, parts: int
+) -> None:
+    """Confirm for the outputs of a part, repeated to the size of the batch, and larger.
+
+    A term of the whole batch may begin with its size, or be 0 for the outputs of the first batch.
+    """
+    size = sum(tensor.nbytes for tensor in tensors_of(outputs))
+    times = max(2, min(parts, _LARGEST // max(size, 1)))
+    with _unless_it_fails():
+        _slices_agree(*_repeated(state, outputs, times), compute, terms, _scaled, times)
+
+
+@contextmanager
+def _unless_it_fails() -> Iterator[None]:
+    """Ignore what a loss may raise for outputs that are not its own."""
+    try:
+        yield
+    except SplitLossError:
+        raise
+    except Exception:
+        return
+
+
+_LARGEST = 2**28
+"""The most bytes to which outputs are repeated; above, they are repeated once."""
+
+
+def _scaled(tensor: Tensor, rows: int) -> Tensor:
+    """Scale the rows of outputs up to 30 times, unless they are probabilities."""
+    mixed = _mixed(tensor, rows, exact=True)
+    if mixed is tensor or bool(((tensor >= 0) & (tensor <= 1)).all()):
+        return mixed
+    sizes = torch.linspace(1, 30, rows, dtype=mixed.dtype, device=mixed.device)
+    return mixed * sizes.view(-1, *[1] * (mixed.ndim - 1))
 
 
 def _compute_loss(state: State, outputs: Any) -> Any:
@@ -152,24 +222,90 @@ def _is_split(
     state: State, outputs: Any, loss_of: LossOf, terms: Terms, change: Callable[..., Tensor] | None
 ) -> bool:
     """Compare the loss of outputs with that of two halves, or of the same outputs twice."""
-    batch, count = state.batch, state.batch_spec.count(state.batch)
-
-    def halves_agree(outputs: Any, batch: Any, count: int) -> bool:
-        if change is not None:
-            outputs = map_tensors(partial(change, rows=count), outputs)
-        both = range(count // 2), range(count // 2, count)
-        whole, *parts = (seen([*rows], outputs, batch, count) for rows in (range(count), *both))
-        return compare_parts(state, whole, parts, terms, exact=loss_of is _compute_loss)
-
-    def seen(indices: list[int], outputs: Any, batch: Any, count: int) -> Seen:
-        part = state.evolve_unchecked(batch=select(state, batch, indices))
-        return terms_of(part, _select_rows(state, outputs, indices, count), loss_of)
-
-    if count > 1 and halves_agree(outputs, batch, count):
+    if state.batch_spec.count(state.batch) > 1 and _slices_agree(
+        state, outputs, loss_of, terms, change, 2
+    ):
         return True
-    twice = [*range(count), *range(count)]
-    outputs, batch = _select_rows(state, outputs, twice, count), select(state, batch, twice)
-    return halves_agree(outputs, batch, 2 * count)
+    return _slices_agree(*_repeated(state, outputs, 2), loss_of, terms, change, 2)
+
+
+def _slices_agree(  # of one batch
+    state: State,
+    outputs: Any,
+    loss_of: LossOf,
+    terms: Terms,
+    change: Callable[..., Tensor] | None,
+    number: int,
+) -> bool:
+    """Compare the loss of outputs, after a change, with that of some slices."""
+    count = state.batch_spec.count(state.batch)
+    if change is not None:
+        outputs = map_tensors(partial(change, rows=count), outputs)
+    ends = [count * i // number for i in range(number + 1)]
+
+    def seen(start: int, end: int) -> Seen:
+        rows = [*range(start, end)]
+        part = state.evolve_unchecked(batch=select(state, state.batch, rows))
+        return terms_of(part, _select_rows(state, outputs, rows, count), loss_of)
+
+    whole, *parts = (seen(*pair) for pair in ((0, count), *pairwise(ends)))
+    return compare_parts(state, whole, parts, terms, exact=loss_of is _compute_loss)
+
+
+def _joined_agree(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
+    """Compare the loss of two outputs for one batch, which can't be divided, with both losses.
+
+    Such are flat targets of sequences of different lengths.
+    """
+    changed = map_tensors(partial(_mixed, rows=state.batch_spec.count(state.batch)), outputs)
+    pairs = zip(tensors_of(outputs), tensors_of(changed), strict=True)
+    both = (torch.cat(pair) if pair[0].ndim else pair[0] for pair in pairs)
+    batch = map_tensors(lambda one: torch.cat((one, one)) if one.ndim else one, state.batch)
+    twice = state.evolve_unchecked(batch=batch), map_tensors(lambda _: next(both), outputs)
+    whole, *parts = (terms_of(*one, loss_of) for one in (twice, (state, outputs), (state, changed)))
+    return compare_parts(state, whole, parts, terms)
+
+
+def _repeated(state: State, outputs: Any, times: int) -> tuple[State, Any]:
+    """Repeat the examples of a batch."""
+    count = state.batch_spec.count(state.batch)
+    rows = [*range(count)] * times
+    batch = select(state, state.batch, rows)
+    return state.evolve_unchecked(batch=batch), _select_rows(state, outputs, rows, count)
+
+
+def compare_declared(
+    state: State, outputs: Any, loss_of: LossOf, weight_of: Callable[[Any, Any], Any], batch: Any
+) -> bool:
+    """Compare a loss with that of two halves, given declared weights; False if one has none.
+
+    A loss that can't be computed for halves, draws random numbers or writes to its buffers is not
+    compared.
+
+    Raises:
+        SplitLossError: It is not their weighted mean.
+    """
+    count = state.batch_spec.count(batch)
+
+    def seen(rows: range) -> Seen:
+        part, of_part = select(state, batch, [*rows]), select(state, state.batch, [*rows])
+        some = _select_rows(state, outputs, [*rows], count)
+        loss = check_scalar(loss_of(state.evolve_unchecked(batch=of_part), some))
+        return loss, Terms((Term(loss, Divisor(float(weight_of(some, part)), ("declared",))),))
+
+    try:
+        with without_effects(state), torch.no_grad(), _refusing_effects(state):
+            whole = seen(range(count))
+            parts = [*map(seen, (range(count // 2), range(count // 2, count)))]
+    except Exception:  # a loss may raise anything for half of a batch
+        return True
+    try:
+        return compare_parts(state, whole, parts, whole[1])  # type: ignore[arg-type]
+    except SplitLossError as error:
+        raise SplitLossError(
+            f"{str(error).removesuffix(ADVICE)}Return by loss_mean_over or loss_weight what the "
+            "loss is divided by, or accept an approximation by loss_mean_over='examples'."
+        ) from None
 
 
 def select(state: State, batch: Any, indices: list[int]) -> Any:
@@ -243,10 +379,10 @@ def compare_parts(
     if products is None:
         return False
     if not single:
-        products.append(like.constant)
+        products.append(float(like.sum_of_constants))
     expected, size = sum(products), sum(map(abs, products))
     if abs(float(loss) - expected) > _tolerance(state, loss, exact) * max(size, abs(float(loss))):
-        values = " and ".join(f"{float(value):.6g}" for value, _ in parts)
+        values = " and ".join(f"{float(value):.6g}" for value, _ in parts[:2])
         kind = "sum" if like.is_sum else "weighted mean"
         raise refused(
             state,
@@ -306,18 +442,30 @@ def _tolerance(state: State, loss: Tensor, exact: bool) -> float:
 
 
 @contextmanager
-def without_effects(state: State) -> Iterator[None]:
-    """Restore buffers and random states at the end."""
-    buffers = [buffer for one in state.modules.values() for buffer in one.buffers()]
+def keeping_buffers(modules: Iterable[Any], *, unless_done: bool = False) -> Iterator[None]:
+    """Restore the buffers of modules at the end, or only after an error."""
+    buffers = [buffer for one in modules for buffer in one.buffers()]
     held = [(buffer, buffer.clone(), buffer._version) for buffer in buffers]
+    done = False
     try:
-        with preserving_generators([state.device]):
-            yield
+        yield
+        done = unless_done
     finally:
         with torch.no_grad():
             for buffer, value, version in held:
-                if buffer._version != version:  # a graph may hold those that are as they were
+                # A graph may hold those that are as they were.
+                if not done and buffer._version != version:
                     buffer.copy_(value)
+
+
+@contextmanager
+def without_effects(state: State) -> Iterator[None]:
+    """Restore buffers and random states at the end."""
+    modules = [*state.modules.values()]
+    buffers = tuple([buffer for one in modules for buffer in one.buffers()])
+    restored = torch.autograd._unsafe_preserve_version_counter(buffers)  # type: ignore[attr-defined]
+    with restored, keeping_buffers(modules), preserving_generators([state.device]):
+        yield
 
 
 @contextmanager

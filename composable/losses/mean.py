@@ -27,10 +27,14 @@ class LossMeanWarning(UserWarning):
 
 
 def count_loss_tokens(targets: Any, ignore_index: int = _IGNORED) -> Tensor:
-    """Count the targets other than `ignore_index`, as a tensor on their device."""
+    """Count the targets other than `ignore_index`, as a tensor on their device.
+
+    Class indices below 0 are not labels, whatever value the loss ignores.
+    """
     if isinstance(targets, MixedTargets):
         kept, partner = (
-            (one != ignore_index).double() for one in (targets.targets, targets.partner_targets)
+            _is_label(one, ignore_index).double()
+            for one in (targets.targets, targets.partner_targets)
         )
         return torch.lerp(partner, kept, broadcast_weight(targets.weight, kept)).sum()
     if not isinstance(targets, Tensor):
@@ -41,7 +45,12 @@ def count_loss_tokens(targets: Any, ignore_index: int = _IGNORED) -> Tensor:
     if type(ignore_index) is not int or not -(2**63) <= ignore_index < 2**63:
         raise TypeError(f"ignore_index={ignore_index!r} must be an integer of 64 bits.")
     check_tensor("targets", targets)
-    return (targets != ignore_index).sum()
+    return _is_label(targets, ignore_index).sum()
+
+
+def _is_label(targets: Tensor, ignore_index: int) -> Tensor:
+    labeled = targets != ignore_index
+    return labeled if targets.is_floating_point() else labeled & (targets >= 0)
 
 
 @attrs.frozen(eq=False)
@@ -52,6 +61,11 @@ class Declared:
     by_outputs: Callable[[Any, Any], Any] | None = None
     by_name: bool = False
     """Whether a name declares it, and not a function of the user."""
+
+    @property
+    def is_approximate(self) -> bool:
+        """Whether examples are counted, whatever the loss is."""
+        return isinstance(self.by_batch, ExampleCounter)
 
     def weight(self, outputs: Any, batch: Any, device: torch.device) -> Any:
         """Return the weight of a part.
@@ -99,7 +113,7 @@ def declared_by(mean_over: Any, state: State) -> Declared | None:
         device = state.device
         return Declared(lambda batch: check_weight("loss_mean_over", mean_over(batch), device))
     raise ValueError(
-        f"loss_mean_over={mean_over!r} must be 'examples', 'tokens' (targets other than -100), "
+        f"loss_mean_over={mean_over!r} must be 'examples', 'tokens' (targets of at least 0), "
         "'next_tokens' (likewise, without the first token of each example), or a function of the "
         "batch, or of the outputs and the batch, that counts the terms of its loss; without it, "
         "they are found by the loss functions of PyTorch that the loss calls."

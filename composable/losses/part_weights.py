@@ -16,7 +16,16 @@ from composable.core.state import State
 from composable.losses.loss import ModelLoss, OutputLoss, function_of
 from composable.losses.terms import Term, Terms
 
-__all__ = ["Count", "SplitLossError", "TermWeights", "Weight", "name_of", "refused", "weigh"]
+__all__ = [
+    "ADVICE",
+    "Count",
+    "SplitLossError",
+    "TermWeights",
+    "Weight",
+    "name_of",
+    "refused",
+    "weigh",
+]
 
 Count: TypeAlias = Callable[[Any], Any]
 
@@ -25,22 +34,14 @@ class SplitLossError(ValueError):
     """A loss of a batch that can't be computed from the losses of its parts."""
 
 
-_CURES = (
-    "To compute it from the outputs for the whole batch, in one more forward pass, add WholeLoss() "
-    "to algorithms, or call composable.functional.cached_gradients in your own loop. Or declare "
-    "what the loss is a mean over: pass loss_mean_over='tokens', 'next_tokens', a function of the "
-    "batch or of the outputs and the batch, or 'examples', which may be an approximation, as in a "
-    "plain loop with DistributedDataParallel; or define loss_weight(outputs, batch) on the loss or "
-    "the model. Or don't split: train without grad_accum, microbatch_size, accumulate_batches and "
-    "several shards, and evaluate in one batch."
-)
+ADVICE = "Add WholeLoss() to algorithms, or declare by loss_mean_over= what it is a mean over."
 
 
 def refused(
     state: State, reason: str, kind: type[SplitLossError] = SplitLossError
 ) -> SplitLossError:
     """Return the error for a loss that can't be split."""
-    return kind(f"{name_of(state)} {reason}. {_CURES}")
+    return kind(f"{name_of(state)} {reason}. {ADVICE}")
 
 
 def name_of(state: State) -> str:
@@ -67,8 +68,8 @@ class Weight:
     """How the batch determines it: equal for all parts of a whole."""
     sum_may_remain: bool = False
     """Whether the loss times its factor may be other than 0 where the weight is 0."""
-    constant: float = 0.0
-    """A constant in the loss."""
+    constant: Any = 0.0
+    """A constant in the loss: a number, or a tensor."""
     factor: Any = attrs.field()
     """What the loss times it is a sum: the weight, or 1 where that is 0, and nothing divided."""
 
@@ -78,7 +79,9 @@ class Weight:
 
     def of_weight(self, loss: Tensor) -> Tensor:
         """Return the loss without its constant where the weight is 0."""
-        return loss - self.constant * (self.value == 0) if self.constant else loss
+        if isinstance(self.constant, float) and not self.constant:
+            return loss
+        return loss - self.constant * (self.value == 0)  # type: ignore[no-any-return]
 
 
 @attrs.frozen(eq=False)
@@ -106,7 +109,8 @@ class TermWeights:
         """The value and the weight of each term, with the constant in the first mean."""
         values = [term.value for term in self.terms.terms]
         mean = next(i for i, one in enumerate(self.weights) if one.value is not None)
-        values[mean] = values[mean] + self.terms.constant * (self.weights[mean].value != 0)
+        constant = self.terms.sum_of_constants
+        values[mean] = values[mean] + constant * (self.weights[mean].value != 0)
         return list(zip(values, self.weights, strict=True))
 
     def as_one(self) -> Weight | None:
@@ -135,7 +139,7 @@ class TermWeights:
         """Return the error for a place in which the totals of the weights are unknown."""
         return SplitLossError(
             f"{self.name} is a sum of terms with different divisors, and their totals are unknown "
-            f"{where}. {_CURES}"
+            f"{where}. {ADVICE}"
         )
 
 
@@ -159,7 +163,7 @@ def weigh(terms: Terms, state: State) -> Weight | TermWeights:
             first.of_batch if follows else None,
             source,
             any(one.sum_may_remain for one in divisors),
-            terms.constant,
+            terms.sum_of_constants,
             first.factor,
         )
     if all(one.value is None for one in divisors):

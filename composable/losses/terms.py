@@ -1,12 +1,12 @@
 """A loss as a sum of terms, each a constant times the result of a loss function."""
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 from torch import Tensor
 
 from composable.batches.divisors import Divisor, Same
-from composable.batches.source import Source
 
 __all__ = ["Factor", "Term", "Terms"]
 
@@ -18,8 +18,8 @@ class Factor:
     tensor: Tensor
     from_one: bool = False
     """Whether the factor is 1 minus the tensor."""
-    source: Source | None = None
-    """Where the tensor comes from, if it is a part of the batch."""
+    source: Any = None
+    """Where the tensor comes from, if it is a part of the batch or computed from parameters."""
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -85,16 +85,35 @@ class Terms:
 
     terms: tuple[Term, ...] = ()
     constant: float = 0.0
+    of_parameters: tuple[Term, ...] = ()
+    """Terms that are computed from parameters alone: constants, too."""
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether anything is added that is the same for all parts of a batch."""
+        return bool(self.constant or self.of_parameters)
+
+    @property
+    def sum_of_constants(self) -> Any:
+        """The constants: a number, or a tensor if any is computed from parameters."""
+        return sum((term.value for term in self.of_parameters), self.constant)
+
+    def map(self, function: Callable[[Term], Term], constant: float = 0.0) -> "Terms":
+        """Return these terms, each changed by a function, with another constant."""
+        both = self.terms, self.of_parameters
+        terms, of_parameters = (tuple([function(one) for one in some]) for some in both)
+        return Terms(terms, constant, of_parameters)
 
     @property
     def is_sum(self) -> bool:
         """Whether the loss of a batch is the sum of those of its parts."""
-        return not self.constant and all(term.divisor.value is None for term in self.terms)
+        return not self.has_constants and all(term.divisor.value is None for term in self.terms)
 
     @property
     def form(self) -> tuple[Any, ...]:
         """What the losses of all parts of a batch have in common."""
-        return (repr(self.constant), *[term.form for term in self.terms])
+        of_parameters = tuple([term.form for term in self.of_parameters])
+        return (repr(self.constant), of_parameters, *[term.form for term in self.terms])
 
     @property
     def single(self) -> bool:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from composable.batches.divisors import Divisor, divisor_of, is_loss_function, nonzero, sum_of
-from composable.batches.source import FOLLOWED, Sources
+from composable.batches.divisors import Divisor, Same, divisor_of, is_loss_function, nonzero, sum_of
+from composable.batches.source import FOLLOWED, Source, Sources
 from composable.losses.terms import Factor, Term, Terms
 
 __all__ = ["LossWatch", "eagerly", "mean_like", "ratio", "with_divisor"]
@@ -35,6 +35,8 @@ class LossWatch(TorchFunctionMode):
 
     Args:
         batch: The batch of the loss.
+        has_parameters: Whether the loss may have parameters, which would get the gradient NaN of a
+            mean over no label.
 
     Example:
         >>> from torch.nn.functional import cross_entropy
@@ -46,12 +48,13 @@ class LossWatch(TorchFunctionMode):
         [(0.5, tensor(2))]
     """
 
-    def __init__(self, batch: Any = None) -> None:
+    def __init__(self, batch: Any = None, *, has_parameters: bool = False) -> None:
         super().__init__()
+        self._has_parameters = has_parameters
         self._has_read = self._forward = False
         self._known: dict[int, tuple[Tensor, int, Terms]] = {}
         self._origins: dict[int, tuple[Tensor, Any]] = {}
-        self._of_parameters: dict[int, Tensor] = {}
+        self._of_parameters: dict[int, tuple[Tensor, int, Any]] = {}
         self._sources = Sources(batch)
         if _has_compiler():
             _hide_from_compiler()
@@ -84,9 +87,8 @@ class LossWatch(TorchFunctionMode):
         follow = _FOLLOWED.get(name)
         if func is ratio:
             result = args[0] / nonzero(args[1])
-        elif not self._forward and self._is_of_parameters(args):
-            result = func(*args, **kwargs)
-            self._of_parameters[id(result)] = result
+        elif not self._forward and (how := self._how_from_parameters((name, args, kwargs))):
+            result = self._call_of_parameters(func, name, args, kwargs, how)
         elif follow is not None:
             result = self._call_followed(follow, func, name, args, kwargs)
         elif is_loss_function(func):
@@ -100,12 +102,28 @@ class LossWatch(TorchFunctionMode):
             self._has_read = self._may_decide(args)
         return result
 
-    def _is_of_parameters(self, value: Any) -> bool:
-        """Return whether a value is computed from parameters alone, the same for all parts."""
-        if isinstance(value, (tuple, list)):
-            tensors = [one for one in value if isinstance(one, (Tensor, tuple, list))]
-            return bool(tensors) and all(map(self._is_of_parameters, tensors))
-        return isinstance(value, nn.Parameter) or self._of_parameters.get(id(value)) is value
+    def _call_of_parameters(self, func: Any, name: str, args: Any, kwargs: Any, how: Any) -> Any:
+        """Call a function of parameters alone."""
+        result = func(*args, **kwargs)
+        found = [*result] if name == "__iter__" or isinstance(result, (tuple, list)) else [result]
+        for i, one in enumerate(found):
+            if isinstance(one, Tensor):
+                self._of_parameters[id(one)] = one, one._version, (how, i)
+        return iter(found) if name == "__iter__" else result
+
+    def _how_from_parameters(self, value: Any) -> Any:
+        """Return how a value is computed from parameters alone, the same for all parts, or None."""
+        if isinstance(value, nn.Parameter):
+            return Same(value)
+        if isinstance(value, Tensor):
+            held = self._of_parameters.get(id(value))
+            return held[2] if held and held[0] is value and held[1] == value._version else None
+        parts = value.items() if isinstance(value, dict) else value
+        if not isinstance(value, (tuple, list, dict)) or not _has_tensors(value):
+            return None
+        how = self._how_from_parameters
+        found = [how(one) if _has_tensors(one) else repr(one) for one in parts]
+        return None if None in found else tuple(found)
 
     def _may_decide(self, args: tuple[Any, ...]) -> bool:
         """Return whether what is read may decide what the loss computes next."""
@@ -123,6 +141,8 @@ class LossWatch(TorchFunctionMode):
             result = (total / divisor.factor).to(total.dtype)
         else:
             result = func(*args, **kwargs)
+            if self._has_parameters and isinstance(divisor.value, Tensor):
+                result = torch.where(divisor.value == 0, 0.0, result)
         source = self._sources.of(divisor.targets)
         self._record(result, Terms((Term(result, attrs.evolve(divisor, source=source)),)))
         return result
@@ -140,7 +160,8 @@ class LossWatch(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor) or result.numel() != 1:
             return result
-        terms = follow(LossCall(result, origins, kwargs, before, self._sources))
+        constants = [self._how_from_parameters(one) for one in args]
+        terms = follow(LossCall(result, origins, kwargs, before, self._sources, constants))
         if terms is not None:
             self._record(result, terms)
         elif follow is _unchanged and result.ndim == 0 and args and result is not args[0]:
@@ -265,6 +286,8 @@ class LossCall(NamedTuple):
     before: list[Terms | None]
     """The terms of the arguments."""
     sources: Sources
+    constants: list[Any]
+    """How the arguments are computed from parameters alone, or None."""
 
     @property
     def is_binary(self) -> bool:
@@ -304,7 +327,7 @@ def _reduction(call: LossCall, value: int | None, name: str) -> Terms | None:
 
 
 def _negated(call: LossCall) -> Terms | None:
-    return _scaled(call.before[0], -1.0, call.sources) if call.before else None
+    return _scaled(call.before[0], -1.0, call) if call.before else None
 
 
 def _multiplied(call: LossCall) -> Terms | None:
@@ -312,8 +335,12 @@ def _multiplied(call: LossCall) -> Terms | None:
         return None
     (left, right), (first, second) = call.before, call.args
     if left is not None and right is None:
-        return _scaled(left, second, call.sources)
-    return _scaled(right, first, call.sources) if right is not None and left is None else None
+        return _scaled(left, second, call, call.constants[1])
+    return (
+        _scaled(right, first, call, call.constants[0])
+        if right is not None and left is None
+        else None
+    )
 
 
 def _divided(call: LossCall) -> Terms | None:
@@ -322,8 +349,10 @@ def _divided(call: LossCall) -> Terms | None:
     above, below = call.before
     if above is not None and below is not None and _is_mean(above, below):
         return _mean_of_sums(call.result, above, below.terms[0])
-    number = _number(call.args[1])
-    return _scaled(above, 1 / number, call.sources) if number else None
+    number, how = _number(call.args[1]), call.constants[1]
+    if how is not None:
+        return _scaled(above, 1 / call.args[1], call, ("1 /", how))
+    return _scaled(above, 1 / number, call) if number else None
 
 
 def _is_mean(above: Terms | None, below: Terms | None) -> bool:
@@ -347,17 +376,21 @@ def _mean_of_sums(result: Tensor, above: Terms, count: Term) -> Terms:
 def _added(call: LossCall, first: float = 1.0, second: float = 1.0) -> Terms | None:
     if not call.is_binary:
         return None
-    terms: list[Term] = []
-    constant = 0.0
-    for arg, known, factor in zip(call.args, call.before, (first, second), strict=True):
-        if known is None:
-            number = _number(arg)
-            if number is None:
-                return None
+    both: list[Terms] = []
+    for arg, known, how, factor in zip(
+        call.args, call.before, call.constants, (first, second), strict=True
+    ):
+        number = _number(arg)
+        if known is None and how is not None and not arg.ndim:
+            known = Terms((), 0.0, (Term(arg, Divisor(None, (how,))),))
+        elif known is None and number is not None:
             known = Terms((), number)
-        terms += [term.times(factor) for term in known.terms]
-        constant += known.constant * factor
-    return Terms(tuple(terms), constant)
+        if known is None:
+            return None
+        both.append(_scaled(known, factor, call))  # type: ignore[arg-type]
+    left, right = both
+    of_parameters = (*left.of_parameters, *right.of_parameters)
+    return Terms((*left.terms, *right.terms), left.constant + right.constant, of_parameters)
 
 
 def _interpolated(call: LossCall) -> Terms | None:
@@ -365,12 +398,12 @@ def _interpolated(call: LossCall) -> Terms | None:
     if call.kwargs or len(call.args) != 3:
         return None
     (start, end, _), weight = call.before, call.args[2]
-    if start is None or end is None:
+    if start is None or end is None or start.of_parameters or end.of_parameters:
         return None
     kept = start.constant if start.constant == end.constant else 0.0
     start, end = (attrs.evolve(one, constant=one.constant - kept) for one in (start, end))
-    start = _scaled(start, weight, call.sources, from_one=True)
-    end = _scaled(end, weight, call.sources)
+    start = _scaled(start, weight, call, from_one=True)
+    end = _scaled(end, weight, call)
     if start is None or end is None:
         return None
     return Terms((*start.terms, *end.terms), start.constant + end.constant + kept)
@@ -378,7 +411,7 @@ def _interpolated(call: LossCall) -> Terms | None:
 
 def _divided_again(call: LossCall) -> Terms | None:
     terms, count, total = call.before[1], call.args[2], call.args[3]
-    if terms is None or terms.constant:
+    if terms is None or terms.has_constants:
         return None
     values = [term.divisor.value for term in terms.terms]
     if any(isinstance(value, Tensor) or value != count for value in values):
@@ -400,22 +433,30 @@ def _constant(call: LossCall) -> Terms | None:
 
 
 def _scaled(
-    terms: Terms | None, factor: Any, sources: Sources, *, from_one: bool = False
+    terms: Terms | None, factor: Any, call: LossCall, how: Any = None, *, from_one: bool = False
 ) -> Terms | None:
-    """Return terms times a factor, or 1 minus it."""
+    """Return terms times a factor or 1 minus it, given how parameters determine it, if they do."""
     if terms is None:
         return None
     number = _number(factor)
     if number is not None:
         number = 1 - number if from_one else number
-        return Terms(tuple(one.times(number) for one in terms.terms), terms.constant * number)
+        return terms.map(lambda one: one.times(number), terms.constant * number)
     if not isinstance(factor, Tensor) or factor.ndim or terms.constant:
         return None
-    source = sources.of(factor)
-    if source is not None and (source.steps or source.reshaped):  # of some examples
+    if how is None and terms.of_parameters:
+        return None
+    source = how or call.sources.of(factor)
+    if isinstance(source, Source) and (source.steps or source.reshaped):  # of some examples
         source = None
     by = Factor(factor, from_one, source)
-    return Terms(tuple(one.times_tensor(by) for one in terms.terms))
+    return terms.map(lambda one: one.times_tensor(by))
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, (tuple, list, dict)):
+        return any(map(_has_tensors, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Tensor)
 
 
 def _number(value: Any) -> float | None:

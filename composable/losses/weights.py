@@ -9,6 +9,7 @@ the model, or else found by a `LossWatch`. A loss for which it is unknown is ref
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import attrs
@@ -20,10 +21,12 @@ from composable.losses.confirmation import (
     UNKNOWN,
     Confirmed,
     LossOf,
+    compare_declared,
+    innermost,
     terms_of,
     without_effects,
 )
-from composable.losses.loss import ModelLoss, OutputLoss, function_of
+from composable.losses.loss import ModelLoss, OutputLoss, TargetLoss, function_of
 from composable.losses.mean import Declared, check_weight
 from composable.losses.own_loss import OwnLoss
 from composable.losses.part_weights import (
@@ -31,6 +34,7 @@ from composable.losses.part_weights import (
     SplitLossError,
     TermWeights,
     Weight,
+    name_of,
     refused,
     weigh,
 )
@@ -56,6 +60,7 @@ class LossWeights:
     """Returns whether a flag is true on any process, if they must call the model alike."""
     _confirmed: Confirmed = attrs.field(factory=Confirmed)
     _own: OwnLoss | None = None
+    _compared: bool = False
 
     def of_batches(self, state: State) -> Count | None:
         """Return what computes the weight of a batch without its loss, if anything does."""
@@ -87,7 +92,10 @@ class LossWeights:
             state: The state with the loss.
             batch: The part, before algorithms replace it for the loss.
         """
-        return None if self.declared is not None else LossWatch(batch)
+        if self.declared is not None:
+            return None
+        plain = isinstance(state.loss_fn, TargetLoss) and state.loss_module is None
+        return LossWatch(batch, has_parameters=not plain)
 
     def around_loss(self, state: State, watch: LossWatch | None) -> AbstractContextManager[Any]:
         """Return a context for computing the loss of a part: eagerly, if the loss is watched."""
@@ -102,6 +110,8 @@ class LossWeights:
         loss: Tensor,
         watch: LossWatch | None,
         loss_of: LossOf,
+        batch: Any,
+        parts: int = 1,
     ) -> Weight | TermWeights:
         """Return the weight of a part, given its loss.
 
@@ -111,25 +121,65 @@ class LossWeights:
             loss: The loss of the part.
             watch: The mode in which it was computed.
             loss_of: Computes the loss of a state and outputs.
+            batch: The part, before algorithms replaced it for the loss.
+            parts: The number of parts of the batch, about.
 
         Raises:
             SplitLossError: It is unknown, or the loss is not a mean of those of its parts.
             TypeError: What is declared is not a number.
             ValueError: It is negative, not a number, or on another device.
         """
-        if self.declared is not None:
-            return Weight(self.declared.weight(outputs, state.batch, loss.device))
-        declared = _declared_by(state)
-        if declared is not None:
-            return Weight(check_weight("loss_weight", declared(outputs, state.batch), loss.device))
+        weight_of = self._declared_weight(state)
+        if weight_of is not None:
+            weight = weight_of(outputs, batch)
+            self.compare_declared(state, outputs, loss_of, batch)
+            return Weight(weight)
         own = self._own_loss(state) or self._found_in_forward(state, outputs, loss_of)
         if own is not None:
             return self._weigh_own(own, state, loss, watch)
         terms = None if watch is None else watch.terms_of(loss)
         if terms is None:
             raise refused(state, UNKNOWN)
-        self._confirmed.confirm(state, outputs, loss_of, terms)
-        return weigh(terms, state)
+        weight = weigh(terms, state)
+        self._confirmed.confirm(state, outputs, loss_of, terms, parts)
+        return weight
+
+    def _declared_weight(self, state: State) -> Callable[[Any, Any], Any] | None:
+        """Return the declared weight as a function of outputs and a batch, if there is one."""
+        if self.declared is not None:
+            return partial(self.declared.weight, device=state.device)
+        own = _declared_by(state)
+        if own is None:
+            return None
+        return lambda *part: check_weight("loss_weight", own(*part), state.device)
+
+    def compare_declared(self, state: State, outputs: Any, loss_of: LossOf, batch: Any) -> None:
+        """Compare a loss of outputs once with that of two halves, given their declared weights.
+
+        Args:
+            state: The state with the batch of a part, as the loss got it.
+            outputs: The outputs of the model.
+            loss_of: Computes the loss of a state and outputs.
+            batch: The part, before algorithms replaced it for the loss.
+
+        Raises:
+            SplitLossError: It is a sum, or not their mean; that of examples may be approximate.
+        """
+        if self._compared or state.batch_spec.count(batch) < 2:
+            return
+        self._compared = True
+        weight_of = self._declared_weight(state)
+        if weight_of is None or not isinstance(innermost(state.loss_fn), TargetLoss):
+            return
+        with without_effects(state):
+            terms = terms_of(state, outputs, loss_of)[1]
+        if terms is not None and terms.is_sum:
+            raise SplitLossError(
+                f"{name_of(state)} is a sum, and loss_mean_over or loss_weight declares a mean. "
+                "Omit the declaration: sums are added up."
+            )
+        if not (self.declared is not None and self.declared.is_approximate):
+            self._compared = compare_declared(state, outputs, loss_of, weight_of, batch)
 
     def weight_of_other(
         self, state: State, loss: Tensor, watch: LossWatch | None, own: Weight | TermWeights

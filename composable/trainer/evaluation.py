@@ -288,7 +288,9 @@ class EvaluatedLoss:
         """Return the terms of the loss of a batch, and the factor and the weight of each."""
         if self.reason is not None:
             raise self.reason
-        weight = self.weights.weigh(state, state.outputs, loss, self.watch, self.loss_of)
+        weight = self.weights.weigh(
+            state, state.outputs, loss, self.watch, self.loss_of, state.batch
+        )
         if self.form is not None and self.form != weight.form:
             raise other_form("the batches of an evaluation")
         self.form = weight.form

@@ -133,7 +133,7 @@ class ModelOptions:
         loss_fn: `loss_fn(outputs, targets)`, a tensor without dimensions. A module is moved to the
             device, trained, switched to evaluation mode and saved like the model.
         loss_mean_over: What the loss is a mean over, so that the parts of a batch add up to it:
-            "examples", "tokens" (targets other than -100), "next_tokens" (likewise, without the
+            "examples", "tokens" (targets of at least 0), "next_tokens" (likewise, without the
             first token of each example, for a model that shifts its labels), or a function of the
             batch, or of the outputs and the batch, that counts. Default: the `loss_weight` of the
             loss or the model, or what the loss functions of PyTorch that the loss calls divide by;

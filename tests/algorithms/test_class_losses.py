@@ -202,3 +202,37 @@ def test_known_cross_entropy_of_logits_with_classes_last_is_rejected():
 
     with pytest.raises(ValueError, match=r"classes in dimension 1 .*transpose\(1, -1\)"):
         LabelSmoothing()(Event.BEFORE_LOSS, state)
+
+
+SEVERAL = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0]]).repeat(3, 1)
+
+
+def test_refuses_several_labels_in_any_batch():
+    one = torch.eye(CLASSES).repeat(2, 1)
+    inputs = images(None, False, 0)[0]
+    trainer = make_trainer(
+        model(0),
+        loss_fn=nn.functional.binary_cross_entropy_with_logits,
+        train_dataloader=[(inputs, one), (inputs, SEVERAL)],
+        max_duration="1ep",
+        algorithms=[LabelSmoothing()],
+    )
+
+    with pytest.raises(
+        ValueError, match=r"LabelSmoothing needs class indices, .* sums from 2 to 2"
+    ):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 1
+
+
+@pytest.mark.parametrize("algorithm", [LabelSmoothing(0.0), MixUp(1e-6)])
+def test_a_class_index_below_0_is_no_label_whatever_the_loss_ignores(algorithm):
+    inputs, targets = images(None, True, 2)
+
+    def loss_fn(outputs, targets):
+        return cross_entropy(outputs, targets, ignore_index=-1)
+
+    batch = inputs, targets.clamp(min=-1)
+    expected = trained(loss_fn, batch, 2)
+
+    torch.testing.assert_close(trained(loss_fn, batch, 2, [algorithm]), expected)

@@ -401,7 +401,7 @@ def test_a_model_with_a_loss_of_its_own_gets_the_batch_of_the_whole():
 
 
 def test_the_error_about_a_split_offers_the_loss_of_the_whole():
-    with pytest.raises(SplitLossError, match=r"add WholeLoss\(\) to algorithms"):
+    with pytest.raises(SplitLossError, match=r"Add WholeLoss\(\) to algorithms"):
         pair_run(TwoEncoders(), grad_accum=3)
 
 
