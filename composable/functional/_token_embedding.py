@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from composable._support.checks import check_tensor
 from composable._support.embeddings import input_embeddings
+from composable._support.recomputation import cannot_recompute, in_backward
 from composable._support.surgery import report_nothing
 
 from ._reclass import keeps_forward_of
@@ -37,16 +38,28 @@ class BoundedEmbedding(nn.Module):
     kind = "embeddings of earlier tokens"
     boundaries: Mapping[str, Tensor | None] | None = None
     connected: bool = False
+    bounded: bool = False
+    """Whether a module around it notes boundaries in each call."""
 
     def documents(self, shape: torch.Size) -> Tensor | None:
-        """Return the number of the document of each token; None for one document a row."""
-        return None if self.boundaries is None else _documents(self.boundaries, shape)
+        """Return the number of the document of each token; None for one document a row.
+
+        Raises:
+            RuntimeError: It is recomputed without the module that notes the boundaries.
+        """
+        if self.boundaries is None:
+            if self.bounded and in_backward():
+                raise cannot_recompute(
+                    f"{self.kind} alone", "checkpoint blocks, or the whole model"
+                )
+            return None
+        return _documents(self.boundaries, shape)
 
 
 def connect(model: nn.Module) -> None:
     """Pass the boundaries of each call to the embeddings that are new, and refuse caches."""
     for module, parent in list(_parents(model)):
-        names = tuple(_parameters(parent))
+        names, module.bounded = tuple(_parameters(parent)), True
         parent.register_forward_pre_hook(partial(_note_boundaries, module, names), with_kwargs=True)
         parent.register_forward_hook(partial(_forget_boundaries, module))
     for one in model.modules():

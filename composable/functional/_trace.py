@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -14,6 +15,7 @@ class Trace:
 
     def __init__(self) -> None:
         self.kept: dict[Any, Tensor] = {}
+        self.with_graph = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Trace, ()
@@ -25,6 +27,7 @@ class Trace:
     def keep(self, key: Any, tensor: Tensor) -> None:
         """Keep a tensor for later layers."""
         self.kept[key] = tensor
+        self.with_graph = torch.is_grad_enabled()
 
     def get(self, key: Any, like: Tensor, method: str) -> Tensor:
         """Return a kept tensor.
@@ -35,16 +38,19 @@ class Trace:
             method: The method, for errors.
 
         Raises:
-            RuntimeError: It was not kept in this call.
+            RuntimeError: It was not kept in this call, or without the graph of its gradient.
             ValueError: It has another shape.
         """
-        if key not in self.kept:
+        tensor = self.kept.get(key)
+        if tensor is None or (
+            torch.is_grad_enabled() > self.with_graph
+            and tensor.is_floating_point() > tensor.requires_grad
+        ):
             raise RuntimeError(
                 f"{method} needs what an earlier layer computed in the same call, which is not "
                 "known: call the whole model on token ids, and don't recompute its layers in the "
                 "backward pass (activation checkpointing)."
             )
-        tensor = self.kept[key]
         if tensor.shape != like.shape:
             raise ValueError(
                 f"{method} needs layers of one shape, but an earlier one has "

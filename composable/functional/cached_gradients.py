@@ -4,11 +4,13 @@ Gao, Zhang, Han and Callan, "Scaling Deep Contrastive Learning Batch Size under 
 Setup", 2021, https://arxiv.org/abs/2101.06983
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from composable._support.checks import check_generator, check_is_callable, check_tensors, kind_of
 from composable._support.generators import preserving_generators
@@ -49,8 +51,8 @@ def cached_gradients(
     Args:
         forward: Returns the outputs of a part: a tensor with a row for each example, or such
             tensors in mappings, tuples, lists and dataclasses. It is called twice for each part,
-            with the same random numbers of PyTorch, and must return the same outputs. Each call
-            writes running statistics, such as those of batch norm.
+            with the same random numbers of PyTorch and the same buffers of the modules that it
+            calls, and must return the same outputs.
         parts: The parts of a batch, each in the form that `forward` takes.
         loss_fn: Returns the loss of the outputs for the whole batch, which are those of the parts,
             concatenated: a tensor without dimensions. It is called once.
@@ -94,9 +96,9 @@ def cached_gradients(
     *seeds, last = torch.randint(2**63 - 1, (len(parts) + 1,), generator=generator).tolist()
     with preserving_generators(one.device for one in params.values()) as seed_all:
         outputs = []
-        for part, seed in zip(parts, seeds, strict=True):
-            seed_all(seed)
-            with torch.no_grad():
+        with torch.no_grad(), _restoring_buffers():
+            for part, seed in zip(parts, seeds, strict=True):
+                seed_all(seed)
                 outputs.append(_as_leaves(forward(part)))
         seed_all(last)
         loss, grads, of_outputs = _gradients_of_loss(loss_fn, outputs, trained)
@@ -106,6 +108,21 @@ def cached_gradients(
             again = list(tensors_of(forward(part)))
             _add(grads, _product(again, cached, trained))
     return WholeGradients(loss, {name: grads.get(name) for name in params})
+
+
+@contextmanager
+def _restoring_buffers() -> Iterator[None]:
+    """Restore the buffers of the modules that are called, at the end of a block."""
+    before: dict[Tensor, Tensor] = {}
+
+    def note(module: torch.nn.Module, _: Any) -> None:
+        buffers = {one for one in module._buffers.values() if one is not None}
+        before.update({one: one.clone() for one in buffers - before.keys()})
+
+    with register_module_forward_pre_hook(note):
+        yield
+    for buffer, copy in before.items():
+        buffer.copy_(copy)
 
 
 def _as_leaves(outputs: Any) -> Any:

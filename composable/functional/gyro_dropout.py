@@ -19,6 +19,7 @@ from composable._support.checks import (
     check_order,
     check_range,
 )
+from composable._support.recomputation import refuse_recomputation
 from composable._support.sampling import generator_device
 from composable._support.spatial import laid_out_like
 
@@ -150,7 +151,8 @@ class GyroDropoutLayer(nn.Dropout):
         if not self.training or self.p == 0:
             return inputs
         batch, *features = inputs.shape or (1,)
-        masks = self._masks(prod(features))
+        steps = refuse_recomputation(self.steps, "GyroDropout")
+        masks = self._masks(prod(features), steps)
         slices = torch.arange(batch, device=inputs.device) * self.tau // max(1, batch)
         # A product, as in torch's dropout: on a CPU torch.where takes far longer.
         factors = (masks / (1 - self.p)).to(inputs.dtype).index_select(0, slices)
@@ -158,9 +160,9 @@ class GyroDropoutLayer(nn.Dropout):
         # The memory format of the factors determines that of the result.
         return inputs * laid_out_like(factors.view(inputs.shape), inputs)
 
-    def _masks(self, features: int) -> Tensor:
+    def _masks(self, features: int, steps: Tensor) -> Tensor:
         """Return the masks in use, `[tau, features]`: True for entries to keep."""
-        first = self.steps // self.stay * self.tau
+        first = steps // self.stay * self.tau
         places = first + torch.arange(self.tau, device=self.seed.device)
         order = self._order(places // self.sigma)
         ids = order.gather(1, rearrange(places % self.sigma, "tau -> tau 1"))

@@ -1,7 +1,8 @@
 """Schedule-free SGD and AdamW.
 
-Defazio et al., "The Road Less Scheduled", NeurIPS 2024, https://arxiv.org/abs/2405.15682. Names,
-defaults and results are those of the package `schedulefree`.
+Defazio et al., "The Road Less Scheduled", NeurIPS 2024, https://arxiv.org/abs/2405.15682. Names and
+defaults are those of the package `schedulefree`, and so are the results if all parameters have a
+gradient in every step. The package counts steps by group.
 """
 
 import math
@@ -70,7 +71,7 @@ class ScheduleFree(BaseOptimizer):
             group["train_mode"], group["weight_sum"] = True, 0.0
             for p in self._started(group):
                 self.state[p].pop("y", None)
-                self.state[p]["z"] = p.detach().clone()
+                self.state[p] |= {"z": p.detach().clone(), "weight_sum": 0.0}
 
     @torch.no_grad()
     def averaged_weights(self) -> dict[Tensor, Tensor]:
@@ -112,21 +113,27 @@ class ScheduleFree(BaseOptimizer):
 
     def step_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
         """Update the parameters of a group; without one that has a gradient, count the step."""
-        lr, weight = _advance(group)
-        if not params:
-            return
+        last, total = group["k"], group["weight_sum"]  # the package saves no others
+        lr = _advance(group)
+        alike: dict[tuple[int, float], list[Tensor]] = {}
         for p in params:
-            if "z" not in self.state[p]:
-                self.state[p]["z"] = p.detach().clone()
-                self.state[p] |= {name: torch.zeros_like(p) for name in self._moments}
-        y, z = _real(params), _real([self.state[p]["z"] for p in params])
-        updates = self._updates(params, group)
-        if group["weight_decay"]:
-            torch._foreach_add_(updates, y, alpha=group["weight_decay"])
-        # y' without x: the equations of schedule_free_step.
-        torch._foreach_lerp_(y, z, weight)
-        torch._foreach_add_(y, updates, alpha=lr * (self._momentum(group) * (1 - weight) - 1))
-        torch._foreach_sub_(z, updates, alpha=lr)
+            state = self.state[p]
+            if "z" not in state:
+                state |= {"z": p.detach().clone(), "step": 0, "weight_sum": 0.0}
+                state |= {name: torch.zeros_like(p) for name in self._moments}
+            step = state["step"] = state.get("step", last) + 1
+            weight = _weight(step, group)
+            own = state["weight_sum"] = state.get("weight_sum", total) + weight
+            alike.setdefault((step, weight / own if own else 0.0), []).append(p)
+        for (step, weight), some in alike.items():  # one, unless some had no gradients
+            y, z = _real(some), _real([self.state[p]["z"] for p in some])
+            updates = self._updates(some, group, step)
+            if group["weight_decay"]:
+                torch._foreach_add_(updates, y, alpha=group["weight_decay"])
+            # y' without x: the equations of schedule_free_step.
+            torch._foreach_lerp_(y, z, weight)
+            torch._foreach_add_(y, updates, alpha=lr * (self._momentum(group) * (1 - weight) - 1))
+            torch._foreach_sub_(z, updates, alpha=lr)
 
     def _started(self, group: dict[str, Any]) -> list[Tensor]:
         return [p for p in group["params"] if "z" in self.state.get(p, ())]
@@ -140,7 +147,7 @@ class ScheduleFree(BaseOptimizer):
     def _momentum(self, group: dict[str, Any]) -> float:
         raise NotImplementedError
 
-    def _updates(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    def _updates(self, params: list[Tensor], group: dict[str, Any], step: int) -> list[Tensor]:
         raise NotImplementedError
 
     def _check(self, options: dict[str, Any]) -> None:
@@ -159,8 +166,9 @@ class SGDScheduleFree(ScheduleFree):
     y' = (1 - \beta)\, z' + \beta x', \qquad
     c_t = \frac{t^r \hat\gamma_t^{\,p}}{\sum_{s \le t} s^r \hat\gamma_s^{\,p}}$$
 
-    with $\hat\gamma_t$ the largest learning rate so far. The learning rate rises linearly in the
-    first `warmup_steps` steps and is constant afterwards.
+    with $\hat\gamma_t$ the largest learning rate so far; $t$ counts the steps in which a parameter
+    has a gradient. The learning rate rises linearly in the first `warmup_steps` steps and is
+    constant afterwards.
 
     Args:
         params: The parameters, or groups of them.
@@ -209,7 +217,7 @@ class SGDScheduleFree(ScheduleFree):
     def _momentum(self, group: dict[str, Any]) -> float:
         return float(group["momentum"])
 
-    def _updates(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    def _updates(self, params: list[Tensor], group: dict[str, Any], step: int) -> list[Tensor]:
         return [grad.clone() for grad in _gradients(params)]
 
     def _check(self, options: dict[str, Any]) -> None:
@@ -278,12 +286,12 @@ class AdamWScheduleFree(ScheduleFree):
     def _momentum(self, group: dict[str, Any]) -> float:
         return float(group["betas"][0])
 
-    def _updates(self, params: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    def _updates(self, params: list[Tensor], group: dict[str, Any], step: int) -> list[Tensor]:
         grads, beta = _gradients(params), group["betas"][1]
         squares = _real([self.state[p]["exp_avg_sq"] for p in params])
         torch._foreach_mul_(squares, beta)
         torch._foreach_addcmul_(squares, grads, grads, value=1 - beta)
-        roots = torch._foreach_div(squares, 1 - beta ** group["k"])
+        roots = torch._foreach_div(squares, 1 - beta**step)
         torch._foreach_sqrt_(roots)
         torch._foreach_add_(roots, group["eps"])
         if any(root.device.type != "cpu" for root in roots):
@@ -298,16 +306,20 @@ class AdamWScheduleFree(ScheduleFree):
         check_betas("betas", options["betas"], first="(]")
 
 
-def _advance(group: dict[str, Any]) -> tuple[float, float]:
-    """Count a step of a group; return its learning rate and its weight in the average."""
+def _advance(group: dict[str, Any]) -> float:
+    """Count a step of a group, as the package does; return its learning rate."""
     group["k"] = k = group["k"] + 1
     warmup = group["warmup_steps"]
     lr = float(group["lr"]) * (k / warmup if k <= warmup else 1.0)
     group["scheduled_lr"] = lr
     group["lr_max"] = max(lr, group["lr_max"])
-    weight = k ** group["r"] * group["lr_max"] ** group["weight_lr_power"]
-    group["weight_sum"] += weight
-    return lr, weight / group["weight_sum"] if group["weight_sum"] else 0.0
+    group["weight_sum"] += _weight(k, group)
+    return lr
+
+
+def _weight(step: int, group: dict[str, Any]) -> float:
+    """Return the weight of a step in the average."""
+    return float(step ** group["r"] * group["lr_max"] ** group["weight_lr_power"])
 
 
 def _gradients(params: list[Tensor]) -> list[Tensor]:

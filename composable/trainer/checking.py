@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckError", "CheckReport", "check_run"]
 
+_ROUNDING = 1e-5
+"""The relative difference of two losses that a device may make."""
 _STEPS = 3  # of which the first one is slower than the others
 _KEPT = ("guard", "progress", "data")
 """Parts that are compared with the checkpoint alone: a trial does not undo what restores them."""
@@ -42,6 +44,8 @@ _CURES = {
     "step": "the backward pass, an algorithm or an optimizer raised it; try without algorithms=",
     "evaluation": "look at the loader and the metrics of this evaluator",
     "save": "save_folder must be on a disk that can be written and has room",
+    "state": "let the module call self.register_buffer(name, tensor) in its constructor, and write "
+    "to this buffer: checkpoints hold buffers",
     "resume": "load_state_dict of each part must accept what its state_dict returned",
 }
 _MEMORY_CURE = "lower the batch size, raise grad_accum=, or use a precision= of 16 bits"
@@ -51,7 +55,7 @@ class CheckError(RuntimeError):
     """A part of a run failed in a check.
 
     Args:
-        part: "data", "model", "loss", "step", "evaluation", "save" or "resume".
+        part: "data", "model", "loss", "step", "evaluation", "save", "resume" or "state".
         error: The error that it raised.
     """
 
@@ -118,7 +122,7 @@ def check_run(
             one = attrs.evolve(evaluator, dataloader=_first(evaluator.dataloader))
             run.evaluation.evaluate(run.state, one)
     if not checkpoints.options.dry_run:
-        memory["checkpoint"] = _save_and_resume(checkpoints, seconds)
+        memory["checkpoint"] = _save_and_resume(trial, checkpoints, seconds, first)
     steps = _steps(run.state)
     return CheckReport(seconds, memory, None if steps is None else steps * seconds["step"])
 
@@ -161,22 +165,48 @@ def _first(loader: Any) -> list[Any]:
         raise ValueError("the loader returned no batch; check the dataset.") from None
 
 
-def _save_and_resume(checkpoints: "Checkpoints", seconds: dict[str, float]) -> int:
-    """Write a checkpoint next to the folder of the run, restore it, and return its size."""
-    run, options = checkpoints.run, checkpoints.options
-    state, seconds["save"] = run.state, 0.0  # before that of the resume in it
-    with tempfile.TemporaryDirectory(prefix="composable-check-") as elsewhere:
-        folder = options.save_folder
-        with _part("save", seconds, "save"), _folder_near(folder, Path(elsewhere)) as near:
+def _save_and_resume(
+    trial: TrialRun, checkpoints: "Checkpoints", seconds: dict[str, float], batch: Any
+) -> int:
+    """Write a checkpoint next to the folder of the run, restore it, and return its size.
+
+    A step follows, and is compared with the same step before.
+    """
+    run, state = checkpoints.run, checkpoints.run.state
+    with (
+        tempfile.TemporaryDirectory(prefix="composable-check-") as elsewhere,
+        _part("save", {}, ""),
+        _folder_near(checkpoints.options.save_folder, Path(elsewhere)) as near,
+    ):
+        with _part("save", seconds, "save"):
             path = checkpoints.write(near / "checkpoint", weights_only=False, overwrite=False)
-            size = sum(file.stat().st_size for file in path.iterdir())
+        with _part("state", {}, ""):
+            loss = float(trial.step(batch, _STEPS))
             try:
                 with _part("resume", seconds, "resume"):
                     _restore(checkpoints, path)
             finally:
                 run.state = state
-    seconds["save"] -= seconds["resume"]
-    return size
+            _compare_step(trial, batch, loss)
+        return sum(file.stat().st_size for file in path.iterdir())
+
+
+def _compare_step(trial: TrialRun, batch: Any, expected: float) -> None:
+    """Check that the step after a resume has the loss of the same step before.
+
+    Raises:
+        ValueError: It has another.
+    """
+    model, attributes = trial.run.state.model, trial.attributes
+    names = {module: name for name, module in model.named_modules(prefix="model")}
+    changed = [f"{names.get(one, 'loss_fn')}.{name}" for one, name in attributes.changed()[:3]]
+    attributes.restore()  # to what a new process has
+    loss = float(trial.step(batch, _STEPS))
+    if math.isfinite(expected) and not math.isclose(loss, expected, rel_tol=_ROUNDING):
+        raise ValueError(
+            f"the loss of a step is {expected:.6g}, and {loss:.6g} after a resume: a forward pass "
+            f"changed {', '.join(changed) or 'a state outside modules'}, which no checkpoint has."
+        )
 
 
 def _restore(checkpoints: "Checkpoints", path: Path) -> None:

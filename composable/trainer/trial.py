@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import starmap, zip_longest
 from typing import Any
 
 import attrs
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable._support.extras import needs
+from composable._support.tree import leaves_of, map_tensors, tensors_of
+from composable.checkpoint.compare import same_bits
 from composable.core.state import State
 from composable.data.fetching import is_map_style, without_workers
 from composable.data.grouping import batches_of
@@ -33,6 +36,7 @@ class TrialRun:
     """A run whose next steps are undone at the end of a block."""
 
     run: Run
+    attributes: "Attributes"
 
     def batches(self, loader: Iterable[Any] | None = None) -> Iterator[Any]:
         """Iterate without end over batches: by default, those that the run trains on next.
@@ -140,7 +144,9 @@ def trial(run: Run) -> Iterator[TrialRun]:
     """
     guard = run.guard
     guard.flush()
+    attributes = Attributes.of(run.state)
     undo = [
+        attributes.restore,
         _tensors(run.state),
         *map(_optimizer, base_optimizers(run.state.optimizers)),
         *(_part(run.parts[name]) for name in _PARTS),
@@ -150,7 +156,7 @@ def trial(run: Run) -> Iterator[TrialRun]:
     run.compose()
     try:
         start_training(run.state)
-        yield TrialRun(run)
+        yield TrialRun(run, attributes)
     finally:
         run.guard = guard
         for one in undo:
@@ -158,16 +164,12 @@ def trial(run: Run) -> Iterator[TrialRun]:
 
 
 def _tensors(state: State) -> Callable[[], None]:
-    """Return a function that restores the modules: their tensors, gradients and modes."""
-    saved = [
-        (module, module.training, dict(module._buffers), [*_own(module)])
-        for module in all_modules(state)
-    ]
+    """Return a function that restores parameters, buffers and gradients."""
+    saved = [(module, dict(module._buffers), [*_own(module)]) for module in all_modules(state)]
 
     @torch.no_grad()
     def restore() -> None:
-        for module, training, buffers, tensors in saved:
-            module.training = training
+        for module, buffers, tensors in saved:
             module._buffers.update(buffers)
             for tensor, value, grad in tensors:
                 tensor.copy_(value)
@@ -181,6 +183,54 @@ def _own(module: nn.Module) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
     for tensor in (*module._parameters.values(), *module._buffers.values()):
         if tensor is not None:
             yield tensor, tensor.detach().clone(), tensor.grad
+
+
+@attrs.frozen(eq=False)
+class Attributes:
+    """The attributes of the modules of a run, with copies of their tensors."""
+
+    saved: list[tuple[nn.Module, dict[str, Any]]]
+
+    @classmethod
+    def of(cls, state: State) -> "Attributes":
+        """Copy the attributes."""
+        return cls([(one, map_tensors(torch.clone, _rest(one))) for one in all_modules(state)])
+
+    def changed(self) -> list[tuple[nn.Module, str]]:
+        """Return the attributes with other tensors or numbers, also in tuples, lists and dicts."""
+        return [
+            (module, name)
+            for module, old in self.saved
+            for name, new in {**dict.fromkeys(old), **_rest(module)}.items()
+            if any(starmap(_differ, zip_longest(leaves_of(old.get(name)), leaves_of(new))))
+        ]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore the attributes that have changed."""
+        saved = dict(self.saved)
+        for module, name in self.changed():
+            vars(module).pop(name, None)
+            if name in saved[module]:
+                vars(module)[name] = map_tensors(torch.clone, saved[module][name])
+
+
+_OWN = vars(nn.Module()).keys() - {"training"}
+_VALUES = (Tensor, int, float, complex)
+
+
+def _rest(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes that are neither those of every module nor lists of its parameters."""
+    rest = ((name, value) for name, value in vars(module).items() if name not in _OWN)
+    return {n: v for n, v in rest if not any(isinstance(t, nn.Parameter) for t in tensors_of(v))}
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Return whether two leaves are not the same tensor or number; all else is taken for equal."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return not same_bits(one, other)
+    has_value = isinstance(one, _VALUES) or isinstance(other, _VALUES)
+    return has_value and (type(one) is not type(other) or one != other)
 
 
 def _optimizer(optimizer: Optimizer) -> Callable[[], None]:

@@ -50,8 +50,8 @@ def test_training_weights_and_average_have_the_bits_of_the_package(name, options
     package = getattr(schedulefree, name)(groups(theirs), **options)
     package.train()
 
-    stepped(mine, ours)
-    stepped(package, theirs)
+    stepped(mine, ours, missing=None)
+    stepped(package, theirs, missing=None)
 
     assert same(ours, theirs)
     mine.eval()
@@ -149,6 +149,21 @@ def test_optimizer_takes_the_steps_of_the_function():
     expected, _ = F.schedule_free_step(y, z, ones, lr=group["lr"], weight=1 / 3, momentum=0.8)
     for p, value in zip(params, expected.values(), strict=True):
         assert_close(p.detach(), value)
+
+
+@pytest.mark.parametrize("start", [0, 1, 300])
+def test_first_step_of_a_parameter_moves_it_by_the_learning_rate_whenever_it_comes(start):
+    first, later = parameters(shapes=[(2,), (2,)])
+    optimizer, before = AdamWScheduleFree([first, later], lr=0.01), later.detach().clone()
+    for step in range(start + 1):
+        first.grad = torch.ones(2, dtype=first.dtype)
+        later.grad = torch.full_like(later, 4.0) if step == start else None
+        optimizer.step()
+
+    assert_close(before - later.detach(), torch.full_like(before, 0.01))
+    assert optimizer.state[later]["step"] == 1
+    optimizer.eval()
+    assert_close(before - later.detach(), torch.full_like(before, 0.01))
 
 
 # --- a loop of one's own ---

@@ -48,13 +48,14 @@ def stepped(
     params: Iterable[nn.Parameter],
     steps: int = 6,
     between: Callable[[], Any] = lambda: None,
+    missing: tuple[int, int] | None = (2, 1),
 ) -> list[Tensor]:
-    """Step with the same gradients, one of which is missing once, and changing rates."""
+    """Step with the same gradients, one of which is missing in one step, and changing rates."""
     generator, params = torch.Generator().manual_seed(1), list(params)
     for step in range(steps):
         for i, p in enumerate(params):
             p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
-            if (step, i) == (2, 1):
+            if (step, i) == missing:
                 p.grad = None
         for group in optimizer.param_groups:
             group["lr"] *= 0.9

@@ -87,6 +87,77 @@ def test_run_after_a_check_is_the_run_without_one(start, changes, tmp_path):
     assert all(same_bits(found[name], expected[name]) for name in found)
 
 
+class Reader(nn.Module):
+    """A recurrent model that keeps its hidden state from batch to batch."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.kept, self.cell = kept, nn.LSTM(2, 4, batch_first=True)
+        self.score = nn.Linear(4, CLASSES)
+        if kept == "buffer":
+            self.register_buffer("hidden", torch.zeros(2, 1, 8, 4))
+        else:
+            self.hidden = None
+
+    def forward(self, x):
+        hidden = tuple(self.hidden.values()) if self.kept == "dict" and self.hidden else self.hidden
+        outputs, (h, c) = self.cell(x.unflatten(1, (3, 2)), None if hidden is None else (*hidden,))
+        h, c = h.detach(), c.detach()
+        kinds = {"tuple": (h, c), "list": [h, c], "dict": {"h": h, "c": c}}
+        self.hidden = kinds.get(self.kept, torch.stack([h, c]))
+        return self.score(outputs[:, -1])
+
+
+@pytest.mark.parametrize("start", ["0ba", "2ba"])
+@pytest.mark.parametrize("kept", ["tuple", "list", "dict", "tensor", "buffer"])
+def test_hidden_state_in_an_attribute_is_named_and_restored(kept, start):
+    def run(checked):
+        torch.manual_seed(0)
+        trainer = make(Reader(kept), eval_dataloader=None, metrics=None, algorithms=[])
+        if start != "0ba":
+            trainer.fit(duration=start)
+        if not checked:
+            return weights(trainer)
+        if kept == "buffer":
+            trainer.check()
+            return weights(trainer)
+        with pytest.raises(
+            CheckError, match=r"changed model\.hidden, which no checkpoint.*\n.*buffer"
+        ):
+            trainer.check()
+        return weights(trainer)
+
+    plain, checked = run(False), run(True)
+
+    assert all(same_bits(plain[name], checked[name]) for name in plain)
+
+
+def test_outputs_that_a_module_notes_are_no_state():
+    class Noting(nn.Linear):
+        last = None
+
+        def forward(self, x):
+            self.last = super().forward(x)
+            return self.last
+
+    trainer = make(Noting(FEATURES, CLASSES))
+    trainer.check()
+
+    assert trainer.state.model.last is None
+
+
+def test_count_outside_of_the_modules_is_found():
+    calls = []
+
+    class Counting(nn.Linear):
+        def forward(self, x):
+            calls.append(len(calls))
+            return super().forward(x) * (1 + len(calls))
+
+    with pytest.raises(CheckError, match="changed a state outside modules"):
+        make(Counting(FEATURES, CLASSES)).check()
+
+
 def test_nothing_is_logged_written_or_changed(tmp_path):
     log, folder = InMemoryLogger(), tmp_path / "runs" / "a"
     trainer = make(loggers=[log], save_folder=folder)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from composable._support.recomputation import cannot_recompute
+
 __all__: list[str] = []
 
 
@@ -138,12 +140,15 @@ class _Interception(TorchFunctionMode):
     def __init__(self, changes: list[AttentionChange], heads: int, hidden: Tensor) -> None:
         super().__init__()
         self.changes, self.heads, self.hidden, self.calls = changes, heads, hidden, 0
+        self.with_graph = torch.is_grad_enabled()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is scaled_dot_product_attention:
+            if torch.is_grad_enabled() != self.with_graph:
+                raise cannot_recompute(f"{self.changes[0].method} alone", "checkpoint whole blocks")
             self.calls += 1
             return self.changed(*args, **kwargs)
         if func is Tensor.unflatten:  # torch.compile can't trace the method within a mode
