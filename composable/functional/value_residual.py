@@ -101,9 +101,7 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
 class ValueResidual(nn.Module):
     """The scales of a layer, and the values of the first layer."""
 
-    def __init__(
-        self, trace: Trace, index: int, width: int, *, share: float, like: Tensor
-    ) -> None:
+    def __init__(self, trace: Trace, index: int, width: int, *, share: float, like: Tensor) -> None:
         super().__init__()
         self.trace, self.index, self.width = trace, index, width
         if index:
