@@ -1,4 +1,4 @@
-"""Law: what a surgery has changed survives what is done to a model from outside."""
+"""Law: a changed model survives copies, skipped blocks, nested tensors, errors and adapters."""
 
 import copy
 import io
@@ -138,8 +138,8 @@ def stop(*_):
 
 
 @contextmanager
-def leaving_out(model, dropped):
-    """Leave blocks of a GPT-2 out of its calls, as an early exit does."""
+def skipping(model, dropped):
+    """Skip blocks of a GPT-2 in its calls, as an early exit does."""
     base, blocks = model.transformer, model.transformer.h
     base.h = nn.ModuleList(one for i, one in enumerate(blocks) if i not in dropped)
     try:
@@ -162,13 +162,13 @@ def test_a_call_depends_on_no_earlier_call(names):
         alone.load_state_dict(used.state_dict())  # the count of steps of some layers
         for model in (alone, used):
             model.zero_grad()
-            with leaving_out(model, dropped), torch.set_grad_enabled(step != 1):
+            with skipping(model, dropped), torch.set_grad_enabled(step != 1):
                 outputs = logits(model, ids, seed=step)
                 if outputs.requires_grad:
                     outputs.square().mean().backward()
             found.append([outputs, *(p.grad for p in model.parameters() if p.grad is not None)])
         assert_close(*found, rtol=0, atol=0)
-        with suppress(Stopped), leaving_out(used, (step % LAYERS,)) as blocks:
+        with suppress(Stopped), skipping(used, (step % LAYERS,)) as blocks:
             blocks[-1].ln_1.register_forward_pre_hook(stop)
             logits(used, ids, attention_mask=(ids > 8).long())
         blocks[-1].ln_1._forward_pre_hooks.popitem()
@@ -179,7 +179,7 @@ def test_values_are_mixed_with_the_first_ones_that_are_computed():
     layer, seen = model.transformer.h[1].attn.c_attn, []
     layer.value_residual.register_forward_hook(lambda _, args, out: seen.append((*args, out)))
     for dropped in ((), (0,)):
-        with leaving_out(model, dropped):
+        with skipping(model, dropped):
             logits(model, ids)
 
     assert [torch.equal(values, mixed) for values, mixed in seen] == [False, True]
@@ -191,7 +191,7 @@ def test_blocks_add_the_inputs_that_a_skipped_block_returns():
     scales = [model.transformer.h[i].skip_scales.detach() for i in (1, 2)]
     seen = []
     model.transformer.h[2].ln_1.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    with leaving_out(model, (0,)):
+    with skipping(model, (0,)):
         logits(model)
     h = two.transformer.drop(
         two.transformer.wte(hugging_face.tokens(6)) + two.transformer.wpe.weight[:6]

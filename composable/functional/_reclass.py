@@ -40,8 +40,8 @@ def _refuse_adapter(module: nn.Module, name: str, layer: nn.Module | None) -> No
     if name == "base_layer" and is_adapter(module) and getattr(layer, "changed_outputs", False):
         raise ValueError(
             f"{type(layer).__name__} must not get an adapter, since a method has changed what the "
-            "layer returns: merged, the model would compute something else. Leave the layer out "
-            "of target_modules, or change the model after merge_and_unload()."
+            "layer returns: merged, the model would compute something else. Omit the layer from "
+            "target_modules, or change the model after merge_and_unload()."
         )
 
 

@@ -35,7 +35,7 @@ class Skips:
     def __call__(self, block: Any, inputs: Tensor) -> Tensor:
         """Return the inputs of the block with the skip connections."""
         trace = self.trace
-        for j in self.kept:  # an earlier block that was left out returns its inputs
+        for j in self.kept:  # a skipped block returns its inputs
             if j == self.index or j not in (trace.kept or ()):
                 trace.keep(j, inputs)
         earlier = [trace.get(j, inputs, "skip_connections") for j in self.sources]

@@ -10,7 +10,7 @@ class Trace:
     """Tensors that layers of one model keep for later layers of the same call.
 
     All layers that share a trace have the same object. `follow_calls` lets a call start with an
-    empty trace, and end with none, whichever layers it left out, and if it raised. Copies start
+    empty trace, and end with none, whichever layers it skipped, and if it raised. Copies start
     outside of a call.
     """
 

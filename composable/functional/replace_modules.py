@@ -152,7 +152,7 @@ def _check_unadapted(model: nn.Module, successors: Set[int]) -> None:
         if changed and parts[1] is not None and is_adapter(module):
             raise ValueError(
                 f"{name} has an adapter, and merged, the model would not compute the same; change "
-                "the model before peft.get_peft_model, and leave the layer out of target_modules."
+                "the model before peft.get_peft_model, and omit the layer from target_modules."
             )
 
 

@@ -26,7 +26,7 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
     $$a_l v_l + b_l v_1$$
 
     with learned scales, which start at $a_l = 1 - s$ and $b_l = s$ for the `share` $s$. In a call
-    that leaves layers out, the first one that is called takes the place of the first. In the state
+    that skips layers, the first one that is called takes the place of the first. In the state
     dict, `<values>.value_residual.scales` is added for each layer but the first; all other
     keys stay the same. The values of a token depend on no other token, so caches work.
 
