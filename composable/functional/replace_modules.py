@@ -103,8 +103,9 @@ def replace_modules(model: nn.Module, rule: Rule, *, training_only: bool = False
     for module in new.modules():
         if id(module) not in successors:  # a replacement may contain the old module
             references.redirect_in(module)
-        layers = module.layers.modules() if isinstance(module, nn.TransformerEncoder) else ()
-        if not successors.isdisjoint(map(id, layers)):
+        if isinstance(module, nn.TransformerEncoder) and not successors.isdisjoint(
+            map(id, module.layers.modules())
+        ):
             module.use_nested_tensor = False  # which only unchanged layers take
     problems = [*_find_bypassed(model, names), *_find_untied(model, new)]
     for problem in problems:
