@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .swa import SWA as SWA
     from .tta import TTA as TTA
     from .value_embeddings import ValueEmbeddings as ValueEmbeddings
+    from .value_residual import ValueResidual as ValueResidual
     from .weight_standardization import WeightStandardization as WeightStandardization
     from .whitened_first_layer import WhitenedFirstLayer as WhitenedFirstLayer
     from .whole_loss import WholeLoss as WholeLoss

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from composable._support.registry import class_name
 
@@ -25,8 +26,26 @@ def reclass(module: nn.Module, kind: type[nn.Module], *, prefix: str = "") -> An
     """
     joined = _joined(type(module), kind, prefix)
     new = joined.__new__(joined)
-    new.__dict__.update(vars(module))
+    new.__dict__.update(vars(module), changed_outputs=True)
     return new
+
+
+def is_adapter(module: nn.Module) -> bool:
+    """Return whether a module is an adapter of PEFT, if it has a layer of the name `base_layer`."""
+    return hasattr(type(module), "merge")
+
+
+def _refuse_adapter(module: nn.Module, name: str, layer: nn.Module | None) -> None:
+    """Raise an error if an adapter wraps a changed layer: it would change the plain layer alone."""
+    if name == "base_layer" and is_adapter(module) and getattr(layer, "changed_outputs", False):
+        raise ValueError(
+            f"{type(layer).__name__} must not get an adapter, since a method has changed what the "
+            "layer returns: merged, the model would compute something else. Omit the layer from "
+            "target_modules, or change the model after merge_and_unload()."
+        )
+
+
+register_module_module_registration_hook(_refuse_adapter)  # which PEFT has at no other place
 
 
 def keeps_forward_of(plain: type[nn.Module] | str, module: nn.Module) -> bool:
@@ -62,14 +81,30 @@ def _joined(kind: type[nn.Module], new: type[nn.Module], prefix: str) -> type[nn
 
 @functools.cache
 def _made(kind: Any, new: Any, prefix: str) -> type[nn.Module]:
-    def reduce(self: nn.Module, protocol: Any) -> Any:  # pickle finds no class by this name
-        parts: Any = object.__reduce_ex__(self, protocol)
-        return _blank, (kind, new, prefix), *parts[2:]
-
-    body = {"__module__": kind.__module__, "__reduce_ex__": reduce}
+    made_of = (kind, new, prefix)
+    body = {"__module__": kind.__module__, "__reduce_ex__": _reduce, "made_of": made_of}
     return type(f"{prefix}{kind.__name__}", (new, kind), body)
 
 
-def _blank(kind: Any, new: Any, prefix: str) -> nn.Module:
-    made = _made(kind, new, prefix)
+def _reduce(layer: nn.Module, protocol: Any) -> Any:
+    parts: Any = object.__reduce_ex__(layer, protocol)
+    recipe = _recipe(type(layer))
+    return (_blank, recipe, *parts[2:]) if isinstance(recipe, tuple) else parts
+
+
+def _recipe(kind: Any) -> Any:
+    """Return what a created class is made of, since pickle finds none by its name."""
+    made_of = vars(kind).get("made_of")
+    return kind if made_of is None else (_recipe(made_of[0]), *made_of[1:])
+
+
+def _from_recipe(recipe: Any) -> Any:
+    if not isinstance(recipe, tuple):
+        return recipe
+    kind, new, prefix = recipe
+    return _made(_from_recipe(kind), new, prefix)
+
+
+def _blank(*recipe: Any) -> Any:
+    made = _from_recipe(recipe)
     return made.__new__(made)

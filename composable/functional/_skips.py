@@ -20,8 +20,7 @@ class Skips:
         trace: The tensors that the blocks of the stack share.
         index: Number of the block in its stack.
         sources: Numbers of the earlier blocks whose inputs it adds.
-        kept: Whether a later block adds its inputs.
-        last: Whether it is the last block of the stack.
+        kept: Numbers of the blocks up to this one whose inputs a block of the stack adds.
         setting: The hyperparameters with which the stack is converted.
         scale: Factor of dynamic scales; None for static ones.
     """
@@ -29,21 +28,17 @@ class Skips:
     trace: Trace
     index: int
     sources: tuple[int, ...]
-    kept: bool
-    last: bool
+    kept: tuple[int, ...]
     setting: tuple[Any, ...]
     scale: float | None
 
     def __call__(self, block: Any, inputs: Tensor) -> Tensor:
         """Return the inputs of the block with the skip connections."""
         trace = self.trace
-        if self.index == 0:
-            trace.clear()
-        if self.kept:
-            trace.keep(self.index, inputs)
+        for j in self.kept:  # a skipped block returns its inputs
+            if j == self.index or j not in (trace.kept or ()):
+                trace.keep(j, inputs)
         earlier = [trace.get(j, inputs, "skip_connections") for j in self.sources]
-        if self.last:
-            trace.clear()
         if not earlier:
             return inputs
         if self.scale is None:

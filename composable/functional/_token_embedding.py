@@ -32,36 +32,41 @@ _ADVICE = "pass a mask of tokens or of pairs of tokens, or document_ids"
 class BoundedEmbedding(nn.Module):
     """A token embedding that depends on earlier tokens; a base before the class of the embedding.
 
-    `connect` sets the boundaries in each call of the model.
+    `connect` notes the boundaries in each call of the model.
     """
 
     kind = "embeddings of earlier tokens"
-    boundaries: Mapping[str, Tensor | None] | None = None
     connected: bool = False
-    bounded: bool = False
-    """Whether a module around it notes boundaries in each call."""
+    boundaries: dict[int, Mapping[str, Tensor | None]] | None = None
+    """What each module around it is called with, from the outside in; None if none takes any."""
 
     def documents(self, shape: torch.Size) -> Tensor | None:
         """Return the number of the document of each token; None for one document a row.
 
         Raises:
-            RuntimeError: It is recomputed without the module that notes the boundaries.
+            RuntimeError: It is called, or recomputed, without the module that notes the boundaries.
         """
         if self.boundaries is None:
-            if self.bounded and in_backward():
-                raise cannot_recompute(
-                    f"{self.kind} alone", "checkpoint blocks, or the whole model"
-                )
             return None
-        return _documents(self.boundaries, shape)
+        if not self.boundaries and in_backward():
+            raise cannot_recompute(f"{self.kind} alone", "checkpoint blocks, or the whole model")
+        if not self.boundaries:
+            raise RuntimeError(
+                f"{self.kind} need the boundaries of documents, with which a model is called: call "
+                "the model itself, not model.forward, nor the embedding alone or a copy of it."
+            )
+        calls = sorted(self.boundaries.items())
+        return _documents({name: one for _, given in calls for name, one in given.items()}, shape)
 
 
 def connect(model: nn.Module) -> None:
     """Pass the boundaries of each call to the embeddings that are new, and refuse caches."""
-    for module, parent in list(_parents(model)):
-        names, module.bounded = tuple(_parameters(parent)), True
-        parent.register_forward_pre_hook(partial(_note_boundaries, module, names), with_kwargs=True)
-        parent.register_forward_hook(partial(_forget_boundaries, module))
+    for depth, (module, parent) in enumerate(list(_parents(model))):
+        names = tuple(_parameters(parent))
+        note = partial(_note_boundaries, module, depth, names)
+        parent.register_forward_pre_hook(note, with_kwargs=True)
+        parent.register_forward_hook(partial(_forget_boundaries, module, depth), always_call=True)
+        module.boundaries = {}
     for one in model.modules():
         if isinstance(one, BoundedEmbedding):
             one.connected = True
@@ -166,6 +171,7 @@ def _parameters(module: nn.Module) -> list[str]:
 
 def _note_boundaries(
     embedding: BoundedEmbedding,
+    depth: int,
     names: tuple[str, ...],
     module: nn.Module,
     args: tuple[Any, ...],
@@ -177,12 +183,13 @@ def _note_boundaries(
         if given.get(name) is not None:
             raise ValueError(f"{name} must be None in a model with {embedding.kind}: {advice}.")
     noted = {name: given.get(name) for name in BOUNDARIES if name in names}
-    embedding.boundaries = {**(embedding.boundaries or {}), **noted}
+    embedding.boundaries = {**(embedding.boundaries or {}), depth: noted}
 
 
-def _forget_boundaries(embedding: BoundedEmbedding, *_: Any) -> None:
+def _forget_boundaries(embedding: BoundedEmbedding, depth: int, *_: Any) -> None:
     """Clear what was noted, which holds for one call."""
-    embedding.boundaries = None
+    noted = embedding.boundaries or {}
+    embedding.boundaries = {at: given for at, given in noted.items() if at < depth}
 
 
 def _documents(given: Mapping[str, Any], shape: torch.Size) -> Tensor | None:

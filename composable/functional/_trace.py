@@ -1,33 +1,40 @@
 """Tensors that one call of a model passes from layers to later layers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Trace:
     """Tensors that layers of one model keep for later layers of the same call.
 
-    All layers that share a trace have the same object. The first of them to be called clears it,
-    and so does the last, so that nothing is kept between two calls. Copies start empty.
+    All layers that share a trace have the same object. `follow_calls` lets a call start with an
+    empty trace, and end with none, whichever layers it skipped, and if it raised. Copies start
+    outside of a call.
     """
 
     def __init__(self) -> None:
-        self.kept: dict[Any, Tensor] = {}
+        self.kept: dict[Any, Tensor] | None = None
         self.with_graph = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Trace, ()
 
-    def clear(self) -> None:
-        """Keep nothing."""
+    def start(self, *_: Any) -> None:
+        """Keep nothing yet, as a hook before a call."""
         self.kept = {}
 
+    def stop(self, *_: Any) -> None:
+        """Keep nothing any more, as a hook after a call."""
+        self.kept = None
+
     def keep(self, key: Any, tensor: Tensor) -> None:
-        """Keep a tensor for later layers."""
-        self.kept[key] = tensor
-        self.with_graph = torch.is_grad_enabled()
+        """Keep a tensor for later layers of the call, if there is one."""
+        if self.kept is not None:
+            self.kept[key] = tensor
+            self.with_graph = torch.is_grad_enabled()
 
     def get(self, key: Any, like: Tensor, method: str) -> Tensor:
         """Return a kept tensor.
@@ -41,15 +48,15 @@ class Trace:
             RuntimeError: It was not kept in this call, or without the graph of its gradient.
             ValueError: It has another shape.
         """
-        tensor = self.kept.get(key)
+        tensor = None if self.kept is None else self.kept.get(key)
         if tensor is None or (
             torch.is_grad_enabled() > self.with_graph
             and tensor.is_floating_point() > tensor.requires_grad
         ):
             raise RuntimeError(
                 f"{method} needs what an earlier layer computed in the same call, which is not "
-                "known: call the whole model on token ids, and don't recompute its layers in the "
-                "backward pass (activation checkpointing)."
+                "known: call the whole model on token ids (not model.forward, nor a layer alone), "
+                "and don't recompute its layers in the backward pass (activation checkpointing)."
             )
         if tensor.shape != like.shape:
             raise ValueError(
@@ -58,3 +65,18 @@ class Trace:
                 "layers of one stack as target."
             )
         return tensor
+
+
+def follow_calls(model: nn.Module, traces: Mapping[str, Trace]) -> None:
+    """Let a trace start and stop with each call of a module that contains all of its layers.
+
+    Args:
+        model: A new model.
+        traces: The trace of each layer, by its name.
+    """
+    for trace in dict.fromkeys(traces.values()):
+        layers = {model.get_submodule(name) for name, one in traces.items() if one is trace}
+        for module in model.modules():
+            if layers <= {*module.modules()} - {module}:
+                module.register_forward_pre_hook(trace.start)
+                module.register_forward_hook(trace.stop, always_call=True)

@@ -1,7 +1,7 @@
 """Replace modules of a model by a rule: the surgery on which all others are built."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 
 import attrs
 from torch import nn
@@ -16,6 +16,8 @@ from composable._support.surgery import (
     report_nothing,
 )
 from composable._support.warn import NoEffectWarning, warn_user
+
+from ._reclass import is_adapter
 
 __all__ = ["Replacement", "replace_modules"]
 
@@ -96,10 +98,15 @@ def replace_modules(model: nn.Module, rule: Rule, *, training_only: bool = False
     names = [name for name, module in copies.items() if id(module) in replaced]
     check_uncompiled(model, names)
     successors = {id(after) for after in replaced.values()}
+    _check_unadapted(new, successors)
     references = References(replaced)
     for module in new.modules():
         if id(module) not in successors:  # a replacement may contain the old module
             references.redirect_in(module)
+        if isinstance(module, nn.TransformerEncoder) and not successors.isdisjoint(
+            map(id, module.layers.modules())
+        ):
+            module.use_nested_tensor = False  # which only unchanged layers take
     problems = [*_find_bypassed(model, names), *_find_untied(model, new)]
     for problem in problems:
         warn_user(problem, NoEffectWarning)
@@ -136,6 +143,18 @@ def _replace(
                 module._modules[key] = _replace(f"{name}.{key}".lstrip("."), child, rule, done)
         done[id(module)] = module, _ruled(name, module, rule)
     return done[id(module)][1]
+
+
+def _check_unadapted(model: nn.Module, successors: Set[int]) -> None:
+    """Raise a ValueError for a new layer with an adapter, which merging changes or takes away."""
+    for name, module in model.named_modules():
+        parts = (module, getattr(module, "base_layer", None))
+        changed = any(id(one) in successors or hasattr(one, "changed_outputs") for one in parts)
+        if changed and parts[1] is not None and is_adapter(module):
+            raise ValueError(
+                f"{name} has an adapter, and merged, the model would not compute the same; change "
+                "the model before peft.get_peft_model, and omit the layer from target_modules."
+            )
 
 
 def _ruled(name: str, module: nn.Module, rule: Rule) -> nn.Module:

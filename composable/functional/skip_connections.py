@@ -24,7 +24,7 @@ from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
 from ._skips import Skips, add_skips
-from ._trace import Trace
+from ._trace import Trace, follow_calls
 from .layers.residual import KNOWN, ResidualBlock
 from .projections import is_transposed
 from .replace_modules import replace_modules
@@ -120,12 +120,12 @@ def skip_connections(
         return model
     places: dict[str, Skips] = {}
     for stack in stacks:
-        trace, end = Trace(), len(stack) - 1
+        trace = Trace()
         found = [_sources(sources, i, len(stack), last) for i in range(len(stack))]
         used = {j for some in found for j in some}
         for i, name in enumerate(stack if used else ()):
-            rest = (found[i], i in used, i == end, setting, scale if dynamic else None)
-            places[name] = Skips(trace, i, *rest)
+            kept = tuple(j for j in sorted(used) if j <= i)
+            places[name] = Skips(trace, i, found[i], kept, setting, scale if dynamic else None)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         if name not in places:
@@ -142,7 +142,9 @@ def skip_connections(
         sought = f"stacks of blocks of the classes {', '.join(one.name for one in descriptions)}"
         report_nothing("skip_connections", sought, ADVICE)
         return model
-    return replace_modules(model, rule).model
+    new = replace_modules(model, rule).model
+    follow_calls(new, {name: skips.trace for name, skips in places.items()})
+    return new
 
 
 class WithSkips(nn.Module):

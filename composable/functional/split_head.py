@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from composable._support.checks import check_module, check_tensors
 from composable._support.embeddings import output_embeddings
+from composable._support.pretrained import guard_saving
 from composable._support.surgery import check_uncompiled, copy_on_write, report_nothing
 
 from ._token_embedding import find_token_embedding
@@ -29,7 +30,9 @@ def split_head(
     their optimizers treat them alike.
 
     The configuration of a model of Hugging Face gets `tie_word_embeddings=False`, so that it is
-    saved and loaded with both. The keys of the state dict don't change.
+    saved and loaded with both. In models such as BERT, which then don't tie the bias of the head
+    either, the bias that is not read becomes a frozen copy. If an encoder and a decoder share the
+    embedding, `save_pretrained` raises. The keys of the state dict don't change.
 
     Args:
         model: Any module. It is not modified. The result shares all other parameters.
@@ -68,15 +71,39 @@ def split_head(
     check_uncompiled(model, [at, output])
     new: Any = copy_on_write(model)
     embedding, layer = new.get_submodule(at), new.get_submodule(output)
-    weight = embedding.weight
-    layer.weight = nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad)
+    if "weight" not in layer._parameters:
+        raise ValueError(
+            f"{output} must have its weight as a parameter; split the head before an adapter or a "
+            "parametrization is added, as by peft.get_peft_model."
+        )
+    trains = layer.weight.requires_grad
+    layer.weight = nn.Parameter(embedding.weight.detach().clone(), requires_grad=trains)
     embedding.split_part, layer.split_part = "embedding", "head"
     for module in new.modules():
         if getattr(getattr(module, "config", None), "tie_word_embeddings", False):
             module.config.tie_word_embeddings = False
-        if getattr(module, "all_tied_weights_keys", None):
+        if tied := getattr(module, "all_tied_weights_keys", None):
             module.all_tied_weights_keys = module.get_expanded_tied_weights_keys()
+            _untie(module, {k: v for k, v in tied.items() if k not in module.all_tied_weights_keys})
     return new  # type: ignore[no-any-return]
+
+
+def _untie(model: Any, tied: Mapping[str, str]) -> None:
+    """Give the source of parameters, which a model does not read, values of its own.
+
+    Args:
+        model: A model that is loaded without these ties. If two of the parameters are still one, as
+            the embeddings of an encoder and a decoder, it can't be saved for that.
+        tied: The source of each parameter, by name.
+    """
+    parameters = {name: model.get_parameter(name) for name in tied}
+    for name, source in tied.items():
+        path, _, attribute = source.rpartition(".")
+        if model.get_parameter(source) is parameters[name]:
+            copied = nn.Parameter(parameters[name].detach().clone(), requires_grad=False)
+            setattr(model.get_submodule(path), attribute, copied)
+    if len(set(map(id, parameters.values()))) < len(tied):
+        guard_saving(model, list(tied))
 
 
 def tie_gradients(grads: Mapping[str, Tensor], *, names: Sequence[str]) -> dict[str, Tensor]:

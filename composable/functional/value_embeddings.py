@@ -5,6 +5,7 @@ value residual of Zhou et al., "Value Residual Learning", ACL 2025, https://arxi
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from composable._support.checks import check_count, check_module
 
 from ._reclass import reclass
 from ._token_embedding import find_token_embedding
-from ._trace import Trace
+from ._trace import Trace, follow_calls
 from ._values import Values, find_values, join_values, report_no_values, split_values
 from .replace_modules import replace_modules
 
@@ -88,8 +89,8 @@ def value_embeddings(
         raise ValueError(f"channels={channels} must be at most {inputs[0]}, the width of layers.")
     if _is_converted(model, every, chosen, channels):
         return model
-    rows, trace, end = len(model.get_submodule(name).weight), Trace(), len(chosen) - 1  # type: ignore[arg-type]
-    places = {values.name: (values.width, i == end) for i, values in enumerate(chosen)}
+    rows, trace = len(model.get_submodule(name).weight), Trace()  # type: ignore[arg-type]
+    places = {values.name: values.width for values in chosen}
 
     def rule(at: str, module: nn.Module) -> nn.Module:
         if at != name and at not in places:
@@ -97,40 +98,43 @@ def value_embeddings(
         new = reclass(module, type(module))
         if at == name:
             new.tokens_of_values = trace
-            new.register_forward_pre_hook(_keep_tokens, with_kwargs=True)
+            new.register_forward_pre_hook(partial(_keep_tokens, rows), with_kwargs=True)
             return new  # type: ignore[no-any-return]
-        width, last = places[at]
         weight: Any = module.weight
         new.value_embedding = ValueEmbedding(
-            trace, last, weight.new_zeros(rows, width), weight.new_zeros(channels)
+            trace, weight.new_zeros(rows, places[at]), weight.new_zeros(channels)
         ).train(module.training)
         new.register_forward_hook(_add)
         return new  # type: ignore[no-any-return]
 
-    return replace_modules(model, rule).model
+    new = replace_modules(model, rule).model
+    follow_calls(new, dict.fromkeys([name, *places], trace))
+    return new
 
 
 class ValueEmbedding(nn.Module):
     """The table and the gate of a layer, and the tokens of a call."""
 
-    def __init__(self, trace: Trace, last: bool, table: Tensor, gate: Tensor) -> None:
+    def __init__(self, trace: Trace, table: Tensor, gate: Tensor) -> None:
         super().__init__()
-        self.trace, self.last = trace, last
+        self.trace = trace
         self.table = nn.Parameter(table.detach())
         self.gate = nn.Parameter(gate.detach())
 
     def forward(self, inputs: Tensor, values: Tensor) -> Tensor:
         """Return the values, with the embeddings of the tokens."""
         tokens = self.trace.get("tokens", inputs[..., 0], "value_embeddings")
-        if self.last:
-            self.trace.clear()
         read = inputs[..., : len(self.gate)]
         gate = 2 * nn.functional.linear(read, self.gate[None]).sigmoid()
         return values + (gate * nn.functional.embedding(tokens, self.table)).to(values.dtype)
 
 
-def _keep_tokens(embedding: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    embedding.tokens_of_values.clear()
+def _keep_tokens(rows: int, embedding: Any, args: tuple[Any, ...], kwargs: Any) -> None:
+    if embedding.num_embeddings > rows:
+        raise ValueError(
+            f"the value embeddings have {rows} rows, but the token embedding was resized to "
+            f"{embedding.num_embeddings}: call resize_token_embeddings before value_embeddings."
+        )
     embedding.tokens_of_values.keep("tokens", args[0] if args else kwargs["input"])
 
 

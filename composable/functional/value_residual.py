@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from composable._support.checks import check_module, check_range
 
 from ._reclass import reclass
-from ._trace import Trace
+from ._trace import Trace, follow_calls
 from ._values import find_values, join_values, report_no_values, split_values
 from .replace_modules import replace_modules
 
@@ -25,8 +25,9 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
 
     $$a_l v_l + b_l v_1$$
 
-    with learned scales, which start at $a_l = 1 - s$ and $b_l = s$ for the `share` $s$. In the
-    state dict, `<values>.value_residual.scales` is added for each layer but the first; all other
+    with learned scales, which start at $a_l = 1 - s$ and $b_l = s$ for the `share` $s$. In a call
+    that skips layers, the first one that is called takes the place of the first. In the state
+    dict, `<values>.value_residual.scales` is added for each layer but the first; all other
     keys stay the same. The values of a token depend on no other token, so caches work.
 
     The layers are those of `register_projections` that are called: of GPT-2, Llama, Mistral, Qwen2,
@@ -74,9 +75,9 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
         if len({values.width for values in stack}) > 1:
             widths = {values.name: values.width for values in stack}
             raise ValueError(f"The values of one stack must have one width, not {widths}.")
-        trace, end = Trace(), len(stack) - 1
-        for i, values in enumerate(stack if end else ()):
-            layers[values.name] = (trace, i == 0, i == end, values.width)
+        trace = Trace()
+        for i, values in enumerate(stack if len(stack) > 1 else ()):
+            layers[values.name] = (trace, i, values.width)
     if any(hasattr(model.get_submodule(name), "value_residual") for name in layers):
         return model
     if not layers:
@@ -92,30 +93,29 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
         new.register_forward_hook(_mix)
         return new  # type: ignore[no-any-return]
 
-    return replace_modules(model, rule).model
+    new = replace_modules(model, rule).model
+    follow_calls(new, {name: trace for name, (trace, _, _) in layers.items()})
+    return new
 
 
 class ValueResidual(nn.Module):
     """The scales of a layer, and the values of the first layer."""
 
-    def __init__(
-        self, trace: Trace, first: bool, last: bool, width: int, *, share: float, like: Tensor
-    ) -> None:
+    def __init__(self, trace: Trace, index: int, width: int, *, share: float, like: Tensor) -> None:
         super().__init__()
-        self.trace, self.first, self.last, self.width = trace, first, last, width
-        if not first:
+        self.trace, self.index, self.width = trace, index, width
+        if index:
             scales = torch.tensor([1 - share, share], dtype=like.dtype)
             self.scales = nn.Parameter(scales.to(like.device))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Keep the values of the first layer; add them to those of a later one."""
-        if self.first:
-            self.trace.clear()
-            self.trace.keep("values", values)
+        """Keep the values of the first layer of a call; add them to those of a later one."""
+        kept = self.trace.kept
+        first = 0 if kept is None else min(kept, default=self.index)
+        if first >= self.index:
+            self.trace.keep(self.index, values)
             return values
-        earlier = self.trace.get("values", values, "value_residual")
-        if self.last:
-            self.trace.clear()
+        earlier = self.trace.get(first, values, "value_residual")
         own, share = self.scales.unbind()
         return own * values + share * earlier
 

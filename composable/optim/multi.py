@@ -56,7 +56,9 @@ class MultiOptimizer(Optimizer):
             )
         self.optimizers = given
         self._share_states()
-        super().__setstate__({"defaults": {}})  # the hooks; the groups are those of the optimizers
+        first, *others = (one.defaults for one in given)
+        common = {key: one for key, one in first.items() if all(key in more for more in others)}
+        super().__setstate__({"defaults": common})  # the hooks; each optimizer has its groups
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

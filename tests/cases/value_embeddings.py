@@ -16,9 +16,9 @@ CASE = Case(
             F.value_embeddings,
             needs={"channels": 4},
             sought=TOKENS,
-            added=r"hidden\.0\.value_embedding\.(table|gate)",
+            added=r"hidden[12]\.0\.value_embedding\.(table|gate)",
             invalid_sets=[
-                ({"layers": [1]}, r"layers=\[1\] must be numbers from -1 to 0"),
+                ({"layers": [2]}, r"layers=\[2\] must be numbers from -2 to 1"),
                 ({"channels": 9}, "channels=9 must be at most 8"),
             ],
         ),

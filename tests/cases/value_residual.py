@@ -3,10 +3,13 @@
 from torch import nn
 
 import composable.functional as F
+from composable.algorithms import ValueResidual
 from tests.support.arguments import rows
-from tests.support.cases import SURGERY, Case, FunctionCase, Overview
+from tests.support.cases import SURGERY, AlgorithmCase, Case, FunctionCase, Overview
 from tests.support.invalid import NO_SHARE
+from tests.support.meaning import surgery
 from tests.support.models import WIDTH, ProjectedAttention
+from tests.support.runs import VISION
 
 CASE = Case(
     functions=[
@@ -20,6 +23,17 @@ CASE = Case(
             added=r"1\.qkv\.value_residual\.scales",
         ),
     ],
+    algorithm=AlgorithmCase(
+        ValueResidual,
+        {"share": [0.5, 1.0]},
+        meaning=surgery(F.value_residual),
+        neutral=ValueResidual(share=0.0),
+        cannot={VISION: "it has no layers of values"},
+        order_matters={
+            "Factorize": "a layer of values with a residual is not factorized",
+            "ValueEmbeddings": "the values are mixed with or without the embeddings",
+        },
+    ),
     invalid={"share": NO_SHARE},
     overview=Overview(
         group=SURGERY,

@@ -1,5 +1,7 @@
 """Smear: the formula by hand, and boundaries of documents."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -56,3 +58,45 @@ def test_smears_what_ngrams_have_added():
 
     expected = F.smear_tokens(model.words(ids), words.smear_gate, words.smear_scale)
     assert_close(words(ids), expected)
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(5, 4)
+
+    def forward(self, ids, past_key_values=None):
+        return self.words(ids)
+
+
+class Twice(nn.Module):
+    """Calls its embedding twice in each call, and then may raise."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, ids, document_ids=None, fails=False):
+        outputs = self.inner(ids), self.inner(ids)
+        if fails:
+            raise ArithmeticError
+        return outputs
+
+
+def test_boundaries_hold_for_one_call_and_in_all_of_it():
+    new, ids = smeared(seeded(Twice)), torch.tensor([[1, 2, 3, 4]])
+    plain, documents = new(ids)[0], torch.tensor([[0, 0, 1, 1]])
+
+    first, second = new(ids, document_ids=documents)
+    assert torch.equal(first, second)
+    assert not torch.allclose(first, plain)
+    with pytest.raises(ArithmeticError):
+        new(ids, document_ids=documents, fails=True)
+    assert torch.equal(new.inner(ids), plain)
+
+
+def test_a_call_that_passes_the_boundaries_by_is_refused():
+    new = smeared(seeded(Twice))
+    for call in (new.inner.words, copy.deepcopy(new.inner.words), new.inner.forward):
+        with pytest.raises(RuntimeError, match="smeared embeddings need the boundaries"):
+            call(torch.tensor([[1, 2, 3, 4]]))

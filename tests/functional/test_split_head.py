@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable.algorithms import GradientClipping, SplitHead
-from tests.support.hugging_face import build, tokens
+from tests.support.hugging_face import build, build_class, tokens
 from tests.support.models import language_model, weights
 from tests.support.runs import LANGUAGE, adam, sgd
 
@@ -79,10 +79,19 @@ def test_groups_of_different_options_are_refused():
         trainer.fit()
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert", "llama"])
+def noisy(model):
+    """Move all weights, also biases, which start at zero."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.5)
+    return model
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "roberta", "deberta", "llama"])
 def test_models_of_hugging_face_are_split_saved_and_loaded(family, tmp_path):
     pytest.importorskip("transformers")
-    model = build(family, tie_word_embeddings=True)
+    model = noisy(build(family, tie_word_embeddings=True))
     new, ids = F.split_head(model), tokens(6)
     embedding, head = new.get_input_embeddings(), new.get_output_embeddings()
 
@@ -91,13 +100,41 @@ def test_models_of_hugging_face_are_split_saved_and_loaded(family, tmp_path):
     assert model.config.tie_word_embeddings
     assert_close(new(ids).logits, model(ids).logits)
     assert F.split_head(new) is new
+    assert all((p.grad is None) != p.requires_grad for p in trained_once(new, ids).parameters())
     with torch.no_grad():
         head.weight.mul_(2)
+        if head.bias is not None:
+            head.bias.add_(1)
     new.tie_weights()
     new.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path).eval()
     assert_close(loaded(ids).logits, new(ids).logits)
     assert not torch.allclose(loaded(ids).logits, model(ids).logits)
+
+
+def trained_once(model, ids):
+    model(ids).logits.sum().backward()
+    return model
+
+
+def test_embeddings_of_an_encoder_and_a_decoder_stay_tied_and_are_not_saved(tmp_path):
+    pytest.importorskip("transformers")
+    sizes = {"vocab_size": 9, "d_model": 4, "d_kv": 2, "d_ff": 4, "num_layers": 1, "num_heads": 2}
+    new = F.split_head(
+        build_class("T5ForConditionalGeneration", **sizes), target="encoder.embed_tokens"
+    )
+
+    assert new.encoder.embed_tokens.weight is new.decoder.embed_tokens.weight
+    with pytest.raises(RuntimeError, match="from_pretrained would not build this model"):
+        new.save_pretrained(tmp_path)
+
+
+def test_a_head_trains_as_before_and_not_as_the_embedding():
+    model = nn.Sequential(nn.Embedding(9, 4).requires_grad_(False), nn.Linear(4, 9))
+
+    assert F.split_head(model)[1].weight.requires_grad
+    model[1].weight = model[0].weight
+    assert not F.split_head(model)[1].weight.requires_grad
 
 
 def test_heads_are_found_by_name_tie_or_shape():

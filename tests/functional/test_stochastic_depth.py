@@ -242,11 +242,10 @@ def test_torch_encoder_ignores_padding_in_evaluation(method):
     x, padding = randn(2, 3, 8), torch.tensor([[False, False, True], [False, False, False]])
 
     expected = new(x, src_key_padding_mask=padding)
-    with torch.no_grad():  # then its sequences are nested, and each as long as it is
+    with torch.no_grad():  # then a plain encoder would nest the sequences
         outputs = new(x, src_key_padding_mask=padding)
 
     assert_close(outputs[~padding], expected[~padding])
-    assert not outputs[padding].any()
 
 
 @METHODS

@@ -81,6 +81,15 @@ def test_models_of_hugging_face_have_tables_of_their_values(family):
         new(inputs_embeds=torch.zeros(1, 3, WIDTH))
 
 
+def test_an_embedding_with_more_rows_than_the_tables_is_refused():
+    pytest.importorskip("transformers")
+    new = changed(build("llama"))
+    new.resize_token_embeddings(WORDS + 3, mean_resizing=False)
+
+    with pytest.raises(ValueError, match=f"have {WORDS} rows, but .* resized to {WORDS + 3}: call"):
+        new(tokens(6))
+
+
 def test_a_model_without_tokens_or_values_warns():
     for model in (nn.Sequential(ProjectedAttention(8)), nn.Sequential(nn.Embedding(9, 8))):
         with pytest.warns(F.NoEffectWarning, match="value_embeddings found nothing to replace"):

@@ -50,7 +50,7 @@ def names_of(model, **options):
             language_model,
             [
                 {"words"}, {"places", "attention_norm"}, {"attention", "hidden_norm"},
-                {"hidden.0"}, {"hidden.2"}, {"score"},
+                {"hidden1.0"}, {"hidden1.2"}, {"hidden2.0"}, {"hidden2.2"}, {"score"},
             ],
         ),
         (lambda: nn.Linear(2, 2), [{"weight", "bias"}]),

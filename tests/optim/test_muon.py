@@ -141,7 +141,12 @@ def matrix_names(model, **options):
     [
         (mlp, {"0.weight": 1}),
         (VISION.model, {"0.weight": 1}),
-        (language_model, {"attention.weight": 1, "hidden.0.weight": 1, "hidden.2.weight": 1}),
+        (
+            language_model,
+            dict.fromkeys(
+                ["attention.weight", *(f"hidden{i}.{j}.weight" for i in (1, 2) for j in (0, 2))], 1
+            ),
+        ),
         (
             Tied,
             {"attention.in_proj_weight": 3, "attention.out_proj.weight": 1, "mixer.weight": 1},

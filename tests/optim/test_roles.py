@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adagrad, AdamW
-from torch.optim.lr_scheduler import StepLR
+from torch.optim import SGD, Adagrad, Adam, AdamW
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from composable.distributed import DDP, FSDP2
 from composable.optim import (
@@ -32,10 +32,10 @@ def names_by_role(model, *more, **options):
 
 def test_roles_follow_modules_names_and_shapes():
     assert [(name, len(params)) for name, _, params in names_by_role(language_model())] == [
-        ("matrices", 3),
+        ("matrices", 5),
         ("embeddings", 2),
         ("head", 1),
-        ("norms_and_biases", 8),
+        ("norms_and_biases", 10),
     ]
     assert names_by_role(Tied()) == [
         ("matrices", 3, ["attention.in_proj_weight"]),
@@ -160,6 +160,18 @@ def some_steps():
     )
     stepped(model, [optimizer])
     return model, optimizer
+
+
+def test_schedulers_of_momentum_find_the_options_that_all_optimizers_have():
+    first, second = torch.zeros(1), torch.zeros(1)
+    same = MultiOptimizer([Adam([first], 0.1), Adam([second], 0.2)])
+    other = MultiOptimizer([Adam([first], 0.1), SGD([second], 0.2, momentum=0.9)])
+
+    OneCycleLR(same, max_lr=0.1, total_steps=4)
+    assert [group["betas"][0] for group in same.param_groups] == [0.95, 0.95]
+    with pytest.raises(ValueError, match="support momentum or beta1"):
+        OneCycleLR(other, max_lr=0.1, total_steps=4)
+    OneCycleLR(other, max_lr=0.1, total_steps=4, cycle_momentum=False)
 
 
 def test_a_closure_is_called_once_and_schedulers_set_all_rates():

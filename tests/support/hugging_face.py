@@ -18,6 +18,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert as a decoder": ("BertLMHeadModel", {"is_decoder": True}),
     "roberta": ("RobertaForMaskedLM", {}),
     "xlm-roberta": ("XLMRobertaForMaskedLM", {}),
+    "deberta": ("DebertaForMaskedLM", {"legacy": True, "attn_implementation": "eager"}),
     "distilbert": ("DistilBertForMaskedLM", {"hidden_dim": 16}),
     "llama": ("LlamaForCausalLM", {"eos_token_id": 0, "max_position_embeddings": 2048}),
     "grouped llama": ("LlamaForCausalLM", {"eos_token_id": 0, **GROUPED}),

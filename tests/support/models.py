@@ -161,7 +161,7 @@ register_projections(ProjectedAttention, value="qkv", fused=True)
 
 
 class LanguageModel(nn.Module):
-    """Embeddings, a block of causal attention and a hidden layer, and the logits of each token."""
+    """Embeddings, causal attention and two feed-forward blocks, and the logits of each token."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -170,14 +170,15 @@ class LanguageModel(nn.Module):
         self.attention_norm = nn.LayerNorm(WIDTH)
         self.attention = Attention(WIDTH)
         self.hidden_norm = nn.LayerNorm(WIDTH)
-        self.hidden = Hidden(WIDTH)
+        self.hidden1, self.hidden2 = Hidden(WIDTH), Hidden(WIDTH)
         self.dropout = nn.Dropout(dropout)
         self.score = nn.Linear(WIDTH, WORDS)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.places(self.words(input_ids))
         x = x + self.dropout(self.attention(self.attention_norm(x)))
-        x = x + self.dropout(self.hidden(self.hidden_norm(x)))
+        x = x + self.dropout(self.hidden1(self.hidden_norm(x)))
+        x = x + self.dropout(self.hidden2(x))
         return self.score(x).movedim(-1, 1)  # classes second, where cross_entropy has them
 
 

@@ -80,6 +80,7 @@ class Blurred(nn.Module):
     """
 
     dims: ClassVar[int]
+    changed_outputs: ClassVar[bool] = True
     stride: Any
     blur_kernel: Tensor
     blur_stride: tuple[int, ...]

@@ -116,8 +116,6 @@ class StochasticBlock(nn.Module):
         if first or not how.rate:
             return outputs
         shortcut = shortcut.to(outputs.dtype)  # autocast can make them differ
-        if not self.training and outputs.is_nested:  # sequences with padding, in encoders
-            return shortcut + (outputs - shortcut) * (1 - how.rate)
         if not self.training:
             return torch.lerp(shortcut, outputs, 1 - how.rate)
         return torch.where(how.draw(outputs), outputs, shortcut)
@@ -142,7 +140,9 @@ def start_dropping(block: StochasticBlock, how: Dropping) -> StochasticBlock:
     """Set the attributes and the hook of a block whose class was changed."""
     block.stochastic_depth = how
     if how.block.residual is not None:
-        how.block.residual(block).register_forward_hook(block._gate_residual)
+        residual: Any = how.block.residual(block)
+        residual.register_forward_hook(block._gate_residual)
+        residual.changed_outputs = True
     return block
 
 
@@ -153,8 +153,6 @@ def _check_same_shape(kind: type, outputs: Any, shortcut: Any) -> None:
             f"{kind_of(outputs)} and {kind_of(shortcut)}; describe its residual with "
             "target=ResidualBlock(...)."
         )
-    if outputs.is_nested and shortcut.is_nested:  # these have no shape
-        return
     if outputs.shape != shortcut.shape:
         raise ValueError(
             f"{kind.__name__} must return outputs of the shape of its shortcut "

@@ -1,0 +1,23 @@
+"""Value residual, as an algorithm."""
+
+import attrs
+
+from composable.algorithms._surgery import Surgery
+from composable.algorithms._validators import in_range
+from composable.functional import value_residual
+
+__all__ = ["ValueResidual"]
+
+
+@attrs.frozen(repr=False)
+class ValueResidual(Surgery):
+    """Add the values of the first attention to later ones: see `functional.value_residual`.
+
+    Args:
+        share: Initial share of the first values, in [0, 1].
+    """
+
+    share: float = attrs.field(default=0.5, validator=in_range(0, 1))
+
+    surgery = staticmethod(value_residual)
+    replaces = frozenset({"values of attention"})
