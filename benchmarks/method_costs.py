@@ -231,7 +231,7 @@ def resize_batch() -> list[Candidates]:
     model, (images, labels) = network(), batch()
 
     def small(scale: float, mode: str = "resize") -> Tensor:
-        return F.resize_batch(images, scale_factor=scale, mode=mode).inputs
+        return F.resize_batch(images, scale_factor=scale, mode=mode)
 
     return [
         {

@@ -42,10 +42,10 @@ def draw_beta(alpha: float, size: tuple[int, ...], *, generator: torch.Generator
     shape = torch.full(
         (2, *size), alpha + 1.0, device=generator_device(generator), dtype=torch.float64
     )
-    gammas = torch._standard_gamma(shape, generator=generator)
+    logs = torch._standard_gamma(shape, generator=generator).log()
     exponentials = draw_exponential((2, *size), generator=generator)
     # Subtract before the division, which may overflow: inf - inf is NaN.
-    log_ratio = gammas[0].log() - gammas[1].log() + (exponentials[1] - exponentials[0]) / alpha
+    log_ratio = logs[0] - logs[1] + (exponentials[1] - exponentials[0]) / alpha
     return log_ratio.sigmoid()
 
 

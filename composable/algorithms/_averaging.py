@@ -59,5 +59,5 @@ class WeightAverage(Algorithm):
 
 
 def _precise_copy(tensor: Tensor) -> Tensor:
-    short = tensor.is_floating_point() and tensor.element_size() < 4
+    short = tensor.is_floating_point() and 1 < tensor.element_size() < 4
     return tensor.detach().to(torch.float32 if short else tensor.dtype, copy=True)

@@ -7,6 +7,7 @@ from torch import Tensor
 from composable._support.spatial import is_dense
 from composable._support.tree import map_tensors, tensors_of
 from composable.core.state import State
+from composable.functional import ResizedBatch
 
 
 def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
@@ -35,6 +36,11 @@ def with_inputs(state: State, inputs: Tensor) -> State:
     if state.batch is state.inputs:
         return state.evolve(batch=inputs)
     return state.with_batch(inputs=inputs)
+
+
+def with_resized(state: State, small: Tensor | ResizedBatch) -> State:
+    """Replace the inputs of the batch, and the targets if they were given with them."""
+    return state.with_batch(**({"inputs": small} if isinstance(small, Tensor) else small._asdict()))
 
 
 def move_pixels(state: State, move: Callable[[Tensor], Tensor]) -> State:

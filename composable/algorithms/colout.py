@@ -3,6 +3,7 @@
 import attrs
 from torch import Tensor
 
+from composable.algorithms._dense_targets import with_resized
 from composable.algorithms._normalization import Augmentation
 from composable.algorithms._validators import boolean, fields_for, in_range
 from composable.core.event import Event
@@ -34,6 +35,4 @@ class ColOut(Augmentation):
         dense = targets if isinstance(targets, Tensor) else None
         options = fields_for(self, colout)
         small = colout(state.inputs, dense, **options, generator=state.generator(self.name))
-        if small.targets is None:
-            return state.with_batch(inputs=small.inputs)
-        return state.with_batch(inputs=small.inputs, targets=small.targets)
+        return with_resized(state, small)

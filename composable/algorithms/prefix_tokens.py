@@ -51,7 +51,7 @@ class PrefixTokens(Algorithm):
 
     def match(self, event: Event, state: State) -> bool:
         """Match while the weight is above 0."""
-        return state.elapsed < self.end
+        return self.weight > 0 and state.elapsed < self.end
 
     def apply(self, event: Event, state: State) -> State:
         """Add the prefixes to the targets; interpolate the two losses; and scale their mean."""

@@ -2,7 +2,7 @@
 
 import attrs
 
-from composable.algorithms._dense_targets import check_no_dense_targets
+from composable.algorithms._dense_targets import check_no_dense_targets, with_resized
 from composable.algorithms._validators import (
     boolean,
     fields_for,
@@ -57,13 +57,7 @@ class ProgressiveResizing(Algorithm):
             check_no_dense_targets(
                 state, f"{self.name} can't leave uncropped", "pass resize_targets=True"
             )
-        small = resize_batch(
-            state.inputs,
-            state.targets if self.resize_targets else None,
-            scale_factor=scale,
-            **fields_for(self, resize_batch),
-            generator=state.generator(self.name),
-        )
-        if self.resize_targets:
-            return state.with_batch(inputs=small.inputs, targets=small.targets)
-        return state.with_batch(inputs=small.inputs)
+        dense = state.targets if self.resize_targets else None
+        options = {"scale_factor": scale, **fields_for(self, resize_batch)}
+        small = resize_batch(state.inputs, dense, **options, generator=state.generator(self.name))
+        return with_resized(state, small)

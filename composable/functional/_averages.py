@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeAlias
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,7 +25,11 @@ def as_lists(**given: Floats) -> list[list[Tensor]]:
 def lerp_tensors(
     average: Mapping[str, Tensor], current: Mapping[str, Tensor], weight: float
 ) -> dict[str, Tensor]:
-    """Interpolate floating-point tensors, `average + weight * (current - average)`; copy others."""
+    """Interpolate floating-point tensors, `average + weight * (current - average)`; copy others.
+
+    An entry that is not finite in one of the two is taken from `current`, like tensors of 8 bits,
+    in which an average would stall within rounding.
+    """
     check_tensors("average", average)
     check_tensors("current", current)
     check_same_names("average", average, "current", current)
@@ -44,11 +49,21 @@ def lerp_tensors(
 def _lerp(
     average: Mapping[str, Tensor], current: Mapping[str, Tensor], weight: float
 ) -> dict[str, Tensor]:
-    names = [name for name, t in average.items() if t.is_floating_point() or t.is_complex()]
-    if weight == 1:  # the old average may be NaN, and 0 * NaN is NaN
-        return {name: current[name].detach().to(average[name], copy=True) for name in names}
+    names = [name for name, one in average.items() if is_averaged(one)]
+    if weight in (0, 1):  # a weight of 0 means not read
+        taken = current if weight else average
+        return {name: taken[name].detach().to(average[name], copy=True) for name in names}
     starts = [average[name].detach() for name in names]
     ends = [current[name].detach().to(average[name]) for name in names]
     # start + weight * (end - start) is exact if the two are equal; s * start + w * end is not.
     means = per_dtype(lambda start, end: foreach("lerp", start, end, weight), starts, ends)
+    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        gap = end - start
+        # 0 / 0 is NaN, and inf / inf. Equal entries are taken too: lerp would turn -0.0 into 0.0.
+        means[i] = torch.where(gap.div_(gap).isnan(), end, means[i])
     return dict(zip(names, means, strict=True))
+
+
+def is_averaged(tensor: Tensor) -> bool:
+    """Return whether a tensor is of a floating-point dtype in which an average moves."""
+    return tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() > 1)

@@ -5,6 +5,7 @@ Chen et al., "Cautious Weight Decay", 2025, https://arxiv.org/abs/2510.12402
 
 from math import inf
 
+import torch
 from torch import Tensor
 
 from composable._support.checks import check_range
@@ -52,7 +53,7 @@ def decay_inward(before: list[Tensor], after: list[Tensor], decay: float) -> lis
     def decayed(ends: list[Tensor], starts: list[Tensor]) -> list[Tensor]:
         # Of the step only its sign: the product of a small step and a small weight may be 0.
         ways = foreach_("mul", foreach_("sign", foreach("sub", ends, starts)), starts)
-        inward = foreach_("mul", starts, [way <= 0 for way in ways])
+        inward = [torch.where(w <= 0, start, 0) for w, start in zip(ways, starts, strict=True)]
         return foreach_("add", ends, inward, alpha=-decay)
 
     return per_dtype(decayed, after, before)

@@ -24,7 +24,7 @@ from composable._support.checks import (
 from composable._support.sampling import draw_uniform, generator_device
 from composable._support.spatial import check_spatial, is_dense, take
 
-from .resized import ResizedBatch
+from .resized import ResizedBatch, resizing
 
 __all__ = ["ColOutDraw", "apply_colout", "colout", "draw_colout"]
 
@@ -43,6 +43,7 @@ class ColOutDraw(NamedTuple):
     columns: Int[Tensor, "... columns"]
 
 
+@resizing
 def colout(
     inputs: Shaped[Tensor, "batch channels *size"],
     targets: Shaped[Tensor, " *dense"] | None = None,
@@ -51,7 +52,7 @@ def colout(
     p_col: float = 0.15,
     per_sample: bool = False,
     generator: torch.Generator | None = None,
-) -> ResizedBatch:
+) -> Tensor | ResizedBatch:
     """Drop a random subset of the rows and columns of the images of a batch.
 
     The remaining rows and columns keep their order. As many are dropped from every image, so that
@@ -68,8 +69,8 @@ def colout(
         generator: Random number generator. Default: torch's global generator.
 
     Returns:
-        The smaller inputs, with the dtype, device and memory format of `inputs`, and their
-        targets.
+        The smaller inputs, with the dtype, device and memory format of `inputs`; with targets, both
+        as a `ResizedBatch`.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -78,7 +79,7 @@ def colout(
 
     Example:
         >>> images = torch.rand(2, 3, 20, 40)
-        >>> colout(images, generator=torch.Generator().manual_seed(0)).inputs.shape
+        >>> colout(images, generator=torch.Generator().manual_seed(0)).shape
         torch.Size([2, 3, 17, 34])
     """
     check_spatial("inputs", inputs)
@@ -87,7 +88,8 @@ def colout(
     draw = draw_colout(
         inputs.shape[2:], p_row=p_row, p_col=p_col, batch_size=batch_size, generator=generator
     )
-    return apply_colout(inputs, targets, draw)
+    small = apply_colout(inputs, targets, draw)
+    return small.inputs if targets is None else small
 
 
 def draw_colout(

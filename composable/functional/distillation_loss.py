@@ -40,8 +40,8 @@ def distillation_loss(
         temperature: The temperature $T$ by which logits are divided, above 0. Higher values give
             more weight to unlikely classes.
         class_dim: Dimension of the classes: 1, or -1 for `[batch, ..., classes]`.
-        weights: Weights $w$ of the positions, `[batch, ...]`, 0 or more, such as 0 for padding and
-            1 elsewhere. By default 1.
+        weights: Weights $w$ of the positions, `[batch, ...]`, 0 or more, such as 0 for padding,
+            whose logits are not read, and 1 elsewhere. By default 1.
 
     Returns:
         The weighted mean, in the dtype of `logits`; 0 if all weights are 0. It is computed in at
@@ -71,18 +71,23 @@ def distillation_loss(
         )
     check_several_classes("logits", logits, class_dim)
     dtype = compute_dtype(logits.dtype)
+    if weights is not None:
+        check_tensor("weights", weights)
+        if weights.shape != (positions := logits.select(class_dim, 0).shape):
+            raise ValueError(
+                f"weights must have one value for each position, {tuple(positions)}, not the shape "
+                f"{tuple(weights.shape)}."
+            )
+        # 0 times NaN is NaN, and so is its gradient.
+        unread = (weights == 0).unsqueeze(class_dim)
+        logits, teacher_logits = (z.masked_fill(unread, 0) for z in (logits, teacher_logits))
     log_q = (logits.to(dtype) / temperature).log_softmax(class_dim)
     log_p = (teacher_logits.detach().to(dtype) / temperature).log_softmax(class_dim)
-    terms = (log_p.exp() * (log_p - log_q)).masked_fill(log_p.isneginf(), 0)  # masked classes
+    p = log_p.exp()
+    terms = (p * (log_p - log_q)).masked_fill(p == 0, 0)  # such as masked classes
     divergence = terms.sum(class_dim) * temperature**2
     if weights is None:
         return divergence.mean().to(logits.dtype)
-    check_tensor("weights", weights)
-    if weights.shape != divergence.shape:
-        raise ValueError(
-            f"weights must have one value for each position, {tuple(divergence.shape)}, not the "
-            f"shape {tuple(weights.shape)}."
-        )
     weights = weights.detach().to(dtype)
     total = weights.sum()
     # Not divided by 0: 0 / 0 is NaN, and so is its gradient.

@@ -24,8 +24,9 @@ def ema(
 
     $$a' = s a + (1 - s) c$$
 
-    Floating-point tensors are averaged, in fused calls. Integer and bool tensors, such as the
-    number of batches of a batch norm, are copied from `current`.
+    Floating-point tensors of 16 bits or more are averaged. Others, such as the number of batches of
+    a batch norm, are copied from `current`, and so are entries that are infinite or NaN in one of
+    the two, such as those of a causal mask.
 
     Args:
         average: The average so far, by name. Its dtypes are kept: use a float32 average for
@@ -35,7 +36,8 @@ def ema(
 
     Returns:
         New, detached tensors by the same names. Entries at which average and current are equal stay
-        exactly the same.
+        the same, bit for bit. With a smoothing of 1 the current values are not read, with 0 the
+        average is not.
 
     Raises:
         TypeError: An argument is of the wrong type.

@@ -7,6 +7,7 @@ Incomplete Data via the EM Algorithm", 1977, section 4.3.
 """
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from jaxtyping import Float
@@ -33,9 +34,10 @@ def average_probabilities(
     take it like the logits of one model.
 
     Args:
-        logits: Logits of each model, `[batch, classes, ...]`, of one shape.
+        logits: Logits of each model, `[batch, classes, ...]`, of one shape; -inf for masked
+            classes.
         weights: Weights of the models, 0 or more, with a sum of 1, such as those of
-            `mixture_weights`. By default all equal.
+            `mixture_weights`. By default all equal. Logits with a weight of 0 are not read.
         class_dim: Dimension of the classes: 1, or -1 for `[batch, ..., classes]`.
 
     Returns:
@@ -65,17 +67,26 @@ def average_probabilities(
             )
     check_several_classes("logits[0]", logits[0], class_dim)
     dtype = compute_dtype(logits[0].dtype)
-    logs = torch.stack([one.to(dtype).log_softmax(class_dim) for one in logits])
     if weights is None:
-        weights = torch.full((len(logits),), 1 / len(logits), dtype=dtype, device=logs.device)
+        weights = torch.full((len(logits),), 1 / len(logits), dtype=dtype, device=logits[0].device)
     check_tensor("weights", weights)
     if weights.shape != (len(logits),):
         raise ValueError(
             f"weights must have one value for each of the {len(logits)} models, not the shape "
             f"{tuple(weights.shape)}."
         )
-    shares = weights.to(logs).log().reshape(-1, *[1] * logits[0].ndim)
-    return (logs + shares).logsumexp(0).to(logits[0].dtype)
+    several = torch.stack([one.to(dtype) for one in logits])
+    return log_average(several, weights.to(several), class_dim).to(logits[0].dtype)
+
+
+def log_average(logits: Tensor, weights: Tensor, class_dim: int) -> Tensor:
+    """Return the logarithm of the average of probabilities, for logits `[models, batch, ...]`."""
+    shares = weights.reshape(-1, *[1] * (logits.ndim - 1))
+    # 0 times NaN is NaN, and so is the gradient of the logarithm of a sum of zeros.
+    logits = logits.masked_fill(shares == 0, 0)
+    logs = logits.log_softmax(class_dim + (class_dim > 0)) + shares.log()
+    none = logs.isneginf().all(0)
+    return logs.masked_fill(none, 0).logsumexp(0).masked_fill(none, -inf)
 
 
 def mixture_weights(

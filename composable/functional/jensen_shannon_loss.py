@@ -27,7 +27,7 @@ def jensen_shannon_loss(
     image.
 
     Args:
-        logits: Logits of the images, `[batch, classes, ...]`.
+        logits: Logits of the images, `[batch, classes, ...]`; -inf for masked classes.
         others: Logits of one or more augmentations of the images, of the same shape.
 
     Returns:
@@ -54,6 +54,7 @@ def jensen_shannon_loss(
             )
     if not others:
         raise ValueError("others must have the logits of at least one augmentation.")
-    logs = torch.stack((logits, *others)).log_softmax(2)
+    # Finite for masked classes, too: 0 times -inf is NaN.
+    logs = torch.stack((logits, *others)).log_softmax(2).clamp(min=torch.finfo(logits.dtype).min)
     log_mean = logs.logsumexp(0) - log(len(logs))
     return (logs.exp() * (logs - log_mean)).sum(2).mean()

@@ -57,8 +57,8 @@ def linear_cross_entropy(  # noqa: PLR0913
         targets: Class indices `[...]`.
         bias: Bias of the head.
         label_smoothing: Share of the probability that is spread over all classes, in [0, 1].
-        ignore_index: Class index of rows without a label. They add nothing to the loss, and are not
-            counted in the mean.
+        ignore_index: Class index of rows without a label. They add nothing to the loss and the
+            gradients, even if they are NaN, and are not counted in the mean.
         reduction: "mean" over the rows with a label, "sum", or "none" for the loss of each row.
         softcap: Bound of the logits, above 0, or None for no bound.
         chunk_size: Number of rows whose logits are in memory at a time, at least 1.
@@ -66,7 +66,7 @@ def linear_cross_entropy(  # noqa: PLR0913
     Returns:
         The loss, computed in float32 at least, in the widest dtype of `inputs`, `weight` and
         `bias`, to which the others are converted; under autocast in float32, with the logits in the
-        dtype of autocast. The mean over no labels is NaN.
+        dtype of autocast. The mean over no labels is NaN, and its gradients are 0.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -148,6 +148,8 @@ class _Losses(torch.autograd.Function):
         of_weight: Tensor | None = None
         of_bias: Tensor | None = None
         for x, y, grad in zip(*_chunks(chunk_size, rows, targets, grads), strict=True):
+            none = y == ignored  # 0 times NaN or inf is NaN, so neither factor is read
+            x, grad = x.masked_fill(none.unsqueeze(-1), 0), grad.masked_fill(none, 0)
             logits = _logits(x, weight, bias, cap)
             of_logits = _of_logits(logits, y, smoothing, ignored, cap)
             of_logits = of_logits * grad.unsqueeze(-1)
@@ -178,7 +180,7 @@ class _Losses(torch.autograd.Function):
                 change = change + linear(x, of_weight)
             logits = _logits(x, weight, bias, cap)
             slope = _of_logits(logits, y, smoothing, ignored, cap)
-            tangents.append((slope * change).sum(-1))
+            tangents.append((slope * change).sum(-1).masked_fill(y == ignored, 0))
         return torch.cat(tangents)
 
 

@@ -69,7 +69,7 @@ class MixedTargets(NamedTuple):
             )
         elif num_classes is not None:
             count_classes(kept, num_classes, class_dim)
-        return torch.lerp(partner, kept, broadcast_weight(self.weight, kept))
+        return without_nan(torch.lerp(partner, kept, broadcast_weight(self.weight, kept)), kept)
 
     def loss(self, loss_fn: Loss, outputs: Tensor) -> Tensor:
         """Interpolate the losses of the two targets, for any loss function.
@@ -140,7 +140,12 @@ class MixedBatch(NamedTuple):
         return self.mixed_targets.loss(loss_fn, outputs)
 
 
+def without_nan(mixed: Tensor, kept: Tensor) -> Tensor:
+    """Keep the values of the examples where mixed ones are NaN, as between equal infinities."""
+    return torch.where(mixed.isnan(), kept, mixed)
+
+
 def broadcast_weight(weight: Tensor, tensor: Tensor) -> Tensor:
     """Convert a weight to the dtype and device of a tensor, and make it broadcast along it."""
-    trailing = (1,) * (tensor.ndim - 1) if weight.ndim else ()
-    return weight.to(tensor, non_blocking=True).reshape(weight.shape + trailing)
+    weight = weight.to(tensor, non_blocking=True)
+    return weight.reshape(-1, *[1] * (tensor.ndim - 1)) if weight.ndim else weight

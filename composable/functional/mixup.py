@@ -26,7 +26,7 @@ from composable._support.foreach import compute_dtype
 from composable._support.sampling import draw_beta, generator_device
 from composable._support.spatial import select_rows
 
-from .mixed import MixedBatch, broadcast_weight
+from .mixed import MixedBatch, broadcast_weight, without_nan
 
 __all__ = ["MixUpDraw", "apply_mixup", "draw_mixup", "mixup"]
 
@@ -66,6 +66,7 @@ def mixup(
     Returns:
         The mixed inputs, with the shape, dtype, device and memory format of `inputs`; both
         targets; and the weight of the first. Its methods `loss` and `soft_targets` combine them.
+        Where a mixed value is NaN, as between equal infinities, it is that of the example itself.
 
     Raises:
         TypeError: An argument is of the wrong type, or the inputs are integers.
@@ -80,7 +81,7 @@ def mixup(
     """
     _check(inputs, targets)
     draw = draw_mixup(len(inputs), alpha=alpha, per_sample=per_sample, generator=generator)
-    return apply_mixup(inputs, targets, draw)
+    return _mix(inputs, targets, draw)
 
 
 def draw_mixup(
@@ -149,12 +150,16 @@ def apply_mixup(
     check_draw(draw, MixUpDraw, "draw_mixup")
     check_partners(draw.permutation, inputs)
     check_tensor("draw.weight", draw.weight)
+    return _mix(inputs, targets, draw)
+
+
+def _mix(inputs: Tensor, targets: Tensor, draw: MixUpDraw) -> MixedBatch:
     partner = draw.permutation.to(inputs.device, non_blocking=True)
     share = broadcast_weight(draw.weight, inputs)
-    mixed = torch.lerp(select_rows(inputs, partner), inputs, share)
+    mixed = without_nan(torch.lerp(select_rows(inputs, partner), inputs, share), inputs)
     # The weight of the losses is not rounded to the dtype of the inputs, which may be 16-bit.
     weight = draw.weight.to(inputs.device, compute_dtype(inputs.dtype), non_blocking=True)
-    return MixedBatch(mixed, targets, targets[partner], weight)
+    return MixedBatch(mixed, targets, select_rows(targets, partner), weight)
 
 
 def _check(inputs: Tensor, targets: Tensor) -> None:

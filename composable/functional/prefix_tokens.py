@@ -161,7 +161,7 @@ def prefix_token_loss(
         )
     shorter = prefix_targets(targets, prefixes, ignore_index=ignore_index)
     each = partial(nll_loss, log_softmax(logits, 1), ignore_index=ignore_index, reduction="none")
-    losses: Tensor = each(targets) + weight * each(shorter)
+    losses: Tensor = each(targets) + (weight * each(shorter) if weight else 0)
     if reduction == "none":
         return losses
     total = losses.sum()

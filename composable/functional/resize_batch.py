@@ -26,13 +26,14 @@ from composable._support.checks import (
 from composable._support.sampling import draw_uniform, numbers
 from composable._support.spatial import check_spatial, take
 
-from .resized import ResizedBatch
+from .resized import ResizedBatch, resizing
 
 __all__ = ["apply_crop", "draw_crop", "progressive_scale", "resize_batch", "scaled_size"]
 
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
+@resizing
 def resize_batch(
     inputs: Shaped[Tensor, "batch channels *size"],
     targets: Shaped[Tensor, " *dense"] | None = None,
@@ -42,7 +43,7 @@ def resize_batch(
     resize_targets: bool = False,
     size_increment: int = 1,
     generator: torch.Generator | None = None,
-) -> ResizedBatch:
+) -> Tensor | ResizedBatch:
     """Make the images of a batch smaller, by interpolation or by a crop.
 
     Args:
@@ -60,8 +61,8 @@ def resize_batch(
         generator: Source of randomness of a crop. Without one, torch's global generator.
 
     Returns:
-        The smaller inputs, with the dtype, device and memory layout of `inputs`, and their
-        targets.
+        The smaller inputs, with the dtype, device and memory layout of `inputs`; with targets, both
+        as a `ResizedBatch`.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -85,16 +86,16 @@ def resize_batch(
     if resize_targets:
         _check_dense(targets, size)
     if scale_factor == 1:
-        return ResizedBatch(inputs, targets)
+        return inputs if targets is None else ResizedBatch(inputs, targets)
     make: Callable[[Tensor], Tensor]
     if mode == "crop":
         share = draw_uniform((len(size),), generator=generator)
         make = partial(_cut_out, new_size=new, offset=_offset(share, size, new))
     else:
         make = partial(_shrink, size=new)
-    return ResizedBatch(
-        make(inputs), make(targets) if targets is not None and resize_targets else targets
-    )
+    if targets is None:
+        return make(inputs)
+    return ResizedBatch(make(inputs), make(targets) if resize_targets else targets)
 
 
 def scaled_size(

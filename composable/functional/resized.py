@@ -1,10 +1,13 @@
-"""The result of `resize_batch` and of similar methods."""
+"""The results of `resize_batch` and of similar methods: a tensor for a tensor, or a batch."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, cast, overload
 
 from torch import Tensor
 
 __all__ = ["ResizedBatch"]
+
+P = ParamSpec("P")
 
 
 class ResizedBatch(NamedTuple):
@@ -17,3 +20,23 @@ class ResizedBatch(NamedTuple):
 
     inputs: Tensor
     targets: Tensor | None
+
+
+class Resizing(Protocol[P]):
+    """A function that returns a tensor for inputs alone, and a batch for inputs and targets."""
+
+    @overload
+    def __call__(
+        self, inputs: Tensor, targets: None = None, *_: P.args, **__: P.kwargs
+    ) -> Tensor: ...
+    @overload
+    def __call__(
+        self, inputs: Tensor, targets: Tensor, *_: P.args, **__: P.kwargs
+    ) -> ResizedBatch: ...
+
+
+def resizing(
+    function: Callable[Concatenate[Tensor, Tensor | None, P], Tensor | ResizedBatch],
+) -> Resizing[P]:
+    """Let type checkers know that the type of a result follows from the targets."""
+    return cast(Resizing[P], function)

@@ -35,7 +35,7 @@ def sam_perturbation(
         params: The parameters $w$, by name.
         grads: The gradients, by the same names. A parameter whose gradient is None is not
             perturbed.
-        rho: Radius of the neighbourhood, 0 or more.
+        rho: Radius of the neighbourhood, 0 or more. At 0 the gradients are not read.
         epsilon: Term added to the norm for numerical stability, above 0. If all gradients are 0,
             so is the perturbation.
 
@@ -60,6 +60,7 @@ def sam_perturbation(
     check_range("epsilon", epsilon, 0, inf, ends="()")
     check_tensors("params", params)
     present = _present(params, grads)
+    present = present if rho else {}  # a radius of 0 reads no gradient
     new = {name: param.detach().clone() for name, param in params.items() if name not in present}
     if present:
         rows = [params[name].detach() for name in present]

@@ -5,6 +5,7 @@ Defazio et al., "The Road Less Scheduled", NeurIPS 2024, https://arxiv.org/abs/2
 
 from math import inf
 
+import torch
 from torch import Tensor
 
 from composable._support.checks import check_range
@@ -61,7 +62,7 @@ def schedule_free_step(
     check_range("momentum", momentum, 0, 1, ends="(]")
     if not ys:  # torch raises on empty lists
         return {}, {}
-    moved = foreach("lerp", ys, zs, float(weight))
+    moved = _lerp(ys, zs, weight)
     moved = foreach("add", moved, us, alpha=lr * (momentum * (1 - weight) - 1))
     stepped = foreach("sub", zs, us, alpha=lr)
     return dict(zip(training, moved, strict=True)), dict(zip(training, stepped, strict=True))
@@ -96,4 +97,10 @@ def schedule_free_average(
     check_range("momentum", momentum, 0, 1, ends="(]")
     if not training:
         return {}
-    return dict(zip(training, foreach("lerp", ys, zs, 1 - 1 / momentum), strict=True))
+    return dict(zip(training, _lerp(ys, zs, 1 - 1 / momentum), strict=True))
+
+
+def _lerp(ys: list[Tensor], zs: list[Tensor], weight: float) -> list[Tensor]:
+    """Interpolate; where that is NaN, as between equal infinities, return the values of `zs`."""
+    means = foreach("lerp", ys, zs, float(weight)) if weight else ys
+    return [torch.where(mean.isnan(), z, mean) for mean, z in zip(means, zs, strict=True)]

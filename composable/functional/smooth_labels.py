@@ -76,6 +76,8 @@ def smooth_labels(
             targets, classes, on=on, off=rest, class_dim=class_dim, ignore_index=ignore_index
         )
     _check_has_classes(targets, num_classes, class_dim)
+    if not smoothing:
+        return targets.clone()
     # The sum of each position is kept, since positions without a label sum to 0.
     dim, precise = dim_of_classes(targets, class_dim), compute_dtype(targets.dtype)
     total = targets.sum(dim, keepdim=True, dtype=precise)

@@ -6,7 +6,6 @@ https://arxiv.org/abs/2404.00498
 """
 
 import inspect
-from math import log
 from typing import Any
 
 import torch
@@ -22,6 +21,8 @@ from composable._support.checks import (
 )
 from composable._support.foreach import compute_dtype
 from composable._support.spatial import check_spatial, reflected, take
+
+from .ensembles import log_average
 
 __all__ = ["average_tta", "tta", "tta_views"]
 
@@ -167,8 +168,7 @@ def average_tta(
     exact = outputs.to(compute_dtype(outputs.dtype))
     views = exact.reshape(len(weights), batch, outputs.shape[1])
     if average == "probabilities":
-        shares = [one.log_softmax(-1) + log(w) for one, w in zip(views, weights, strict=True)]
-        return torch.stack(shares).logsumexp(0).to(outputs.dtype)
+        return log_average(views, views.new_tensor(weights), -1).to(outputs.dtype)
     terms = [one * w for one, w in zip(views, weights, strict=True)]
     return torch.stack(terms).sum(0).to(outputs.dtype)
 

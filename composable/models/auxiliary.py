@@ -63,7 +63,7 @@ class AuxiliaryLoss(nn.Module):
         main, *others = _parts(outputs)
         loss = self.loss_fn(main, targets)
         for output in others if self.training else ():
-            if output is not None:  # GoogLeNet may be built without them
+            if self.weight and output is not None:  # GoogLeNet may be built without them
                 loss = loss + self.weight * self.loss_fn(output, targets)
         return loss
 

@@ -66,12 +66,12 @@ def pictures() -> Iterator[tuple[str, Tensor]]:
     holes = F.cutout(five, num_holes=2, length=0.35, generator=drawn)
     yield "cutout", rows_of(torch.cat([flower, holes]), columns=6)
     thinner = [
-        on_white(F.colout(flower, p_row=share, p_col=share, generator=drawn).inputs)
+        on_white(F.colout(flower, p_row=share, p_col=share, generator=drawn))
         for share in (0.15, 0.3, 0.45)
     ]
     yield "colout", rows_of(torch.cat([flower, *thinner]), columns=4)
     smaller = [
-        on_white(F.resize_batch(flower, scale_factor=scale, mode=mode, generator=drawn).inputs)
+        on_white(F.resize_batch(flower, scale_factor=scale, mode=mode, generator=drawn))
         for mode in ("resize", "crop")
         for scale in (0.5, 0.75)
     ]

@@ -29,7 +29,7 @@ def resized(a: Any, s: State) -> Mapping[str, Any]:
     scale = F.progressive_scale(s.elapsed, **{name: getattr(a, name) for name in when})
     options = hyperparameters_of(a, *when)
     small = F.resize_batch(s.inputs, **options, scale_factor=scale, generator=s.generator(a.name))
-    return {"batch": (small.inputs, s.targets)}
+    return {"batch": (small, s.targets)}
 
 
 CASE = Case(

@@ -56,6 +56,15 @@ def test_other_targets_are_not_modified(shape):
     assert colout(uniform(size=(8, 10)), targets, generator=seeded()).targets is targets
 
 
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_inputs_alone_give_a_tensor(per_sample):
+    x, options = uniform(), {"per_sample": per_sample}
+
+    alone = colout(x, **options, generator=seeded())
+
+    assert torch.equal(alone, colout(x, x[:, 0], **options, generator=seeded()).inputs)
+
+
 def test_probabilities_are_not_cut_like_signals():
     probabilities = torch.rand(4, 12)
 

@@ -38,11 +38,11 @@ def test_pixels_and_class_indices_keep_their_coordinates(size, scale):
 def test_half_the_size_matches_average_pooling():
     x = uniform(size=(8, 10))
 
-    small = resize_batch(x, scale_factor=0.5).inputs
+    small = resize_batch(x, scale_factor=0.5)
 
     assert_close(small, torch.nn.functional.avg_pool2d(x, 2))
     for dtype in (torch.uint8, torch.int64):
-        assert resize_batch(x.to(dtype), scale_factor=0.5).inputs.dtype == dtype
+        assert resize_batch(x.to(dtype), scale_factor=0.5).dtype == dtype
 
 
 @pytest.mark.parametrize("size", [(8, 10), (4, 5, 6)])
@@ -70,7 +70,8 @@ def test_targets_or_full_size_are_not_resized(mode):
     maps = x[:, 0]
 
     assert resize_batch(x, maps, scale_factor=0.5, mode=mode).targets is maps
-    assert resize_batch(x, scale_factor=0.5, mode=mode).targets is None
+    assert resize_batch(x, scale_factor=0.5, mode=mode).shape == (4, 3, 5, 6)
+    assert resize_batch(x, scale_factor=1.0, mode=mode) is x
     whole = resize_batch(x, maps, scale_factor=1.0, mode=mode, size_increment=4)
     assert whole.inputs is x
     assert whole.targets is maps
@@ -95,7 +96,7 @@ def test_sizes_are_rounded_to_the_increment(size, scale, increment, expected):
 
     assert scaled_size(size, **options) == expected
     if all(size):
-        assert resize_batch(uniform(size=size), **options).inputs.shape == (4, 3, *expected)
+        assert resize_batch(uniform(size=size), **options).shape == (4, 3, *expected)
 
 
 @pytest.mark.compile

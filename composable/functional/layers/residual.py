@@ -106,7 +106,8 @@ class StochasticBlock(nn.Module):
         """Compute the block, or only its shortcut."""
         how, whole = self.stochastic_depth, self.stochastic_depth.block.residual is None
         first = how.drawn_first(self)
-        if first and numbers(torch.rand((), device="cpu")) < how.rate:
+        never = how.rate == 1 and not self.training  # a weight of 0 means not read
+        if never or (first and numbers(torch.rand((), device="cpu")) < how.rate):
             return how.block.shortcut(self, inputs)
         outputs = super().forward(inputs, *args, **kwargs)
         if not whole:
