@@ -26,7 +26,8 @@ def ema(
 
     Floating-point tensors of 16 bits or more are averaged. Others, such as the number of batches of
     a batch norm, are copied from `current`, and so are entries that are infinite or NaN in one of
-    the two, such as those of a causal mask.
+    the two, such as those of a causal mask. Of tensors that require gradients, all entries are
+    averaged: trained weights are finite.
 
     Args:
         average: The average so far, by name. Its dtypes are kept: use a float32 average for
@@ -36,7 +37,7 @@ def ema(
 
     Returns:
         New, detached tensors by the same names. Entries at which average and current are equal stay
-        the same, bit for bit. With a smoothing of 1 the current values are not read, with 0 the
+        the same. With a smoothing of 1 the current values are not read, with 0 the
         average is not.
 
     Raises:

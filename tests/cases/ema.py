@@ -86,7 +86,7 @@ CASE = Case(
         group=OPTIMIZATION,
         summary="evaluates an exponential moving average of the weights",
         changes="the weights that are evaluated: a moving average",
-        cost="+0.8 %",
+        cost="+0.1 %",
         evidence="wide: [Tarvainen and Valpola 2017](https://arxiv.org/abs/1703.01780)",
         use_for="evaluation before the learning rate has decayed",
     ),

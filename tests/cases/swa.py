@@ -93,7 +93,7 @@ CASE = Case(
         group=OPTIMIZATION,
         summary="evaluates the mean of the weights from late in training",
         changes="the weights that are evaluated: a mean of late ones",
-        cost="+0.7 % at an update",
+        cost="+0.3 % at an update",
         evidence="wide: [Izmailov et al. 2018](https://arxiv.org/abs/1803.05407)",
         use_for="a learning rate that stays high to the end",
     ),
