@@ -203,7 +203,9 @@ def test_the_repeated_baseline_gives_the_noise_floor() -> None:
     assert any("differs from itself" in note for note in off.notes)
 
 
-@pytest.mark.parametrize(("speed", "verdict"), [(0.5, "costs"), (1.3, "no evidence"), (2.5, "pays")])
+@pytest.mark.parametrize(
+    ("speed", "verdict"), [(0.5, "costs"), (1.3, "no evidence"), (2.5, "pays")]
+)
 def test_a_verdict_needs_an_interval_beyond_the_noise_floor(speed: float, verdict: str) -> None:
     quiet: Any = {"shared": 0.002, "own": 0.002}
     alone = analyze(draw_study(0, {"arm": speed}, **quiet))["arm"]
