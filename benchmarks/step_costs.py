@@ -32,7 +32,7 @@ import residual_net  # noqa: E402 (a script of examples/)
 
 STORED = ROOT / "docs/evidence/step-costs.json"
 PLAIN = "plain"
-PROCESSES, ROUNDS, STEPS, BATCH = 5, 12, 3, 64
+PROCESSES, ROUNDS, STEPS, BATCH = 3, 8, 2, 64
 
 
 def step_of(kind: str) -> Callable[[], None]:

@@ -50,3 +50,8 @@ def test_an_interval_on_one_side_of_1_without_a_verdict_says_why(low, p, seeds, 
     )
     assert describe_verdict(arm) == f"no evidence, × 1.6 ({low} to 2){said}"
     assert describe_verdict(attrs.evolve(arm, verdict=Verdict.PAYS)) == f"pays, × 1.6 ({low} to 2)"
+
+
+def test_an_interval_within_the_noise_floor_is_not_shown():
+    found = Comparison(draw_study(0, {"again": 3.0, "arm": 1.3}, repeated="again", own=0.002))
+    assert describe_verdict(found.analysis["arm"]) == "no evidence, within the noise floor"

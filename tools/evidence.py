@@ -359,6 +359,8 @@ def describe_verdict(arm: ArmAnalysis) -> str:
     assert arm.verdict is not None
     if arm.why.startswith(REFUSED):
         return REFUSED
+    if "; the noise floor, " in arm.why:
+        return f"{arm.verdict.value}, within the noise floor"
     if arm.at_least is not None:
         return f"{arm.verdict.value}, × {'≥' if arm.at_least > 1 else '≤'} {arm.at_least:.2g}"
     ratio = arm.speedup
