@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from composable.comparison.records import StepCost
-from composable.comparison.verdict import ArmAnalysis, Estimate, Verdict
+from composable.comparison.verdict import ArmAnalysis, Verdict
 from tests.support.cases import ROOT
 from tools.evidence import STUDIES, counted_tokens
 
@@ -88,30 +88,26 @@ def _calibration() -> Iterator[str]:
 
 def _step_costs() -> Iterator[str]:
     """Render what a step costs with a method that leaves the result as it is."""
-    found = json.loads((FOLDER / "step-costs.json").read_text())
-    named = [kind for kind, *_ in found["ratios"]]
     yield "## Costs of steps alone"
     yield ""
     yield (
-        "What a step costs, divided by a plain one, in CPU seconds of one thread, with 95 % "
-        "intervals over the n processes that measured it. Results per step are not part of it. "
-        "The first rows are ResNet-8 on 64 images of 32 x 32 (`python benchmarks/step_costs.py`, a "
-        f"plain step takes {found['milliseconds']:.0f} ms), without the time of compilation. "
-        f"{'' if 'torch.compile' in named else 'The step of torch.compile is not measured.'}"
+        "What a step costs with the channels-last memory format, divided by a plain one, in CPU "
+        "seconds of one thread, with 95 % intervals and the number n of processes that measured "
+        "each arm. Results are not part of it. The costs of "
+        "[bfloat16](precision.md#what-changes-in-the-numbers) and of "
+        "[torch.compile](performance.md#compilation) come from turns within one process, so they "
+        "have no interval over processes: `python benchmarks/step_costs.py` measures all three "
+        "with one."
     )
     yield ""
-    yield "| | on | n | step / plain |"
-    yield "|---|---|---|---|"
-    for kind, *ratio in found["ratios"]:
-        yield _row(kind, "ResNet-8", found["processes"], Estimate(*ratio, None, 0))
+    yield "| channels last on | n | step / plain |"
+    yield "|---|---|---|"
     for name in ("vision", "mnist"):
         study = next(one for one in STUDIES if one.name == name)
         arm = study.analysis["ChannelsLast"]
         cost: StepCost = arm.qualities[-1].cost
-        assert arm.step_cost_ratio is not None
-        yield _row("channels last", study.place, cost.processes, arm.step_cost_ratio)
-
-
-def _row(kind: str, place: str, processes: int, ratio: Estimate) -> str:
-    low, high = ratio.low or 0.0, ratio.high or inf
-    return f"| {kind} | {place} | {processes} | {ratio.value:.2f} ({low:.2f} to {high:.2f}) |"
+        ratio = arm.step_cost_ratio
+        assert ratio is not None
+        low, high = ratio.low or 0.0, ratio.high or inf
+        shown = f"{ratio.value:.2f} ({low:.2f} to {high:.2f})"
+        yield f"| {study.place} | {cost.processes} | {shown} |"
