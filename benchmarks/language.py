@@ -10,7 +10,8 @@
     python benchmarks/language.py reference  # a GPT-2 on bytes, which the plot has as a line
 
 The protocol is docs/protocol.md. A trial is a number of CPU seconds of training: the cost of a step
-is measured first, so that a larger batch, vocabulary or model gets fewer steps. Trials are kept in
+is measured first, while no other trial runs, so that a larger batch, vocabulary or model gets fewer
+steps. Text, tokens and packages must be those of the stored study. Trials are kept in
 the folder, and the same command continues an interrupted search. The search takes about 20 minutes
 an arm on one core, the comparison about 10.
 """
@@ -48,7 +49,9 @@ from composable.recipes import Recipe
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
 
+import counting  # noqa: E402 (a script of benchmarks/)
 import small_gpt  # noqa: E402 (a script of examples/)
+from data_hashes import check_data  # noqa: E402
 from evidence import store, with_new_costs  # noqa: E402
 
 SECONDS = (10.0, 16.0, 25.0, 40.0)
@@ -120,14 +123,26 @@ GPT2_SETTINGS: dict[str, Any] = {
     "initialization": "gpt2",
 }
 """A reference, with one rate for all parameters: no arm is compared to it."""
-REFERENCES = {
-    "GPT-2 on bytes": 2.008,
-    "triples of bytes": 1.858,
-    "4-grams": 1.472,
-    "5-grams": 1.354,
-    "xz": 0.944,
-}
-"""The results of benchmarks/counting.py and of `reference` that the plot has as lines."""
+GPT2_RESULT = 2.008
+"""What `reference` printed."""
+
+
+def references() -> dict[str, float]:
+    """Return what simpler predictors reach, by their names: the lines of the plot."""
+    found = counting.stored()
+    tables = {
+        f"{n}-grams of tokens, {best['seconds']:.0f} CPU s": best["nats_per_byte"]
+        for n in counting.ORDERS[::3]
+        for best in [min((x for x in found["tokens"] if x["n"] == n), key=_loss)]
+    }
+    by_bytes = {f"{n}-grams of bytes": found["bytes"][n - 1] for n in (3, 5)}
+    return {GPT2: GPT2_RESULT, **by_bytes, **tables, "xz": found["xz"]}
+
+
+def _loss(table: Mapping[str, Any]) -> float:
+    return float(table["nats_per_byte"])
+
+
 TARGETS = (1.39, 1.34, 1.29, 1.23, 1.18)
 """What `targets` printed before the arms were compared."""
 
@@ -260,10 +275,17 @@ def step_seconds(trial: Trial) -> float:
     return statistics.median(after - before for before, after in itertools.pairwise(times))
 
 
-def run(trial: Trial) -> dict[str, Any]:
-    """Train a trial for its seconds, and return what the search keeps of it."""
-    torch.set_num_threads(1)
-    cost = step_seconds(trial)
+def step_costs(trials: Sequence[Trial], source: tuple[str, Path]) -> list[float]:
+    """Measure the steps of each setting, one after the other, while no other trial runs."""
+    settings = [json.dumps([one.arm, one.settings], sort_keys=True) for one in trials]
+    each = dict(zip(settings, trials, strict=True))
+    with ProcessPoolExecutor(1, get_context("spawn"), begin, (source,)) as pool:
+        costs = dict(zip(each, pool.map(step_seconds, each.values()), strict=True))
+    return [costs[one] for one in settings]
+
+
+def run(trial: Trial, cost: float) -> dict[str, Any]:
+    """Train a trial for its seconds at a cost of a step, and return what the search keeps of it."""
     steps = max(2, round(trial.seconds / cost))
     trainer = build(trial, f"{steps}ba")
     trainer.fit()
@@ -271,9 +293,10 @@ def run(trial: Trial) -> dict[str, Any]:
     return {**attrs.asdict(trial), "step_seconds": cost, "steps": steps, "result": float(result)}
 
 
-def read_from(source: tuple[str, Path]) -> None:
-    """Train the models of this process on the Python files of a folder."""
+def begin(source: tuple[str, Path]) -> None:
+    """Train the models of this process on the Python files of a folder, in one thread."""
     small_gpt.SOURCE = source
+    torch.set_num_threads(1)
 
 
 def trained(
@@ -284,11 +307,13 @@ def trained(
     known = {_name(one): one for one in map(json.loads, lines)}
     trials = list(trials)
     missing = [one for one in trials if _name(attrs.asdict(one)) not in known]
+    costs = step_costs(missing, source)
     with (
-        ProcessPoolExecutor(workers, get_context("spawn"), read_from, (source,)) as pool,
+        ProcessPoolExecutor(workers, get_context("spawn"), begin, (source,)) as pool,
         file.open("a") as out,
     ):
-        for number, future in enumerate(as_completed([pool.submit(run, one) for one in missing])):
+        running = [pool.submit(run, *one) for one in zip(missing, costs, strict=True)]
+        for number, future in enumerate(as_completed(running)):
             result = future.result()
             known[_name(result)] = result
             print(json.dumps(result), file=out, flush=True)
@@ -467,7 +492,7 @@ def measure_again() -> None:
     study = read_study(STORED / "study.json")
     arms = {arm: one for arm, one in chosen.items() if arm in study.protocol.arms}
     arguments = {**comparison(arms), "durations": {a: study.protocol.schedules[a] for a in arms}}
-    store(with_new_costs(study, arguments), STORED, references=REFERENCES)
+    store(with_new_costs(study, arguments), STORED, references=references())
 
 
 def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) -> dict[str, Any]:
@@ -516,6 +541,7 @@ def main() -> None:
         "--store", action="store_true", help="write to docs/evidence/language, after `more`"
     )
     options = parser.parse_args()
+    check_data(counting.stored()["data"])
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.stage == "costs":
         measure_again()
@@ -541,7 +567,7 @@ def main() -> None:
             **comparison(chosen), folder=options.folder, workers=options.workers, extend=True
         )
         if options.store:
-            store(found.study, STORED, references=REFERENCES)
+            store(found.study, STORED, references=references())
             keep(options.folder, STORED, arms)
 
 

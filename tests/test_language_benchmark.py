@@ -2,8 +2,10 @@
 
 import json
 import re
+from concurrent.futures import Future
 from pathlib import Path
 
+import attrs
 import pytest
 
 from benchmarks import language
@@ -97,3 +99,42 @@ def test_targets_span_the_schedules_of_the_baseline(tmp_path, monkeypatch):
     found = language.targets({"settings": {"lr": 1e-3}}, tmp_path, workers=1)
 
     assert found == pytest.approx([1.9, 1.825, 1.75, 1.675, 1.6], abs=0.006)
+
+
+def test_steps_are_measured_once_for_each_setting_and_before_trials_run(tmp_path, monkeypatch):
+    trials = [language.Trial("AdamW", {"lr": lr}, 10.0, seed) for lr in (1, 2) for seed in (0, 1)]
+    log = []
+
+    class Pool:
+        def __init__(self, workers, *_):
+            log.append(f"{workers} at once")
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def map(self, function, given):
+            return [log.append(f"cost {one.settings['lr']}") or one.settings["lr"] for one in given]
+
+        def submit(self, function, trial, cost):
+            log.append(f"trial of steps of {cost}")
+            done = Future()
+            done.set_result({**attrs.asdict(trial), "result": 1.0})
+            return done
+
+    monkeypatch.setattr(language, "ProcessPoolExecutor", Pool)
+    language.trained(trials, tmp_path / "search.jsonl", workers=4)
+
+    assert log == [
+        *("1 at once", "cost 1", "cost 2", "4 at once"),
+        *(f"trial of steps of {cost}" for cost in (1, 1, 2, 2)),
+    ]
+
+
+def test_the_plot_has_lines_of_counted_tokens():
+    names = list(language.references())
+
+    assert any(re.fullmatch(r"6-grams of tokens, \d CPU s", name) for name in names)
+    assert min(language.references().values()) == language.references()["xz"]

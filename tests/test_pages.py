@@ -6,11 +6,13 @@ from collections import Counter
 
 import pytest
 
+from composable.comparison import Verdict
 from tests.support.cases import METHODS, ROOT
 from tests.support.function_cases import all_function_cases
+from tools.evidence import STUDIES, grade
 from tools.exports import PACKAGES, exports
 from tools.pages import EVIDENCE, REWRITE, methods, pages, recorded_answers
-from tools.quality import RESULTS
+from tools.quality import REFERENCES, RESULTS
 
 PAGES = pages(recorded_answers())
 CASES = methods()
@@ -56,8 +58,41 @@ def test_a_row_and_its_card_are_complete_and_have_the_same_figures(case):
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d]|\.\d)", cost)
 
 
-def test_the_errors_of_the_first_page_are_those_of_the_stored_demo():
-    rows = {row["arm"]: row["error"] for row in json.loads(RESULTS.read_text())}
-    page = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_no_page_and_no_plot_shows_a_claim_that_the_rule_refuses(study):
+    plot = (ROOT / "docs/evidence" / study.name / "plot.svg").read_text()
+    paying = any(arm.verdict is Verdict.PAYS for arm in study.analysis.arms)
+    assert bool(re.search(r" trains (at least )?\d| is worth (at least )?\d", plot)) <= paying
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *METHODS.glob("*.md")]
+    for arm in study.refused:
+        ratio = study.analysis[arm].speedup
+        for shown in (f"pays, × {ratio.value:.2g}", f"{arm} trains ", f"{arm}: pays"):
+            assert [page.name for page in pages if shown in page.read_text()] == []
 
-    assert f"errors of {rows['all six']:.1f} % instead of {rows['plain']:.1f} %" in page
+
+def test_a_cell_of_what_was_measured_is_a_word_and_a_link():
+    cells = [grade(case) for case in CASES]
+
+    assert any(cell != "–" for cell in cells)
+    assert all(
+        re.fullmatch(r"–|\[(pays|costs|unclear|mixed)\]\(\w+\.md#evidence\)", c) for c in cells
+    )
+
+
+def test_the_first_pages_show_errors_of_the_demo_only_if_its_baseline_is_good():
+    plain = next(row["error"] for row in json.loads(RESULTS.read_text()) if row["arm"] == "plain")
+    good = plain <= min(json.loads(REFERENCES.read_text()).values())
+    for page in (ROOT / "README.md", ROOT / "docs/index.md"):
+        assert bool(re.search(r"errors of \d.* instead of", page.read_text())) <= good
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_pages_have_the_counts_of_the_negative_result(page):
+    arms = [arm for arm in STUDIES[1].analysis.arms if arm.role == "arm"]
+    added = [arm.verdict for arm in arms if not arm.arm.startswith("without ")]
+    text = " ".join((ROOT / page).read_text().split())
+
+    assert (len(added), added.count(Verdict.PAYS), added.count(Verdict.COSTS)) == (28, 0, 6)
+    assert "Of 28 methods" in text
+    assert "none pays and six cost" in text
+    assert not any(arm.verdict is Verdict.PAYS for one in STUDIES for arm in one.analysis.arms)

@@ -13,7 +13,14 @@ TITLE = re.compile(r"^# (.+)$", re.M)
 
 def lines(cards: Iterable[Path]) -> list[str]:
     """Render the pictures with the titles of their pages."""
-    return ["## What methods do", "", *_methods(cards), "## What they gain", "", *_studies()][:-1]
+    return [
+        "## What methods do",
+        "",
+        *_methods(cards),
+        "## What comparisons found",
+        "",
+        *_studies(),
+    ][:-1]
 
 
 def _methods(cards: Iterable[Path]) -> Iterator[str]:

@@ -21,7 +21,18 @@ from tests.support.integrations import PAGE as INTEGRATIONS
 from tests.support.other_trainers import NAMES
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
-from tools import evidence, gallery, hooks, laws, migration, parts, quality, recipes, reference
+from tools import (
+    evidence,
+    front,
+    gallery,
+    hooks,
+    laws,
+    migration,
+    parts,
+    quality,
+    recipes,
+    reference,
+)
 from tools.trainer_arguments import argument_tables
 
 MATRIX = METHODS / "matrix.md"
@@ -251,13 +262,14 @@ def index_page() -> str:
 def evidence_page() -> str:
     """Render the page about evidence."""
     text = with_generated(DOES_IT_PAY, "studies", evidence_sections())
-    return _between(text, "quality", quality.quality_table(), DOES_IT_PAY)
+    text = _between(text, "front", front.front_lines(), DOES_IT_PAY)
+    return _between(text, "quality", quality.quality_lines(), DOES_IT_PAY)
 
 
 def evidence_sections() -> list[str]:
     """Render the studies on the page about evidence."""
-    sections = [line for study in evidence.STUDIES for line in (*evidence.page_lines(study), "")]
-    return [*sections, *evidence.profile_section()]
+    every = [line for study in evidence.STUDIES for line in (*evidence.page_lines(study), "")]
+    return every[:-1]
 
 
 def hooks_page() -> str:

@@ -53,4 +53,4 @@ def part_lines() -> list[str]:
 def _rows() -> Iterator[str]:
     study = next(one for one in STUDIES if one.name == "language-parts")
     for arm, elsewhere in REPORTED.items():
-        yield f"| {arm} | {describe_verdict(study.comparison.analysis[arm])} | {elsewhere} |"
+        yield f"| {arm} | {describe_verdict(study.analysis[arm])} | {elsewhere} |"

@@ -56,4 +56,4 @@ def _rows() -> Iterator[str]:
 
 
 def _effect(study: Evidence, arm: str) -> str:
-    return describe_verdict(study.comparison.analysis[arm])
+    return describe_verdict(study.analysis[arm])

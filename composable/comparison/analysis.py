@@ -45,7 +45,6 @@ from composable.comparison.verdict import (
     Estimate,
     Quality,
     SpeedupAt,
-    axis_of,
     judge,
     show_number,
 )
@@ -67,9 +66,9 @@ def analyze(study: Study) -> Analysis:
     _check_baseline(study, runs)
     drafts = {arm: _draft(study, arm, runs) for arm in protocol.arms if arm in runs}
     compared = [arm for arm, draft in drafts.items() if draft.role == "arm"]
-    for arm, p in zip(compared, holm([drafts[arm].p for arm in compared]), strict=True):
-        drafts[arm] = judge(drafts[arm], protocol.target, p, len(compared), axis_of(protocol))
     noise = drafts[protocol.repeated].speedup if protocol.repeated in drafts else None
+    for arm, p in zip(compared, holm([drafts[arm].p for arm in compared]), strict=True):
+        drafts[arm] = judge(drafts[arm], protocol, p, len(compared), noise)
     notes = list(protocol.notes)
     if noise is not None and noise.p is not None and noise.p < LEVEL:
         notes.append(
@@ -287,7 +286,8 @@ def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart
         both = [one for one in study.costs if one.processes == arm.processes]
         seconds = [np.asarray(one.process_seconds) for one in both]
         if all(one.min() > 0 for one in seconds):  # a clock may be coarser than a block
-            return cost_error(np.asarray([np.log(one).mean(axis=0) for one in seconds]))
+            logs = np.asarray([np.log(one).mean(axis=0) for one in seconds])
+            return cost_error(logs, both.index(baseline), both.index(arm))
     return rounds_error(baseline.seconds, arm.seconds)
 
 

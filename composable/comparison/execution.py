@@ -199,6 +199,7 @@ class Workers:
         until: float = math.inf,
         *,
         stored: bool = True,
+        alone: bool = False,
     ) -> list[TrialResult | None]:
         """Train trials, and return their results; None for those that were not finished in time.
 
@@ -208,6 +209,7 @@ class Workers:
             later: The trials that are planned after them, for the progress.
             until: The reading of `time.monotonic` at which trials are given up.
             stored: Take the results of finished trials from the cache, and add them.
+            alone: Train one trial at a time on this machine: others would slow its steps down.
         """
         self.progress.start(what, [*trials, *later])
         found: list[TrialResult | None] = [
@@ -216,7 +218,7 @@ class Workers:
         for known in filter(None, found):
             self.progress.finish(known.trial, cached=True)
         missing = [index for index, known in enumerate(found) if known is None]
-        for index, result in self._run(trials, missing, until):
+        for index, result in self._run(trials, missing, until, alone=alone):
             found[index] = result
             if stored:
                 self.cache.put(result)
@@ -224,10 +226,10 @@ class Workers:
         return found
 
     def _run(
-        self, trials: Sequence[Trial], waiting: list[int], until: float
+        self, trials: Sequence[Trial], waiting: list[int], until: float, *, alone: bool = False
     ) -> Iterator[tuple[int, TrialResult]]:
         """Yield the results of the trials that wait, as they complete."""
-        free = list(range(self.count))
+        free = list(range(1 if alone and self.executor is None else self.count))
         running: dict[Future[Any], tuple[Any, int, int, float]] = {}
         try:
             while (waiting or running) and time.monotonic() < until:

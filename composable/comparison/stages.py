@@ -225,7 +225,7 @@ def _estimated(plan: _Plan, until: float) -> _Plan:
     warm: list[TrialResult | None] = []
     if limited:  # how fast is the machine now? The first trial of a process imports, too
         warm = workers.train("warm-up", trials[:1] * workers.count, later, until, stored=False)
-    found = workers.train("short trials", trials, later, until)
+    found = workers.train("short trials", trials, later, until, alone=True)
     if limited and None in (*warm, *found):
         raise BudgetError(
             "the budget ended before a short trial of each arm had measured the costs; pass a "

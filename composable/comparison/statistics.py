@@ -120,19 +120,25 @@ def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
     return found.low, found.high
 
 
-def cost_error(logs: Array) -> VariancePart:
+def cost_error(logs: Array, baseline: int, arm: int) -> VariancePart:
     """Return the error of the log ratio of two step costs, from processes of all arms.
 
     A measurement is the sum of what is due to the arm, to the repetition, such as the speed of the
-    machine, and to the process. The variance of the latter is taken to be equal in all arms.
+    machine, and to the process. The variance of the latter is pooled over all arms, unless it is
+    larger in these two. A test such as Bartlett's, which decides whether to pool, misses one arm of
+    nine whose processes differ by 8 % instead of 2 %: 16 % of the intervals were then wrong.
 
     Args:
         logs: The log costs by arm and repetition, at least two of each.
+        baseline: The index of the baseline.
+        arm: That of the arm.
     """
     residuals = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
     arms, repetitions = logs.shape
     degrees = (arms - 1) * (repetitions - 1)
-    return VariancePart(2 * float((residuals**2).sum()) / degrees / repetitions, degrees)
+    pooled = 2 * float((residuals**2).sum()) / degrees / repetitions
+    paired = float(np.var(logs[arm] - logs[baseline], ddof=1)) / repetitions
+    return VariancePart(*max((pooled, degrees), (paired, repetitions - 1)))
 
 
 def rounds_error(

@@ -7,6 +7,7 @@ An open bound of an interval is None, and so is a number that the trials do not 
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from math import inf
 from typing import Literal
 
 import attrs
@@ -224,36 +225,44 @@ def axis_of(protocol: Protocol) -> Axis:
 
 
 def judge(
-    found: ArmAnalysis, target: float | None, p: float | None, compared: int, axis: Axis
+    found: ArmAnalysis,
+    protocol: Protocol,
+    p: float | None,
+    compared: int,
+    noise: Estimate | None = None,
 ) -> ArmAnalysis:
     """Return an arm with its verdict after the correction, and the sentence that gives the reason.
 
-    An arm pays, or costs, if its speed-up differs from 1 with p < 0.05 after Holm's correction.
+    An arm pays, or costs, if its speed-up differs from 1 with p < 0.05 after Holm's correction, and
+    its interval lies beyond the noise floor: the speed-up of the A/A arm, and the inverse of it.
     Where the curves share less than 80 % of the baseline's range, it pays only if it is faster on
     the whole of it, since its cheapest schedule passes the other results at less cost: at least by
     the lower end of the interval. It costs only if its most expensive schedule does not reach the
     other results at more cost.
     """
-    ratio, goal = found.speedup, None if target is None else show_number(target)
+    axis, target, ratio = axis_of(protocol), protocol.target, found.speedup
+    goal = None if target is None else show_number(target)
+    floor = noise.value if noise is not None and noise.value is not None else 1.0
+    floor = max(floor, 1 / floor)
     if ratio is None or found.shares is None:
         return attrs.evolve(found, verdict=Verdict.NO_EVIDENCE, why=_why_not(found, goal, axis))
-    verdict, bound = _verdict(ratio, found.shares, p, whole=target is not None)
+    verdict, bound = _verdict(ratio, found.shares, p, floor, whole=target is not None)
     why = _describe(found, ratio, goal)
     if bound is not None and ratio.value is not None:
         why = f"at {'least' if bound > 1 else 'most'} {show_ratio(bound)}: {why}"
     if p is not None:
         many = f" after Holm's correction over {compared} arms" if compared > 1 else ""
         why += f", p {'< 0.0001' if p < 0.0001 else f'= {p:.2g}'}{many}"
-    why = "; ".join([why, *_remarks(found, ratio.seeds, verdict, p, axis)])
+    why = "; ".join([why, *_remarks(found, ratio, verdict, p, floor, axis)])
     return attrs.evolve(found, p=p, verdict=verdict, at_least=bound, why=why)
 
 
 def _verdict(
-    ratio: Estimate, shares: Shares, p: float | None, *, whole: bool
+    ratio: Estimate, shares: Shares, p: float | None, floor: float, *, whole: bool
 ) -> tuple[Verdict, float | None]:
     """Return the verdict, and its bound unless the curves share the whole range."""
-    pays = ratio.low is not None and ratio.low > 1
-    costs = ratio.high is not None and ratio.high < 1
+    pays = ratio.low is not None and ratio.low > floor
+    costs = ratio.high is not None and ratio.high < 1 / floor
     if p is None or p >= LEVEL or ratio.seeds < MINIMAL_SEEDS or not (pays or costs):
         return Verdict.NO_EVIDENCE, None
     verdict, bound = (Verdict.PAYS, ratio.low) if pays else (Verdict.COSTS, ratio.high)
@@ -300,7 +309,12 @@ def _describe(found: ArmAnalysis, ratio: Estimate, goal: str | None) -> str:
 
 
 def _remarks(
-    found: ArmAnalysis, seeds: int, verdict: Verdict, p: float | None, axis: Axis
+    found: ArmAnalysis,
+    ratio: Estimate,
+    verdict: Verdict,
+    p: float | None,
+    floor: float,
+    axis: Axis,
 ) -> Iterator[str]:
     """Yield where an arm pays and where not, and what would show more."""
     points = found.at_results
@@ -310,12 +324,15 @@ def _remarks(
         yield f"{axis.above} {_between(faster)}, {axis.below} {_between(slower)}"
     elif verdict is Verdict.PAYS and len(faster) < len(points):
         yield f"shown {_between(faster)}" if faster else "shown for the mean only"
-    if seeds < MINIMAL_SEEDS:
+    if ratio.seeds < MINIMAL_SEEDS:
         yield f"a verdict needs {MINIMAL_SEEDS} seeds"
     elif p is None:
         yield "every seed gives the same difference: there is no spread to judge by"
     elif verdict is Verdict.NO_EVIDENCE and p < LEVEL:
-        yield "the curves share too little of the baseline's range for a verdict"
+        if (ratio.low or 0) <= floor and (ratio.high or inf) >= 1 / floor:
+            yield f"the noise floor, {show_ratio(floor)}, is not exceeded with 95 % confidence"
+        else:
+            yield "the curves share too little of the baseline's range for a verdict"
     if found.needs is not None:
         yield f"add its {axis.point} of {found.needs} to compare more results"
 

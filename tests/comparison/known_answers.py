@@ -22,6 +22,9 @@ NOISE = 0.1 * (loss_after(100) - loss_after(400)) / 2**0.5
 """Of the seeds that arms share, and of each run: together a tenth of the baseline's range."""
 
 
+QUIET = {"shared": NOISE / 20, "own": NOISE / 20, "cost_noise": 0.005, "seeds": 3}
+
+
 class Answer(NamedTuple):
     """Studies with one arm, and its speed-up."""
 
@@ -45,12 +48,16 @@ class Rates(NamedTuple):
         return self.verdicts.get(Verdict.COSTS, 0.0)
 
 
-def answer(speed: float, cost: float, steps: Sequence[int] = THREE, **changes: Any) -> Answer:
-    """Return studies of an arm whose steps are worth `speed` of the baseline's, at `cost`."""
+def answer(
+    speed: float, cost: float, steps: Sequence[int] = THREE, others: int = 0, **changes: Any
+) -> Answer:
+    """Return studies of an arm whose steps are worth `speed` of the baseline's, at `cost`.
+
+    The other arms are equal to the baseline.
+    """
     settings = {"shared": NOISE, "own": NOISE, "step_costs": {"arm": 0.01 * cost}, **changes}
-    return Answer(
-        speed / cost, lambda seed: draw_study(seed, {"arm": speed}, steps=steps, **settings)
-    )
+    speeds = {**{f"{at}": 1.0 for at in range(others)}, "arm": speed}
+    return Answer(speed / cost, lambda seed: draw_study(seed, speeds, steps=steps, **settings))
 
 
 def tuned(seed: int, *, trials: int) -> Study:
@@ -85,6 +92,18 @@ ANSWERS: dict[str, Answer] = {
         2, 2, process_noise=0.05, cost_noise=0.005, shared=NOISE / 20, own=NOISE / 20
     ),
     "little noise": answer(2, 2, TWO, shared=NOISE / 20, own=NOISE / 20),
+    "one of nine arms whose processes differ by 15 % instead of 2 %": answer(
+        1, 1, TWO, 7, process_noise={"arm": 0.15}, **QUIET
+    ),
+    "a baseline whose processes differ by 8 % instead of 2 %": answer(
+        1, 1, TWO, 7, process_noise={"plain": 0.08}, **QUIET
+    ),
+    "an arm with five times the noise": answer(1, 1, own={"plain": NOISE, "arm": 5 * NOISE}),
+    "noise of seeds that all schedules share": answer(1, 1, of_seed=NOISE),
+    "noise with heavy tails": answer(1, 1, heavy=True),
+    "2x, noise with heavy tails": answer(2, 1, heavy=True),
+    "the baseline, beside an A/A arm": answer(1, 1, others=1, repeated="0"),
+    "half the step cost, beside an A/A arm": answer(1, 1 / 2, others=1, repeated="0"),
 }
 
 

@@ -34,10 +34,12 @@ def draw_study(  # noqa: PLR0913
     steps: Sequence[int] = STEPS,
     target: float | None = None,
     shared: float = 0.02,
-    own: float = 0.02,
+    own: float | Mapping[str, float] = 0.02,
+    of_seed: float = 0.0,
+    heavy: bool = False,
     step_costs: Mapping[str, float] | None = None,
     cost_noise: float = 0.02,
-    process_noise: float = 0.02,
+    process_noise: float | Mapping[str, float] = 0.02,
     repeated: str | None = None,
     own_steps: Mapping[str, Sequence[int]] | None = None,
 ) -> Study:
@@ -50,10 +52,12 @@ def draw_study(  # noqa: PLR0913
         steps: The schedules.
         target: As in `Protocol`.
         shared: The standard deviation of the noise that the arms of one seed share.
-        own: That of the noise of each run.
+        own: That of the noise of each run, of all arms or by arm, where 0.02 is the default.
+        of_seed: That of the noise of a seed and arm, which all schedules share.
+        heavy: Draw the noise of runs from a t distribution of 3 degrees of freedom.
         step_costs: The seconds of a step, by arm; 0.01 if not given.
         cost_noise: The relative noise of each measured step.
-        process_noise: That of each process that measures steps.
+        process_noise: That of each process that measures steps, as `own`.
         repeated: The A/A arm, whose seeds are others.
         own_steps: The schedules of arms that have others than `steps`.
     """
@@ -65,20 +69,32 @@ def draw_study(  # noqa: PLR0913
     paired |= {(one, s): rng.gauss(0, shared) for one in extra for s in range(seeds)}
     results = []
     for arm in arms:
-        speed = speeds.get(arm, 1.0)
+        speed, scale = speeds.get(arm, 1.0), _of_arm(own, arm)
+        lasting = [rng.gauss(0, of_seed) if of_seed else 0.0 for _ in range(seeds)]
         for length in own_steps.get(arm, steps):
             for s in range(seeds):
                 common = rng.gauss(0, shared) if arm == repeated else paired[length, s]
-                noise = common + rng.gauss(0, own)
+                noise = common + lasting[s] + rng.gauss(0, scale) / (_tail(rng) if heavy else 1.0)
                 trial_seed = 100 + s if arm == repeated else s
                 trial = Trial(arm, {}, f"{length}ba", trial_seed, "reporting")
                 results.append(finished(trial, length, speed, noise, costs[arm]))
     longest = {arm: f"{own_steps.get(arm, steps)[-1]}ba" for arm in arms}
-    noises = (process_noise, cost_noise)
-    cost = [calibrated(arm, longest[arm], costs[arm], noises, rng) for arm in arms]
+    cost = [
+        calibrated(arm, longest[arm], costs[arm], (_of_arm(process_noise, arm), cost_noise), rng)
+        for arm in arms
+    ]
     own = {arm: tuple(f"{one}ba" for one in each) for arm, each in own_steps.items()}
     made = protocol(arms, steps, seeds, target, repeated, own_durations=own)
     return Study(made, tuple(results), tuple(cost))
+
+
+def _of_arm(noise: float | Mapping[str, float], arm: str) -> float:
+    return noise.get(arm, 0.02) if isinstance(noise, Mapping) else noise
+
+
+def _tail(rng: random.Random) -> float:
+    """Return what a normal number is divided by, to be one of a t distribution of variance 1."""
+    return (3 * rng.gammavariate(1.5, 2 / 3)) ** 0.5
 
 
 def draw_data_study(  # noqa: PLR0913

@@ -203,6 +203,19 @@ def test_the_repeated_baseline_gives_the_noise_floor() -> None:
     assert any("differs from itself" in note for note in off.notes)
 
 
+@pytest.mark.parametrize(
+    ("speed", "verdict"), [(0.5, "costs"), (1.3, "no evidence"), (2.5, "pays")]
+)
+def test_a_verdict_needs_an_interval_beyond_the_noise_floor(speed: float, verdict: str) -> None:
+    quiet: Any = {"shared": 0.002, "own": 0.002}
+    alone = analyze(draw_study(0, {"arm": speed}, **quiet))["arm"]
+    assert alone.verdict is (Verdict.COSTS if speed < 1 else Verdict.PAYS)
+    for noise in (1.5, 1 / 1.5):
+        found = analyze(draw_study(0, {"again": noise, "arm": speed}, repeated="again", **quiet))
+        assert found["arm"].verdict == verdict
+        assert ("the noise floor, 1.5" in found["arm"].why) is (verdict == "no evidence")
+
+
 def test_without_measured_costs_the_trials_own_seconds_count() -> None:
     found = analyze(attrs.evolve(draw_study(0, {"fast": 2.0}), costs=()))["fast"]
     assert found.verdict is Verdict.PAYS

@@ -1,6 +1,7 @@
 """Trials in worker processes and executors: real ones, so they are few."""
 
 import copy
+import math
 import os
 import pickle
 import signal
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -16,6 +18,7 @@ import pytest
 import composable
 import composable.functional as F
 from composable import algorithms, optim
+from composable.comparison import execution
 from composable.comparison.building import BuildError
 from composable.comparison.execution import ProcessRun, TrialProgress, Worker, Workers, pickled
 from composable.comparison.study_file import Cache
@@ -100,6 +103,29 @@ def test_an_executor_of_the_users_gives_the_same_results(ran, tmp_path, executor
     assert [[point.metrics for point in one.curve] for one in found] == [
         [point.metrics for point in one.curve] for one in expected
     ]
+
+
+@pytest.mark.parametrize(("alone", "most"), [(False, 3), (True, 1)])
+def test_trials_that_measure_costs_run_one_at_a_time(tmp_path, monkeypatch, alone, most):
+    pool, running = workers(tmp_path, build_or_die, 3), []
+
+    class Own:
+        def submit(self, *_):
+            running.append(Future())
+            return running[-1]
+
+    def done(futures, *_, **__):
+        counts.append(len(futures))
+        first = next(iter(futures))
+        first.set_result(None)
+        return SimpleNamespace(done=[first])
+
+    counts = []
+    monkeypatch.setattr(pool, "_worker", lambda number: Own())
+    monkeypatch.setattr(pool, "_result", lambda *_: None)
+    monkeypatch.setattr(execution, "wait", done)
+    assert len(list(pool._run([trial()] * 4, [*range(4)], math.inf, alone=alone))) == 4
+    assert max(counts) == most
 
 
 def test_trials_are_given_up_when_the_time_ends(ran):

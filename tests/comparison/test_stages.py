@@ -37,9 +37,10 @@ class Machine:
 
     def __init__(self, clock, cost=None, late=0.0):
         self.clock, self.cost, self.late = clock, cost or {}, late
-        self.trials, self.planned = [], []
+        self.trials, self.planned, self.alone = [], [], {}
 
-    def train(self, what, trials, later=(), until=math.inf, *, stored=True):
+    def train(self, what, trials, later=(), until=math.inf, *, stored=True, alone=False):
+        self.alone[what] = alone
         self.planned.append(len(self.trials) + len(trials) + len(later))
         results = []
         for trial in trials:
@@ -148,6 +149,7 @@ def test_with_a_budget_each_worker_is_warm_before_the_costs_are_measured(clock):
     arms = [one.arm for one in machine.trials[:5]]
     assert arms == ["baseline", "baseline", "baseline", "other", "baseline (repeated)"]
     assert len({one.duration for one in machine.trials[:5]}) == 1
+    assert {what for what, alone in machine.alone.items() if alone} == {"short trials"}
 
 
 def test_tuning_leaves_the_time_of_the_reported_runs(clock):
