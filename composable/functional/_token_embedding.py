@@ -8,19 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composable._support.calls import cache_types
 from composable._support.embeddings import input_embeddings
 from composable._support.surgery import report_nothing
 
 from ._reclass import keeps_forward_of
 
 BOUNDARIES = ("document_ids", "position_ids", "attention_mask")
+_WHOLE_ROWS = (
+    "they need the tokens before those that are passed, so pass whole rows; "
+    "model.generate(..., use_cache=False) does"
+)
+CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params", "use_cache")
 REFUSED = {
     "inputs_embeds": "pass input_ids, which they are read from",
-    **dict.fromkeys(
-        ("past_key_values", "past_key_value", "layer_past", "cache_params"),
-        "they need the tokens before those that are passed, so pass whole rows; "
-        "model.generate(..., use_cache=False) does",
-    ),
+    **dict.fromkeys(CACHES, _WHOLE_ROWS),
 }
 
 
@@ -42,8 +44,8 @@ class BoundedEmbedding(nn.Module):
 def connect(model: nn.Module) -> None:
     """Pass the boundaries of each call to the embeddings that are new, and refuse caches."""
     for module, parent in list(_parents(model)):
-        names = tuple(_parameters(parent))
-        parent.register_forward_pre_hook(partial(_note_boundaries, module, names), with_kwargs=True)
+        note = partial(_note_boundaries, module, tuple(_parameters(parent)), cache_types())
+        parent.register_forward_pre_hook(note, with_kwargs=True)
         parent.register_forward_hook(partial(_forget_boundaries, module))
     for one in model.modules():
         if isinstance(one, BoundedEmbedding):
@@ -150,14 +152,16 @@ def _parameters(module: nn.Module) -> list[str]:
 def _note_boundaries(
     embedding: BoundedEmbedding,
     names: tuple[str, ...],
+    caches: tuple[type, ...],
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
     """Note the boundaries that a module is called with, for its embedding; refuse a cache."""
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    for name, advice in REFUSED.items():
-        if given.get(name) is not None:
+    for name, value in given.items():
+        advice = _WHOLE_ROWS if isinstance(value, caches) else REFUSED.get(name)
+        if advice and value is not None and value is not False:
             raise ValueError(f"{name} must be None in a model with {embedding.kind}: {advice}.")
     noted = {name: given.get(name) for name in BOUNDARIES if name in names}
     embedding.boundaries = {**(embedding.boundaries or {}), **noted}

@@ -72,6 +72,15 @@ def tokens(length: int = 20, batch: int = 2) -> Tensor:
     return torch.randint(1, WORDS, (batch, length), generator=generator)
 
 
+def cached(outputs: Any) -> dict[str, Any]:
+    """Return the cache in the outputs of a model, as the argument of the next call.
+
+    Its name is `past_key_values` before version 5.24 of Transformers.
+    """
+    name = "cache" if "cache" in outputs else "past_key_values"
+    return {name: outputs[name]}
+
+
 # --- attention ---
 
 
