@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import composable
+from composable._support import extras
 from composable._support.extras import needs
 from tests.support.commands import run_python, run_script
 
@@ -328,3 +329,19 @@ def test_a_missing_extra_is_named_with_what_to_type():
 
     for module, extra in extras.items():
         assert f'pip install "{extra}"' in said[module]
+
+
+@pytest.mark.parametrize(("extra", "package"), [("", "attrs"), ("huggingface", "transformers")])
+def test_a_package_below_its_floor_is_named_with_one_cure(extra, package, monkeypatch):
+    def installed(name):
+        return "0.1" if name == package else version(name)
+
+    version = extras.metadata.version
+    monkeypatch.setattr(extras.metadata, "version", installed)
+    extras.check_floors.cache_clear()
+    with pytest.raises(ImportError, match=rf"^{package} 0.1 is older than .* '{package}>="):
+        if extra:
+            with extras.needs("a test", extra):
+                pass
+        composable.Trainer(1, 2, 3)
+    extras.check_floors.cache_clear()

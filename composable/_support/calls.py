@@ -2,11 +2,13 @@
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+
+from composable._support.extras import check_floors
 
 CACHELESS = ("DistilBertSelfAttention",)
 """The known attention without a cache."""
@@ -52,14 +54,12 @@ def arguments_of(attention: nn.Module, *needed: str) -> Arguments:
         needed: Names that the arguments must have.
 
     Raises:
+        ImportError: The installed version of Transformers is too old.
         TypeError: The forward method lacks one, or takes no cache.
     """
-    kind = type(attention)
-    forwards = [vars(base)["forward"] for base in kind.__mro__ if "forward" in vars(base)]
-    parameters = [list(inspect.signature(one).parameters.values()) for one in forwards]
-    named = (one[1:] for one in parameters if all(p.kind is not p.VAR_POSITIONAL for p in one))
-    names = tuple(p.name for p in next(named, []))
-    caches = (p.name for one in parameters for p in one if "Cache" in str(p.annotation))
+    check_floors("huggingface")
+    kind, names = type(attention), argument_names(attention)
+    caches = (p.name for one in _forwards(kind) for p in one if "Cache" in str(p.annotation))
     found = Arguments(names, next(caches, None), cache_types())
     missing = [repr(name) for name in needed if name not in names]
     if found.cache is None and not any(base.__name__ in CACHELESS for base in kind.__mro__):
@@ -71,3 +71,17 @@ def arguments_of(attention: nn.Module, *needed: str) -> Arguments:
             "docs/status.md lists them."
         )
     return found
+
+
+def argument_names(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the arguments of the first class of a module that names them."""
+    forwards = _forwards(type(module))
+    named = (one for one in forwards if all(p.kind is not p.VAR_POSITIONAL for p in one))
+    return tuple(p.name for p in next(named, []))
+
+
+def _forwards(kind: type) -> Iterator[list[inspect.Parameter]]:
+    """Yield the parameters of the forward methods of a class and its bases, without `self`."""
+    for base in kind.__mro__:
+        if "forward" in vars(base):
+            yield list(inspect.signature(vars(base)["forward"]).parameters.values())[1:]

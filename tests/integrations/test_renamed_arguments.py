@@ -127,3 +127,18 @@ def test_embedding_of_earlier_tokens_refuses_a_cache_of_any_name(method):
             call()
     with pytest.raises(ValueError, match=r"use_cache must be None .* use_cache=False\) does"):
         new(ids, use_cache=True)
+
+
+def test_partial_key_offset_refuses_an_attention_whose_rotation_it_cannot_find(monkeypatch):
+    model = F.partial_key_offset(build("llama"), fraction=0.25, every=1)
+    attention = model.model.layers[0].self_attn
+    rotation = model.model.rotary_emb(torch.zeros(1, 2, WIDTH), torch.arange(2)[None])
+    with pytest.raises(TypeError, match=r"position_embeddings, .* pass it by name"):
+        attention(torch.zeros(1, 2, WIDTH), rotation)
+
+    original = build("llama")
+    monkeypatch.setattr(
+        type(original.model.layers[0].self_attn), "forward", lambda self, hidden, turn: hidden
+    )
+    with pytest.raises(TypeError, match=r"LlamaAttention.forward must take position_embeddings"):
+        F.partial_key_offset(original, fraction=0.25, every=1)

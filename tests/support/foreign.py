@@ -12,7 +12,14 @@ OURS = {"benchmarks", "composable", "examples", "property_tests", "tests", "tool
 IN_EVERY_TEST = {"attrs", "einops", "hypothesis", "jaxtyping", "numpy", "pytest", "torch"}
 """A change of these is seen by every test."""
 SCRIPTS = {path.stem for path in (*ROOT.glob("examples/*.py"), *ROOT.glob("benchmarks/*.py"))}
-NOT_FOREIGN = {*OURS, *SCRIPTS, *IN_EVERY_TEST, *sys.stdlib_module_names, "docs", "typing_extensions"}
+NOT_FOREIGN = {
+    *OURS,
+    *SCRIPTS,
+    *IN_EVERY_TEST,
+    *sys.stdlib_module_names,
+    "docs",
+    "typing_extensions",
+}
 EXAMPLE = re.compile(
     r"^\s*(?:>>> |\.\.\. )?(?:from (?=\w[\w.]* import )|import (?=[\w.]+(?: as \w+)?$))(\w+)",
     re.MULTILINE,

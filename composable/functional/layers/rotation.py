@@ -304,7 +304,7 @@ class _RotaryGPT2(_RotaryAttention):
         if "position_ids" not in bound:
             raise TypeError(
                 f"{type(self).__name__} must be called with position_ids, a tensor or None, which "
-                "its model passes in newer versions; install transformers>=5.0."
+                "its model passes; without a model, pass position_ids=None to count them."
             )
         return bound["position_ids"]  # type: ignore[no-any-return]
 
