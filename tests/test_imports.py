@@ -331,17 +331,21 @@ def test_a_missing_extra_is_named_with_what_to_type():
         assert f'pip install "{extra}"' in said[module]
 
 
-@pytest.mark.parametrize(("extra", "package"), [("", "attrs"), ("huggingface", "transformers")])
-def test_a_package_below_its_floor_is_named_with_one_cure(extra, package, monkeypatch):
-    def installed(name):
-        return "0.1" if name == package else version(name)
+def import_of_an_extra():
+    with needs("a test", "huggingface"):
+        pass
 
+
+@pytest.mark.parametrize(
+    ("package", "use"),
+    [("attrs", lambda: composable.Trainer(1, 2, 3)), ("transformers", import_of_an_extra)],
+)
+def test_a_package_below_its_floor_is_named_with_one_cure(package, use, monkeypatch):
     version = extras.metadata.version
-    monkeypatch.setattr(extras.metadata, "version", installed)
+    monkeypatch.setattr(
+        extras.metadata, "version", lambda name: "0.1" if name == package else version(name)
+    )
     extras.check_floors.cache_clear()
     with pytest.raises(ImportError, match=rf"^{package} 0.1 is older than .* '{package}>="):
-        if extra:
-            with extras.needs("a test", extra):
-                pass
-        composable.Trainer(1, 2, 3)
+        use()
     extras.check_floors.cache_clear()

@@ -58,8 +58,11 @@ def arguments_of(attention: nn.Module, *needed: str) -> Arguments:
         TypeError: The forward method lacks one, or takes no cache.
     """
     check_floors("huggingface")
-    kind, names = type(attention), argument_names(attention)
-    caches = (p.name for one in _forwards(kind) for p in one if "Cache" in str(p.annotation))
+    kind = type(attention)
+    forwards = list(_forwards(kind))
+    named = (one for one in forwards if all(p.kind is not p.VAR_POSITIONAL for p in one))
+    names = tuple(p.name for p in next(named, []))
+    caches = (p.name for one in forwards for p in one if "Cache" in str(p.annotation))
     found = Arguments(names, next(caches, None), cache_types())
     missing = [repr(name) for name in needed if name not in names]
     if found.cache is None and not any(base.__name__ in CACHELESS for base in kind.__mro__):
@@ -71,13 +74,6 @@ def arguments_of(attention: nn.Module, *needed: str) -> Arguments:
             "docs/status.md lists them."
         )
     return found
-
-
-def argument_names(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the arguments of the first class of a module that names them."""
-    forwards = _forwards(type(module))
-    named = (one for one in forwards if all(p.kind is not p.VAR_POSITIONAL for p in one))
-    return tuple(p.name for p in next(named, []))
 
 
 def _forwards(kind: type) -> Iterator[list[inspect.Parameter]]:

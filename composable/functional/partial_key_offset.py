@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from composable._support.calls import argument_names
+from composable._support.calls import arguments_of
 from composable._support.checks import check_count, check_range
 from composable._support.registry import class_name, named
 
@@ -164,11 +164,8 @@ def _rotated_share(block: Any) -> float | None:
 def _rotated_by_model(block: nn.Module) -> bool:
     """Return whether a block of Transformers rotates by what its model passes."""
     known = not _ROTATED.isdisjoint(map(class_name, type(block).__mro__))
-    if known and "position_embeddings" not in argument_names(block):
-        raise TypeError(
-            f"{type(block).__name__}.forward must take position_embeddings; install a version of "
-            "transformers with which this was run: docs/status.md lists them."
-        )
+    if known:
+        arguments_of(block, "position_embeddings")
     return known
 
 

@@ -140,5 +140,5 @@ def test_partial_key_offset_refuses_an_attention_whose_rotation_it_cannot_find(m
     monkeypatch.setattr(
         type(original.model.layers[0].self_attn), "forward", lambda self, hidden, turn: hidden
     )
-    with pytest.raises(TypeError, match=r"LlamaAttention.forward must take position_embeddings"):
+    with pytest.raises(TypeError, match=r"LlamaAttention.forward must take 'position_embeddings'"):
         F.partial_key_offset(original, fraction=0.25, every=1)
