@@ -1,4 +1,4 @@
-"""Laws of the calls of Transformers, whose arguments change names and places between versions."""
+"""Laws of calls of Transformers, whose arguments change names and places between versions."""
 
 import inspect
 from functools import partial
@@ -68,6 +68,7 @@ def without_mask(base):
 @pytest.mark.parametrize("place", ["by position", "by name"])
 @torch.no_grad()
 def test_cache_is_found_by_its_type_in_whatever_argument(method, family, place, attention_with):
+    """Law of methods: A cache of Transformers is found in whatever argument it is passed."""
     from transformers import DynamicCache
 
     attention = POSITIONS[method](attention_with(family, renamed))
