@@ -84,7 +84,7 @@ def pytest_collection():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark the tests of files that touch other packages, where the marker is asked for."""
+    """Mark the tests of files that touch other packages, if `-m` names the marker."""
     if "foreign" not in config.option.markexpr:
         return
     from tests.support.foreign import foreign_packages
