@@ -19,11 +19,9 @@ _WHOLE_ROWS = (
     "they need the tokens before those that are passed, so pass whole rows; "
     "model.generate(..., use_cache=False) does"
 )
-CACHES = ("cache", "past_key_values", "past_key_value", "layer_past", "cache_params", "use_cache")
-REFUSED = {
-    "inputs_embeds": "pass input_ids, which they are read from",
-    **dict.fromkeys(CACHES, _WHOLE_ROWS),
-}
+_CACHES = "cache past_key_values past_key_value layer_past cache_params use_cache"
+REFUSED = dict.fromkeys(_CACHES.split(), _WHOLE_ROWS)
+REFUSED["inputs_embeds"] = "pass input_ids, which they are read from"
 
 
 class BoundedEmbedding(nn.Module):

@@ -118,16 +118,15 @@ class KeyOffset(AttentionChange):
 
     def prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Don't rotate the features that are offset, where the rotation is passed."""
-        if not self.by_halves:
+        passed = inputs.get("position_embeddings")
+        if self.by_halves and self.rotated_by_model and passed is None:
+            raise TypeError(
+                "partial_key_offset needs position_embeddings, a tuple (cos, sin), in each call of "
+                "the attention; pass it by name."
+            )
+        if not self.by_halves or passed is None:
             return inputs
-        if inputs.get("position_embeddings") is None:
-            if self.rotated_by_model:
-                raise TypeError(
-                    "partial_key_offset needs position_embeddings, a tuple (cos, sin), in each "
-                    "call of the attention; pass it by name."
-                )
-            return inputs
-        cos, sin = inputs["position_embeddings"]
+        cos, sin = passed
         if cos.shape[-1] == 1:  # alibi has replaced the rotation
             return inputs
         still = self.offset(cos.shape[-1], cos.device)
