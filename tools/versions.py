@@ -59,7 +59,7 @@ def run_table() -> Iterator[str]:
     yield from ("| run | Python | PyTorch | tests |", "|---|---|---|---|")
     for name, found in records().items():
         yield (
-            f"| {name} | {found['python']} | {found['packages']['torch']} | `{found['tests']}` |"
+            f"| {name} | {found['python']} | {found['packages']['torch']} | {found['tests']} |"
         )
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     if name == "once":
         name = f"python{python.rpartition('.')[0]}-torch{found['torch'].partition('+')[0]}"
     RECORDS.mkdir(exist_ok=True)
-    record = {"python": python, "tests": f"make {given.run}", "packages": found}
+    record = {"python": python, "tests": f"`make {given.run}`", "packages": found}
     (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
