@@ -58,9 +58,7 @@ def run_table() -> Iterator[str]:
     """Yield a table of the runs."""
     yield from ("| run | Python | PyTorch | tests |", "|---|---|---|---|")
     for name, found in records().items():
-        yield (
-            f"| {name} | {found['python']} | {found['packages']['torch']} | {found['tests']} |"
-        )
+        yield (f"| {name} | {found['python']} | {found['packages']['torch']} | {found['tests']} |")
 
 
 def package_table() -> Iterator[str]:

@@ -81,6 +81,14 @@ def cached(outputs: Any) -> dict[str, Any]:
     return {name: outputs[name]}
 
 
+def recompute_layers(model: Any) -> None:
+    """Recompute the activations of layers in the backward pass, in any version of Transformers."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable()
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
 # --- attention ---
 
 
