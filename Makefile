@@ -5,6 +5,10 @@
 # make CHECK      run one check: format lint types imports words docs shapes package tests
 # make campaign   run every case of every test, kill runs and forge checkpoints, many of each
 # make deepspeed  install DeepSpeed, and run the tests that train with it
+# make newest     run the tests that touch other packages, with the newest version of each
+# make lowest     the same with the oldest versions that pyproject.toml allows
+# make once       import every module, run the tests of the functions, and train, with PYTHON=
+#                 the path of another interpreter, TORCH=2.8.0, or both
 # make fix        format the code and apply the linter's automatic fixes
 # make report-browser   open a report in headless Chromium (apt-get install chromium chromium-driver)
 # make site-browser     open every page of the site there, on a wide screen and a phone
@@ -33,7 +37,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(ALL) campaign deepspeed fix gpu bench site report-browser site-browser release clean FORCE
+.PHONY: help demo demo-digits test $(ALL) campaign deepspeed newest lowest once foreign smoke fix gpu bench site report-browser site-browser release clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -109,6 +113,34 @@ deepspeed: $(VENV)/.ready
 	$(PIP) install $(CONSTRAINTS) -e '.[deepspeed]'
 	$(PYTEST) tests/distributed/deepspeed_runs.py
 
+# Apart from `make test`: environments of their own, with the PyTorch of constraints.txt.
+TORCH = $(shell sed -n 's/^torch==//p' constraints.txt)
+newest lowest: %: $(VENV)-%.txt
+	rm -f $(VENV)-$@/.ready
+	$(MAKE) foreign RUN=$@ VENV=$(VENV)-$@ CONSTRAINTS='-c $(VENV)-$@.txt $(UPGRADE)'
+newest: UPGRADE = --upgrade --upgrade-strategy eager
+once:
+	echo 'torch==$(TORCH)' > $(VENV)-$@.txt
+	$(MAKE) smoke VENV=$(VENV)-$@ CONSTRAINTS='-c $(VENV)-$@.txt'
+
+foreign smoke: export OMP_NUM_THREADS = 1
+foreign smoke: export MPLBACKEND = Agg
+foreign: $(VENV)/.ready
+	$(PYTEST) -n 2 --dist worksteal -m 'foreign and not campaign' $(if $(filter lowest,$(RUN)),-W default)
+	$(BIN)/python -m tools.versions $(RUN)
+smoke: $(VENV)/.ready
+	$(PYTEST) -n 2 --dist worksteal tests/functional README.md
+	$(BIN)/python -m tools.versions --import
+
+$(VENV)-newest.txt: constraints.txt
+	grep '^torch==' $< > $@
+# uv finds the oldest versions, and pip installs them.
+$(VENV)-lowest.txt: $(VENV)-newest.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)-uv
+	$(VENV)-uv/bin/python -m pip install --quiet uv
+	$(VENV)-uv/bin/uv pip compile --quiet --resolution lowest-direct --constraint $< \
+	    --python $(PYTHON) --extra all --group dev --output-file $@ pyproject.toml
+
 fix:
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -139,7 +171,7 @@ release: $(VENV)/.ready
 
 clean:
 	[ ! -f $(VENV)/.made-with ] || rm -rf $(VENV)
-	rm -rf .*_cache .hypothesis docs/_build dist
+	rm -rf .*_cache .hypothesis docs/_build dist $(foreach run,newest lowest once uv,$(VENV)-$(run)*)
 
 # ------------------------------------------------------------------------------------------------
 # The environment

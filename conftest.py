@@ -82,6 +82,19 @@ def pytest_collection():
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Mark the tests of files that touch other packages, if `-m` names the marker."""
+    if "foreign" not in config.option.markexpr:
+        return
+    from tests.support.foreign import foreign_packages
+
+    foreign = {path: foreign_packages(path) for path in {item.path for item in items}}
+    for item in items:
+        if foreign[item.path]:
+            item.add_marker("foreign")
+
+
 _frozen_for = None
 
 

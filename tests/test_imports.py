@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import composable
+from composable._support import extras
 from composable._support.extras import needs
 from tests.support.commands import run_python, run_script
 
@@ -328,3 +329,23 @@ def test_a_missing_extra_is_named_with_what_to_type():
 
     for module, extra in extras.items():
         assert f'pip install "{extra}"' in said[module]
+
+
+def import_of_an_extra():
+    with needs("a test", "huggingface"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("package", "use"),
+    [("attrs", lambda: composable.Trainer(1, 2, 3)), ("transformers", import_of_an_extra)],
+)
+def test_a_package_below_its_floor_is_named_with_one_cure(package, use, monkeypatch):
+    version = extras.metadata.version
+    monkeypatch.setattr(
+        extras.metadata, "version", lambda name: "0.1" if name == package else version(name)
+    )
+    extras.check_floors.cache_clear()
+    with pytest.raises(ImportError, match=rf"^{package} 0.1 is older than .* '{package}>="):
+        use()
+    extras.check_floors.cache_clear()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import composable
+from tools.versions import FLOOR, records
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAGMENTS = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
@@ -31,3 +32,11 @@ def test_a_changelog_fragment_is_one_sentence_or_more(path):
     assert re.match(r"[A-Z`]", text), "begin with a capital or with code; the bullet is added"
     assert text.endswith("."), "end with a period"
     assert "\n\n" not in text, "write one paragraph"
+
+
+def test_each_floor_is_a_version_that_make_lowest_has_run():
+    run = records()["lowest"]["packages"]
+    floors = dict(FLOOR.findall((ROOT / "pyproject.toml").read_text()))
+    apart = {"torch", "deepspeed", "liger-kernel", "azureml-mlflow"}  # not in its environment
+    for name, floor in floors.items() - {(one, floors[one]) for one in apart}:
+        assert f"{run[name]}.".startswith(f"{floor}."), f"{name}>={floor} was run with {run[name]}"

@@ -32,6 +32,7 @@ from tools import (
     quality,
     recipes,
     reference,
+    versions,
 )
 from tools.trainer_arguments import argument_tables
 
@@ -104,7 +105,7 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
         MATRIX: lambda: with_generated(MATRIX, "matrix", matrix_table(answers)),
         INDEX: index_page,
         DOES_IT_PAY: evidence_page,
-        STATUS: lambda: with_generated(STATUS, "gpu", status_lines(ROOT / "docs/evidence/gpu")),
+        STATUS: status_page,
         GALLERY: lambda: with_generated(
             GALLERY, "gallery", gallery.lines(card(c) for c in methods())
         ),
@@ -116,6 +117,13 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
     references = {ROOT / f"docs/{page}.md": partial(reference_page, page) for page in REFERENCE}
     cards = {card(case): partial(card_page, case, answers) for case in methods()}
     return renderers | guides | references | cards
+
+
+def status_page() -> str:
+    """Render the tables of the runs on GPUs, and of the versions."""
+    text = with_generated(STATUS, "gpu", status_lines(ROOT / "docs/evidence/gpu"))
+    text = _between(text, "runs", versions.run_table(), STATUS)
+    return _between(text, "packages", versions.package_table(), STATUS)
 
 
 def reference_page(page: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from composable._support.calls import cache_types
 from composable._support.checks import check_tensor
 from composable._support.embeddings import input_embeddings
 from composable._support.recomputation import cannot_recompute, in_backward
@@ -18,14 +19,13 @@ from ._reclass import keeps_forward_of
 from .set_sequence_length import attended
 
 BOUNDARIES = ("document_ids", "position_ids", "attention_mask")
-REFUSED = {
-    "inputs_embeds": "pass input_ids, which they are read from",
-    **dict.fromkeys(
-        ("past_key_values", "past_key_value", "layer_past", "cache_params"),
-        "they need the tokens before those that are passed, so pass whole rows; "
-        "model.generate(..., use_cache=False) does",
-    ),
-}
+_WHOLE_ROWS = (
+    "they need the tokens before those that are passed, so pass whole rows; "
+    "model.generate(..., use_cache=False) does"
+)
+_CACHES = "cache past_key_values past_key_value layer_past cache_params use_cache"
+REFUSED = dict.fromkeys(_CACHES.split(), _WHOLE_ROWS)
+REFUSED["inputs_embeds"] = "pass input_ids, which they are read from"
 _ADVICE = "pass a mask of tokens or of pairs of tokens, or document_ids"
 
 
@@ -63,7 +63,7 @@ def connect(model: nn.Module) -> None:
     """Pass the boundaries of each call to the embeddings that are new, and refuse caches."""
     for depth, (module, parent) in enumerate(list(_parents(model))):
         names = tuple(_parameters(parent))
-        note = partial(_note_boundaries, module, depth, names)
+        note = partial(_note_boundaries, module, depth, names, cache_types())
         parent.register_forward_pre_hook(note, with_kwargs=True)
         parent.register_forward_hook(partial(_forget_boundaries, module, depth), always_call=True)
         module.boundaries = {}
@@ -173,14 +173,16 @@ def _note_boundaries(
     embedding: BoundedEmbedding,
     depth: int,
     names: tuple[str, ...],
+    caches: tuple[type, ...],
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> None:
     """Note the boundaries that a module is called with, for its embedding; refuse a cache."""
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    for name, advice in REFUSED.items():
-        if given.get(name) is not None:
+    for name, value in given.items():
+        advice = _WHOLE_ROWS if isinstance(value, caches) else REFUSED.get(name)
+        if advice and value is not None and value is not False:
             raise ValueError(f"{name} must be None in a model with {embedding.kind}: {advice}.")
     noted = {name: given.get(name) for name in BOUNDARIES if name in names}
     embedding.boundaries = {**(embedding.boundaries or {}), depth: noted}

@@ -10,13 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from composable._support.calls import arguments_of
 from composable._support.checks import check_count, check_range
+from composable._support.registry import class_name, named
 
 from .layers.attention import Attend, AttentionCall, AttentionChange
+from .layers.attention_bias import ROTATED
 from .layers.rotation import Rotation
 from .register_attention import change_attention, is_causal
 
 __all__ = ["partial_key_offset"]
+
+_ROTATED = named(None, *(f"{one}Attention" for one in ROTATED)).keys()
 
 
 def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 4) -> nn.Module:
@@ -85,6 +90,7 @@ class KeyOffset(AttentionChange):
 
     method = "partial_key_offset"
     by_halves = True
+    rotated_by_model = False
 
     def attach(self, name: str, block: nn.Module) -> None:
         """Find out which features the block rotates."""
@@ -100,7 +106,7 @@ class KeyOffset(AttentionChange):
                 f"{name or 'model'} must have no sliding window, with which a cache "
                 "loses the key before the first one; set sliding_window to None in its config."
             )
-        self.by_halves = rotated is None
+        self.by_halves, self.rotated_by_model = rotated is None, _rotated_by_model(block)
 
     def offset(self, size: int, device: torch.device) -> Tensor:
         """Return which of the features of a key are offset."""
@@ -112,9 +118,15 @@ class KeyOffset(AttentionChange):
 
     def prepare(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Don't rotate the features that are offset, where the rotation is passed."""
-        if not self.by_halves or inputs.get("position_embeddings") is None:
+        passed = inputs.get("position_embeddings")
+        if self.by_halves and self.rotated_by_model and passed is None:
+            raise TypeError(
+                "partial_key_offset needs position_embeddings, a tuple (cos, sin), in each call of "
+                "the attention; pass it by name."
+            )
+        if not self.by_halves or passed is None:
             return inputs
-        cos, sin = inputs["position_embeddings"]
+        cos, sin = passed
         if cos.shape[-1] == 1:  # alibi has replaced the rotation
             return inputs
         still = self.offset(cos.shape[-1], cos.device)
@@ -146,6 +158,14 @@ def _rotated_share(block: Any) -> float | None:
         if isinstance(value, Rotation)
     ]
     return max(found, default=None)
+
+
+def _rotated_by_model(block: nn.Module) -> bool:
+    """Return whether a block of Transformers rotates by what its model passes."""
+    known = not _ROTATED.isdisjoint(map(class_name, type(block).__mro__))
+    if known:
+        arguments_of(block, "position_embeddings")
+    return known
 
 
 def _window(block: Any) -> Any:

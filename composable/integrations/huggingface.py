@@ -212,14 +212,13 @@ class LoopAdapterMixin:
         finally:
             self.adapter.rest()
 
-    def save_model(self, *args: Any, **kwargs: Any) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model with the weights with which it is evaluated."""
-        internal = bool(kwargs.get("_internal_call"))  # a checkpoint to resume from
-        with (
+        with (  # an internal call saves a checkpoint to resume from
             self.adapter.at_evaluated_weights(),
-            saving_for_resume(refuse_loading) if internal else nullcontext(),
+            saving_for_resume(refuse_loading) if _internal_call else nullcontext(),
         ):
-            super().save_model(*args, **kwargs)  # type: ignore[misc]
+            super().save_model(output_dir, _internal_call=_internal_call)  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: Any, *args: Any, **kwargs: Any) -> None:
         """Load the model, and then the training weights where they are others."""

@@ -342,6 +342,9 @@ def takes_arguments_of(
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
+                from composable._support.extras import check_floors  # only for an error
+
+                check_floors()  # attrs below 25.4 lets no argument be passed by its position
                 hint = "; pass all but the model by name, such as train_dataloader=..."
                 raise TypeError(f"{owner}: {error}{hint if args[1:] else '.'}") from None
             try:

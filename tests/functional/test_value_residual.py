@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.support.hugging_face import WIDTH, build, llama, tokens
+from tests.support.hugging_face import WIDTH, build, llama, recompute_layers, tokens
 from tests.support.models import ProjectedAttention, seeded
 
 
@@ -60,7 +60,7 @@ def test_models_of_hugging_face_mix_the_values_of_the_second_layer(family):
 def test_recomputed_layers_are_refused():
     pytest.importorskip("transformers")
     new = F.value_residual(llama()).train()
-    new.activation_checkpointing_enable()
+    recompute_layers(new)
     with pytest.raises(RuntimeError, match="value_residual needs what an earlier layer"):
         new(tokens(6)).logits.sum().backward()
 

@@ -10,7 +10,17 @@ from composable.testing import NoSync
 from composable.utils.reproducibility import seed_context
 from tests.functional.test_alibi import slopes_of_the_paper
 from tests.support import hugging_face
-from tests.support.hugging_face import HEADS, TABLE, WIDTH, attend, build, record_calls, tokens
+from tests.support.hugging_face import (
+    HEADS,
+    TABLE,
+    WIDTH,
+    attend,
+    build,
+    cached,
+    recompute_layers,
+    record_calls,
+    tokens,
+)
 from tests.support.tensors import seeded
 
 LONG = 20
@@ -154,11 +164,11 @@ def test_packed_sequences_are_independent():
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("steps", [[1] * LONG, [TABLE, 1, 1, LONG - TABLE - 2], [3, LONG - 3]])
 def test_cache_matches_the_whole_sequence(family, implementation, steps):
-    model, ids, cache, logits = converted(family, implementation), tokens(), None, []
+    model, ids, cache, logits = converted(family, implementation), tokens(), {}, []
 
     for part in ids.split(steps, dim=1):
-        outputs = model(part, past_key_values=cache, use_cache=True)
-        cache, logits = outputs.past_key_values, [*logits, outputs.logits]
+        outputs = model(part, use_cache=True, **cache)
+        cache, logits = cached(outputs), [*logits, outputs.logits]
 
     assert_close(torch.cat(logits, 1), model(ids).logits, **NEAR)
 
@@ -250,7 +260,7 @@ def test_cross_attention_is_not_converted(family):
 
     whole = new(ids, encoder_hidden_states=other).logits
     part = new(ids[:, :9], encoder_hidden_states=other, use_cache=True)
-    rest = new(ids[:, 9:], encoder_hidden_states=other, past_key_values=part.past_key_values)
+    rest = new(ids[:, 9:], encoder_hidden_states=other, **cached(part))
 
     assert len(attentions(new)) == 2
     assert_close(torch.cat([part.logits, rest.logits], 1), whole, **NEAR)
@@ -318,7 +328,7 @@ def test_checkpointing_does_not_change_gradients(family):
     for checkpointed in (False, True):
         model = converted(family).train()
         if checkpointed:
-            model.activation_checkpointing_enable()
+            recompute_layers(model)
         with seed_context(1):  # of dropout
             model(tokens()).logits.square().mean().backward()
         grads.append([p.grad for p in model.parameters() if p.grad is not None])

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from tests.functional.test_attention_methods import ADDED, CHANGES
-from tests.support.hugging_face import WORDS, build, tokens
+from tests.support.hugging_face import WORDS, build, cached, tokens
 from tests.support.surgery import filled
 
 pytest.importorskip("transformers")
@@ -61,8 +61,8 @@ def test_a_cache_changes_nothing(family):
 
     whole = new(ids).logits
     first = new(ids[:, :5], use_cache=True)
-    one = new(ids[:, 5:6], past_key_values=first.past_key_values)
-    rest = new(ids[:, 6:], past_key_values=one.past_key_values)
+    one = new(ids[:, 5:6], **cached(first))
+    rest = new(ids[:, 6:], **cached(one))
 
     assert_close(torch.cat([first.logits, one.logits, rest.logits], 1), whole, **near)
 

@@ -57,7 +57,7 @@ def test_generation_is_that_of_whole_rows_and_refuses_a_cache(model):
     options["attention_mask"] = torch.ones_like(ids)
 
     assert torch.equal(model.generate(ids, **options), greedy(model, ids, 5))
-    with pytest.raises(ValueError, match=r"past_key_values must be None .*use_cache=False"):
+    with pytest.raises(ValueError, match=r"(past_key_values|cache) must be None .*use_cache=False"):
         model.generate(ids, use_cache=True, **options)
 
     padded = pad(ids, (3, 0))
@@ -117,7 +117,7 @@ def test_each_part_of_an_encoder_decoder_model_can_have_ngrams(part):
 
     assert not torch.equal(logits, t5()(input_ids=ids, decoder_input_ids=made[:, :-1]).logits)
     assert torch.equal(model.generate(ids, **options), made)
-    with pytest.raises(ValueError, match="past_key_values must be None"):
+    with pytest.raises(ValueError, match=r"(past_key_values|cache) must be None"):
         model.generate(ids, use_cache=True, **options)
     padded = pad(ids, (0, 3))
     mask = (padded > 0).long()

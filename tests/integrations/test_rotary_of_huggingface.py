@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.support.hugging_face import TABLE, WIDTH, attend, build, record_calls, tokens
+from tests.support.hugging_face import TABLE, WIDTH, attend, build, cached, record_calls, tokens
 
 pytest.importorskip("transformers")
 ENCODERS = ("bert", "roberta", "bert as a decoder", "distilbert")
@@ -46,7 +46,7 @@ def test_cache_gives_the_outputs_of_the_whole_text(family, implementation):
     with torch.no_grad():
         whole = model(ids).logits
         first = model(ids[:, :12], use_cache=True)
-        rest = model(ids[:, 12:], past_key_values=first.past_key_values).logits
+        rest = model(ids[:, 12:], **cached(first)).logits
 
     assert_close(torch.cat([first.logits, rest], 1), whole, **NEAR)
 
@@ -86,8 +86,9 @@ def test_attention_without_positions_counts_its_cache():
     attention, cache = converted().transformer.h[0].attn, DynamicCache()
     hidden = torch.randn(2, 6, WIDTH, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        whole = attention(hidden)[0]
-        first, last = (attention(part.contiguous(), cache)[0] for part in hidden.split(5, 1))
+        whole = attention(hidden, position_ids=None)[0]
+        parts = (part.contiguous() for part in hidden.split(5, 1))
+        first, last = (attention(part, cache, position_ids=None)[0] for part in parts)
 
     assert_close(torch.cat([first, last], 1), whole, **NEAR)
 

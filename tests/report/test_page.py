@@ -371,7 +371,7 @@ def test_the_command_writes_a_page_and_names_problems(tmp_path, capsys, monkeypa
     assert main(["report", str(run)]) == 0
 
     told = capsys.readouterr()
-    assert told.out.startswith("report.html: 1 run, 2.")
+    assert re.fullmatch(r"report.html: 1 run, \d\.\d MB\n", told.out)
     assert "events.jsonl, line 1: invalid; 1 line is skipped." in told.err
     assert "finished" not in Page((tmp_path / "report.html").read_text()).texts["overview"]
 

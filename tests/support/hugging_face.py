@@ -73,6 +73,23 @@ def tokens(length: int = 20, batch: int = 2) -> Tensor:
     return torch.randint(1, WORDS, (batch, length), generator=generator)
 
 
+def cached(outputs: Any) -> dict[str, Any]:
+    """Return the cache in the outputs of a model, as the argument of the next call.
+
+    Its name is `past_key_values` before version 5.24 of Transformers.
+    """
+    name = "cache" if "cache" in outputs else "past_key_values"
+    return {name: outputs[name]}
+
+
+def recompute_layers(model: Any) -> None:
+    """Recompute the activations of layers in the backward pass, in any version of Transformers."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable()
+    else:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
 # --- attention ---
 
 

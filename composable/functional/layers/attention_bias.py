@@ -8,6 +8,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from composable._support.calls import Arguments, arguments_of
 from composable._support.checks import check_count, check_place
 from composable._support.registry import named
 
@@ -143,39 +144,37 @@ class _Biased(nn.Module):
 
     config: Any
     is_causal: bool
+    layer_idx: int
+    call_arguments: Arguments
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the attention with biased scores."""
         _check_implementation(self.config)
+        bound = self.call_arguments.bind(args, kwargs)
+        hidden, cache = bound.pop("hidden_states"), self.call_arguments.cache_in(bound)
+        past, keys = 0, hidden.shape[1]
+        if cache is not None:
+            past = cache.get_seq_length(self.layer_idx)
+            keys, _ = cache.get_mask_sizes(hidden.shape[1], self.layer_idx)
         # Without a mask, "sdpa" is causal, and "eager" is not.
-        causal = kwargs.get("is_causal")
+        causal = bound.get("is_causal")
         causal = self.is_causal if causal is None else causal
-        mask = _biased_mask(
-            attention_mask,
-            hidden_states,
-            kwargs.get("past_key_values", kwargs.get("layer_past")),  # the second in GPT-NeoX
+        bound["attention_mask"] = _biased_mask(
+            bound.get("attention_mask"),
+            hidden,
             heads=self.config.num_attention_heads,
-            layer=getattr(self, "layer_idx", 0),  # DistilBERT has no caches
+            past=past,
+            keys=keys,
             causal=causal and self.config._attn_implementation == "sdpa",
         )
-        return super().forward(hidden_states, attention_mask=mask, **kwargs)
+        return super().forward(hidden, **bound)
 
 
 def _biased_mask(
-    mask: Tensor | None, hidden: Tensor, cache: Any, *, heads: int, layer: int, causal: bool
+    mask: Tensor | None, hidden: Tensor, *, heads: int, past: int, keys: int, causal: bool
 ) -> Tensor:
     """Add biases to a float mask, a bool mask (in "sdpa" only), or no mask."""
     length, device = hidden.shape[1], hidden.device
-    past, keys = 0, length
-    if cache is not None:
-        past = cache.get_seq_length(layer)
-        keys, _ = cache.get_mask_sizes(length, layer)
     query_at = torch.arange(length, device=device) + past
     key_at = torch.arange(keys, device=device)
     dtype = torch.promote_types(hidden.dtype, torch.float32)  # rounded once, at the end
@@ -200,6 +199,7 @@ def _check_implementation(config: Any) -> None:
 def _convert_attention(attention: Any, max_sequence_length: int) -> nn.Module:
     _check_implementation(attention.config)
     new: Any = reclass(attention, _Biased, prefix="Alibi")
+    new.call_arguments = arguments_of(attention, "hidden_states", "attention_mask")
     new.config.max_position_embeddings = max_sequence_length
     return new  # type: ignore[no-any-return]
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from composable._support.calls import Arguments, arguments_of
 from composable._support.checks import (
     check_count,
     check_flag,
@@ -266,54 +267,58 @@ class _Rotated(_Projection):
         return torch.cat([self.rotated(query), self.rotated(key), value], -1)
 
 
-class _RotaryGPT2(nn.Module):
-    """Self-attention of GPT-2 that rotates queries and keys; a base before the class of it."""
+class _RotaryAttention(nn.Module):
+    """Self-attention that rotates queries and keys; a base before the class of Hugging Face."""
 
-    c_attn: Any
+    projections: tuple[str, ...]
+    call_arguments: Arguments
     layer_idx: int
 
-    def forward(
-        self, hidden_states: Tensor, past_key_values: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        positions = kwargs.get("position_ids")
-        if positions is None:
-            past = 0 if past_key_values is None else past_key_values.get_seq_length(self.layer_idx)
-            length, device = hidden_states.shape[1], hidden_states.device
-            positions = past + torch.arange(length, device=device).unsqueeze(0)
-        self.c_attn.positions = positions
-        try:
-            return super().forward(hidden_states, past_key_values, *args, **kwargs)
-        finally:
-            self.c_attn.positions = None
-
-
-class _RotaryBert(nn.Module):
-    """Self-attention of BERT that rotates queries and keys; a base before the class of it."""
-
-    projections: tuple[str, str]
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get("past_key_values")
-        past = 0 if cache is None else cache.get_seq_length(getattr(self, "layer_idx", 0))
-        length, device = hidden_states.shape[1], hidden_states.device
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        bound = self.call_arguments.bind(args, kwargs)
         rotated = [getattr(self, name) for name in self.projections]
+        positions = self.positions_of(bound)
+        if positions is None:
+            cache, hidden = self.call_arguments.cache_in(bound), bound["hidden_states"]
+            past = 0 if cache is None else cache.get_seq_length(self.layer_idx)
+            positions = past + torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
         for projection in rotated:
-            projection.positions = past + torch.arange(length, device=device).unsqueeze(0)
+            projection.positions = positions
         try:
-            return super().forward(hidden_states, *args, **kwargs)
+            return super().forward(*args, **kwargs)
         finally:
             for projection in rotated:
                 projection.positions = None
 
+    def positions_of(self, bound: dict[str, Any]) -> Tensor | None:
+        """Return the positions that a call passes; None to count from the start of a row."""
+        return None
+
+
+class _RotaryGPT2(_RotaryAttention):
+    """Self-attention of GPT-2, which gets the positions of its model."""
+
+    projections = ("c_attn",)
+
+    def positions_of(self, bound: dict[str, Any]) -> Tensor | None:
+        if "position_ids" not in bound:
+            raise TypeError(
+                f"{type(self).__name__} must be called with position_ids, a tensor or None, which "
+                "its model passes; without a model, pass position_ids=None to count them."
+            )
+        return bound["position_ids"]  # type: ignore[no-any-return]
+
 
 def _convert_attention(attention: Any, rotation: Rotation) -> nn.Module:
     new: Any = reclass(attention, _RotaryGPT2, prefix="Rotary")
+    new.call_arguments = arguments_of(attention, "hidden_states")
     new.c_attn = _convert_projection(new.c_attn, _Rotated, rotation, attention.num_heads)
     return new  # type: ignore[no-any-return]
 
 
 def _convert_bert(attention: Any, rotation: Rotation) -> nn.Module:
-    new: Any = reclass(attention, _RotaryBert, prefix="Rotary")
+    new: Any = reclass(attention, _RotaryAttention, prefix="Rotary")
+    new.call_arguments = arguments_of(attention, "hidden_states")
     new.projections = ("query", "key") if hasattr(new, "query") else ("q_lin", "k_lin")
     heads = new.num_attention_heads if hasattr(new, "query") else new.n_heads
     for name in new.projections:
