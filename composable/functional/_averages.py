@@ -29,7 +29,7 @@ def lerp_tensors(
 
     An entry that is not finite in one of the two is taken from `current`, like tensors of 8 bits,
     in which an average would stall within rounding. Weights that are trained are finite, so this
-    is left out for tensors of `current` that require gradients: it would cost four times the rest.
+    is omitted for tensors of `current` that require gradients: it would cost four times the rest.
     """
     check_tensors("average", average)
     check_tensors("current", current)
