@@ -100,7 +100,7 @@ NOT_FOLLOWED = {
     "a shape of 0": lambda: OUTPUTS.square().sum() / max(1, MASK[MASK > 1].shape[0]),
     "what a value decides": lambda: entropy() if (MASK > 0).any() else OUTPUTS.sum(),
     "values that differ": lambda: sum(OUTPUTS[one == MASK].mean() for one in MASK.unique()),
-    "a sum over outputs and parameters": lambda: entropy() + (OUTPUTS * PARAMETER).norm(),
+    "a sum over outputs and parameters": lambda: entropy() + (OUTPUTS * PARAMETER.sum()).norm(),
 }
 
 
