@@ -13,6 +13,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -38,10 +39,12 @@ __all__ = [
     "innermost",
     "keeping_buffers",
     "select",
+    "slices",
     "terms_of",
     "without_effects",
 ]
 
+Change: TypeAlias = Callable[..., Tensor]
 LossOf: TypeAlias = Callable[[State, Any], Any]
 Seen: TypeAlias = tuple[Tensor, Terms | None]
 
@@ -77,11 +80,12 @@ class Confirmed:
         Raises:
             SplitLossError: It can't be split.
         """
-        forms, epoch = self._of(state), state.timestamp.epoch
-        if forms.get(terms.form) != epoch:
-            again = terms.form in forms
-            if _can_be_split(state, outputs, loss_of, terms, parts, again=again):
-                forms[terms.form] = epoch
+        forms, form, epoch = self._of(state), terms.form, state.timestamp.epoch
+        if forms.get(form) == epoch:
+            return
+        compared = _base_of(_Comparison(state, outputs, loss_of, terms))
+        if compared is None or _confirm(compared, parts, again=form in forms):
+            forms[form] = epoch
 
     def knows(self, state: State) -> bool:
         """Return whether a form of the loss function of a state was confirmed."""
@@ -118,25 +122,87 @@ def terms_of(state: State, outputs: Any, loss_of: LossOf) -> Seen:
     return check_scalar(loss), watch.terms_of(loss)
 
 
-def _can_be_split(
-    state: State, outputs: Any, loss_of: LossOf, terms: Terms, parts: int, *, again: bool
-) -> bool:
-    """Confirm that a loss can be split; a loss of an algorithm by the loss that it is based on."""
-    if getattr(state.loss_fn, "can_be_split", False):
-        return True
-    base = getattr(state.loss_fn, "base_loss", None)
+@attrs.frozen(eq=False)
+class _Comparison:
+    """What is compared: the loss of outputs for a batch, or for some of its examples."""
+
+    state: State
+    outputs: Any
+    loss_of: LossOf
+    terms: Terms
+
+    @property
+    def count(self) -> int:
+        """The number of examples."""
+        return self.state.batch_spec.count(self.state.batch)
+
+    def rows(self, indices: list[int]) -> "_Comparison":
+        """Return this comparison for some examples, which may be repeated."""
+        batch = select(self.state, self.state.batch, indices)
+        outputs = _select_rows(self.state, self.outputs, indices, self.count)
+        return attrs.evolve(self, state=self.state.evolve_unchecked(batch=batch), outputs=outputs)
+
+    def repeated(self, times: int) -> "_Comparison":
+        """Return this comparison for all examples, several times."""
+        return self.rows([*range(self.count)] * times)
+
+    def changed(self, change: Change | None) -> "_Comparison":
+        """Return this comparison for other outputs."""
+        if change is None:
+            return self
+        outputs = map_tensors(partial(change, rows=self.count), self.outputs)
+        return attrs.evolve(self, outputs=outputs)
+
+    def seen(self) -> Seen:
+        """Compute the loss and its terms."""
+        return terms_of(self.state, self.outputs, self.loss_of)
+
+    def agrees(self, change: Change | None, number: int = 2) -> bool:
+        """Compare the loss of outputs, after a change, with the losses of some slices."""
+        of_all = self.changed(change)
+        whole, *parts = (of_all.rows(rows).seen() for rows in slices(self.state, number))
+        exact = self.loss_of is _compute_loss
+        return compare_parts(self.state, whole, parts, self.terms, exact=exact)
+
+    def agrees_joined(self) -> bool:
+        """Compare the loss of two outputs for one batch, which can't be divided, with both losses.
+
+        Such are flat targets of sequences of different lengths.
+        """
+        changed = self.changed(_mixed)
+        pairs = zip(tensors_of(self.outputs), tensors_of(changed.outputs), strict=True)
+        both = (torch.cat(pair) if pair[0].ndim else pair[0] for pair in pairs)
+        batch = map_tensors(
+            lambda one: torch.cat((one, one)) if one.ndim else one, self.state.batch
+        )
+        outputs = map_tensors(lambda _: next(both), self.outputs)
+        whole = terms_of(self.state.evolve_unchecked(batch=batch), outputs, self.loss_of)
+        return compare_parts(self.state, whole, [self.seen(), changed.seen()], self.terms)
+
+
+def slices(state: State, number: int = 2) -> list[list[int]]:
+    """Return the rows of a batch, and of some slices of it."""
+    count = state.batch_spec.count(state.batch)
+    ends = [count * i // number for i in range(number + 1)]
+    return [[*range(*pair)] for pair in ((0, count), *pairwise(ends))]
+
+
+def _base_of(compared: _Comparison) -> _Comparison | None:
+    """Return the comparison of the loss on which a loss of an algorithm is based, or None."""
+    state, loss_fn = compared.state, compared.state.loss_fn
+    if getattr(loss_fn, "can_be_split", False):
+        return None
+    base = getattr(loss_fn, "base_loss", None)
     if base is None:
-        return _confirm(state, outputs, loss_of, terms, parts, again=again)
-    state = state.evolve_unchecked(loss_fn=base)
-    found = terms_of(state, outputs, loss_of)[1]
-    if found is None:
+        return compared
+    compared = attrs.evolve(compared, state=state.evolve_unchecked(loss_fn=base))
+    terms = compared.seen()[1]
+    if terms is None:
         raise refused(state, UNKNOWN)
-    return _confirm(state, outputs, loss_of, found, parts, again=again)
+    return attrs.evolve(compared, terms=terms)
 
 
-def _confirm(
-    state: State, outputs: Any, loss_of: LossOf, terms: Terms, parts: int, *, again: bool
-) -> bool:
+def _confirm(compared: _Comparison, parts: int, *, again: bool) -> bool:
     """Confirm that a loss function is the weighted mean of its values for two halves of a batch.
 
     Return False if this can't be seen, since there is no weight in the batch. The outputs are
@@ -144,15 +210,16 @@ def _confirm(
     nothing, such as those of a last layer of zeros. In a reduced precision, the loss is computed
     without rounding first, if it can be. When it is checked again, the outputs are as they are.
     """
+    state = compared.state
     failure: Exception | None = None
     undecided = False
-    exactly = _compute_loss, partial(_mixed, exact=True)
-    for compute, change in (exactly, (loss_of, _mixed), (loss_of, None))[2 * again :]:
+    exactly = attrs.evolve(compared, loss_of=_compute_loss), partial(_mixed, exact=True)
+    for one, change in (exactly, (compared, _mixed), (compared, None))[2 * again :]:
         try:
             with without_effects(state), torch.no_grad(), _refusing_effects(state):
-                if _is_split(state, outputs, compute, terms, change):
+                if (one.count > 1 and one.agrees(change)) or one.repeated(2).agrees(change):
                     if not again:
-                        _confirm_repeated(state, outputs, compute, terms, parts)
+                        _confirm_repeated(one, change or _mixed, parts)
                     return True
             undecided = True
         except _OtherFormError as error:  # such as class weights of the dtype of the outputs
@@ -165,11 +232,10 @@ def _confirm(
         return False
     if isinstance(failure, SplitLossError):
         raise failure
-    joined: list[bool] = []
-    with _unless_it_fails(), without_effects(state), torch.no_grad():
-        joined.append(_joined_agree(state, outputs, loss_of, terms))
-    if joined:
-        return joined[0]
+    with without_effects(state), torch.no_grad():
+        joined = _if_it_computes(compared.agrees_joined)
+    if joined is not None:
+        return joined
     kind = type(failure).__name__
     raise refused(
         state,
@@ -177,37 +243,34 @@ def _confirm(
     ) from failure
 
 
-def _confirm_repeated(
-    state: State, outputs: Any, compute: LossOf, terms: Terms, parts: int
-) -> None:
+def _confirm_repeated(compared: _Comparison, change: Change, parts: int) -> None:
     """Confirm for the outputs of a part, repeated to the size of the batch, and larger.
 
     A term of the whole batch may begin with its size, or be 0 for the outputs of the first batch.
     """
-    size = sum(tensor.nbytes for tensor in tensors_of(outputs))
+    size = sum(tensor.nbytes for tensor in tensors_of(compared.outputs))
     times = max(2, min(parts, _LARGEST // max(size, 1)))
-    with _unless_it_fails():
-        _slices_agree(*_repeated(state, outputs, times), compute, terms, _scaled, times)
+    scaled = partial(_scaled, change=change)
+    _if_it_computes(lambda: compared.repeated(times).agrees(scaled, times))
 
 
-@contextmanager
-def _unless_it_fails() -> Iterator[None]:
-    """Ignore what a loss may raise for outputs that are not its own."""
+def _if_it_computes(compare: Callable[[], bool]) -> bool | None:
+    """Compare; return None if a loss fails for outputs that are not its own."""
     try:
-        yield
+        return compare()
     except SplitLossError:
         raise
     except Exception:
-        return
+        return None
 
 
 _LARGEST = 2**28
 """The most bytes to which outputs are repeated; above, they are repeated once."""
 
 
-def _scaled(tensor: Tensor, rows: int) -> Tensor:
-    """Scale the rows of outputs up to 30 times, unless they are probabilities."""
-    mixed = _mixed(tensor, rows, exact=True)
+def _scaled(tensor: Tensor, rows: int, change: Change) -> Tensor:
+    """Scale the rows of changed outputs up to 30 times, unless they are probabilities."""
+    mixed = change(tensor, rows)
     if mixed is tensor or bool(((tensor >= 0) & (tensor <= 1)).all()):
         return mixed
     sizes = torch.linspace(1, 30, rows, dtype=mixed.dtype, device=mixed.device)
@@ -216,62 +279,6 @@ def _scaled(tensor: Tensor, rows: int) -> Tensor:
 
 def _compute_loss(state: State, outputs: Any) -> Any:
     return state.loss_fn(outputs, state.batch)  # type: ignore[misc]
-
-
-def _is_split(
-    state: State, outputs: Any, loss_of: LossOf, terms: Terms, change: Callable[..., Tensor] | None
-) -> bool:
-    """Compare the loss of outputs with that of two halves, or of the same outputs twice."""
-    if state.batch_spec.count(state.batch) > 1 and _slices_agree(
-        state, outputs, loss_of, terms, change, 2
-    ):
-        return True
-    return _slices_agree(*_repeated(state, outputs, 2), loss_of, terms, change, 2)
-
-
-def _slices_agree(  # of one batch
-    state: State,
-    outputs: Any,
-    loss_of: LossOf,
-    terms: Terms,
-    change: Callable[..., Tensor] | None,
-    number: int,
-) -> bool:
-    """Compare the loss of outputs, after a change, with that of some slices."""
-    count = state.batch_spec.count(state.batch)
-    if change is not None:
-        outputs = map_tensors(partial(change, rows=count), outputs)
-    ends = [count * i // number for i in range(number + 1)]
-
-    def seen(start: int, end: int) -> Seen:
-        rows = [*range(start, end)]
-        part = state.evolve_unchecked(batch=select(state, state.batch, rows))
-        return terms_of(part, _select_rows(state, outputs, rows, count), loss_of)
-
-    whole, *parts = (seen(*pair) for pair in ((0, count), *pairwise(ends)))
-    return compare_parts(state, whole, parts, terms, exact=loss_of is _compute_loss)
-
-
-def _joined_agree(state: State, outputs: Any, loss_of: LossOf, terms: Terms) -> bool:
-    """Compare the loss of two outputs for one batch, which can't be divided, with both losses.
-
-    Such are flat targets of sequences of different lengths.
-    """
-    changed = map_tensors(partial(_mixed, rows=state.batch_spec.count(state.batch)), outputs)
-    pairs = zip(tensors_of(outputs), tensors_of(changed), strict=True)
-    both = (torch.cat(pair) if pair[0].ndim else pair[0] for pair in pairs)
-    batch = map_tensors(lambda one: torch.cat((one, one)) if one.ndim else one, state.batch)
-    twice = state.evolve_unchecked(batch=batch), map_tensors(lambda _: next(both), outputs)
-    whole, *parts = (terms_of(*one, loss_of) for one in (twice, (state, outputs), (state, changed)))
-    return compare_parts(state, whole, parts, terms)
-
-
-def _repeated(state: State, outputs: Any, times: int) -> tuple[State, Any]:
-    """Repeat the examples of a batch."""
-    count = state.batch_spec.count(state.batch)
-    rows = [*range(count)] * times
-    batch = select(state, state.batch, rows)
-    return state.evolve_unchecked(batch=batch), _select_rows(state, outputs, rows, count)
 
 
 def compare_declared(
@@ -285,18 +292,17 @@ def compare_declared(
     Raises:
         SplitLossError: It is not their weighted mean.
     """
-    count = state.batch_spec.count(batch)
 
-    def seen(rows: range) -> Seen:
-        part, of_part = select(state, batch, [*rows]), select(state, state.batch, [*rows])
-        some = _select_rows(state, outputs, [*rows], count)
-        loss = check_scalar(loss_of(state.evolve_unchecked(batch=of_part), some))
-        return loss, Terms((Term(loss, Divisor(float(weight_of(some, part)), ("declared",))),))
+    def seen(rows: list[int]) -> Seen:
+        part = compared.rows(rows)
+        loss = check_scalar(loss_of(part.state, part.outputs))
+        weight = weight_of(part.outputs, select(state, batch, rows))
+        return loss, Terms((Term(loss, Divisor(float(weight), ("declared",))),))
 
+    compared = _Comparison(state, outputs, loss_of, Terms())
     try:
         with without_effects(state), torch.no_grad(), _refusing_effects(state):
-            whole = seen(range(count))
-            parts = [*map(seen, (range(count // 2), range(count // 2, count)))]
+            whole, *parts = map(seen, slices(state))
     except Exception:  # a loss may raise anything for half of a batch
         return True
     try:

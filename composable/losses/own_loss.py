@@ -9,7 +9,14 @@ from torch import nn
 
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.state import State
-from composable.losses.confirmation import UNKNOWN, Seen, compare_parts, select, without_effects
+from composable.losses.confirmation import (
+    UNKNOWN,
+    Seen,
+    compare_parts,
+    select,
+    slices,
+    without_effects,
+)
 from composable.losses.loss import check_scalar
 from composable.losses.part_weights import Count, refused, weigh
 from composable.losses.terms import Terms
@@ -60,8 +67,7 @@ class OwnLoss:
             weigh(terms, state)
             seen, confirmed = [(state.batch, terms)], False
             if count > 1:
-                rows = range(count // 2), range(count // 2, count)
-                halves = [select(state, state.batch, [*half]) for half in rows]
+                halves = [select(state, state.batch, rows) for rows in slices(state)[1:]]
                 parts = [own_loss(state, half) for half in halves]
                 confirmed = compare_parts(state, whole, parts, terms)
                 seen += [(h, p[1]) for h, p in zip(halves, parts, strict=True) if p[1] is not None]

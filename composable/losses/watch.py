@@ -2,10 +2,9 @@
 
 A loss is followed from the calls of loss functions, by the identity of results: through constant
 factors, casts, changes of the shape and sums. So it is a sum of terms, each a constant times the
-result of a call. What depends on a result in any other way is not followed, nor is a sum over
-parameters, which is not one over the examples of a part. Nor is what a loss computes after it has
-read a value from a tensor: numbers are then no constants, and the examples of a part may decide
-what it computes.
+result of a call. What is computed from parameters alone is a constant. What depends on a result in
+any other way is not followed, nor is what a loss computes after it has read a value from a tensor:
+numbers are then no constants, and the examples of a part may decide what it computes.
 """
 
 import sys

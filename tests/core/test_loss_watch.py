@@ -68,6 +68,15 @@ def test_follows(name):
     assert found.constant == constant
 
 
+def test_a_sum_over_parameters_is_a_constant():
+    with LossWatch() as watch:
+        loss = entropy() + PARAMETER.square().flatten().sum()
+
+    found = watch.terms_of(loss)
+    assert len(found.terms) == 1
+    assert torch.equal(found.sum_of_constants, PARAMETER.square().sum())
+
+
 def changed_in_place():
     loss = entropy()
     loss += OUTPUTS.square().mean().exp()
@@ -91,7 +100,7 @@ NOT_FOLLOWED = {
     "a shape of 0": lambda: OUTPUTS.square().sum() / max(1, MASK[MASK > 1].shape[0]),
     "what a value decides": lambda: entropy() if (MASK > 0).any() else OUTPUTS.sum(),
     "values that differ": lambda: sum(OUTPUTS[one == MASK].mean() for one in MASK.unique()),
-    "a sum over parameters": lambda: entropy() + PARAMETER.square().flatten().sum(),
+    "a sum over outputs and parameters": lambda: entropy() + (OUTPUTS * PARAMETER.sum()).norm(),
 }
 
 
