@@ -49,7 +49,8 @@ def set_sequence_length(
 
     The text of a sequence is what the `attention_mask` keeps, of tokens or of pairs: it is cut in
     the same way with its padding on either side. Its values may be bools, 0 and 1, or 0 and minus
-    infinity. A tensor `padding_mask` or `key_padding_mask` is True for padding.
+    infinity. A tensor `padding_mask` or `key_padding_mask` is True, 1 or minus infinity for
+    padding.
 
     Args:
         batch: A dict of tensors (or a BatchEncoding of Hugging Face), or tuples, lists and
@@ -244,7 +245,7 @@ def _kept_tokens(tensors: _Named, ids: Tensor) -> Tensor | None:
         fits = tensor.ndim > 1 and (len(tensor), tensor.shape[-1]) == ids.shape[:2]
         if fits and (padding or name == "attention_mask"):
             values = tensor.float() if tensor.ndim == 2 else tensor.float().flatten(1, -2).amax(1)
-            return attended(-values if padding and not tensor.is_floating_point() else values)
+            return attended(-values.abs() if padding else values)  # -inf is padding, like True
     if unsure := [n for n, one in tensors if n in _UNSURE and one.shape == ids.shape[:2]]:
         raise ValueError(
             f"batch: {unsure[0]!r} may be True for text or for padding: name it attention_mask or "

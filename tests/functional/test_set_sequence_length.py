@@ -225,3 +225,13 @@ def test_labels_without_room_for_ignored_tokens_are_refused_where_segments_overl
         set_sequence_length(batch, 3, truncate=False)
 
     assert set_sequence_length(batch, 5, truncate=False)["labels"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("of_padding", [True, 1, 1.0, -torch.inf])
+def test_a_padding_mask_of_any_dtype_marks_the_same_padding(of_padding):
+    ids = torch.tensor([[0, 0, 5, 6], [0, 0, 0, 7]])
+    mask = torch.where(ids == 0, of_padding, type(of_padding)(0))
+
+    short = set_sequence_length({"input_ids": ids, "padding_mask": mask}, 2)
+
+    assert short["input_ids"].tolist() == [[5, 6], [0, 7]]
