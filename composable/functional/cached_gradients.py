@@ -114,15 +114,20 @@ def cached_gradients(
 def _restoring_buffers() -> Iterator[None]:
     """Restore the buffers of the modules that are called, at the end of a block."""
     before: dict[Tensor, Tensor] = {}
+    places: dict[int, tuple[torch.nn.Module, dict[str, Tensor | None]]] = {}
 
-    def note(module: torch.nn.Module, _: Any) -> None:
-        buffers = {one for one in module._buffers.values() if one is not None}
-        before.update({one: one.clone() for one in buffers - before.keys()})
+    def note(called: torch.nn.Module, _: Any) -> None:
+        for module in () if id(called) in places else called.modules():  # it may write to all
+            _, buffers = places.setdefault(id(module), (module, dict(module._buffers)))
+            new = {one for one in buffers.values() if one is not None} - before.keys()
+            before.update({one: one.clone() for one in new})
 
     with register_module_forward_pre_hook(note):
         yield
     for buffer, copy in before.items():
         buffer.copy_(copy)
+    for module, buffers in places.values():
+        module._buffers.update(buffers)
 
 
 def _as_leaves(outputs: Any) -> Any:

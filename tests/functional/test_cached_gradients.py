@@ -94,6 +94,37 @@ def test_both_passes_draw_the_numbers_of_the_generator():
     assert model[0].weight.grad is None
 
 
+class Carrying(nn.Module):
+    """A model with a hidden state, which its child keeps in a buffer."""
+
+    def __init__(self, assigns):
+        super().__init__()
+        self.assigns, self.layer = assigns, nn.Linear(3, 3)
+        self.layer.register_buffer("hidden", torch.zeros(3))
+
+    def forward(self, x):
+        hidden = self.layer.hidden + x.mean(0)
+        if self.assigns:
+            self.layer.hidden = hidden
+        else:
+            self.layer.hidden.copy_(hidden)
+        return torch.tanh(self.layer(x) + hidden)
+
+
+@pytest.mark.parametrize("assigns", [False, True])
+def test_both_passes_start_with_the_same_buffers(assigns):
+    model, other = Carrying(assigns).double(), Carrying(assigns).double()
+    other.load_state_dict(model.state_dict())
+    parts = X.split(4)
+    outputs = torch.cat([other(part) for part in parts])
+    expected = plain(other, lambda z: z.square().mean(), outputs)
+
+    params = dict(model.named_parameters())
+    same(cached_gradients(model, parts, lambda z: z.square().mean(), params), expected)
+
+    assert torch.equal(model.layer.hidden, other.layer.hidden)
+
+
 def test_refuses_a_generator_on_an_accelerator():
     generator = mock.Mock(spec=torch.Generator, device=torch.device("cuda"))
 
