@@ -125,6 +125,8 @@ def test_trivial_combinations_are_the_algorithm(drawn):
 # --- runs that are fitted in parts ---
 
 
+# SWA warns of a first part that is too short for it.
+@pytest.mark.filterwarnings("ignore::composable.algorithms.swa.NothingAveragedWarning")
 @few
 @given(
     unhurried,

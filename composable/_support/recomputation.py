@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor
 
-__all__ = ["cannot_recompute", "in_backward", "refuse_recomputation"]
-
 
 def in_backward() -> bool:
     """Return whether the call is in a backward pass, where `torch.utils.checkpoint` repeats calls.

@@ -117,9 +117,7 @@ def _restoring_buffers() -> Iterator[None]:
     places: dict[int, tuple[torch.nn.Module, dict[str, Tensor | None]]] = {}
 
     def note(called: torch.nn.Module, _: Any) -> None:
-        for module in (
-            () if id(called) in places else called.modules()
-        ):  # it can write to any of them
+        for module in () if id(called) in places else called.modules():  # it may write to all
             _, buffers = places.setdefault(id(module), (module, dict(module._buffers)))
             new = {one for one in buffers.values() if one is not None} - before.keys()
             before.update({one: one.clone() for one in new})

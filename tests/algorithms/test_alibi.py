@@ -30,7 +30,7 @@ def run(loader, algorithms, **options):
 @pytest.mark.parametrize("scaling", [0.25, 0.3, 1, 0.01])
 def test_training_is_that_of_the_functions(scaling):
     loader = texts()
-    length = {0.25: 4, 0.3: 4, 1: 16, 0.01: 1}[scaling]
+    length = {0.25: 5, 0.3: 5, 1: 16, 0.01: 1}[scaling]
     short = [set_sequence_length(batch, length, truncate=False) for batch in loader]
 
     _, ours, seen = run(loader, [Alibi(64, scaling)])
@@ -45,15 +45,15 @@ def test_training_is_that_of_the_functions(scaling):
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 7, 10, 50, 100, 200])
 @pytest.mark.parametrize("scaling", [0.1, 0.29, 0.57, 0.7])
-def test_length_is_exact_and_at_least_one_token(tokens, scaling):
+def test_length_is_exact_and_has_a_token_that_pieces_share(tokens, scaling):
     algorithm = Alibi(64, scaling)
     state = LANGUAGE.trainer().state.evolve(batch=texts(tokens, count=1)[0])
 
     new = algorithm(Event.AFTER_DATALOADER, state)
 
-    expected = max(1, int(Fraction(str(scaling)) * tokens))
+    expected = min(tokens, int(Fraction(str(scaling)) * tokens) + 1)
     assert new.batch["input_ids"].shape[1] == expected
-    assert (new is state) == (tokens == 1)
+    assert (new is state) == (expected == tokens)
 
 
 def test_scaling_of_one_has_no_event_of_batches():
@@ -70,4 +70,4 @@ def test_warns_of_ambiguous_order_with_a_warm_up():
     _, _, halved = run(texts(16), chain(warm_up, Alibi(64, 0.5)))
 
     shapes = [seen[0]["input_ids"].shape for seen in (unsaid, bounded, halved)]
-    assert shapes == [(8, 5), (8, 5), (12, 2)]
+    assert shapes == [(8, 5), (8, 5), (8, 3)]

@@ -80,19 +80,20 @@ def image_net():
 
 
 class WordNet(nn.Module):
-    """A transformer of one block; its head, of the shape of the words, takes the mean over them."""
+    """A transformer with two feed-forward blocks; its head takes the mean over the words."""
 
     def __init__(self):
         super().__init__()
         self.words, self.places = nn.Embedding(9, 4), Places(16, 4)
-        self.attention, self.hidden = Attention(4), Hidden(4)
+        self.attention, self.hidden1, self.hidden2 = Attention(4), Hidden(4), Hidden(4)
         self.norm = nn.LayerNorm(4)
         self.head = nn.Linear(4, 9)
 
     def forward(self, ids):
         x = self.places(self.words(ids))
         x = x + self.attention(x)
-        return self.head(self.norm(x + self.hidden(x)).mean(1))
+        x = x + self.hidden1(x)
+        return self.head(self.norm(x + self.hidden2(x)).mean(1))
 
 
 def net(name):
