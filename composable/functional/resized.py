@@ -1,7 +1,7 @@
 """The results of `resize_batch` and of similar methods: a tensor for a tensor, or a batch."""
 
 from collections.abc import Callable
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, cast, overload
+from typing import Concatenate, NamedTuple, ParamSpec, Protocol, cast, overload, runtime_checkable
 
 from torch import Tensor
 
@@ -22,6 +22,7 @@ class ResizedBatch(NamedTuple):
     targets: Tensor | None
 
 
+@runtime_checkable
 class Resizing(Protocol[P]):
     """A function that returns a tensor for inputs alone, and a batch for inputs and targets."""
 

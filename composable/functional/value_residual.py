@@ -111,7 +111,7 @@ class ValueResidual(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Keep the values of the first layer of a call; add them to those of a later one."""
         kept = self.trace.kept
-        first = 0 if kept is None else min(kept, default=self.index)
+        first = 0 if kept is None else min([*kept] or [self.index])
         if first >= self.index:
             self.trace.keep(self.index, values)
             return values
