@@ -28,7 +28,7 @@ class Unhashable:
 
     def __call__(self, outputs, targets):
         self.calls += 1
-        return cross_entropy(outputs * (1 + 1e-4 * self.calls), targets)
+        return cross_entropy(outputs, targets)
 
 
 class Slots:
