@@ -21,6 +21,7 @@ from tests.support.split_losses import FEATURES, examples, model
 from tests.support.strategies import single
 
 ROWS = 8
+PAIRS = torch.tensor([1.0, 1.0, 10.0, 10.0], dtype=torch.float64)
 INPUTS, TARGETS = examples(ROWS)
 BATCHES = [
     (INPUTS, TARGETS % 2 * 2),  # without the rare class
@@ -145,5 +146,23 @@ def test_another_order_of_the_batches_changes_no_verdict_on_a_loss(name, method,
     batches = [BATCHES[i] for i in order if computes(LOSSES[name], BATCHES[i])]
 
     outcomes = {outcome(LOSSES[name], method, one) for one in (batches, batches[::-1])}
+
+    assert outcomes in ({"right"}, {"refused"})
+
+
+OF_CLASSES = {
+    "weights in pairs": lambda o, t: F.cross_entropy(o, t, PAIRS),
+    "ignored, 0": lambda o, t: F.cross_entropy(o, t, ignore_index=0),
+}
+
+
+@pytest.mark.parametrize("labels", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("method", [one for one in METHODS if METHODS[one]])
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_a_batch_of_fewer_labels_than_classes_changes_no_verdict_on_a_loss(name, method, labels):
+    small = INPUTS[: len(labels)], torch.tensor(labels)
+    batches = [small, BATCHES[2]]
+
+    outcomes = {outcome(OF_CLASSES[name], method, one) for one in (batches, batches[::-1])}
 
     assert outcomes in ({"right"}, {"refused"})

@@ -24,7 +24,7 @@ from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.functional import MixedTargets
 from composable.functional.mixed import broadcast_weight
-from composable.losses.confirmation import without_effects
+from composable.losses.confirmation import select, without_effects
 from composable.losses.loss import OutputLoss, TargetLoss, check_scalar
 from composable.losses.watch import ratio, with_divisor
 
@@ -333,7 +333,7 @@ def per_example(state: State, targets: MixedTargets) -> State:
     if options is not None and options.reduction == "mean":
         return state
 
-    def agree(labels: Tensor) -> None:
+    def agree(state: State, labels: Tensor) -> None:
         batch = state.batch_spec.replace(state.batch, targets=labels)
         whole = check_scalar(loss_fn(state.outputs, batch))  # type: ignore[misc]
         mean = loss_fn.per_example(state.outputs, batch).mean()  # type: ignore[union-attr]
@@ -421,9 +421,9 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
     """Compare the loss of indices with that of the same classes as probabilities."""
     loss_fn: Any = state.loss_fn
     classes, dim = layout_of(state.outputs, kept)
-    replace = partial(state.batch_spec.replace, state.batch)
 
-    def agree(kept: Tensor) -> None:
+    def agree(state: State, kept: Tensor) -> None:
+        replace = partial(state.batch_spec.replace, state.batch)
         expected = check_scalar(loss_fn(state.outputs, replace(targets=kept)))
         if not expected.isfinite():  # the mean over no labels
             return
@@ -455,28 +455,43 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
 
 
 def _compare(
-    once: OncePerLoss, state: State, kept: Tensor, classes: int, agree: Callable[[Tensor], None]
+    once: OncePerLoss,
+    state: State,
+    kept: Tensor,
+    classes: int,
+    agree: Callable[[State, Tensor], None],
 ) -> None:
     """Compare a loss for the labels of a batch and of every class, and later without some labels.
 
     So the labels of the first batch decide nothing about the others.
     """
+    given = kept
+    if classes and kept.numel() == 1:  # a mean over one label does not show its weight
+        batch = select(state, state.batch, [0, 0])
+        state = state.evolve_unchecked(batch=batch, outputs=torch.cat([state.outputs] * 2))
+        kept = torch.cat((kept, kept))
     count = kept.numel()
 
     def labels_from(start: int) -> Tensor:
-        labels = torch.arange(start, start + count, device=kept.device) % classes
+        """Return class 0, with whose weight all others are compared, and some of the others."""
+        labels = torch.arange(start - 1, start - 1 + count, device=kept.device) % classes
+        labels[0] = 0
         return labels.view(kept.shape).to(kept.dtype)
 
     def agree_for_every_class() -> None:
-        agree(kept)
-        for start in range(0, classes, count):
-            agree(labels_from(start))
+        agree(state, kept)
+        for start in range(1, classes, count - 1):
+            agree(state, labels_from(start))
 
     once(state, agree_for_every_class)
-    lowest = min(once.read(state, kept.min()), default=0) if classes else 0
-    if lowest < 0 and count > 1:
+    lowest = min(once.read(state, given.min()), default=0) if classes else 0
+    if lowest < 0:
         some = torch.arange(count, device=kept.device).view(kept.shape) % 2 == 1
-        once(state, lambda: agree(torch.where(some, lowest, labels_from(0))), "without some labels")
+        once(
+            state,
+            lambda: agree(state, torch.where(some, lowest, labels_from(1))),
+            "without some labels",
+        )
 
 
 def _close(left: Tensor, right: Tensor) -> bool:
