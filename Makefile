@@ -134,12 +134,15 @@ smoke: $(VENV)/.ready
 
 $(VENV)-newest.txt: constraints.txt
 	grep '^torch==' $< > $@
-# uv finds the oldest versions, and pip installs them.
+# uv finds the oldest versions, and pip installs them. A NumPy that these can use is named, since
+# uv takes the oldest version of direct requirements alone.
 $(VENV)-lowest.txt: $(VENV)-newest.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)-uv
 	$(VENV)-uv/bin/python -m pip install --quiet uv
-	$(VENV)-uv/bin/uv pip compile --quiet --resolution lowest-direct --constraint $< \
-	    --python $(PYTHON) --extra all --group dev --output-file $@ pyproject.toml
+	echo 'numpy<2.2' | cat $< - > $(VENV)-uv/constraints.txt
+	$(VENV)-uv/bin/uv pip compile --quiet --resolution lowest-direct \
+	    --constraint $(VENV)-uv/constraints.txt --python $(PYTHON) --extra all --group dev \
+	    --output-file $@ pyproject.toml
 
 fix:
 	$(BIN)/ruff format .
