@@ -58,7 +58,7 @@ def test_probabilities_of_large_logits_stay_finite():
             for options in ({}, {"average": "probabilities"}, {"flip": False})
         ),
     ],
-    ids=repr,
+    ids=["FixRes", "TTA", "probabilities", "no flip"],
 )
 def test_evaluations_and_predictions_are_those_of_the_function_and_training_is_not(algorithm, call):
     data = batches(8, images=True)
