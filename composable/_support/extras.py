@@ -63,7 +63,7 @@ def check_floors(extra: str = "") -> None:
             installed = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-        if _numbers(installed) < _numbers(floor):
+        if installed and _numbers(installed) < _numbers(floor):  # None: its metadata is damaged
             raise TooOldError(
                 f"{name} {installed} is older than {floor}, the oldest version that this library "
                 f"works with: pip install '{name}>={floor}'.",

@@ -291,6 +291,12 @@ def _read_state(folder: Any) -> Any:
 
 def _check_loss(trainer: Any) -> None:
     """Raise a ValueError if the trainer has a loss of its own, which the adapter would not use."""
+    loss_type = getattr(trainer.args, "loss_type", None)  # of TRL, whose 1.0 sets a function
+    if loss_type not in _MEANS:
+        raise ValueError(
+            f"loss_type={loss_type!r} must be 'nll', because adapt_loop computes the loss: pass it "
+            "to LogitsModel."
+        )
     if trainer.compute_loss_func is not None:
         raise ValueError(
             f"compute_loss_func={trainer.compute_loss_func!r} must be None, because "
@@ -300,12 +306,6 @@ def _check_loss(trainer: Any) -> None:
         raise ValueError(
             f"label_smoothing_factor={trainer.args.label_smoothing_factor} must be 0, because "
             "adapt_loop computes the loss: use LabelSmoothing instead."
-        )
-    loss_type = getattr(trainer.args, "loss_type", None)  # of TRL
-    if loss_type not in _MEANS:
-        raise ValueError(
-            f"loss_type={loss_type!r} must be 'nll', because adapt_loop computes the loss: pass it "
-            "to LogitsModel."
         )
 
 
