@@ -119,8 +119,9 @@ newest lowest: %: $(VENV)-%.txt
 	rm -f $(VENV)-$@/.ready
 	$(MAKE) foreign RUN=$@ VENV=$(VENV)-$@ CONSTRAINTS='-c $(VENV)-$@.txt $(UPGRADE)'
 newest: UPGRADE = --upgrade --upgrade-strategy eager
-once:
-	echo 'torch==$(TORCH)' > $(VENV)-$@.txt
+once: $(VENV)-uv/bin/uv
+	echo 'torch==$(TORCH)' > $(VENV)-uv/constraints.txt
+	$(COMPILE) --output-file $(VENV)-$@.txt pyproject.toml
 	$(MAKE) smoke VENV=$(VENV)-$@ CONSTRAINTS='-c $(VENV)-$@.txt'
 
 foreign smoke: export OMP_NUM_THREADS = 1
@@ -134,15 +135,17 @@ smoke: $(VENV)/.ready
 
 $(VENV)-newest.txt: constraints.txt
 	grep '^torch==' $< > $@
-# uv finds the oldest versions, and pip installs them. A NumPy that these can use is named, since
-# uv takes the oldest version of direct requirements alone.
-$(VENV)-lowest.txt: $(VENV)-newest.txt pyproject.toml
+# uv finds the versions, and pip installs them: pip takes half an hour to find those for another
+# PyTorch. A NumPy that the oldest packages can use is named, since uv takes the oldest version of
+# direct requirements alone.
+COMPILE = $(VENV)-uv/bin/uv pip compile --quiet --constraint $(VENV)-uv/constraints.txt \
+    --python $(PYTHON) --extra all --group dev
+$(VENV)-lowest.txt: $(VENV)-newest.txt $(VENV)-uv/bin/uv pyproject.toml
+	echo 'numpy<2.2' | cat $< - > $(VENV)-uv/constraints.txt
+	$(COMPILE) --resolution lowest-direct --output-file $@ pyproject.toml
+$(VENV)-uv/bin/uv:
 	$(PYTHON) -m venv $(VENV)-uv
 	$(VENV)-uv/bin/python -m pip install --quiet uv
-	echo 'numpy<2.2' | cat $< - > $(VENV)-uv/constraints.txt
-	$(VENV)-uv/bin/uv pip compile --quiet --resolution lowest-direct \
-	    --constraint $(VENV)-uv/constraints.txt --python $(PYTHON) --extra all --group dev \
-	    --output-file $@ pyproject.toml
 
 fix:
 	$(BIN)/ruff format .
