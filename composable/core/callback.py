@@ -280,8 +280,7 @@ def check_state(callback: Callback, state: Mapping[str, Any], kinds: Mapping[str
 
 
 def hooks_of(callback: Callback) -> dict[Event, Callable[..., Any]]:
-    """Return the `(state, logger)` functions of a callback, by event.
-    """
+    """Return the `(state, logger)` functions of a callback, by event."""
     if type(callback).run_event is not Callback.run_event:
         return {event: partial(callback.run_event, event) for event in Event}
     hooks = {event: getattr(callback, event.value, None) for event in Event}
