@@ -68,6 +68,4 @@ if TYPE_CHECKING:
     from composable.trainer.run import UnsupportedRequestWarning as UnsupportedRequestWarning
     from composable.trainer.trainer import Trainer as Trainer
 else:
-    from composable import _moved as _moved  # makes old paths work
-
     export_lazily(__name__)

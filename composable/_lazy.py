@@ -47,9 +47,7 @@ class _LazyPackage(ModuleType):
             if name in CLASSES:  # not an AttributeError: `from package import name` would drop it
                 missing = f"cannot import name {name!r} from {self.__name__!r}"
                 raise ImportError(f"{missing}{advice_on(name, CLASSES)}.", name=name)
-            from composable._moved import renamed
-
-            return renamed(self.__name__, name)
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if source.module == self.__name__:
             value = import_module(f"{self.__name__}.{name}")
         else:
@@ -59,8 +57,7 @@ class _LazyPackage(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # The import system sets a submodule as an attribute of its package. Where the package
-        # exports a function of the same name, as `mixup`, the attribute is the function; also if it
-        # was moved from that module.
+        # exports a function of the same name, as `mixup`, the attribute is the function.
         source = self._sources.get(name)
         if isinstance(value, ModuleType) and source and source.module != self.__name__:
             value = getattr(import_module(source.module), source.name)

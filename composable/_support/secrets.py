@@ -121,7 +121,8 @@ def _redact_text(text: str) -> str:
         if value and value[0] not in _NO_VALUES:
             parts += [text[end : value.start()], REDACTED]
             end = value.end()
-    return "".join([*parts, text[end:]])
+    found = "".join([*parts, text[end:]])
+    return found.encode(errors="backslashreplace").decode()  # JSON has no lone surrogates
 
 
 def _redact_address(match: re.Match[str]) -> str:

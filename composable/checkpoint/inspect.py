@@ -46,10 +46,11 @@ def describe(path: str | os.PathLike[str]) -> dict[str, JSON]:
     contents = read(path)
     tree = unpack(contents.tensors, contents.data)
     tree = tree if isinstance(tree, dict) else {}
+    state = tree.get("state")
     return {
         "path": str(contents.path),
         "manifest": _describe_manifest(contents.manifest),
-        "timestamp": _plain(tree.get("timestamp")),
+        "timestamp": _plain(state.get("timestamp") if isinstance(state, dict) else None),
         "run": _plain(tree.get("run")),
         "state": sorted(map(str, tree)),
         "tensors": [

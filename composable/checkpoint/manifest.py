@@ -41,9 +41,9 @@ __all__ = [
     "tensor_file",
 ]
 
-SCHEMA = 1
+SCHEMA = 4
 """The layout with one file of tensors."""
-SHARDED_SCHEMA = 3
+SHARDED_SCHEMA = 5
 """The layout with several files of tensors, whose headers say which blocks they have."""
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 FILES = (TENSORS, STATE, MANIFEST)
@@ -185,7 +185,7 @@ def parse_manifest(raw: bytearray, where: str) -> Manifest:
     if type(schema) is not int or schema not in (SCHEMA, SHARDED_SCHEMA):
         raise VersionError(
             f"{where} has schema {shorten(schema, 40)}, but this version reads the schemas "
-            f"{SCHEMA} and {SHARDED_SCHEMA}: use the version that wrote it, or a newer one."
+            f"{SCHEMA} and {SHARDED_SCHEMA}: read it with the commit that saved it."
         )
     body.pop("sha256", None)
     try:

@@ -2,7 +2,8 @@
 
 JSON values (None, booleans, integers, finite floats, strings, lists, and dictionaries with string
 keys) are written as they are. Any other value is a mapping with one key that begins with `$` and
-names its type: `{"$tuple": [1, 2]}`, `{"$tensor": "model/0.weight"}`. The set of types is fixed.
+names its type: `{"$tuple": [1, 2]}`, `{"$tensor": "model/0.weight"}`. The set of types is fixed;
+`$json` is the one for JSON that is returned as it is.
 No attribute or import is looked up by a name from the file, so loading never executes code.
 """
 
@@ -356,6 +357,8 @@ class _Unpacker:
             return self._tensor(node)
         if len(node) != 1:
             raise _Fault(f"a {tag} has other keys")
+        if tag == "$json":
+            return node[tag]
         if tag == "$dict":
             return self._mapping(node[tag], path)
         if tag == "$deque":

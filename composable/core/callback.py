@@ -138,8 +138,8 @@ class Callback:
 
     def run_event(self, event: Event, state: State, logger: Logger) -> Control | None:
         """Handle any event; by default, call the method that is named like the event."""
-        hook = _hook(self, event)
-        return hook(state, logger) if hook else None
+        hook = getattr(self, event.value, None)
+        return hook(state, logger) if callable(hook) else None
 
     if TYPE_CHECKING:  # for editors and type checkers: at run time, a subclass has those it defines
 
@@ -280,34 +280,11 @@ def check_state(callback: Callback, state: Mapping[str, Any], kinds: Mapping[str
 
 
 def hooks_of(callback: Callback) -> dict[Event, Callable[..., Any]]:
-    """Return the `(state, logger)` functions of a callback, by event.
-
-    Raises:
-        TypeError: Two functions are named after the same event.
-    """
+    """Return the `(state, logger)` functions of a callback, by event."""
     if type(callback).run_event is not Callback.run_event:
         return {event: partial(callback.run_event, event) for event in Event}
-    hooks = {event: _hook(callback, event) for event in Event}
-    return {event: hook for event, hook in hooks.items() if hook is not None}
-
-
-_NAMES = {  # including the alternative names of events
-    event: [name.lower() for name, same in Event.__members__.items() if same is event]
-    for event in Event
-}
-
-
-def _hook(callback: Callback, event: Event) -> Callable[..., Any] | None:
-    """Find the method that is named like an event; attributes that aren't callable don't count."""
-    found = {name: getattr(callback, name, None) for name in _NAMES[event]}
-    hooks = {name: hook for name, hook in found.items() if callable(hook)}
-    first = next(iter(hooks.values()), None)
-    if any(hook != first for hook in hooks.values()):
-        raise TypeError(
-            f"{callback.name} defines {' and '.join(hooks)}, which are names of one event: define "
-            f"{event.value} only."
-        )
-    return first
+    hooks = {event: getattr(callback, event.value, None) for event in Event}
+    return {event: hook for event, hook in hooks.items() if callable(hook)}  # data has such names
 
 
 def callback_id(callback: Callback) -> int:

@@ -12,7 +12,6 @@ from composable.checkpoint.tree import pack, unpack
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.time import Timestamp
-from composable.resume.parts import split_averages
 
 _SAVED: dict[str, type] = {
     "timestamp": Timestamp,
@@ -30,20 +29,17 @@ def pack_state(state: State) -> dict[str, Any]:
     return {"tensors": tensors, "data": data}
 
 
-def unpack_state(saved: Mapping[str, Any], averaging: set[str]) -> dict[str, Any]:
+def unpack_state(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the state that `pack_state` has packed.
 
     Args:
-        saved: The result of `pack_state`, of this or an earlier version.
-        averaging: The names of the algorithms that average weights.
+        saved: The result of `pack_state`.
 
     Raises:
         ValueError: `saved` is not a value of `pack_state`.
     """
     try:
         fields: dict[str, Any] = unpack(saved["tensors"], saved["data"])
-        if "averages" not in fields:
-            fields |= split_averages(fields["memory"], averaging)
         valid = {name: type(fields[name]) for name in _SAVED} == _SAVED
     except (CheckpointError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"saved must be the value of t.state_dict(): {error!r}") from error

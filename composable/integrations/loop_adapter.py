@@ -134,7 +134,7 @@ class LoopAdapter(StepEvents):
         Raises:
             ValueError: It is not the value of `state_dict`.
         """
-        fields = unpack_state(saved, averaging_names(self.plan))
+        fields = unpack_state(saved)
         self.weights.forget()
         self._frozen.close()
         self._outer = self._whole = None
@@ -261,7 +261,7 @@ class LoopAdapter(StepEvents):
 
     def restore_averages(self, saved: Mapping[str, Any]) -> None:
         """Restore the averages of `state_dict` alone, such as those of the best checkpoint."""
-        fields = unpack_state(saved, averaging_names(self.plan))
+        fields = unpack_state(saved)
         names = averaging_names(self.plan)
         memory = {name: value for name, value in fields["memory"].items() if name in names}
         self.state = self.state.evolve(

@@ -398,9 +398,9 @@ class BackEndLogger(LoggerDestination):
         Raises:
             ValueError: It is not a state of this class.
         """
-        lost = state.get("unwritten", [])  # older checkpoints have none
-        known = state.keys() | {"unwritten"} == {"run", "steps", "unwritten"}
-        if not (known and isinstance(state["steps"], Mapping) and isinstance(lost, list)):
+        known = state.keys() == {"run", "steps", "unwritten"}
+        steps, lost = state.get("steps"), state.get("unwritten")
+        if not (known and isinstance(steps, Mapping) and isinstance(lost, list)):
             raise ValueError(
                 f"{self.name} was given the state {sorted(state)}, and its own has ['run', "
                 "'steps', 'unwritten']: was it saved by another callback?"
@@ -409,7 +409,7 @@ class BackEndLogger(LoggerDestination):
         self._close()
         self._saved_run, self._lost = state["run"], list(lost)
         self._unwritten.clear()
-        self._saved_steps = {str(n): int(step) for n, step in state["steps"].items()}
+        self._saved_steps = {str(n): int(step) for n, step in steps.items()}
 
 
 def last_steps(*found: Mapping[str, int]) -> dict[str, int]:

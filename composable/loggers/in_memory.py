@@ -117,8 +117,7 @@ class InMemoryLogger(LoggerDestination):
         Raises:
             ValueError: The state is something else.
         """
-        if state:  # a checkpoint of an earlier version has none
-            self._numbers, self._pending = unpack_records(state), []
+        self._numbers, self._pending = unpack_records(state), []
 
     def __repr__(self) -> str:
         names = ", ".join(self.latest) or "nothing"

@@ -14,7 +14,7 @@ from composable.core.event import Event
 
 __all__ = ["check_hooks"]
 
-_EVENTS = [name.lower() for name in Event.__members__]
+_EVENTS = [event.value for event in Event]
 _KNOWN = {*dir(LoggerDestination), *_EVENTS}
 _SIMILAR = 0.8
 _BEGINNINGS = ("on_", "before_", "after_")
@@ -65,6 +65,8 @@ def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
 def _event_hint(kind: type, name: str, method: Callable[..., Any]) -> str | None:
     """Return which method is meant by one that is named like an event, or None if it is not."""
     own = name.removeprefix("on_")
+    if same := Event.__members__.get(own.upper()):  # an alternative name
+        return f"define {_call((same.value,))}"
     shaped = _is_shaped(name) and issubclass(_owner(kind, name), Callback | LoggerDestination)
     similar = difflib.get_close_matches(own, _EVENTS, 1, _SIMILAR)
     if similar and (shaped or _takes_two(method)):

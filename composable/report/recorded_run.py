@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composable._moved import renamed
 from composable._support.checks import as_path
 from composable._support.extras import needs
 from composable._support.html import panel, sparkline, table
@@ -420,7 +419,3 @@ def _runs_in(path: Path) -> list[Path]:
         )
     except OSError:
         return []
-
-
-def __getattr__(name: str) -> Any:
-    return renamed(__name__, name)

@@ -26,7 +26,7 @@ from composable.core.stateful import (
 )
 from composable.distributed.processes import Processes
 
-__all__ = ["ALL", "ENGINE", "Parts", "Saved", "is_old", "split_averages", "upgraded"]
+__all__ = ["ALL", "ENGINE", "Parts", "Saved"]
 
 ALL = ""
 ENGINE = "engine"
@@ -155,7 +155,7 @@ class Saved:
 
         Args:
             state: The state of the run.
-            run: The description of the run.
+            run: The description of the run, as JSON.
             tree: What to save.
             complete: Whether training can resume from it.
             best: The metric, name and value of the best checkpoint so far.
@@ -163,7 +163,8 @@ class Saved:
         now = state.timestamp
         from composable.checkpoint.tree import RUN, pack  # on use: it is slow to import
 
-        tensors, data = pack({"run": run, "timestamp": now, "state": tree}, RUN)
+        tensors, data = pack({"state": tree}, RUN)
+        data["run"] = {"$json": run}
         data["on_device"] = sorted(n for n, one in tensors.items() if one.device.type != "cpu")
         return cls(
             tensors,
@@ -198,47 +199,3 @@ class Saved:
         """Return the same contents with copies of the tensors, which training does not change."""
         copies = {name: one.to("cpu", copy=True) for name, one in self.tensors.items()}
         return attrs.evolve(self, tensors=copies)
-
-
-# --- states of earlier versions, in the current format ---
-
-
-def is_old(saved: Mapping[str, Any]) -> bool:
-    """Return whether an earlier version wrote a state: its model has the training weights."""
-    return not {"averages", "raw", "weights"} & saved.keys()
-
-
-def upgraded(saved: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    """Return a state in the current format.
-
-    Earlier versions kept averages in the memory, and did not record the first batch.
-
-    Args:
-        saved: The state in a checkpoint, of this or an earlier version, whose `model` had the
-            weights that are trained.
-        names: The algorithms that average weights.
-    """
-    if isinstance(saved.get("data"), Mapping):
-        saved = {**saved, "data": {"first_batch": None, **saved["data"]}}
-    if not is_old(saved):
-        return dict(saved)
-    new: dict[str, Any] = {
-        "averages": {},
-        "raw": {"model": {}, "loss_fn": {}},
-        "weights": {"best": None},
-        "loss_shares": {"unit": None},
-    }
-    return {**saved, **new, **split_averages(saved.get("memory"), names)}
-
-
-def split_averages(memory: Any, names: set[str]) -> dict[str, Any]:
-    """Return the memory and the averages of a state whose memory has both."""
-    if not isinstance(memory, Mapping):
-        return {}
-    rest, averages = dict(memory), {}
-    for name in names & rest.keys():
-        if isinstance(rest[name], Mapping) and "average" in rest[name]:
-            kept = dict(rest.pop(name))
-            averages[name] = kept.pop("average")
-            rest |= {name: kept} if kept else {}
-    return {"memory": rest, "averages": averages}

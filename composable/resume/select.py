@@ -143,6 +143,8 @@ def _find(folder: Path) -> "list[Found]":
         return []
     whole, broken = files.find(folder)
     for one in broken:
+        if isinstance(one.error, VersionError) and not whole:
+            raise one.error
         _warn_broken(one.path, one.error)
     return whole
 

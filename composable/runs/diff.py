@@ -6,7 +6,6 @@ from typing import Any
 
 import attrs
 
-from composable._moved import renamed
 from composable._support.checks import as_path
 from composable._support.printable import printable
 from composable.checkpoint import files
@@ -235,7 +234,3 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
-
-
-def __getattr__(name: str) -> Any:
-    return renamed(__name__, name)

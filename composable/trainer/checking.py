@@ -216,7 +216,7 @@ def _restore(checkpoints: "Checkpoints", path: Path) -> None:
     point = read_point(path, checkpoints.options.reader, run=checkpoints.records.run_id)
     restored = copy.copy(checkpoints)
     restored.callbacks = CallbackStates(checkpoints.session)  # callbacks that wait stay so
-    restored.restore(checkpoints.values(point), point, but=_KEPT)
+    restored.restore(point.load(checkpoints.run.state).tree, point, but=_KEPT)
 
 
 @contextmanager

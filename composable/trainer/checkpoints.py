@@ -13,7 +13,6 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.processes import Processes
-from composable.optim.multi import schedule_free_parts
 from composable.resume.changes import saved_hyperparameters, warn_of_changes
 from composable.resume.modules import check_saved_module, module_tensors
 from composable.trainer.description import describe_value
@@ -206,13 +205,6 @@ class Checkpoints:
 
     # --- restoring ---
 
-    def values(self, point: "ResumePoint") -> dict[str, Any]:
-        """Return the state of a checkpoint with its values, in the current format."""
-        from composable.resume.parts import upgraded  # on use
-
-        names = averaging_names(self.run.dispatcher.plan)
-        return upgraded(point.load(self.run.state).tree, names)
-
     def resume(self, point: "ResumePoint") -> None:
         """Restore the run from a checkpoint, and fire `AFTER_LOAD`.
 
@@ -227,7 +219,7 @@ class Checkpoints:
         records.describe_request()
         if point.num_fits:  # algorithms may have replaced the model at the start of training
             run.state = surgery(algorithms, Event.FIT_START, run.state)
-        tree, ignored = self.values(point), options.load_ignore_keys
+        tree, ignored = point.load(run.state).tree, options.load_ignore_keys
         if ignored:
             tree = replaced(tree, self.capture(False), expanded(ignored))
         self.restore(tree, point)
@@ -266,7 +258,7 @@ class Checkpoints:
             add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
             raise error
         whole = run.state.max_duration
-        self.restore(self.values(point), point, but=("guard", "progress"))
+        self.restore(point.load(run.state).tree, point, but=("guard", "progress"))
         self.mark_saved(run.state)
         if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
             run.state = run.state.evolve(max_duration=whole)
@@ -300,16 +292,7 @@ def _best_weights(
 
     The averages and the memory of the named algorithms belong to them.
     """
-    from composable.resume.parts import is_old, upgraded  # on use
-
     modules = state.modules
-    old, saved = is_old(saved), upgraded(saved, names)
-    if old and schedule_free_parts(state.optimizers):
-        raise MismatchError(
-            f"{path} was written by an earlier version, which did not save the averages of "
-            "schedule-free optimizers; pass load_best_at_end=False, and resume from it to evaluate "
-            "them."
-        )
     if missing := sorted(modules.keys() - saved.keys()):
         raise MismatchError(
             f"{path} has no {', '.join(missing)}, on which evaluations depend; do not exclude it "
@@ -321,8 +304,6 @@ def _best_weights(
         own, values = module_tensors(module), {**saved[key]["weights"], **saved[key]["buffers"]}
         found[key] = {name: values[name] for name in own}
     averages = {n: v for n, v in saved.get("averages", {}).items() if n in names}
-    for average in averages.values() if old else ():
-        found["model"] |= {n: value.to(found["model"][n]) for n, value in average.items()}
     memory = {n: v for n, v in saved.get("memory", {}).items() if n in names}
     return {
         "model": found["model"],

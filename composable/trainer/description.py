@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from composable._support.secrets import redact
+from composable._support.strict_json import as_finite
 from composable.core.state import State
 from composable.core.time import Time
 from composable.data.fetching import loader_length
@@ -145,9 +146,9 @@ def _parameters(kind: type) -> Sequence[str]:
 
 
 def describe_value(value: Any) -> Any:
-    """Return a plain value, or a text that is the same in every process."""
+    """Return a value of JSON, or a text that is the same in every process."""
     if value is None or isinstance(value, (bool, int, float)):
-        return value
+        return as_finite(value)
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Path):  # on another machine, the same run is in another folder
@@ -155,7 +156,7 @@ def describe_value(value: Any) -> Any:
     if isinstance(value, Time):
         return str(value)
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.item()
+        return as_finite(value.item())
     if isinstance(value, partial):
         arguments = [str(describe_value(one)) for one in value.args]
         arguments += [f"{name}={describe_value(one)}" for name, one in value.keywords.items()]

@@ -26,8 +26,10 @@ def saved(tmp_path):
 def save(folder, batch, **more):
     tree = {
         "run": RUN,
-        "timestamp": Timestamp(batch=batch, epoch=2),
-        "state": {"model": {"w": torch.tensor([3.0, 4.0]), "n": torch.tensor([True])}},
+        "state": {
+            "timestamp": Timestamp(batch=batch, epoch=2),
+            "model": {"w": torch.tensor([3.0, 4.0]), "n": torch.tensor([True])},
+        },
         **more,
     }
     return write(folder / f"ba{batch}", *pack(tree), info={"batch": batch})

@@ -92,7 +92,7 @@ def test_each_process_writes_a_file_and_the_manifest_lists_them(saved):
 
     assert sorted(os.listdir(saved)) == ["manifest.json", "state.json", *numbered]
     manifest = verify(saved)
-    assert manifest.schema == 3
+    assert manifest.schema == 5
     assert manifest.sharded
     assert manifest.tensor_files == tuple(numbered)
     for number, name in enumerate(numbered):
@@ -506,7 +506,7 @@ def test_all_commands_read_it(saved, capsys):
     assert main(["checkpoint", "consolidate", str(saved), str(one)]) == 1
     assert main(["checkpoint", "consolidate", str(saved), str(one), "--overwrite"]) == 0
     assert "exists: use another folder" in capsys.readouterr().err
-    assert verify(one).schema == 1
+    assert verify(one).schema == 4
     assert (one / "state.json").read_bytes() == (saved / "state.json").read_bytes()
 
 

@@ -64,18 +64,10 @@ def test_records_logged_later_than_the_checkpoint_are_dropped():
     assert memory.series("loss") == [1.0, 0.25]
 
 
-def test_state_of_an_earlier_version_has_no_records():
-    memory = InMemoryLogger()
-    memory.log_metrics({"loss": 1.0}, Timestamp(batch=1))
-
-    memory.load_state_dict({})
-
-    assert memory.series("loss") == [1.0]
-
-
 @pytest.mark.parametrize(
     "change",
     [
+        lambda state: state.clear(),
         lambda state: state.pop("metrics"),
         lambda state: state["timestamps"].pop("batch"),
         lambda state: state["timestamps"].update(batch=torch.ones(3, dtype=torch.int64)),

@@ -1,6 +1,7 @@
 """The Trainer's arguments for saving and loading."""
 
 import json
+import math
 import re
 import shutil
 import time
@@ -22,11 +23,13 @@ from composable.checkpoint import (
     MissingCheckpointError,
     UnsavableError,
     UnwritableCheckpointError,
+    VersionError,
     files,
     pack,
     writer,
 )
 from composable.resume import BrokenCheckpointWarning, ChangedRunWarning
+from tests.checkpoint.test_files import edit_manifest
 from tests.support.data import batches
 from tests.support.models import linear, same, weights
 from tests.support.observers import Asks, Raise, Watch
@@ -322,6 +325,32 @@ def test_checkpoint_of_another_model_or_optimizer_is_rejected_as_a_whole(
     assert same(weights(model), before)
 
 
+@pytest.mark.parametrize("argument", ["load_path", "save_folder"])
+def test_a_checkpoint_of_an_earlier_format_is_refused(tmp_path, argument):
+    trained(save_folder=tmp_path, save_interval="1ep")
+    for name in named(tmp_path):
+        edit_manifest(tmp_path / name, {"schema": 1})
+    more = {"save_folder": {"autoresume": True}, "load_path": {}}
+    with pytest.raises(VersionError, match=r"schema 1, .*: read it with the commit that saved it"):
+        make_trainer(**{argument: tmp_path}, **more[argument])
+
+
+def test_a_checkpoint_holds_its_timestamp_once_and_the_description_as_it_is(tmp_path):
+    def unusual(parameters):
+        group = {"params": list(parameters), "limit": math.inf, "note": "\udcff"}
+        return torch.optim.SGD([group], lr=0.1)
+
+    trainer = make_trainer(optimizers=unusual, save_folder=tmp_path)
+    trainer.fit()
+
+    data = json.loads((tmp_path / named(tmp_path)[-1] / "state.json").read_text())
+    assert data["run"]["$json"] == trainer._records.describe(trainer.state)
+    assert data.keys() == {"state", "run", "on_device"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ChangedRunWarning)
+        make_trainer(optimizers=unusual, load_path=tmp_path)
+
+
 def written(path, tree, on_device=()):
     """Write a checkpoint with valid hashes, whatever it holds."""
     tensors, data = pack(tree)
@@ -339,7 +368,7 @@ def written(path, tree, on_device=()):
         ({"run": {}, "state": {"timestamp": 3}}, "state/timestamp is 3, and must be a Timesta"),
         (
             {"run": {}, "state": {"timestamp": Timestamp(), "key": Key(17), "code": "import os"}},
-            "has no callbacks, .*, which save_ignore_keys excluded",
+            "has no averages, callbacks, .*, which save_ignore_keys excluded",
         ),
     ],
 )
@@ -514,7 +543,7 @@ def test_memory_that_cannot_be_saved_is_named(tmp_path):
 def test_checkpoint_records_the_run(tmp_path):
     make_trainer(save_folder=tmp_path, algorithms=[MixUp(0.3)], max_duration="1ep").fit()
 
-    run = json.loads((tmp_path / "ep1-ba3" / "state.json").read_text())["run"]
+    run = json.loads((tmp_path / "ep1-ba3" / "state.json").read_text())["run"]["$json"]
 
     assert run["seed"] == 17
     assert run["algorithms"]["MixUp"].startswith("MixUp(alpha=0.3")
