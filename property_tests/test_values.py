@@ -15,7 +15,8 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable import Event
-from composable.algorithms import EMA, SWA
+from composable.algorithms import EMA, SWA, CutMix, LabelSmoothing, MixUp
+from composable.distributed import DDP
 from composable.models import AuxiliaryLoss
 from tests.support.observers import Watch
 from tests.support.runs import make_trainer
@@ -242,6 +243,52 @@ class Decoder(nn.Module):
     def forward(self, x):
         self.calls += 1
         return self.layer(x, src_mask=self.mask)[:, -1]
+
+
+METHODS = {
+    "plain": [],
+    "LabelSmoothing": LabelSmoothing(),
+    "MixUp": MixUp(),
+    "MixUp of losses": MixUp(interpolate_loss=True),
+    "MixUp of each loss": MixUp(per_sample=True, interpolate_loss=True),
+    "CutMix": CutMix(per_sample=True),
+    "two": [LabelSmoothing(), MixUp()],
+}
+OPTIONS = {
+    "microbatches": {"microbatch_size": 1},
+    "shards": {"parallel": DDP(shards=2)},
+    "declared": {"grad_accum": 2, "loss_mean_over": "tokens"},
+}
+
+
+@pytest.mark.parametrize("loss_fn", [cross_entropy, nn.CrossEntropyLoss(torch.arange(1.0, 6.0))])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_a_batch_without_labels_that_is_split_has_the_loss_of_the_whole(method, options, loss_fn):
+    """Law of values: A split leaves the loss of a batch without labels as it is; no gradients."""
+    results = []
+    for one in ({}, options):
+        seen = Watch(
+            Event.AFTER_TRAIN_BATCH,
+            read=lambda s: [s.loss, *(grad.clone() for grad in s.current_gradients().values())],
+        )
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5))
+        batch = randn(4, 4, 1, 1), torch.full((4,), -100)
+        make_trainer(
+            model,
+            [batch],
+            loss_fn=loss_fn,
+            algorithms=method,
+            callbacks=seen,
+            nonfinite_loss="ignore",
+            max_duration="1ba",
+            **one,
+        ).fit()
+        loss, *found = seen.values[0]
+        assert not any(grad.any() for grad in found)
+        results.append(loss)
+
+    assert_close(*results, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,30 @@ def test_a_call_depends_on_no_earlier_call(names):
         blocks[-1].ln_1._forward_pre_hooks.popitem()
 
 
+@pytest.mark.parametrize("name", TEXT)
+def test_a_call_within_a_call_changes_nothing_or_is_refused(name):
+    """Law of stacks: A call of the model within its own call changes neither, or is refused."""
+    model, ids, todo, found = text_model(name).eval(), hugging_face.tokens(6), [], []
+    inner, outer = logits(model, ids[:, :4]), logits(model, ids)
+
+    def call(*_):
+        if todo:
+            todo.pop()
+            found.append(logits(model, ids[:, :4]))
+
+    for place in ("wte", "h.1", "h.2.ln_1"):
+        model.transformer.get_submodule(place).register_forward_pre_hook(call)
+        todo[:], found[:] = [1, 1], []
+        try:
+            found.append(logits(model, ids))
+        except RuntimeError as error:
+            assert "called again within this call: call it before" in str(error)  # noqa: PT017
+        else:
+            assert_close(found, [inner, inner, outer], rtol=0, atol=0)
+        todo.clear()
+        assert_close(logits(model, ids), outer, rtol=0, atol=0)
+
+
 def test_values_are_mixed_with_the_first_ones_that_are_computed():
     model, ids = text_model("value_residual"), hugging_face.tokens(6)
     layer, seen = model.transformer.h[1].attn.c_attn, []

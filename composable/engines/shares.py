@@ -27,7 +27,7 @@ from composable._support.tree import tensors_of
 from composable.core.state import State
 from composable.core.stateful import Factor, SavedFields, saved
 from composable.data.grouping import Examples, total_weight
-from composable.losses.confirmation import LossOf, keeping_buffers
+from composable.losses.confirmation import LossOf, has_divisor, keeping_buffers
 from composable.losses.part_weights import Count, SplitLossError, TermWeights, Weight
 from composable.losses.weights import LossWeights
 
@@ -111,6 +111,8 @@ class StepShares:
         """How the batch determines the weights of the parts."""
         self.seen: Any = 0
         """The weight of the parts so far, if the second way is taken."""
+        self.may_be_nothing = False
+        """Whether the loss is 0 where its weight is 0."""
 
     def take(self, loss: Tensor) -> Tensor:
         """Return the weight of the parts since the last call, as a tensor like a loss."""
@@ -142,6 +144,8 @@ class StepShares:
         if count is not None:
             state, outputs, _, loss = compute_loss(state)
             share = self._share_of_count(count(batch), empty=empty)
+            if has_divisor(state.loss_fn):
+                share = factor_of_gradients(share)
             if weights.declared is not None:
                 weights.compare_declared(state, outputs, self.run.loss_of, batch)
                 _clear_gradient(outputs, share)
@@ -159,6 +163,7 @@ class StepShares:
         watched = watch is not None and self.watches_forward
         forward = watch.around_forward() if watched else _NOTHING  # type: ignore[union-attr]
         state, outputs, own, loss = compute_loss(state, forward, around)
+        self.may_be_nothing = has_divisor(state.loss_fn)
         weight = weights.weigh(
             state, outputs, own, watch, self.run.loss_of, batch, self.number_of_parts
         )
@@ -204,6 +209,8 @@ class StepShares:
             if on_cpu:  # a number takes a fraction of the time of a tensor
                 total = float(total)
             factor = _ratio(self.unit, total)
+            if self.may_be_nothing:
+                factor = factor_of_gradients(factor)
             self.run.unit = _next_unit(self.unit, total)
         elif isinstance(omitted, Tensor) or omitted:
             factor = self.total / (self.total - omitted)

@@ -16,6 +16,7 @@ from composable._support.recomputation import cannot_recompute, in_backward
 from composable._support.surgery import report_nothing
 
 from ._reclass import keeps_forward_of
+from ._trace import CALLED_AGAIN
 from .set_sequence_length import attended
 
 BOUNDARIES = ("document_ids", "position_ids", "attention_mask")
@@ -39,6 +40,7 @@ class BoundedEmbedding(nn.Module):
     connected: bool = False
     boundaries: dict[int, Mapping[str, Tensor | None]] | None = None
     """What each module around it is called with, from the outside in; None if none takes any."""
+    called_again: bool = False
 
     def documents(self, shape: torch.Size) -> Tensor | None:
         """Return the number of the document of each token; None for one document a row.
@@ -52,8 +54,13 @@ class BoundedEmbedding(nn.Module):
             raise cannot_recompute(f"{self.kind} alone", "checkpoint blocks, or the whole model")
         if not self.boundaries:
             raise RuntimeError(
-                f"{self.kind} need the boundaries of documents, with which a model is called: call "
-                "the model itself, not model.forward, nor the embedding alone or a copy of it."
+                f"{self.kind} need the boundaries of documents, with which a model is called"
+                + (
+                    f", which {CALLED_AGAIN}"
+                    if self.called_again
+                    else ": call the model itself, not model.forward, nor the embedding alone or a "
+                    "copy of it."
+                )
             )
         calls = sorted(self.boundaries.items())
         return _documents({name: one for _, given in calls for name, one in given.items()}, shape)
@@ -184,8 +191,10 @@ def _note_boundaries(
         advice = _WHOLE_ROWS if isinstance(value, caches) else REFUSED.get(name)
         if advice and value is not None and value is not False:
             raise ValueError(f"{name} must be None in a model with {embedding.kind}: {advice}.")
+    before = embedding.boundaries or {}
+    embedding.called_again = bool(before) and (embedding.called_again or depth in before)
     noted = {name: given.get(name) for name in BOUNDARIES if name in names}
-    embedding.boundaries = {**(embedding.boundaries or {}), depth: noted}
+    embedding.boundaries = {**before, depth: noted}
 
 
 def _forget_boundaries(embedding: BoundedEmbedding, depth: int, *_: Any) -> None:

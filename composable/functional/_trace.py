@@ -1,10 +1,16 @@
 """Tensors that one call of a model passes from layers to later layers."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+CALLED_AGAIN = (
+    "was replaced, since the model was called again within this call: call it before, and pass it "
+    "the outputs."
+)
 
 
 class Trace:
@@ -18,16 +24,22 @@ class Trace:
     def __init__(self) -> None:
         self.kept: dict[Any, Tensor] | None = None
         self.with_graph = True
+        self.called: list[int] = []
+        self.called_again = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Trace, ()
 
-    def start(self, *_: Any) -> None:
-        """Keep nothing yet, as a hook before a call."""
+    def start(self, module: int, *_: Any) -> None:
+        """Keep nothing yet, as a hook before a call of a module."""
+        self.called_again = bool(self.called) and (self.called_again or module in self.called)
+        self.called.append(module)
         self.kept = {}
 
-    def stop(self, *_: Any) -> None:
-        """Keep nothing any more, as a hook after a call."""
+    def stop(self, module: int, *_: Any) -> None:
+        """Keep nothing any more, as a hook after a call of a module."""
+        if module in self.called:
+            self.called.remove(module)
         self.kept = None
 
     def keep(self, key: Any, tensor: Tensor) -> None:
@@ -54,9 +66,14 @@ class Trace:
             and tensor.is_floating_point() > tensor.requires_grad
         ):
             raise RuntimeError(
-                f"{method} needs what an earlier layer computed in the same call, which is not "
-                "known: call the whole model on token ids (not model.forward, nor a layer alone), "
-                "and don't recompute its layers in the backward pass (activation checkpointing)."
+                f"{method} needs what an earlier layer computed in the same call, which "
+                + (
+                    CALLED_AGAIN
+                    if self.called_again
+                    else "is not known: call the whole model on token ids (not model.forward, nor "
+                    "a layer alone), and don't recompute its layers in the backward pass "
+                    "(activation checkpointing)."
+                )
             )
         if tensor.shape != like.shape:
             raise ValueError(
@@ -76,7 +93,7 @@ def follow_calls(model: nn.Module, traces: Mapping[str, Trace]) -> None:
     """
     for trace in dict.fromkeys(traces.values()):
         layers = {model.get_submodule(name) for name, one in traces.items() if one is trace}
-        for module in model.modules():
+        for i, module in enumerate(model.modules()):
             if layers <= {*module.modules()} - {module}:
-                module.register_forward_pre_hook(trace.start)
-                module.register_forward_hook(trace.stop, always_call=True)
+                module.register_forward_pre_hook(partial(trace.start, i))
+                module.register_forward_hook(partial(trace.stop, i), always_call=True)

@@ -122,12 +122,14 @@ def _restoring_buffers() -> Iterator[None]:
             new = {one for one in buffers.values() if one is not None} - before.keys()
             before.update({one: one.clone() for one in new})
 
-    with register_module_forward_pre_hook(note):
-        yield
-    for buffer, copy in before.items():
-        buffer.copy_(copy)
-    for module, buffers in places.values():
-        module._buffers.update(buffers)
+    try:
+        with register_module_forward_pre_hook(note):
+            yield
+    finally:
+        for buffer, copy in before.items():
+            buffer.copy_(copy)
+        for module, buffers in places.values():
+            module._buffers.update(buffers)
 
 
 def _as_leaves(outputs: Any) -> Any:

@@ -8,7 +8,7 @@ loss that does know, so that smoothing or mixing by nothing changes nothing.
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 import attrs
@@ -146,85 +146,63 @@ _UNLABELED = CrossEntropy(ignore_index=-1)
 
 
 @attrs.frozen(eq=False)
-class NormalizedCrossEntropy:
-    """A cross entropy of class probabilities, divided by the weights of the labels."""
+class ScaledLoss:
+    """A loss of class probabilities as a mean over the positions with a label, or as a sum."""
 
-    options: CrossEntropy
-    spec: BatchSpec
-    total: Tensor
-
-    can_be_split: ClassVar[bool] = True
+    loss_fn: TargetLoss
+    """The loss as a mean over all positions, or as a sum."""
+    positions: int
+    divisor: Tensor | None
+    """The weights of the labels; None for a sum."""
+    ignore_index: int
+    can_be_split: bool = False
     """Whether it is known that the loss of a batch is the weighted mean of those of its parts."""
 
     @property
-    def divisor(self) -> Tensor | None:
-        """What the loss is divided by: nothing if it is a sum."""
-        return None if self.options.reduction == "sum" else self.total
-
-    def __call__(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Compute the loss."""
-        targets = self.spec.targets(batch)
-        loss = self._losses(outputs, targets, self.options.reduction)
-        if self.options.reduction == "sum":
-            return loss
-        scaled = loss * self._scale(outputs, loss)
-        return with_divisor(scaled, loss, outputs.numel() // outputs.shape[1], self.total)
-
-    def per_example(self, outputs: Tensor, batch: Any) -> Tensor:
-        """Compute the terms of the examples, whose mean is the loss."""
-        losses = self._losses(outputs, self.spec.targets(batch), "none")
-        losses = losses.flatten(1) if losses.ndim > 1 else losses[:, None]
-        if self.options.reduction == "sum":
-            return losses.sum(1) * len(losses)
-        return losses.mean(1) * self._scale(outputs, losses)
-
-    def _losses(self, outputs: Tensor, targets: Tensor, reduction: str) -> Tensor:
-        options, smoothing = self.options, self.options.label_smoothing
-        if not targets.is_floating_point():
-            whole = attrs.asdict(options, recurse=False) | {"reduction": reduction}
-            return functional.cross_entropy(outputs, targets, **whole)
-        if smoothing:  # the sum of a position is kept, which is 0 without a label
-            uniform = targets.sum(1, keepdim=True) / outputs.shape[1]
-            targets = targets * (1 - smoothing) + uniform * smoothing
-        return functional.cross_entropy(outputs, targets, options.weight, reduction=reduction)
-
-    def _scale(self, outputs: Tensor, losses: Tensor) -> Tensor:
-        """Return what converts the mean over all positions; 1 if each has a label of weight 1."""
-        return ratio(outputs.numel() // outputs.shape[1], self.total).to(losses.dtype)
-
-
-@attrs.frozen(eq=False)
-class ScaledLoss:
-    """A loss of probabilities as a mean over the positions with a label."""
-
-    loss_fn: Callable[..., Tensor]
-    positions: int
-    total: Tensor
-
-    @property
-    def divisor(self) -> Tensor:
-        """What the loss is divided by."""
-        return self.total
-
-    @property
-    def scale(self) -> Tensor:
-        """What converts the mean over all positions."""
-        return ratio(self.positions, self.total)
-
-    @property
-    def base_loss(self) -> Callable[..., Tensor]:
+    def base_loss(self) -> TargetLoss:
         """The loss as a mean over all positions."""
         return self.loss_fn
 
     def __call__(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the loss."""
         loss = self.loss_fn(outputs, batch)
-        return with_divisor(loss * self.scale.to(loss.dtype), loss, self.positions, self.total)
+        if self.divisor is None:
+            return loss
+        scale = ratio(self.positions, self.divisor).to(loss.dtype)
+        return with_divisor(loss * scale, loss, self.positions, self.divisor)
 
     def per_example(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the terms of the examples, whose mean is the loss."""
-        losses: Tensor = self.loss_fn.per_example(outputs, batch)  # type: ignore[attr-defined]
-        return losses * self.scale.to(losses.dtype)
+        losses = self.loss_fn.per_example(outputs, batch)
+        if self.divisor is None:
+            return losses * self.positions
+        return losses * ratio(self.positions, self.divisor).to(losses.dtype)
+
+
+def cross_entropy(
+    outputs: Tensor, targets: Tensor, weight: Tensor | None, reduction: str, **options: Any
+) -> Tensor:
+    """Compute a cross entropy, of whose class probabilities those without a label are all 0."""
+    if not targets.is_floating_point():
+        return functional.cross_entropy(outputs, targets, weight, reduction=reduction, **options)
+    if smoothing := options["label_smoothing"]:  # the sum of a position is kept
+        uniform = targets.sum(1, keepdim=True) / outputs.shape[1]
+        targets = targets * (1 - smoothing) + uniform * smoothing
+    return functional.cross_entropy(outputs, targets, weight, reduction=reduction)
+
+
+def _scaled(options: CrossEntropy, state: State, targets: Targets) -> ScaledLoss:
+    """Return a cross entropy that takes class probabilities, divided by the weights of labels."""
+    function = partial(cross_entropy, **attrs.asdict(options, recurse=False))
+    kept = targets.targets if isinstance(targets, MixedTargets) else targets
+    total = options.count(targets, compute_dtype(state.outputs.dtype))
+    return ScaledLoss(
+        TargetLoss(function, state.batch_spec),
+        kept.numel(),
+        None if options.reduction == "sum" else total,
+        options.ignore_index,
+        can_be_split=True,
+    )
 
 
 @attrs.frozen
@@ -290,27 +268,28 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
         return state.evolve(loss_fn=attrs.evolve(loss_fn, loss_fn=state.loss_fn)), layout
     kept = targets.targets if isinstance(targets, MixedTargets) else targets
     classes, dim = layout_of(state.outputs, kept)
-    if isinstance(loss_fn, NormalizedCrossEntropy):
-        return state, Layout(classes, dim, loss_fn.options.ignore_index)
+    if isinstance(loss_fn, ScaledLoss):
+        return state, Layout(classes, dim, loss_fn.ignore_index)
     if kept.is_floating_point():
         return state, Layout(classes, dim)
-    options, dtype = CrossEntropy.of(loss_fn), compute_dtype(state.outputs.dtype)
+    options = CrossEntropy.of(loss_fn)
     if options is None:
         _compare_once(state, kept, advice)
         indices: Targets = _clamped(kept)
         if isinstance(targets, MixedTargets):
             partner = _clamped(targets.partner_targets)
             indices = targets._replace(targets=_clamped(kept), partner_targets=partner)
-        scaled = ScaledLoss(loss_fn, kept.numel(), _UNLABELED.count(indices, dtype))
+        total = _UNLABELED.count(indices, compute_dtype(state.outputs.dtype))
+        scaled = ScaledLoss(loss_fn, kept.numel(), total, _UNLABELED.ignore_index)
         state = state.with_batch(targets=indices).evolve(loss_fn=scaled)
-        return state, Layout(classes, dim, _UNLABELED.ignore_index)
+        return state, Layout(classes, dim, scaled.ignore_index)
     if dim != 1:
         raise ValueError(
             f"outputs of shape {tuple(state.outputs.shape)} must have the classes in dimension 1 "
             "for cross_entropy; use outputs.transpose(1, -1)."
         )
-    normalized = NormalizedCrossEntropy(options, state.batch_spec, options.count(targets, dtype))
-    return state.evolve(loss_fn=normalized), Layout(classes, dim, options.ignore_index)
+    scaled = _scaled(options, state, targets)
+    return state.evolve(loss_fn=scaled), Layout(classes, dim, options.ignore_index)
 
 
 def _clamped(targets: Tensor) -> Tensor:
@@ -326,11 +305,8 @@ def per_example(state: State, targets: MixedTargets) -> State:
     kept, loss_fn = targets.targets, state.loss_fn
     options = CrossEntropy.of(loss_fn)
     if options is not None and not kept.is_floating_point():
-        total = options.count(targets, compute_dtype(state.outputs.dtype))
-        return state.evolve(loss_fn=NormalizedCrossEntropy(options, state.batch_spec, total))
-    if isinstance(loss_fn, (NormalizedCrossEntropy, ScaledLoss)):
-        return state
-    if options is not None and options.reduction == "mean":
+        return state.evolve(loss_fn=_scaled(options, state, targets))
+    if isinstance(loss_fn, ScaledLoss) or (options is not None and options.reduction == "mean"):
         return state
 
     def agree(state: State, labels: Tensor) -> None:
@@ -399,7 +375,7 @@ def refuse_regression(state: State, targets: Tensor, name: str) -> None:
             f"{name} needs a loss of classes, and loss_fn={shown} is one of numbers; train without "
             f"{name}."
         )
-    if not targets.is_floating_point() or isinstance(loss_fn, (NormalizedCrossEntropy, ScaledLoss)):
+    if not targets.is_floating_point() or isinstance(loss_fn, ScaledLoss):
         return
 
     total = targets.detach().sum(min(1, targets.ndim - 1)).float()

@@ -36,6 +36,8 @@ __all__ = [
     "Seen",
     "compare_declared",
     "compare_parts",
+    "has_divisor",
+    "if_it_computes",
     "innermost",
     "keeping_buffers",
     "select",
@@ -113,6 +115,11 @@ def innermost(loss_fn: Any) -> Any:
     while not isinstance(loss_fn, TargetLoss) and hasattr(loss_fn, "loss_fn"):
         loss_fn = loss_fn.loss_fn
     return loss_fn
+
+
+def has_divisor(loss_fn: Any) -> bool:
+    """Return whether a loss has the divisor of its part, and is 0 where that is 0."""
+    return hasattr(loss_fn, "divisor") or hasattr(getattr(loss_fn, "loss_fn", None), "divisor")
 
 
 def terms_of(state: State, outputs: Any, loss_of: LossOf) -> Seen:
@@ -233,7 +240,7 @@ def _confirm(compared: _Comparison, parts: int, *, again: bool) -> bool:
     if isinstance(failure, SplitLossError):
         raise failure
     with without_effects(state), torch.no_grad():
-        joined = _if_it_computes(compared.agrees_joined)
+        joined = if_it_computes(compared.agrees_joined)
     if joined is not None:
         return joined
     kind = type(failure).__name__
@@ -251,10 +258,10 @@ def _confirm_repeated(compared: _Comparison, change: Change, parts: int) -> None
     size = sum(tensor.nbytes for tensor in tensors_of(compared.outputs))
     times = max(2, min(parts, _LARGEST // max(size, 1)))
     scaled = partial(_scaled, change=change)
-    _if_it_computes(lambda: compared.repeated(times).agrees(scaled, times))
+    if_it_computes(lambda: compared.repeated(times).agrees(scaled, times))
 
 
-def _if_it_computes(compare: Callable[[], bool]) -> bool | None:
+def if_it_computes(compare: Callable[[], bool]) -> bool | None:
     """Compare; return None if a loss fails for outputs that are not its own."""
     try:
         return compare()

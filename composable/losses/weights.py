@@ -17,11 +17,14 @@ import torch
 from torch import Tensor
 
 from composable.core.state import State
+from composable.functional.mixed import MixedTargets
 from composable.losses.confirmation import (
     UNKNOWN,
     Confirmed,
     LossOf,
     compare_declared,
+    has_divisor,
+    if_it_computes,
     innermost,
     terms_of,
     without_effects,
@@ -168,12 +171,17 @@ class LossWeights:
         if self._compared or state.batch_spec.count(batch) < 2:
             return
         self._compared = True
-        weight_of = self._declared_weight(state)
-        if weight_of is None or not isinstance(innermost(state.loss_fn), TargetLoss):
+        weight_of, base = self._declared_weight(state), innermost(state.loss_fn)
+        if weight_of is None or not isinstance(base, TargetLoss):
             return
+        if has_divisor(state.loss_fn):  # that of a part, for targets that were replaced
+            targets = state.batch_spec.targets(batch)
+            if isinstance(targets, MixedTargets):
+                batch = state.batch_spec.replace(batch, targets=targets.targets)
+            state = state.evolve_unchecked(loss_fn=base, batch=batch)
         with without_effects(state):
-            terms = terms_of(state, outputs, loss_of)[1]
-        if terms is not None and terms.is_sum:
+            seen = if_it_computes(lambda: terms_of(state, outputs, loss_of))
+        if seen is not None and seen[1] is not None and seen[1].is_sum:
             raise SplitLossError(
                 f"{name_of(state)} is a sum, and loss_mean_over or loss_weight declares a mean. "
                 "Omit the declaration: sums are added up."

@@ -125,6 +125,24 @@ def test_both_passes_start_with_the_same_buffers(assigns):
     assert torch.equal(model.layer.hidden, other.layer.hidden)
 
 
+@pytest.mark.parametrize("assigns", [False, True])
+@pytest.mark.parametrize("last", [1, 3, 5])
+def test_an_error_of_the_first_pass_leaves_the_buffers_as_they_were(last, assigns):
+    model, calls = Carrying(assigns).double(), []
+    before, held = model.layer.hidden.clone(), model.layer.hidden
+
+    def forward(part):
+        outputs = model(part)
+        calls.append(part)
+        return outputs if len(calls) < last else 1 / 0
+
+    with pytest.raises(ZeroDivisionError):
+        cached_gradients(forward, X.split(2), torch.sum, dict(model.named_parameters()))
+
+    assert model.layer.hidden is held
+    assert torch.equal(held, before)
+
+
 def test_refuses_a_generator_on_an_accelerator():
     generator = mock.Mock(spec=torch.Generator, device=torch.device("cuda"))
 
