@@ -4,6 +4,7 @@
 #
 # make CHECK      run one check: format lint types imports words docs shapes package tests
 # make campaign   run every case of every test, kill runs and forge checkpoints, many of each
+# make test-simgpu   run what needs a GPU on two simulated ones
 # make deepspeed  install DeepSpeed, and run the tests that train with it
 # make newest     run the tests that touch other packages, with the newest version of each
 # make lowest     the same with the oldest versions that pyproject.toml allows
@@ -37,7 +38,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(ALL) campaign deepspeed newest lowest once foreign smoke fix gpu bench site report-browser site-browser release clean FORCE
+.PHONY: help demo demo-digits test $(ALL) campaign test-simgpu deepspeed newest lowest once foreign smoke fix gpu bench site report-browser site-browser release clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -61,7 +62,7 @@ test: $(VENV)/.ready
 
 $(ALL) fix: $(VENV)/.ready
 # One thread: the workers of pytest share the cores, and the last bits depend on the number.
-$(ALL) campaign deepspeed: export OMP_NUM_THREADS = 1
+$(ALL) campaign test-simgpu deepspeed: export OMP_NUM_THREADS = 1
 $(ALL) campaign: export MPLBACKEND = Agg
 # Without bytecode every process that a test starts would compile the package again.
 $(ALL) campaign: export PYTHONDONTWRITEBYTECODE =
@@ -101,6 +102,11 @@ campaign: $(VENV)/.ready
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
+
+# The CPU's kernels, behind devices that behave as GPUs: tests/simgpu/README.md.
+SIMGPU = $(PYTEST) -p tests.simgpu.plugin
+test-simgpu: $(VENV)/.ready
+	$(SIMGPU) tests/simgpu tests/test_cuda.py tests/data/test_prefetch.py
 
 # Apart from `make test`, which runs the tutorials for a few steps: here they run in full, for minutes.
 site: $(VENV)/.ready

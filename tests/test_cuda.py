@@ -1,16 +1,20 @@
 """What only a real CUDA device can show."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from composable import Callback, Event, Precision
+from composable._support.tree import tensors_of
 from composable.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothing, MixUp
 from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
-from composable.testing.properties import Subject, no_sync_on
+from composable.testing.properties import Subject, call, no_sync_on
 from tests.support.data import batches
+from tests.support.function_cases import all_function_cases
 from tests.support.models import CLASSES, mlp, seeded, weights
 from tests.support.observers import Watch
 from tests.support.runs import adam, make_trainer
@@ -132,6 +136,7 @@ def test_mixed_precision_equals_a_plain_loop_with_autocast_and_gradient_scaler(n
         assert trainer._run.loss_scaler.scale.item() == scaler.get_scale() < 2.0**30
 
 
+@pytest.mark.skipif(torch.version.cuda == "simulated", reason="a simulated GPU has no tf32")
 def test_tf32_is_used_in_matrix_products_of_a_run_alone():
     left, right = (torch.randn(512, 512, device="cuda") for _ in range(2))
     exact = (left.double() @ right.double()).float()
@@ -145,6 +150,30 @@ def test_tf32_is_used_in_matrix_products_of_a_run_alone():
 
     assert rounded > 10 * plain
     assert error() == plain
+
+
+DRAWING = [
+    row
+    for _, row in all_function_cases()
+    if "generator" in inspect.signature(row.function).parameters
+]
+READ = {"augmix", "draw_augmix", "randaugment", "draw_randaugment"}  # as their docstrings say
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in DRAWING if row.function.__name__ not in READ], ids=repr
+)
+def test_a_function_draws_on_the_device_without_waiting(row):
+    no_sync_on(torch.device("cuda"), row.subject().inner(), generator="cuda")
+
+
+@pytest.mark.parametrize("row", DRAWING, ids=repr)
+def test_what_is_drawn_on_the_device_is_complete_on_the_cpu(row):
+    given = row.valid()
+    first, second = (call(row.function, given, device="cuda") for _ in range(2))
+
+    first, second = ([one.cpu() for one in tensors_of(result)] for result in (first, second))
+    assert all(map(torch.equal, first, second))
 
 
 # That no function waits is a column of the matrix: property_tests/test_matrix.py.

@@ -88,11 +88,12 @@ def _little_memory(setting: Setting) -> Iterator[nn.Module]:
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(setting.device).total_memory
     free, used = 2**30, torch.cuda.memory_reserved(setting.device)
-    torch.cuda.set_per_process_memory_fraction((used + free) / total, setting.device)
+    index = setting.device.index  # None is the current device; a device without an index is refused
+    torch.cuda.set_per_process_memory_fraction((used + free) / total, index)
     try:
         yield Wide(free // (64 * 4 * 64))
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, setting.device)
+        torch.cuda.set_per_process_memory_fraction(1.0, index)
 
 
 def _large_batches(model: nn.Module, setting: Setting, **options: Any) -> Trainer:

@@ -95,9 +95,10 @@ def _repeat_and_resume(name: str, setting: Setting, **options: Any) -> Row:
         half = Path(folder) / "ep1-ba6"
         resumed = trainer(setting, precision=name, load_path=half, **options)
         check_equal(trained(resumed), expected, "a resumed run")
+    if not setting.is_cuda or name == "tf32" or "16" in name:
+        return {}
     on_cpu = trainer(setting, precision=name, **{**options, "device": "cpu"})
-    run_on_cpu = setting.is_cuda and name != "tf32" and "16" not in name
-    return {"difference_to_cpu": distance(expected, trained(on_cpu))} if run_on_cpu else {}
+    return {"difference_to_cpu": distance(expected, trained(on_cpu))}
 
 
 def precisions(setting: Setting) -> Iterator[Row]:

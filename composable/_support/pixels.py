@@ -14,6 +14,7 @@ from torch import Tensor
 from composable._support.checks import check_range, check_tensor
 from composable._support.foreach import compute_dtype
 from composable._support.spatial import laid_out_like
+from composable._support.transfers import send
 from composable._support.warn import ImageRangeWarning, warn_user
 
 Images: TypeAlias = Shaped[Tensor, "batch channels height width"]
@@ -89,7 +90,7 @@ def per_image(
             f"{name} must be a number, or have shape ({len(images)},), one number per image, not "
             f"{tuple(value.shape)}."
         )
-    return value.to(images.device, dtype, non_blocking=True).reshape(-1, 1, 1, 1)
+    return send(value, images.device, dtype).reshape(-1, 1, 1, 1)
 
 
 def white_of(images: Tensor) -> int:

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from composable._support.checks import check_tensor
+from composable._support.transfers import send
 
 
 def laid_out_like(tensor: Tensor, images: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ def take(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
         # Measured: half the time of selecting pixels of few channels.
         return take(tensor.contiguous(), indices).movedim(1, -1).contiguous().movedim(-1, 1)
     # Measured: on a CPU gather is two to five times as fast along the innermost dimension.
-    *outer, last = (index.to(tensor.device, non_blocking=True) for index in indices)
+    *outer, last = (send(index, tensor.device) for index in indices)
     tensor = _take(tensor, first, outer)
     wide = _broadcastable(last, tensor, tensor.ndim - 1)
     return tensor.gather(-1, wide.expand(*tensor.shape[:-1], -1))
@@ -85,7 +86,7 @@ def take(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
 
 def _take(tensor: Tensor, first: int, indices: Sequence[Tensor]) -> Tensor:
     for dim, index in enumerate(indices, first):
-        index = index.to(tensor.device, non_blocking=True)
+        index = send(index, tensor.device)
         tensor = (
             _take_each(tensor, dim, index) if index.ndim > 1 else tensor.index_select(dim, index)
         )

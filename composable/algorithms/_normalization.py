@@ -5,12 +5,11 @@ from functools import partial
 from typing import Any, ClassVar
 
 import attrs
-import torch
-from einops import rearrange
 from torch import Tensor
 
 from composable._support.checks import kind_of
 from composable._support.pixels import check_pixels
+from composable._support.transfers import from_numbers
 from composable.algorithms._dense_targets import check_no_dense_targets
 from composable.algorithms._validators import fields_for
 from composable.core.algorithm import Algorithm, Stage
@@ -75,10 +74,7 @@ def _on_pixels(
             f"{images.dtype if isinstance(images, Tensor) else kind_of(images)}; pass neither mean "
             "nor std for other images."
         )
-    center, scale = (
-        rearrange(torch.tensor(values), "channels -> channels 1 1").to(images, non_blocking=True)
-        for values in (mean, std)
-    )
+    center, scale = (from_numbers(values, images).reshape(-1, 1, 1) for values in (mean, std))
     pixels = images * scale + center
     _check(pixels, state, f"mean={mean} and std={std} must be those of the data loader")
     return (augment(pixels) - center) / scale

@@ -7,6 +7,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.transfers import send
 from composable.algorithms._validators import in_range, passes
 from composable.batches.model_call import needs_logits
 from composable.core.algorithm import Algorithm, Stage
@@ -67,5 +68,5 @@ class PrefixTokens(Algorithm):
         if isinstance(loss_fn, OutputLoss):
             raise TypeError(needs_logits(self.name, loss_fn.model))
         targets = state.targets
-        shorter = prefix_targets(targets, self.prefixes.to(targets.device, non_blocking=True))
+        shorter = prefix_targets(targets, send(self.prefixes, targets.device))
         return state.with_batch(targets=MixedTargets(targets, shorter, torch.tensor(share)))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable._support.checks import check_is_callable, check_module
+from composable._support.transfers import send
 from composable.algorithms._scoring import example_losses
 from composable.algorithms._validators import boolean, in_range, integer_at_least, passes
 from composable.batches.batch import describe_batch
@@ -246,7 +247,7 @@ class ProxyFilter(Algorithm):
                 f"rule kept none of the {len(losses)} examples of batch {state.timestamp.batch}: "
                 "let it return at least one index, as select_highest does."
             )
-        chosen = chosen.to(losses.device, non_blocking=True).sort().values  # as masks keep them
+        chosen = send(chosen, losses.device).sort().values  # as masks keep them
         if self.name not in state.memory:  # in the first batch, as the host waits for the device
             self._check_is_mask(chosen, len(losses))
         return chosen

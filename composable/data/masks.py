@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from composable._support.checks import as_path
+from composable._support.transfers import send
 from composable._support.tree import tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -52,7 +53,7 @@ def checksum_of(batch: Any) -> Tensor:
                 bits.sum(tuple(range(1, bits.ndim)), dtype=torch.int64) if bits.ndim > 1 else bits
             )
             places = torch.arange(1, len(rows) + 1, device=tensor.device)
-            total = total.to(tensor.device, non_blocking=True) * 31 + (rows * places).sum()
+            total = send(total, tensor.device) * 31 + (rows * places).sum()
     return total
 
 
@@ -277,7 +278,7 @@ class ReplayMasks(Algorithm):
         }
         if known is None or state.device.type == "cpu":
             self._check_batches(memory)
-        kept = self.masks.kept(place).to(state.device, non_blocking=True)
+        kept = send(self.masks.kept(place), state.device)
         batch = state.batch_spec.select(state.batch, kept)
         return state.evolve(batch=batch).remember(self.name, memory)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from composable._support.sampling import draw_uniform
+from composable._support.transfers import from_numbers, send
 
 
 def draw_boxes(
@@ -34,7 +35,7 @@ def place_boxes(
     share: Tensor, sides: Tensor, size: Sequence[int], *, uniform_sampling: bool
 ) -> Tensor:
     """Place boxes at a share, in [0, 1), of all their places: the deterministic half."""
-    lengths = sides.new_tensor(size)
+    lengths = from_numbers(size, sides)
     if uniform_sampling:
         start = (share * (lengths + sides - 1)).floor() - (sides - 1)
     else:
@@ -58,7 +59,7 @@ def clip_region(box: Sequence[Sequence[int]], size: Sequence[int]) -> tuple[Any,
 
 def inside(boxes: Tensor, size: Sequence[int], device: torch.device) -> Tensor:
     """Return the mask of the pixels in a box: `[..., *size]` for boxes `[..., dims, 2]`."""
-    boxes = boxes.to(device, non_blocking=True)
+    boxes = send(boxes, device)
     masks = []
     for dim, length in enumerate(size):
         at = torch.arange(length, device=device)

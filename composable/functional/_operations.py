@@ -13,6 +13,7 @@ from composable._support.checks import check_one_of
 from composable._support.foreach import compute_dtype
 from composable._support.pixels import Images, like_images
 from composable._support.sampling import generator_device
+from composable._support.transfers import send
 
 from . import images as single
 
@@ -109,8 +110,11 @@ def apply_operations(
     """Apply one operation after the other; chain i begins with image i modulo the batch.
 
     Each step sorts the chains by operation, so that each operation is one call. The draw is on the
-    CPU, so the sizes of the groups need no synchronization. -1 skips the operation.
+    CPU, so the sizes of the groups need no synchronization: for another one, masks take the place
+    of groups. -1 skips the operation.
     """
+    if operations.device.type != "cpu":
+        return apply_by_mask(images, operations, strengths)
     device = images.device
     current, place = images, torch.arange(operations.shape[1]) % max(len(images), 1)
     numbers = torch.arange(len(OPERATIONS))
@@ -119,8 +123,8 @@ def apply_operations(
     for drawn, strength in zip(operations, strengths, strict=True):
         drawn, order = drawn.sort(stable=True)
         ends = torch.searchsorted(drawn, numbers)
-        rows = place[order].to(device, non_blocking=True).tensor_split(ends)
-        of_group = strength[order].to(device, non_blocking=True).tensor_split(ends)
+        rows = send(place[order], device).tensor_split(ends)
+        of_group = send(strength[order], device).tensor_split(ends)
         # One group at a time: allocating memory for all groups at once dominates on small images.
         done = [current.index_select(0, rows[0])]
         for operation, group, strongs in zip(
@@ -129,7 +133,7 @@ def apply_operations(
             if len(group):
                 done.append(operation(current.index_select(0, group), strongs))
         current, place = torch.cat(done), order.argsort()
-    return like_images(current.index_select(0, place.to(device, non_blocking=True)), images)
+    return like_images(current.index_select(0, send(place, device)), images)
 
 
 def apply_by_mask(

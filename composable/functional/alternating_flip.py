@@ -9,6 +9,7 @@ from torch import Tensor
 
 from composable._support.checks import check_count, check_tensor
 from composable._support.hashing import hash_integers
+from composable._support.transfers import send
 
 __all__ = ["alternating_flip", "apply_alternating_flip", "draw_alternating_flip"]
 
@@ -114,5 +115,5 @@ def apply_alternating_flip(
             "images must be [batch, ..., width], and indices and draw [batch], not "
             f"{tuple(images.shape)} and {tuple(draw.shape)}."
         )
-    flipped = draw.to(images.device, non_blocking=True)
+    flipped = send(draw, images.device)
     return torch.where(flipped.reshape(-1, *[1] * (images.ndim - 1)), images.flip(-1), images)

@@ -16,6 +16,7 @@ from torch import Tensor
 from composable._support.checks import check_count, check_draw, check_generator, check_range
 from composable._support.pixels import Images, check_images, check_pixels, like_images, values_of
 from composable._support.sampling import draw_beta, draw_dirichlet, generator_device
+from composable._support.transfers import send
 
 from . import _compiled
 from ._opaque import opaque
@@ -67,7 +68,8 @@ def augmix(
         width: Number of chains, 1 or more.
         alpha: Parameter of both distributions, above 0.
         augmentations: The set of operations: "all", "safe" or "original"; see `randaugment`.
-        generator: Source of randomness. Without one, torch's global generator.
+        generator: Source of randomness. Without one, torch's global generator. With one on a GPU,
+            the host waits for the draw.
 
     Returns:
         New images, with the shape, dtype, device and memory layout of `images`; uint8 is rounded to
@@ -120,7 +122,8 @@ def draw_augmix(
         width: Number of chains, 1 or more.
         alpha: Parameter of both distributions, above 0.
         augmentations: The set of operations: "all", "safe" or "original"; see `randaugment`.
-        generator: Source of randomness. Without one, torch's global generator.
+        generator: Source of randomness. Without one, torch's global generator. With one on a GPU,
+            the host waits for the draw.
 
     Returns:
         Operations, strengths and weights, on the CPU. A severity of 0 draws no operations.
@@ -224,7 +227,7 @@ def _mix(
     augmented = apply(images, operations.flatten(1), strengths.flatten(1))
     chains = augmented.reshape(len(weights), *images.shape)
     values = values_of(images)
-    shares = weights.to(values, non_blocking=True)
+    shares = send(weights, values.device, values.dtype)
     mixed = values * (1 - shares.sum(0))[:, None, None, None]
     for chain, share in zip(chains, shares, strict=True):
         mixed = mixed.addcmul_(values_of(chain), share[:, None, None, None])

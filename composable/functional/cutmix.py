@@ -27,6 +27,7 @@ from composable._support.checks import (
 from composable._support.foreach import compute_dtype
 from composable._support.sampling import draw_beta, generator_device, numbers
 from composable._support.spatial import check_spatial, is_dense, may_write_out, select_rows
+from composable._support.transfers import from_numbers, send
 
 from ._boxes import broadcast, clip_boxes, clip_region, draw_boxes, inside
 from .mixed import MixedBatch
@@ -150,7 +151,7 @@ def draw_cutmix(
     )
     share = draw_beta(alpha, (batch_size,) if per_sample else (), generator=generator)
     root = (1 - share).pow(1 / len(size)).unsqueeze(-1)
-    sides = (root * root.new_tensor(size)).round()
+    sides = (root * from_numbers(size, root)).round()
     box = draw_boxes(sides, size, uniform_sampling=uniform_sampling, generator=generator)
     return CutMixDraw(permutation, box)
 
@@ -183,20 +184,20 @@ def apply_cutmix(
     _check(inputs, targets, draw)
     dims = draw.box.shape[-2]
     size = inputs.shape[inputs.ndim - dims :]
-    partner = draw.permutation.to(inputs.device, non_blocking=True)
+    partner = send(draw.permutation, inputs.device)
     # The weight of the losses is not rounded to the dtype of the inputs, which may be 16-bit.
-    place: dict[str, Any] = {"device": inputs.device, "dtype": compute_dtype(inputs.dtype)}
+    dtype = compute_dtype(inputs.dtype)
     corners = numbers(draw.box) if draw.box.ndim == 2 else None
     paste: Callable[[Tensor], Tensor]
     if corners is not None:
         region = clip_region(corners, size)
         covered = prod(side.stop - side.start for side in region)
-        weight = torch.full((), 1 - covered / max(prod(size), 1), **place)
+        weight = torch.full((), 1 - covered / max(prod(size), 1), device=inputs.device, dtype=dtype)
         paste = partial(_paste_region, partner=partner, region=region)
     else:
         box = clip_boxes(draw.box, size)
         share = (box[..., 1] - box[..., 0]).prod(-1).double() / max(prod(size), 1)
-        weight = (1 - share).to(**place, non_blocking=True)
+        weight = send(1 - share, inputs.device, dtype)
         paste = partial(_paste_boxes, partner=partner, boxes=box)
     mixed = paste(inputs)
     if is_dense(targets, size):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from composable._support.checks import check_count, check_generator, check_tensor
 from composable._support.sampling import generator_device
+from composable._support.transfers import send
 
 __all__ = ["group_by_length"]
 
@@ -60,7 +61,7 @@ def group_by_length(
     by_length = lengths[:whole].argsort(stable=True)
     batches = _stable(by_length, window * batch_size).view(count, batch_size).sort(1).values
     drawn = torch.randperm(count, generator=generator, device=generator_device(generator))
-    order = _stable(drawn, window).to(device)
+    order = send(_stable(drawn, window), device)
     rest = torch.arange(whole, len(lengths), device=device)
     return torch.cat([batches[order].flatten(), rest])
 

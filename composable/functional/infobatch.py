@@ -13,6 +13,7 @@ from torch import Tensor
 from composable._support.checks import check_count, check_generator, check_range, check_tensor
 from composable._support.foreach import compute_dtype
 from composable._support.sampling import generator_device
+from composable._support.transfers import send
 
 __all__ = ["Pruning", "apply_infobatch", "draw_infobatch", "infobatch"]
 
@@ -124,7 +125,7 @@ def apply_infobatch(
         )
     low = losses < losses.nanmean(dtype=compute_dtype(losses.dtype))  # float16 would overflow
     weights = torch.ones_like(losses).masked_fill(low, 1 / (1 - prune))
-    return Pruning(~(low & draw.to(losses.device, non_blocking=True)), weights)
+    return Pruning(~(low & send(draw, losses.device)), weights)
 
 
 def _check(losses: Tensor) -> None:

@@ -13,6 +13,7 @@ from composable._support.targets import (
     class_probabilities,
     count_classes,
 )
+from composable._support.transfers import send
 
 __all__ = ["MixedBatch", "MixedTargets"]
 
@@ -147,5 +148,5 @@ def without_nan(mixed: Tensor, kept: Tensor) -> Tensor:
 
 def broadcast_weight(weight: Tensor, tensor: Tensor) -> Tensor:
     """Convert a weight to the dtype and device of a tensor, and make it broadcast along it."""
-    weight = weight.to(tensor, non_blocking=True)
+    weight = send(weight, tensor.device, tensor.dtype)
     return weight.reshape(-1, *[1] * (tensor.ndim - 1)) if weight.ndim else weight

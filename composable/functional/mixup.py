@@ -25,6 +25,7 @@ from composable._support.checks import (
 from composable._support.foreach import compute_dtype
 from composable._support.sampling import draw_beta, generator_device
 from composable._support.spatial import select_rows
+from composable._support.transfers import send
 
 from .mixed import MixedBatch, broadcast_weight, without_nan
 
@@ -154,11 +155,11 @@ def apply_mixup(
 
 
 def _mix(inputs: Tensor, targets: Tensor, draw: MixUpDraw) -> MixedBatch:
-    partner = draw.permutation.to(inputs.device, non_blocking=True)
+    partner = send(draw.permutation, inputs.device)
     share = broadcast_weight(draw.weight, inputs)
     mixed = without_nan(torch.lerp(select_rows(inputs, partner), inputs, share), inputs)
     # The weight of the losses is not rounded to the dtype of the inputs, which may be 16-bit.
-    weight = draw.weight.to(inputs.device, compute_dtype(inputs.dtype), non_blocking=True)
+    weight = send(draw.weight, inputs.device, compute_dtype(inputs.dtype))
     return MixedBatch(mixed, targets, select_rows(targets, partner), weight)
 
 

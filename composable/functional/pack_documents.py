@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int, Integer
 from torch import Tensor
+from torch.nn.functional import pad
 
 from composable._support.checks import check_count, check_flag, check_integer, check_tensor
 from composable._support.documents import check_document_list, check_list
 from composable._support.targets import IGNORE_INDEX
+from composable._support.transfers import send
 
 __all__ = ["cumulative_lengths", "document_mask", "pack_documents", "pack_lengths"]
 
@@ -72,16 +74,16 @@ def pack_documents(
     order, starts, numbers = _places(rows, documents, length)
     # A narrow dtype, such as uint8, has no room for `ignore_index` and the positions.
     tokens = torch.cat([documents[index] for index in order]).long()
-    device = tokens.device
-    lengths = torch.tensor([len(documents[index]) for index in order], device=device)
+    table = [[len(documents[index]) for index in order], starts, numbers]
+    lengths, starts_of, numbers_of = send(torch.tensor(table), tokens.device)
 
     def of_tokens(values: Tensor) -> Tensor:
         return values.repeat_interleave(lengths, output_size=len(tokens))
 
     ends = lengths.cumsum(0)
-    index = torch.arange(len(tokens), device=device)
+    index = torch.arange(len(tokens), device=tokens.device)
     positions = index - of_tokens(ends - lengths)
-    places = positions + of_tokens(torch.tensor(starts, device=device))
+    places = positions + of_tokens(starts_of)
     learned = tokens.roll(-1) if shift_labels else tokens
     ignored = index + 1 == of_tokens(ends) if shift_labels else positions == 0
 
@@ -95,7 +97,7 @@ def pack_documents(
         "input_ids": ids,
         "labels": labels,
         "position_ids": scattered(positions, 0),
-        "document_ids": scattered(of_tokens(torch.tensor(numbers, device=device)), 0),
+        "document_ids": scattered(of_tokens(numbers_of), 0),
     }
 
 
@@ -194,7 +196,7 @@ def cumulative_lengths(document_ids: Int[Tensor, "*batch length"]) -> Int[Tensor
     first = torch.ones_like(document_ids, dtype=torch.bool)
     first[..., 1:] = document_ids[..., 1:] != document_ids[..., :-1]
     starts = first.flatten().nonzero().squeeze(-1)
-    return torch.cat([starts, starts.new_tensor([document_ids.numel()])]).int()
+    return pad(starts, (0, 1), value=document_ids.numel()).int()
 
 
 def _places(

@@ -71,7 +71,8 @@ def randaugment(
         severity: Upper bound of the levels, in [0, 10]. 0 is the identity.
         augmentations: The set. "all" has all operations, "safe" leaves color, contrast, brightness
             and sharpness out, and "original" has them in other ranges.
-        generator: Source of randomness. Without one, torch's global generator.
+        generator: Source of randomness. Without one, torch's global generator. With one on a GPU,
+            the host waits for the draw.
 
     Returns:
         New images, with the shape, dtype, device and memory layout of `images`.
@@ -117,7 +118,8 @@ def draw_randaugment(
         depth: Number of operations per image, 0 or more.
         severity: Upper bound of the levels, in [0, 10].
         augmentations: The set: "all", "safe" or "original"; see `randaugment`.
-        generator: Source of randomness. Without one, torch's global generator.
+        generator: Source of randomness. Without one, torch's global generator. With one on a GPU,
+            the host waits for the draw.
 
     Returns:
         Operations and strengths, on the CPU. A severity of 0 draws none.

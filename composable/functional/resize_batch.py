@@ -25,6 +25,7 @@ from composable._support.checks import (
 )
 from composable._support.sampling import draw_uniform, numbers
 from composable._support.spatial import check_spatial, take
+from composable._support.transfers import from_numbers
 
 from .resized import ResizedBatch, resizing
 
@@ -252,14 +253,15 @@ def _offset(share: Tensor, size: Sequence[int], new_size: Sequence[int]) -> Tens
     places = [old - new + 1 for old, new in zip(size, new_size, strict=True)]
     shares = numbers(share)
     if shares is None:
-        return (share * share.new_tensor(places)).long()
+        return (share * from_numbers(places, share)).long()
     return [int(part * count) for part, count in zip(shares, places, strict=True)]
 
 
 def _cut_out(tensor: Tensor, new_size: Sequence[int], offset: Tensor | list[int]) -> Tensor:
     """Crop a tensor: a view if the offset is known on the host, otherwise a copy."""
     if isinstance(offset, Tensor):
-        return take(tensor, [at + torch.arange(n) for at, n in zip(offset, new_size, strict=True)])
+        pixels = [torch.arange(length, device=offset.device) for length in new_size]
+        return take(tensor, [at + index for at, index in zip(offset, pixels, strict=True)])
     places = zip(offset, new_size, strict=True)
     region: tuple[Any, ...] = (..., *(slice(at, at + length) for at, length in places))
     return tensor[region]

@@ -17,6 +17,7 @@ from composable._support.checks import (
     check_tensor,
 )
 from composable._support.sampling import draw_exponential, generator_device
+from composable._support.transfers import send
 
 __all__ = ["apply_selection", "draw_selection", "select_using_loss", "should_select"]
 
@@ -123,7 +124,7 @@ def apply_selection(
         )
     by_loss = losses.detach().argsort(stable=True)
     try:
-        return by_loss[draw.to(losses.device, non_blocking=True)].sort().values
+        return by_loss[send(draw, losses.device)].sort().values
     except IndexError:
         raise ValueError(
             f"draw has ranks beyond the {len(losses)} losses; draw with batch_size=len(losses)."

@@ -21,6 +21,7 @@ from composable._support.checks import (
 )
 from composable._support.foreach import compute_dtype
 from composable._support.spatial import check_spatial, reflected, take
+from composable._support.transfers import from_numbers
 
 from .ensembles import log_average
 
@@ -168,7 +169,7 @@ def average_tta(
     exact = outputs.to(compute_dtype(outputs.dtype))
     views = exact.reshape(len(weights), batch, outputs.shape[1])
     if average == "probabilities":
-        return log_average(views, views.new_tensor(weights), -1).to(outputs.dtype)
+        return log_average(views, from_numbers(weights, views), -1).to(outputs.dtype)
     terms = [one * w for one, w in zip(views, weights, strict=True)]
     return torch.stack(terms).sum(0).to(outputs.dtype)
 

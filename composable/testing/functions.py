@@ -107,8 +107,9 @@ def check_function(
     - `compile`: `torch.compile(fullgraph=True)` gives the same result.
     - `vmap`: `torch.func.vmap` gives the result of a loop; for random results, the same shapes.
     - `gradients`: gradients exist, and match finite differences.
-    - `no_sync`: the host never synchronizes with the device: see `NoSync`. If CUDA is available,
-      the function is also called there with `torch.cuda.set_sync_debug_mode("error")`.
+    - `no_sync`: the host never synchronizes with the device: see `NoSync`. It is also called with
+      tensors on the device "meta", if it runs there, where copies from the host are seen, and if
+      CUDA is available, on a CUDA device with `torch.cuda.set_sync_debug_mode("error")`.
     - `batch_of_one`, `empty_batch`: such batches are accepted, and give finite results.
 
     A parameter called `draw` or `offset` is a random draw: a constant that keeps its dtype, has no
@@ -133,17 +134,24 @@ def check_function(
         >>> print(report.answers["gradients"])
         not applicable: no result is a floating-point tensor
     """
+    subject = subject_of(function, arguments, inputs)
+    with preserve_rng():
+        subject.call(subject.arguments())  # raise if it cannot be called at all
+        answers = {asked: _answer(check, subject) for asked, check in PROPERTIES.items()}
+    return FunctionReport(name or _name(function), MappingProxyType(answers))
+
+
+def subject_of(
+    function: Callable[..., Any], arguments: Any, inputs: Callable[[int], Any] | None
+) -> Subject:
+    """Return what `check_function` checks, with its defaults."""
     make = _default(function) if arguments is None else arguments
-    subject = Subject(
+    return Subject(
         function,
         make=make if callable(make) else lambda size: make,
         inputs=inputs or (lambda size: image_batch(size)[0]),
         sized=callable(make),
     )
-    with preserve_rng():
-        subject.call(subject.arguments())  # raise if it cannot be called at all
-        answers = {asked: _answer(check, subject) for asked, check in PROPERTIES.items()}
-    return FunctionReport(name or _name(function), MappingProxyType(answers))
 
 
 def _answer(check: Callable[[Subject], None], subject: Subject) -> Answer:

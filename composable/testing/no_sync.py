@@ -42,6 +42,9 @@ _READS = {
     Tensor.numpy,
     Tensor.tolist,
 }
+# They copy host data to a device, and wait for the copy.
+_BUILDS = {torch.as_tensor, torch.asarray, torch.tensor, Tensor.new_tensor}
+_INDEXES = {Tensor.__getitem__, Tensor.__setitem__}
 
 
 class HostSyncError(AssertionError):
@@ -57,6 +60,14 @@ class NoSync:
     The check works on the CPU, so it requires no GPU. It does not distinguish tensors of a batch
     from small tensors that belong on the CPU: `tolist()` of a draw on the CPU raises too. Compiled
     functions and `torch.func.vmap` cannot be used inside the block.
+
+    A copy between the host and a device waits without `non_blocking=True`, also from pinned memory.
+    It raises between tensors of two devices; with all of them on the CPU, there is nothing to see.
+    So move the batch to the device "meta", which stands for a GPU, where the functions of the block
+    need no values. New tensors from numbers of the host raise on the CPU too, where they get the
+    device of another tensor: `new_tensor([1, 2])`, and `torch.tensor([1, 2], device=x.device)`
+    unless the device is written as "cpu". `torch.tensor([1, 2]).to(x.device, non_blocking=True)`
+    does not wait.
 
     Raises:
         HostSyncError: An operation in the block would synchronize.
@@ -96,13 +107,30 @@ class _NoReading(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        given = kwargs or {}
         if func in _READS and sys._getframe(1).f_code is not _NUMBERS:
             raise HostSyncError(func.__name__)
-        return func(*args, **(kwargs or {}))
+        if func in _BUILDS and _copies_numbers(func, *args, **given):
+            raise HostSyncError(f"{func.__name__} of numbers on the device of another tensor")
+        if func in _INDEXES and any(isinstance(one, list) for one in _items(args[1])):
+            raise HostSyncError("indexing by a list")
+        return func(*args, **given)
+
+
+def _items(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _copies_numbers(func: Any, *args: Any, device: Any = None, **_: Any) -> bool:
+    """Return whether it copies numbers of the host to the device of another tensor."""
+    is_method = func is Tensor.new_tensor
+    device = args[0].device if is_method and device is None else device
+    data = args[is_method] if len(args) > is_method else None
+    return not isinstance(data, Tensor) and device is not None and device != "cpu"
 
 
 class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises at operations whose result has a shape that depends on values."""
+    """Raises at results whose shape depends on values, and at blocking copies between devices."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -111,8 +139,18 @@ class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _WAITING and not sized:
             raise HostSyncError(name)
         result = func(*args, **given)
-        if name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
-            i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]
-        ):
-            raise HostSyncError("indexing by a mask")
+        if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
+            indices = [one for one in args[1] if one is not None]
+            if any(one.dtype in (torch.bool, torch.uint8) for one in indices):
+                raise HostSyncError("indexing by a mask")
+            if any(_crosses(one, result) for one in indices):
+                raise HostSyncError("indexing by a tensor on the CPU")
+        copied = {"_to_copy": args[:1], "copy_": args[1:2]}.get(name, ())
+        if copied and _crosses(*copied, result) and not given.get("non_blocking", any(args[2:])):
+            raise HostSyncError(f"a copy to {result.device} without non_blocking=True")
         return result
+
+
+def _crosses(source: Tensor, result: Tensor) -> bool:
+    """Return whether one of two tensors is on the CPU and the other is not."""
+    return (source.device.type == "cpu") != (result.device.type == "cpu")

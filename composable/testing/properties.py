@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -94,6 +95,20 @@ class Subject:
         if not draws:
             return self
         return attrs.evolve(self, function=partial(self.function, **draws), make=lambda _: named)
+
+    def on(self, device: torch.device) -> "Subject":
+        """Return the same on a device, with copies of modules, and with its draw on the CPU."""
+
+        def leaf(value: Any) -> Any:
+            return copy.deepcopy(value).to(device) if isinstance(value, nn.Module) else value
+
+        moved = partial(map_tensors, lambda tensor: tensor.to(device), other=leaf)
+        function = self.function
+        if isinstance(function, partial):
+            named = {n: v if n in _DRAWS else moved(v) for n, v in function.keywords.items()}
+            function = partial(function.func, *moved(function.args), **named)
+        drawn = attrs.evolve(self, function=moved(function)).drawn()
+        return attrs.evolve(drawn, make=lambda size: moved(drawn.make(size)))
 
     def inner(self, size: int = SIZE) -> "Subject":
         """Return what a step calls: the function, or the module that it returns."""
@@ -321,21 +336,30 @@ def _no_sync(subject: Subject) -> None:
     arguments = inner.arguments()
     with NoSync():
         inner.call(arguments)
+    # A function may not run there, for example with constants on the CPU.
+    with suppress(RuntimeError, ValueError):
+        no_copies(inner)
     if torch.cuda.is_available():
         no_sync_on(torch.device("cuda"), inner)
 
 
-def no_sync_on(device: torch.device, subject: Subject) -> None:
+def no_copies(subject: Subject) -> None:
+    """Call it on the device "meta", where copies from the host are seen without a GPU."""
+    moved = subject.on(torch.device("meta"))
+    arguments = moved.arguments()
+    with NoSync():
+        moved.call(arguments)
+
+
+def no_sync_on(device: torch.device, subject: Subject, *, generator: str = "cpu") -> None:
     """Call it on a device, where PyTorch raises at every synchronization."""
-    function, arguments = subject.drawn().function, subject.drawn().arguments()
-    if isinstance(function, nn.Module):
-        function = copy.deepcopy(function).to(device)
-    arguments = map_tensors(lambda t: t.to(device), arguments)
-    call(function, arguments)  # the first call may synchronize to initialize the device
+    moved = subject.on(device)
+    act = partial(call, moved.function, moved.arguments(), device=generator)
+    act()  # the first call may synchronize to initialize the device
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        call(function, arguments)
+        act()
     finally:
         torch.cuda.set_sync_debug_mode(mode)
 
@@ -373,12 +397,14 @@ PROPERTIES: dict[str, Callable[[Subject], None]] = {
 # --- calling ---
 
 
-def call(function: Callable[..., Any], arguments: Arguments, *, seed: int = 0) -> Any:
-    """Call a function, with a generator of this seed if it takes one."""
+def call(
+    function: Callable[..., Any], arguments: Arguments, *, seed: int = 0, device: str = "cpu"
+) -> Any:
+    """Call a function, with a generator of this seed and on this device if it takes one."""
     bound = _bound(function, arguments)
     if _generator(function) is None:
         return bound()
-    return bound(generator=torch.Generator().manual_seed(seed))
+    return bound(generator=torch.Generator(device).manual_seed(seed))
 
 
 def _plainly(function: Callable[..., Any], arguments: Arguments) -> list[Tensor]:

@@ -42,7 +42,10 @@ class WordNoise(Algorithm):
         generator = state.generator(self.name)
         others = torch.randint(WORDS, state.inputs.shape, generator=generator)
         hit = torch.rand(state.inputs.shape, generator=generator) < 0.3
-        return state.with_batch(inputs=state.inputs.masked_scatter(hit, others[hit]))
+        chosen = others[hit].to(state.inputs.device)
+        return state.with_batch(
+            inputs=state.inputs.masked_scatter(hit.to(state.inputs.device), chosen)
+        )
 
 
 @attrs.frozen(repr=False)
@@ -57,7 +60,7 @@ class GradientNoise(Algorithm):
     def apply(self, event: Event, state: State) -> State:
         generator = state.generator(self.name)
         noise = {
-            name: 0.01 * torch.randn(grad.shape, generator=generator)
+            name: 0.01 * torch.randn(grad.shape, generator=generator).to(grad.device)
             for name, grad in state.current_gradients().items()
         }
         noisy = {name: grad + noise[name] for name, grad in state.current_gradients().items()}

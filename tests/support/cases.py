@@ -25,6 +25,8 @@ from composable.functional import NoEffectWarning
 from composable.testing import FunctionReport, check_function
 from composable.testing.functions import _default as default_arguments
 from composable.testing.functions import _of_size as defaults_of_size
+from composable.testing.functions import subject_of
+from composable.testing.properties import Subject
 from tests.support.arguments import images, seeded
 from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
 from tests.support.invalid import BY_NAME, NO_FLAG, Invalid
@@ -116,6 +118,10 @@ class FunctionCase:
         if not isinstance(given, Mapping):
             given = inspect.signature(self.function).bind_partial(*given).arguments
         return {**given, **self.options, **self.needs}
+
+    def subject(self) -> Subject:
+        """Return it with its arguments, as the checks of properties take it."""
+        return subject_of(self.bound, self.makes, self.inputs)
 
     def report(self) -> FunctionReport:
         """Check every property.

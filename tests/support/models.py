@@ -191,8 +191,8 @@ def language_model(
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all parameters and buffers, by name."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    """Return copies of all parameters and buffers on the CPU, by name."""
+    return {name: tensor.detach().clone().cpu() for name, tensor in model.state_dict().items()}
 
 
 Tensors = Mapping[str, Tensor] | Iterable[Tensor]

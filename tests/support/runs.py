@@ -1,5 +1,6 @@
 """Small runs: by the Trainer, and by a plain loop."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +21,9 @@ from tests.support.data import (
     text_batches,
 )
 from tests.support.models import conv_net, language_model, linear, weights
+
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
+"""Where the runs of tests train: `TEST_DEVICE=cuda pytest FILE` on a GPU."""
 
 
 class FullMemory(nn.Module):
@@ -52,7 +56,7 @@ def make_trainer(model: nn.Module | None = None, loader: Any = None, **options: 
         "optimizers": sgd,
         "max_duration": "2ep",
         "seed": 17,
-        "device": "cpu",
+        "device": DEVICE,
         "progress_bar": False,
         "check_effects": True,
     }

@@ -88,6 +88,11 @@ LACKING = [
     ("no_sync", lambda images: images * images.max().item(), "item would make the host wait"),
     ("no_sync", branches, "__bool__ would make the host wait"),
     ("no_sync", lambda images: images[images > 0], "indexing by a mask"),
+    (
+        "no_sync",
+        lambda images: images + torch.zeros(()).to(images.device),
+        "a copy to meta without",
+    ),
     ("gradients", wrong_gradient, "Jacobian mismatch"),
     ("gradients", lambda images: images.detach() * 2, "no result has a gradient"),
     ("vmap", branches, "data-dependent control flow"),
@@ -218,6 +223,18 @@ def test_the_sync_debug_mode_watches_the_second_call_and_draws_stay_on_the_cpu(m
     no_sync_on(torch.device("meta"), made)
 
     assert calls == [("meta", "cpu", []), ("meta", "cpu", ["error"])]
+
+
+def test_bound_tensors_and_models_are_moved_to_the_device_and_a_bound_draw_is_not(modes):
+    def devices(model, weight, draw, images):
+        found.append([one.device.type for one in (model.weight, weight, draw, images)])
+
+    found, model = [], nn.Linear(2, 2)
+    bound = partial(devices, model, torch.ones(()), draw=torch.ones(()))
+    no_sync_on(torch.device("meta"), subject_of(bound, lambda size: {"images": torch.ones(size)}))
+
+    assert found == [["meta", "meta", "cpu", "meta"]] * 2
+    assert model.weight.device.type == "cpu"
 
 
 def test_a_model_that_is_watched_on_a_device_stays_on_its_own(modes):

@@ -26,6 +26,13 @@ WAITING = {
     "allclose": lambda t: torch.allclose(t, t + 0),
     "repeat_interleave": lambda t: t.repeat_interleave(torch.tensor([1, 2])),
     "bincount": lambda t: t.long().abs().bincount(),
+    "new_tensor": lambda t: t.new_tensor([1.0]),
+    "tensor": lambda t: torch.tensor([1.0], device=t.device),
+    "indexing by a list": lambda t: t[[0, 1]],
+    "indexing by lists": lambda t: t[:, None][[0, 1], [0, 0]],
+    "a copy": lambda t: t.to("meta"),
+    "a copy to memory": lambda t: t.to("meta", non_blocking=True).copy_(t),
+    "an index on the CPU": lambda t: torch.zeros(2, device="meta")[t.long()],
 }
 NOT_WAITING = [
     lambda t: t.shape[0] > 1,
@@ -33,6 +40,10 @@ NOT_WAITING = [
     lambda t: torch.where(t > 0, t, 0.0),
     lambda t: t.repeat_interleave(torch.tensor([1, 2]), output_size=3),
     lambda t: t.masked_fill(t > 0, 0.0).topk(1),
+    lambda t: torch.tensor([1.0]).to("meta", non_blocking=True).copy_(t[0], True),
+    lambda t: torch.tensor([1.0], device="cpu"),
+    lambda t: torch.as_tensor(t, device=t.device),
+    lambda t: torch.full((2,), 0.5, device=t.device),
 ]
 
 

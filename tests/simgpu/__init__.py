@@ -1,0 +1,1 @@
+"""Two simulated GPUs in a PyTorch without CUDA, for tests: see README.md in this folder."""
