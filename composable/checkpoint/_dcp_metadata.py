@@ -5,21 +5,37 @@ not looked up: their objects only keep values. Any other name is an error.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from pickletools import genops
 from typing import Any
 
 import attrs
 import torch
 
 from composable._support.printable import shorten
-from composable.checkpoint._pickle import Made, Name, PickleReader, RefusedPickleError
 from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheckpointError
 from composable.checkpoint.manifest import is_plain_name
 from composable.checkpoint.safetensors import MAX_DIMENSIONS, are_counts
 from composable.checkpoint.shards import Region, cover
 
 METADATA = ".metadata"
+
+
+@attrs.frozen
+class Name:
+    """A class or a function, by its module and name."""
+
+    path: str
+
+
+@attrs.define(eq=False)
+class Made:
+    """What a class or a function returned; nothing was called."""
+
+    by: str
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
 
 
 @attrs.frozen
@@ -80,20 +96,110 @@ _CLASSES = (
 
 
 @attrs.define
-class _MetadataReader(PickleReader):
-    """Accepts the few classes that such a file has."""
+class _MetadataReader:
+    """Interprets the few instructions of a pickle that such a file has, and executes no code.
+
+    Errors are a ValueError, or any other exception where a pickle takes values that it does not
+    have.
+    """
+
+    stack: list[Any] = attrs.field(factory=list)
+    marks: list[int] = attrs.field(factory=list)
+    memo: dict[int, Any] = attrs.field(factory=dict)
+
+    def read(self, source: Any) -> Any:
+        """Return the value of a pickle: bytes, or a file at its start, which is read to its end."""
+        for opcode, argument, _ in genops(source):
+            if opcode.name not in _STEPS:
+                raise ValueError(f"it has the instruction {opcode.name}")
+            _STEPS[opcode.name](self, argument)
+        return self.pop(1)[0]
 
     def named(self, module: Any, name: Any) -> Name:
-        found = super().named(module, name)
+        """Return the name of one of the few classes that such a file has."""
+        if not (isinstance(module, str) and isinstance(name, str)):
+            raise ValueError("the name of a class is not a string")
+        found = Name(f"{module}.{name}")
         if found.path not in _CLASSES and _dtype(found) is None:
-            raise RefusedPickleError(f"it contains {found.path[:160]}")
+            raise ValueError(f"it contains {found.path[:160]}")
         return found
 
-    def set_item(self, container: Any, key: Any, value: Any) -> None:
-        """Set an item, by a name or an index: an object, which has its identity as its hash."""
-        if not isinstance(container, dict) or not isinstance(key, (str, Made)):
-            raise RefusedPickleError("it adds an item to another value than a dictionary of names")
-        container[key] = value
+    def created(self, callee: Any, arguments: Any) -> Made:
+        """Return what stands for the result of a class or a function."""
+        if not (isinstance(callee, Name) and isinstance(arguments, tuple)):
+            # The value is not printed: it may have exponentially many parts.
+            raise ValueError("it calls a value that is not a function")
+        return Made(callee.path, arguments)
+
+    def push(self, value: Any) -> None:
+        """Push a value."""
+        self.stack.append(value)
+
+    def pop(self, count: int) -> list[Any]:
+        """Remove the last values, and return them."""
+        if len(self.stack) < count:
+            raise ValueError("it takes more values than it has")
+        start = len(self.stack) - count
+        items = self.stack[start:]
+        del self.stack[start:]
+        return items
+
+    def pop_marked(self) -> list[Any]:
+        """Remove the values after the last mark, and return them."""
+        return self.pop(len(self.stack) - self.marks.pop())
+
+    def remember(self, number: Any) -> None:
+        """Store the last value under a number."""
+        self.memo[len(self.memo) if number is None else number] = self.stack[-1]
+
+    def extend(self, items: list[Any]) -> None:
+        """Add items to the container that is the last value."""
+        container = self.stack[-1]
+        if isinstance(container, list):
+            container.extend(items)
+            return
+        keys = items[::2]
+        # An object has its identity as its hash; a hash of a tuple may take any time.
+        if not isinstance(container, dict) or not all(isinstance(k, (str, Made)) for k in keys):
+            raise ValueError("it adds an item to another value than a dictionary of names")
+        container.update(zip(keys, items[1::2], strict=True))
+
+    def set_state(self, _: Any) -> None:
+        """Set the state of the last value but one to the last."""
+        (state,) = self.pop(1)
+        if not isinstance(self.stack[-1], Made):
+            raise ValueError("it sets the state of a value that has none")
+        self.stack[-1].state = state
+
+
+_Step = Callable[[_MetadataReader, Any], None]
+_STEPS: dict[str, _Step] = {
+    **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda at, _: None),
+    **dict.fromkeys(("MEMOIZE", "BINPUT", "LONG_BINPUT"), _MetadataReader.remember),
+    **dict.fromkeys(("BINGET", "LONG_BINGET"), lambda at, number: at.push(at.memo[number])),
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"), _MetadataReader.push),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE"), _MetadataReader.push),
+    "MARK": lambda at, _: at.marks.append(len(at.stack)),
+    "NONE": lambda at, _: at.push(None),
+    "NEWTRUE": lambda at, _: at.push(True),
+    "NEWFALSE": lambda at, _: at.push(False),
+    "EMPTY_TUPLE": lambda at, _: at.push(()),
+    "TUPLE": lambda at, _: at.push(tuple(at.pop_marked())),
+    "TUPLE1": lambda at, _: at.push(tuple(at.pop(1))),
+    "TUPLE2": lambda at, _: at.push(tuple(at.pop(2))),
+    "TUPLE3": lambda at, _: at.push(tuple(at.pop(3))),
+    "EMPTY_LIST": lambda at, _: at.push([]),
+    "APPEND": lambda at, _: at.extend(at.pop(1)),
+    "APPENDS": lambda at, _: at.extend(at.pop_marked()),
+    "EMPTY_DICT": lambda at, _: at.push({}),
+    "SETITEM": lambda at, _: at.extend(at.pop(2)),
+    "SETITEMS": lambda at, _: at.extend(at.pop_marked()),
+    "GLOBAL": lambda at, words: at.push(at.named(*words.split(" "))),
+    "STACK_GLOBAL": lambda at, _: at.push(at.named(*at.pop(2))),
+    "NEWOBJ": lambda at, _: at.push(at.created(*at.pop(2))),
+    "REDUCE": lambda at, _: at.push(at.created(*at.pop(2))),
+    "BUILD": _MetadataReader.set_state,
+}
 
 
 def _dtype(name: Any) -> torch.dtype | None:

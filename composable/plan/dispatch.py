@@ -1,6 +1,7 @@
 """Dispatching of events to the algorithms and callbacks of a plan."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
@@ -15,7 +16,7 @@ from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.stateful import Kind, is_count
-from composable.plan.effects import CheckedAlgorithm, ReadOnlyHook, guard_writes, guards_writes
+from composable.plan.effects import CheckedAlgorithm, ReadOnlyHook
 from composable.plan.plan import Plan
 
 __all__ = ["Dispatcher"]
@@ -93,14 +94,21 @@ class Dispatcher:
             if self.check_effects:
                 algorithms = [CheckedAlgorithm(algorithm) for algorithm in algorithms]
             observers = tuple(by_event[event] for by_event in hooks if event in by_event)
-            observe: Callable[[State], State] | None = None
-            if observers:
-                observe = partial(self._observe, observers, event)
-                guards = guards_writes(event, of_user=event in self.user_events)
-                if guards and not self.check_effects:
-                    observe = guard_writes(observe, event)
+            observe = partial(self._observe, observers, event) if observers else None
             if algorithms or observe is not None:
                 self._table[event] = (algorithms, observe)
+
+    @contextmanager
+    def checking_effects(self) -> Iterator[None]:
+        """Check effects for the length of a block."""
+        before = self.check_effects
+        try:
+            self.check_effects = True
+            self.set_plan(self.plan)
+            yield
+        finally:
+            self.check_effects = before
+            self.set_plan(self.plan)
 
     def _hooks(self, callback: Callback) -> dict[Event, Callable[..., Any]]:
         hooks = hooks_of(callback)

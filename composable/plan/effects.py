@@ -6,22 +6,20 @@ callback. No values are copied or compared: every tensor counts its writes (`Ten
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter, is_
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import attrs
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable._support.tree import tensors_of
 from composable.core.algorithm import Algorithm, leaves
 from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["EffectError", "ObserverError", "fingerprint", "fingerprint_changes", "guard_writes"]
+__all__ = ["EffectError", "ObserverError", "fingerprint", "fingerprint_changes"]
 
 _CHECKED = (
     "model",
@@ -133,85 +131,6 @@ def fingerprint(state: State) -> dict[str, Fingerprint]:
     return found
 
 
-def guards_writes(event: Event, *, of_user: bool) -> bool:
-    """Return whether to guard an event; gradients are many, so only if a user's class listens."""
-    guarded = _GUARDED.get(event)
-    return guarded is not None and (of_user or guarded != _OF_GRADIENTS)
-
-
-def guard_writes(observe: Callable[[State], State], event: Event) -> Callable[[State], State]:
-    """Return a call of the callbacks of an event that finds writes that change training.
-
-    Writes are counted between the forward pass and the step only: those to the outputs before the
-    loss, those to the loss after it, and those to the gradients after the backward pass.
-
-    Args:
-        observe: Calls them.
-        event: The event.
-    """
-    what, tensors_of = _GUARDED[event]
-
-    def guarded(state: State) -> State:
-        before = tensors_of(state)
-        versions = _versions(before)
-        observe(state)
-        after = tensors_of(state)
-        if versions == _versions(after) and all(map(is_, before, after)):
-            return state
-        raise ObserverError(
-            f"a callback changed {what} in place at {event.name}, but callbacks must not "
-            "change the state: compute on a clone(), or write an Algorithm. "
-            "Trainer(check_effects=True) names the callback."
-        )
-
-    return guarded
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int | None]:
-    """Return how often each tensor was written to, or None where that is not counted."""
-    try:
-        return list(map(_version, tensors))
-    except _UNREADABLE:
-        return [_read(_version, tensor) for tensor in tensors]
-
-
-def _gradients_of(state: State) -> Sequence[Tensor]:
-    """Return the gradients that the optimizers read; to walk through the modules takes longer."""
-    found = [
-        gradient
-        for optimizer in state.optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if (gradient := parameter.grad) is not None
-    ]
-    return found if state.gradients is None else [*found, *state.gradients.values()]
-
-
-def _outputs_of(state: State) -> Sequence[Tensor]:
-    outputs = state.outputs
-    return (outputs,) if isinstance(outputs, Tensor) else list(tensors_of(outputs))
-
-
-def _loss_of(state: State) -> Sequence[Tensor]:
-    return () if state.loss is None else (state.loss,)
-
-
-_OF_OUTPUTS = "state.outputs", _outputs_of
-_OF_LOSS = "state.loss", _loss_of
-_OF_GRADIENTS = "the gradients", _gradients_of
-_GUARDED: Mapping[Event, tuple[str, Callable[[State], Sequence[Tensor]]]] = MappingProxyType(
-    {
-        Event.AFTER_FORWARD: _OF_OUTPUTS,
-        Event.BEFORE_LOSS: _OF_OUTPUTS,
-        Event.AFTER_LOSS: _OF_LOSS,
-        Event.BEFORE_BACKWARD: _OF_LOSS,
-        Event.AFTER_BACKWARD: _OF_GRADIENTS,
-        Event.AFTER_TRAIN_BATCH: _OF_GRADIENTS,
-        Event.BEFORE_OPTIMIZER_STEP: _OF_GRADIENTS,
-    }
-)
-
-
 def fingerprint_changes(
     before: Mapping[str, Fingerprint], after: Mapping[str, Fingerprint]
 ) -> Iterator[str]:
@@ -284,16 +203,12 @@ def _fields(value: Any) -> list[str]:
 
 def _mark(tensor: Tensor) -> tuple[Any, ...]:
     # Assigning to `tensor.data` isn't counted as a write, but changes the address.
-    version, address = _read(_version, tensor), _read(Tensor.data_ptr, tensor)
+    version, address = _read(attrgetter("_version"), tensor), _read(Tensor.data_ptr, tensor)
     return version, address, tensor.requires_grad
-
-
-_version, _grad = attrgetter("_version"), attrgetter("grad")
-_UNREADABLE = (RuntimeError, ValueError, NotImplementedError)
 
 
 def _read(read: Callable[[Tensor], int], tensor: Tensor) -> int | None:
     try:
         return read(tensor)
-    except _UNREADABLE:
+    except (RuntimeError, ValueError, NotImplementedError):
         return None  # inference-mode, sparse, lazy and wrapper tensors have none

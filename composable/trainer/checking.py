@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +112,8 @@ def check_run(
         source = trial.batches(batches)
         first = next(source)
     for number in range(_STEPS):
-        with _part(lambda: _stage(trial, first), seconds, "step"):
+        checked = nullcontext() if number else _checking_effects(trial)  # the last step is measured
+        with _part(lambda: _stage(trial, first), seconds, "step"), checked:
             loss = float(trial.step(first, number))
             if raises and not math.isfinite(loss):
                 raise NonFiniteLossError(f"the loss of step {number} was {loss}.", number)
@@ -125,6 +126,18 @@ def check_run(
         memory["checkpoint"] = _save_and_resume(trial, checkpoints, seconds, first)
     steps = _steps(run.state)
     return CheckReport(seconds, memory, None if steps is None else steps * seconds["step"])
+
+
+@contextmanager
+def _checking_effects(trial: TrialRun) -> Iterator[None]:
+    """Check in a block that algorithms write nothing in place, and only what they declare."""
+    run = trial.run
+    try:
+        with run.dispatcher.checking_effects():
+            run.compose()
+            yield
+    finally:
+        run.compose()
 
 
 @contextmanager

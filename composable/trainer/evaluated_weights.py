@@ -91,7 +91,7 @@ class EvaluatedWeights(SavedFields):
     _kept: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
     """The averages and the memory of the training weights, while those of `best` are used."""
     _left: Any = None
-    """The digest of the tensors when the last call ended, and their names and shapes."""
+    """The names and shapes of the tensors when the last call ended, and the marks of changes."""
 
     def of(self, state: State) -> Weights:
         """Return the evaluated values of the tensors for which they are not those of the model."""
@@ -154,15 +154,12 @@ class EvaluatedWeights(SavedFields):
                 optimizer.eval()
                 self._switched.append(optimizer)
         weights = self.of(state) if evaluated is None else self._in(evaluated, state)
-        pairs = (state.model, weights.model), (loss_module_of(state), weights.loss_fn)
-        for module, values in pairs:
-            own = module_tensors(module)
-            for name, value in values.items():
-                if own[name] is not value:
-                    self._held.append((own[name], _kept_copy(own[name])))
-                    _copy(value, own[name])
+        for tensor, value in _exchanged(state, weights):
+            if tensor is not value:
+                self._held.append((tensor, _kept_copy(tensor)))
+                _copy(value, tensor)
         averages = bool(self._held or self._switched)
-        self._left = _names(state), _digest(state) if averages else None
+        self._left = _names(state), _marks(state) if averages else None
         if self.best is None:
             return state
         self._kept = state.averages, state.memory
@@ -188,12 +185,14 @@ class EvaluatedWeights(SavedFields):
     def adopt_changes(self, state: State) -> State:
         """Return the state to continue from if the weights were changed since the last call.
 
-        The changed weights are then those that are trained, and averages start again.
+        The changed weights are then those that are trained, and averages start again. Seen are
+        writes that PyTorch counts, tensors in other memory, and other values among 64 of each
+        tensor; so a single value that was written through `parameter.data` may be missed.
 
         Warns:
             ChangedWeightsWarning: They were changed.
         """
-        if self._left is None or self._left[1] is None or _digest(state) == self._left[1]:
+        if self._left is None or self._left[1] is None or not self._changed(state):
             return state
         warn_user(
             "the weights of the model were changed after the last call of the Trainer, which left "
@@ -208,6 +207,18 @@ class EvaluatedWeights(SavedFields):
         memory = {name: value for name, value in state.memory.items() if name not in names}
         averages = {name: value for name, value in state.averages.items() if name not in names}
         return state.evolve(averages=averages, memory=memory)
+
+    def _changed(self, state: State) -> bool:
+        """Return whether the tensors have other values than those that the last call left."""
+        (values, counts), (new_values, new_counts) = self._left[1], _marks(state)
+        if not torch.equal(values, new_values):
+            return True
+        written = [one for one, count in new_counts.items() if count != counts.get(one)]
+        known = dict(_exchanged(state, self.of(state))) if written else {}
+        return not all(
+            one in known and equal_bits(local_part(one), local_part(known[one]))
+            for one in written  # perhaps with the same values
+        )
 
     def check_names(self, state: State) -> None:
         """Check that the model has the tensors that it had when the last call ended.
@@ -301,6 +312,14 @@ def _kept_copy(tensor: Tensor) -> Tensor:
         return local.to("cpu", copy=True)
 
 
+def _exchanged(state: State, weights: Weights) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield tensors of the model and the loss, each with its evaluated value."""
+    pairs = (state.model, weights.model), (loss_module_of(state), weights.loss_fn)
+    for module, values in pairs:
+        own = module_tensors(module)
+        yield from ((own[name], value) for name, value in values.items())
+
+
 # --- changes between two calls ---
 
 
@@ -327,28 +346,37 @@ def _change(old: Any, new: Any) -> str | None:
     return f"has shape {list(new[1])}, and had {list(old[1])}"
 
 
-def _digest(state: State) -> int:
-    """Return a number that depends on every bit of the weights, and on their positions.
+_MARKED = 64
+"""How many values of a tensor are read to see whether it was changed."""
 
-    Counters of writes would miss those through `parameter.data`.
+
+def _marks(state: State) -> tuple[Tensor, dict[nn.Parameter, tuple[int, int]]]:
+    """Return values of each tensor, and how often each parameter was written, and its address.
+
+    The values show writes through `parameter.data`, which are not counted. Buffers are marked by
+    their values alone, since forward passes write to them.
     """
     tensors = [t for module in state.modules.values() for t in module_tensors(module).values()]
-    found = [_position_sums(local_part(tensor.detach())) for tensor in tensors]
-    if not found:
-        return 0
-    sums = torch.stack([one.cpu() for one in found])
-    return int((sums * torch.arange(1, 2 * len(sums), 2)).sum())
+    found: dict[torch.device, list[Tensor]] = {}
+    counts = {}
+    for tensor in tensors:
+        local = local_part(tensor.detach())
+        some = _spread(local)
+        found.setdefault(local.device, []).append(_bits(some).long().flatten())
+        if isinstance(tensor, nn.Parameter) and some.stride() != (1,):  # it has more values
+            counts[tensor] = local._version, local.data_ptr()
+    values = [torch.cat(every).cpu() for every in found.values()]
+    return torch.cat(values) if values else torch.empty(0), counts
 
 
-def _position_sums(tensor: Tensor) -> Tensor:
-    bits = _bits(tensor)
-    total = torch.zeros((), dtype=torch.int64, device=bits.device)
-    for dim in range(bits.ndim):
-        others = [one for one in range(bits.ndim) if one != dim]
-        sums = bits.sum(others, dtype=torch.int64) if others else bits.to(torch.int64)
-        weights = torch.arange(1, len(sums) + 1, device=bits.device)
-        total = total * 1_000_003 + (sums * weights).sum()
-    return total if bits.ndim else bits.to(torch.int64)
+def _spread(tensor: Tensor) -> Tensor:
+    """Return at most 64 elements of a tensor, at equal distances in memory, without reading it."""
+    if not tensor.numel():
+        return tensor.flatten()
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 1 + sum((size - 1) * stride for size, stride in pairs)
+    step = -(-extent // _MARKED)
+    return tensor.as_strided(((extent - 1) // step + 1,), (step,))
 
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

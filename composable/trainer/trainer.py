@@ -219,9 +219,10 @@ class Trainer:
         """Run one batch of everything that `fit` does, and leave the run as it was, to the bit.
 
         These are the first batch, three steps on it, one batch of each evaluator, and a save and a
-        resume in a temporary folder on the disk of `save_folder`. Callbacks and loggers see
-        nothing, but their states are saved and restored: one whose `load_state_dict` fails may have
-        changed.
+        resume in a temporary folder on the disk of `save_folder`. In the first step, algorithms
+        must write nothing in place, and only the fields that they declare. Callbacks and loggers
+        see nothing, but their states are saved and restored: one whose `load_state_dict` fails may
+        have changed.
 
         Args:
             batches: The batches, a list or a `DataLoader`. By default those that the run trains on

@@ -1,6 +1,5 @@
 """A number in a file claims no memory before it is compared with the size of the file."""
 
-import codecs
 import io
 import json
 import pickle
@@ -120,73 +119,19 @@ def stream(path, pickled):
         pickle.dump([], file, 2)
 
 
-LONG_TEXT = b"\x80\x02X" + struct.pack("<I", 2**32 - 1) + b"a."
-
-
-BYTEARRAY = pickle.dumps({"weight": Call(bytearray, 1 << 33)}, 2)
-
-
 @pytest.mark.parametrize("save", [archive, stream])
 @pytest.mark.parametrize(
     "pickled",
-    [pickle.dumps({"weight": Call(bytearray, 1 << 33)}, 0), BYTEARRAY, LONG_TEXT],
+    [
+        *(pickle.dumps({"weight": Call(bytearray, 1 << 33)}, protocol) for protocol in (0, 2)),
+        b"\x80\x02X" + struct.pack("<I", 2**32 - 1) + b"a.",
+    ],
     ids=["bytearray in text", "bytearray", "long text"],
 )
 def test_pickle_of_torch(save, pickled, tmp_path):
     save(tmp_path / "w.pt", pickled)
 
-    with refused(r"w\.pt contains a bytearray" if pickled is BYTEARRAY else "cannot be loaded"):
-        load_weights(nn.Linear(2, 1), tmp_path / "w.pt")
-
-
-def doubled(make, value=1, depth=60):
-    for _ in range(depth):
-        value = make(value)
-    return value
-
-
-def of_one_hash(count):
-    return [number * (2**61 - 1) for number in range(1, count)]
-
-
-def nested(depth):
-    """Pickle a dictionary whose key is a tuple in a tuple in a tuple."""
-    return b"\x80\x02}K\x01" + b"\x85" * depth + b"K\x01s."
-
-
-PAIR = doubled(lambda value: (value, value))  # 60 tuples, of which a hash has 2 ** 60 parts
-COPIES = doubled(lambda value: [value, value])
-REBUILD = torch._tensor._rebuild_from_type_v2
-REFUSED = {
-    "shared key": (
-        b"\x80\x02}" + pickle.dumps(PAIR, 2)[2:-1] + b"K\x01s.",
-        "a key with a part of type tuple",
-    ),
-    "deep key": (nested(200_000), "a key with a part of type tuple"),
-    "keys of one hash": (pickle.dumps(dict.fromkeys(of_one_hash(100)), 2), "more than 60 bits"),
-    "tuples as keys": (pickle.dumps({(i,): 1 for i in range(10_001)}, 2), "more than 10000 keys"),
-    "items": (pickle.dumps(Call(OrderedDict, [(2**61, 1)]), 2), "more than 60 bits"),
-    "set": (pickle.dumps(Call(set, of_one_hash(100)), 2), "more than 60 bits"),
-    "set by way of a tensor": (
-        pickle.dumps(Call(REBUILD, set, set, (of_one_hash(100),), {}), 2),
-        "created by another function",
-    ),
-    "storage": (
-        b"\x80\x02" + pickle.dumps(PAIR, 2)[2:-1] + b"Q.",
-        "a key with a part of type tuple",
-    ),
-    "codec": (pickle.dumps(Call(codecs.encode, "x", "punycode"), 2), "codec other than latin1"),
-    "tensor of a list": (pickle.dumps(Call(torch.FloatTensor, COPIES), 2), "from a list"),
-    "printed in an error": (pickle.dumps(COPIES, 2)[:-1] + b")R.", "not a function"),
-}
-
-
-@pytest.mark.parametrize("save", [archive, stream])
-@pytest.mark.parametrize(("pickled", "reason"), REFUSED.values(), ids=REFUSED)
-def test_pickle_that_takes_more_time_or_memory_than_its_size(save, pickled, reason, tmp_path):
-    save(tmp_path / "w.pt", pickled)
-
-    with refused(rf"w\.pt contains .*{reason}"):
+    with pytest.raises(CheckpointError, match="cannot be loaded"):
         load_weights(nn.Linear(2, 1), tmp_path / "w.pt")
 
 

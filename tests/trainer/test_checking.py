@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from composable import Callback, Evaluator, Trainer
+from composable import Algorithm, Callback, Evaluator, Event, Trainer
 from composable.algorithms import EMA, MixUp
 from composable.checkpoint.compare import same_bits
 from composable.loggers import InMemoryLogger
@@ -335,3 +335,26 @@ def test_error_has_the_advice_of_fit():
 
     assert caught.value.part == "model"
     assert "call the model" not in str(caught.value)
+
+
+@attrs.frozen(repr=False)
+class WritesBatch(Algorithm):
+    event: Event
+    reads = writes = frozenset({"batch"})
+
+    @property
+    def events(self):
+        return frozenset({self.event})
+
+    def apply(self, event, state):
+        state.batch[0].mul_(0.5)
+        return state
+
+
+@pytest.mark.parametrize("event", [Event.AFTER_DATALOADER, Event.BATCH_START])
+def test_check_finds_an_algorithm_that_writes_in_place(event):
+    trainer = make(algorithms=[WritesBatch(event)])
+    with pytest.raises(CheckError, match=r"step: EffectError: .* changed state.batch\[0\]"):
+        trainer.check()
+    assert not trainer._session.dispatcher.check_effects
+    trainer.fit(duration="1ba")

@@ -1,18 +1,24 @@
 """The weights of the model between two calls of a Trainer, and changes to them."""
 
+from collections import Counter
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from composable import Algorithm, Event
+from composable._support import surgery
+from composable._support.tree import tensors_of
 from composable.algorithms import EMA, SWA
 from composable.checkpoint import load_weights
 from composable.optim import SGDScheduleFree
+from composable.optim.schedule_free import ScheduleFree
+from composable.resume.modules import module_tensors
+from composable.trainer import evaluated_weights
 from composable.trainer.evaluated_weights import ChangedWeightsWarning
 from tests.support.data import batches
-from tests.support.forging import forge
 from tests.support.models import linear, mlp, same, weights
 from tests.support.runs import make_trainer, training_weights
 
@@ -44,6 +50,25 @@ def other_data(model):
 def exchanged_rows(model):
     with torch.no_grad():
         model.weight.copy_(model.weight[[1, 0, 2]])
+
+
+@averages
+@pytest.mark.parametrize(("change", "seen"), [("one", True), ("data", False), ("same", None)])
+def test_changes_of_a_large_tensor_are_seen_if_they_are_counted(options, change, seen, recwarn):
+    model = nn.Sequential(nn.Linear(4, 500), nn.Linear(500, 3))
+    trainer = make_trainer(model, **options)
+    trainer.fit(duration="3ba")
+    weight = model[0].weight
+    if change == "same":
+        weight.data = weight.data.clone()
+        model.load_state_dict({n: t.clone() for n, t in model.state_dict().items()})
+    else:
+        (weight.data if change == "data" else weight.detach())[1, 1] += 1
+    trainer.eval(batches(12))
+
+    if seen is None:  # an optimizer has no second copy of its averages to compare with
+        seen = "optimizers" in options
+    assert bool(recwarn) == seen
 
 
 @averages
@@ -204,24 +229,51 @@ def test_evaluated_model_with_other_parameters_is_a_warning():
     assert same(weights(trainer.state.model), weights(make_trainer().fit().model))
 
 
-@averages
-def test_checkpoints_of_the_earlier_format_are_resumed(options, tmp_path):
-    def earlier(state):
-        raw, averages = state.pop("raw"), state.pop("averages")
-        del state["weights"], state["loss_shares"]
-        state["model"]["weights"].update(raw["model"])
-        for name, average in averages.items():
-            state["memory"][name] = {**state["memory"].get(name, {}), "average": average}
+class Reads(TorchDispatchMode):
+    """Counts the values of a model's tensors that each operation reads, unless it is paused."""
 
-    trainer = make_trainer(mlp(), **options)
-    trainer.fit(duration="3ba")
-    trainer.save_checkpoint(tmp_path / "old")
-    forge(tmp_path / "old", earlier)
+    def __init__(self, model):
+        super().__init__()
+        self.paused, self.found = False, Counter()
+        self.owners = {t.untyped_storage()._cdata for t in module_tensors(model).values()}
 
-    resumed = make_trainer(mlp(), load_path=tmp_path / "old", **options)
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        result = function(*arguments, **(named or {}))
+        owned = [t for t in tensors_of(arguments) if t.untyped_storage()._cdata in self.owners]
+        if owned and not (self.paused or function.is_view):
+            self.found[str(function)] = max(self.found[str(function)], *(t.numel() for t in owned))
+        return result
 
-    assert same(weights(trainer.state.model), weights(resumed.state.model))
-    for one in (trainer, resumed):
-        one.fit(duration="2ba")
-    assert same(weights(trainer.state.model), weights(resumed.state.model))
-    assert same(training_weights(trainer), training_weights(resumed))
+    def __call__(self, event, state, logger):
+        if event.name.endswith("BATCH_START"):
+            self.paused = True
+        elif event.name.endswith("BATCH_END"):
+            self.paused = False
+
+    def without(self, function):
+        def quiet(*arguments, **named):
+            before, self.paused = self.paused, True
+            result = function(*arguments, **named)
+            self.paused = before
+            return result
+
+        return quiet
+
+
+@pytest.mark.parametrize("options", [{}, *AVERAGES.values()], ids=["none", *AVERAGES])
+def test_calls_read_at_most_64_values_of_a_tensor_outside_of_steps(options, monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 200), nn.BatchNorm1d(200), nn.Linear(200, 3))
+    reads = Reads(model)
+    exchange = [(evaluated_weights, name) for name in ("_copy", "_kept_copy", "equal_bits")]
+    exchange += [(ScheduleFree, "eval"), (ScheduleFree, "train"), (surgery, "copy_on_write")]
+    for place, name in exchange:
+        monkeypatch.setattr(place, name, reads.without(getattr(place, name)))
+    trainer = make_trainer(model, callbacks=[reads], **options)
+    with reads:
+        for _ in range(2):
+            trainer.fit(duration="2ba")
+            trainer.eval(batches(12))
+            trainer.predict(batches(12))
+
+    assert max(reads.found.values(), default=0) <= 64, reads.found
+    assert bool(reads.found) == bool(options)
