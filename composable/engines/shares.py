@@ -141,18 +141,20 @@ class StepShares:
             The state, the outputs, the loss, and its share.
         """
         weights, count = self.run.weights, self.count
-        if count is not None:
-            state, outputs, _, loss = compute_loss(state)
-            share = self._share_of_count(count(batch), empty=empty)
-            if has_divisor(state.loss_fn):
-                share = factor_of_gradients(share)
-            if weights.declared is not None:
-                weights.compare_declared(state, outputs, self.run.loss_of, batch)
-                _clear_gradient(outputs, share)
-            return state, outputs, loss, share
-        first = [state.loss_module] if self.form is None and state.loss_module else []
-        with keeping_buffers(first, unless_done=True):  # of a loss that is refused
-            return self._compute_watched(compute_loss, state, batch, empty=empty)
+        if count is None:
+            module = state.loss_module if self.form is None else None
+            if module is None:
+                return self._compute_watched(compute_loss, state, batch, empty=empty)
+            with keeping_buffers(module.buffers(), unless_done=True):  # of a loss that is refused
+                return self._compute_watched(compute_loss, state, batch, empty=empty)
+        state, outputs, _, loss = compute_loss(state)
+        share = self._share_of(Weight(count(batch)), empty=empty)
+        if has_divisor(state.loss_fn):
+            share = factor_of_gradients(share)
+        if weights.declared is not None:
+            weights.compare_declared(state, outputs, self.run.loss_of, batch)
+            _clear_gradient(outputs, share)
+        return state, outputs, loss, share
 
     def _compute_watched(
         self, compute_loss: Callable[..., Any], state: State, batch: Any, *, empty: bool
@@ -173,7 +175,7 @@ class StepShares:
             self.count = count  # now that it is known
             if self.ways != "second":
                 self.total = self._total_of(count)
-            return state, outputs, loss, self._share_of_count(count(batch), empty=empty)
+            return state, outputs, loss, self._share_of(Weight(count(batch)), empty=empty)
         if isinstance(weight, TermWeights):
             one = weight.as_one()
             if one is None:
@@ -211,7 +213,7 @@ class StepShares:
             factor = _ratio(self.unit, total)
             if self.may_be_nothing:
                 factor = factor_of_gradients(factor)
-            self.run.unit = _next_unit(self.unit, total)
+            self.run.unit = _power_of_two(total, self.unit)
         elif isinstance(omitted, Tensor) or omitted:
             factor = self.total / (self.total - omitted)
         if factor is None or (on_cpu and factor == 1):
@@ -240,16 +242,7 @@ class StepShares:
                 "has to know them before it computes gradients; pass loss_mean_over= what the loss "
                 "is a mean over, as a function of the batch or a name."
             )
-        return self._share_of_unit(weight.value, weight.factor, empty=empty)
-
-    def _share_of_count(self, value: Any, *, empty: bool) -> Any:
-        """Return the share of a part with a weight that is counted in the batch."""
-        if self.total is None:
-            return self._share_of_unit(value, value, empty=empty)
-        return 0.0 if empty else self._share(value, self.total)
-
-    def _share_of_unit(self, value: Any, factor: Any, *, empty: bool) -> Any:
-        """Return the share of a part by the second way."""
+        value, factor = weight.value, weight.factor
         if empty:  # of the same type: processes send it to each other
             value = factor = torch.zeros_like(value) if isinstance(value, Tensor) else 0
         if self.unit is None:
@@ -348,7 +341,7 @@ def without_nothing(loss: Tensor, share: Any) -> Tensor:
 
 
 def _clear_gradient(outputs: Any, share: Any) -> None:
-    """Let a part with the share 0 have no gradient: that of 0 / 0 is NaN, and NaN times 0 too."""
+    """Zero the gradient of a part with share 0, where 0 / 0 would give NaN."""
 
     def cleared(gradient: Tensor) -> Tensor:
         if isinstance(share, Tensor):
@@ -385,17 +378,9 @@ def _ratio(above: Any, below: Any) -> Any:
     return above / below if below else math.nan
 
 
-def _power_of_two(value: Any) -> Any:
-    """Return the largest power of two that a number is at least, or 1 for 0."""
+def _power_of_two(value: Any, otherwise: Any = 1.0) -> Any:
+    """Return the largest power of two that a number is at least, or another number for 0."""
     if not isinstance(value, Tensor):
-        return 2.0 ** (math.frexp(value)[1] - 1) if value > 0 else 1.0
-    value = value.double()
-    power = torch.ldexp(torch.ones_like(value), torch.frexp(value).exponent - 1)
-    return torch.where(value > 0, power, 1.0)
-
-
-def _next_unit(unit: Any, total: Any) -> Any:
-    """Return the unit of the next step: unchanged by a total of 0."""
-    if not isinstance(total, Tensor):
-        return _power_of_two(total) if total > 0 else unit
-    return torch.where(total > 0, _power_of_two(total), unit)
+        return 2.0 ** (math.frexp(value)[1] - 1) if value > 0 else otherwise
+    power = torch.ldexp(torch.ones_like(value.double()), torch.frexp(value.double()).exponent - 1)
+    return torch.where(value > 0, power, otherwise)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 import torch
@@ -46,6 +46,7 @@ __all__ = [
     "without_effects",
 ]
 
+T = TypeVar("T")
 Change: TypeAlias = Callable[..., Tensor]
 LossOf: TypeAlias = Callable[[State, Any], Any]
 Seen: TypeAlias = tuple[Tensor, Terms | None]
@@ -66,6 +67,13 @@ class Confirmed:
 
     def __init__(self) -> None:
         self._forms: dict[tuple[int, bool], tuple[Any, dict[tuple[Any, ...], int]]] = {}
+        self._last: tuple[Any, ...] = (None,)
+
+    def holds(self, state: State, terms: Terms) -> bool:
+        """Return whether the last loss to be confirmed was this one, in this epoch."""
+        loss_fn, *last = self._last
+        now = [state.model.training, state.timestamp.epoch, terms.form]
+        return loss_fn is state.loss_fn and last == now
 
     def confirm(
         self, state: State, outputs: Any, loss_of: LossOf, terms: Terms, parts: int = 1
@@ -83,11 +91,12 @@ class Confirmed:
             SplitLossError: It can't be split.
         """
         forms, form, epoch = self._of(state), terms.form, state.timestamp.epoch
-        if forms.get(form) == epoch:
-            return
-        compared = _base_of(_Comparison(state, outputs, loss_of, terms))
-        if compared is None or _confirm(compared, parts, again=form in forms):
+        if forms.get(form) != epoch:
+            compared = _base_of(_Comparison(state, outputs, loss_of, terms))
+            if compared is not None and not _confirm(compared, parts, again=form in forms):
+                return
             forms[form] = epoch
+        self._last = state.loss_fn, state.model.training, epoch, form
 
     def knows(self, state: State) -> bool:
         """Return whether a form of the loss function of a state was confirmed."""
@@ -261,10 +270,10 @@ def _confirm_repeated(compared: _Comparison, change: Change, parts: int) -> None
     if_it_computes(lambda: compared.repeated(times).agrees(scaled, times))
 
 
-def if_it_computes(compare: Callable[[], bool]) -> bool | None:
-    """Compare; return None if a loss fails for outputs that are not its own."""
+def if_it_computes(function: Callable[[], T]) -> T | None:
+    """Call a function; return None if a loss fails for outputs that are not its own."""
     try:
-        return compare()
+        return function()
     except SplitLossError:
         raise
     except Exception:
@@ -455,29 +464,25 @@ def _tolerance(state: State, loss: Tensor, exact: bool) -> float:
 
 
 @contextmanager
-def keeping_buffers(modules: Iterable[Any], *, unless_done: bool = False) -> Iterator[None]:
-    """Restore the buffers of modules at the end, or only after an error."""
-    buffers = [buffer for one in modules for buffer in one.buffers()]
+def keeping_buffers(buffers: Iterable[Tensor], *, unless_done: bool = False) -> Iterator[None]:
+    """Restore buffers at the end, or only after an error."""
     held = [(buffer, buffer.clone(), buffer._version) for buffer in buffers]
-    done = False
     try:
         yield
-        done = unless_done
+        held = [] if unless_done else held
     finally:
         with torch.no_grad():
             for buffer, value, version in held:
-                # A graph may hold those that are as they were.
-                if not done and buffer._version != version:
+                if buffer._version != version:  # a graph may hold those that are as they were
                     buffer.copy_(value)
 
 
 @contextmanager
 def without_effects(state: State) -> Iterator[None]:
     """Restore buffers and random states at the end."""
-    modules = [*state.modules.values()]
-    buffers = tuple([buffer for one in modules for buffer in one.buffers()])
+    buffers = tuple([buffer for one in state.modules.values() for buffer in one.buffers()])
     restored = torch.autograd._unsafe_preserve_version_counter(buffers)  # type: ignore[attr-defined]
-    with restored, keeping_buffers(modules), preserving_generators([state.device]):
+    with restored, keeping_buffers(buffers), preserving_generators([state.device]):
         yield
 
 
