@@ -311,12 +311,8 @@ def other_form(parts: str) -> SplitLossError:
 
 def _rescale(parameters: Iterable[Tensor], factor: Any) -> None:
     """Multiply the gradients of parameters by a factor, in place."""
-    gradients = [local_part(one.grad) for one in parameters if one.grad is not None]
-    kinds: dict[Any, list[Tensor]] = {}
-    for gradient in gradients:
-        kinds.setdefault((gradient.dtype, gradient.device, gradient.layout), []).append(gradient)
-    for kind in kinds.values():
-        torch._foreach_mul_(kind, factor)
+    if gradients := [local_part(one.grad) for one in parameters if one.grad is not None]:
+        torch._foreach_mul_(gradients, factor)
 
 
 def factor_of_gradients(factor: Any) -> Any:

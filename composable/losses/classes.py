@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import ref
 
 import attrs
 import torch
@@ -24,7 +23,7 @@ from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.functional import MixedTargets
 from composable.functional.mixed import broadcast_weight
-from composable.losses.confirmation import select, without_effects
+from composable.losses.confirmation import ByIdentity, select, without_effects
 from composable.losses.loss import OutputLoss, TargetLoss, check_scalar
 from composable.losses.watch import ratio, with_divisor
 
@@ -49,18 +48,15 @@ _REGRESSIONS = {
 
 
 class OncePerLoss:
-    """A check that runs once for each loss, since it waits for the device.
-
-    Losses are told apart by identity, since they may be equal, and need not be hashable.
-    """
+    """A check that runs once for each loss, since it waits for the device."""
 
     def __init__(self) -> None:
         """Remember no loss."""
-        self._passed: dict[int, tuple[ref[Any], set[str], list[Tensor]]] = {}
+        self._passed, self._pending = ByIdentity(set), ByIdentity(list)
 
     def __call__(self, state: State, check: Callable[[], None], kind: str = "") -> None:
         """Run a check unless the loss of the state has passed one of its kind, without effects."""
-        _, passed, _ = self._of(state.loss_fn)
+        passed = self._passed.of(state.loss_fn)
         if kind in passed:
             return
         with torch.no_grad(), without_effects(state), state.precision.autocast(state.device):
@@ -72,7 +68,7 @@ class OncePerLoss:
 
         So the host waits for another device once in 64 batches.
         """
-        *_, pending = self._of(state.loss_fn)
+        pending = self._pending.of(state.loss_fn)
         pending.append(numbers.detach())
         if numbers.device.type != "cpu" and len(pending) < _AT_ONCE:
             return []
@@ -80,14 +76,6 @@ class OncePerLoss:
             values: list[Any] = torch.stack(pending).tolist()
         pending.clear()
         return values
-
-    def _of(self, loss_fn: Any) -> tuple[Any, set[str], list[Tensor]]:
-        key = id(loss_fn)
-        if key not in self._passed:
-            with suppress(TypeError):  # a loss of an algorithm may not be weakly referenceable
-                held = ref(loss_fn, lambda _: self._passed.pop(key, None))
-                self._passed[key] = held, set(), []
-        return self._passed.get(key, (None, set(), []))
 
 
 _AT_ONCE = 64

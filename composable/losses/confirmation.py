@@ -31,6 +31,7 @@ from composable.losses.terms import Term, Terms
 from composable.losses.watch import LossWatch, eagerly
 
 __all__ = [
+    "ByIdentity",
     "Confirmed",
     "LossOf",
     "Seen",
@@ -58,6 +59,24 @@ UNKNOWN = (
 )
 
 
+class ByIdentity:
+    """What is kept of functions, which may be equal and need not be hashable, while they live."""
+
+    def __init__(self, new: Callable[[], Any]) -> None:
+        self._new, self._held = new, {}  # type: ignore[var-annotated]
+
+    def of(self, function: Any, *more: Any) -> Any:
+        """Return what is kept of a function, and of more that is hashable."""
+        key = id(function), *more
+        if key not in self._held:
+            try:
+                held = weakref.ref(function, lambda _: self._held.pop(key, None))
+            except TypeError:  # so that no other one gets its number
+                held = function
+            self._held[key] = held, self._new()
+        return self._held[key][1]
+
+
 class Confirmed:
     """The forms of losses that were confirmed, for each loss function in each mode.
 
@@ -66,7 +85,7 @@ class Confirmed:
     """
 
     def __init__(self) -> None:
-        self._forms: dict[tuple[int, bool], tuple[Any, dict[tuple[Any, ...], int]]] = {}
+        self._forms = ByIdentity(dict)
         self._last: tuple[Any, ...] = (None,)
 
     def holds(self, state: State, terms: Terms) -> bool:
@@ -106,17 +125,8 @@ class Confirmed:
         """Return the forms of the loss function of a state, and the epoch of the last check."""
         own = isinstance(state.loss_fn, ModelLoss)
         function = type(state.model) if own else function_of(innermost(state.loss_fn))
-        key = id(function), state.model.training
-        if key not in self._forms:
-            self._forms[key] = self._held(function, key), {}
-        return self._forms[key][1]
-
-    def _held(self, function: Any, key: tuple[int, bool]) -> Any:
-        """Hold a function, weakly if possible, so that no other one gets its number."""
-        try:
-            return weakref.ref(function, lambda _: self._forms.pop(key, None))
-        except TypeError:
-            return function
+        kept: dict[tuple[Any, ...], int] = self._forms.of(function, state.model.training)
+        return kept
 
 
 def innermost(loss_fn: Any) -> Any:
