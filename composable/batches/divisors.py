@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from composable._support.targets import IGNORE_INDEX
 from composable.batches.source import Noted, Source
 
-__all__ = ["Divisor", "class_weight_sum", "divisor_of", "is_loss_function", "nonzero", "sum_of"]
+__all__ = ["LOSS_FUNCTIONS", "Divisor", "class_weight_sum", "divisor_of", "nonzero", "sum_of"]
 
 Arguments: TypeAlias = Mapping[str, Any]
 _UNKNOWN = Noted()
@@ -116,11 +116,6 @@ def divisor_of(
     return Divisor(value, options, targets, count, sources.of(targets), smooths)
 
 
-def is_loss_function(function: Any) -> bool:
-    """Return whether the divisor of a function is known."""
-    return function in _TABLE
-
-
 def sum_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     """Call a loss function, and return its sum in place of its mean."""
     given = _given(_TABLE[function][1], args, kwargs)
@@ -194,10 +189,6 @@ def _rows(name: str) -> Rule:
     return lambda given: (given[name].shape[:-1].numel(), None)
 
 
-def _targets(given: Arguments) -> Any:
-    return given["target"].numel(), Tensor.numel
-
-
 def _sequences(given: Arguments) -> Any:
     """Count the sequences of a connectionist temporal classification."""
     shape = given["log_probs"].shape
@@ -211,7 +202,7 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys((F.smooth_l1_loss, F.huber_loss, F.kl_div, F.poisson_nll_loss), _elements),
     **dict.fromkeys((F.gaussian_nll_loss, F.soft_margin_loss), _elements),
     **dict.fromkeys((F.hinge_embedding_loss, F.margin_ranking_loss), _elements),
-    F.cosine_embedding_loss: _targets,
+    F.cosine_embedding_loss: lambda given: (given["target"].numel(), Tensor.numel),
     **dict.fromkeys((F.multi_margin_loss, F.multilabel_margin_loss), _rows("input")),
     F.multilabel_soft_margin_loss: _rows("input"),
     **dict.fromkeys((F.triplet_margin_loss, F.triplet_margin_with_distance_loss), _rows("anchor")),
@@ -227,6 +218,8 @@ def _defaults(function: Any) -> dict[str, Any]:
 
 
 _TABLE = {function: (rule, _defaults(function)) for function, rule in _RULES.items()}
+LOSS_FUNCTIONS = _TABLE.keys()
+"""The functions whose divisors are known."""
 _DATA = {
     *("input", "input1", "input2", "target", "targets", "anchor", "positive", "negative", "var"),
     *("log_probs", "input_lengths", "target_lengths", "linear_weight", "linear_bias"),

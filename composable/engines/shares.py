@@ -117,9 +117,8 @@ class StepShares:
     def take(self, loss: Tensor) -> Tensor:
         """Return the weight of the parts since the last call, as a tensor like a loss."""
         seen, self.seen = self.seen, 0
-        if isinstance(seen, Tensor):
-            return seen
-        return torch.full_like(loss, seen, dtype=torch.float64)
+        own = isinstance(seen, Tensor)
+        return seen if own else torch.full_like(loss, seen, dtype=torch.float64)
 
     def compute(
         self,
@@ -142,10 +141,9 @@ class StepShares:
         """
         weights, count = self.run.weights, self.count
         if count is None:
-            module = state.loss_module if self.form is None else None
-            if module is None:
-                return self._compute_watched(compute_loss, state, batch, empty=empty)
-            with keeping_buffers(module.buffers(), unless_done=True):  # of a loss that is refused
+            first = state.loss_module if self.form is None else None
+            kept = _NOTHING if first is None else keeping_buffers(first.buffers(), unless_done=True)
+            with kept:  # the buffers of a loss that is refused
                 return self._compute_watched(compute_loss, state, batch, empty=empty)
         state, outputs, _, loss = compute_loss(state)
         share = self._share_of(Weight(count(batch)), empty=empty)
@@ -183,7 +181,7 @@ class StepShares:
                 return state, outputs, *((loss, 0.0) if empty else (weighted, 1.0))
             weight = one
         share = self._share_of(weight, empty=empty)
-        if weight.may_be_zero:
+        if not weight.form:  # it is declared, and the gradient of a mean over nothing may be NaN
             _clear_gradient(outputs, share)
         return state, outputs, weight.of_weight(loss), share
 
@@ -254,12 +252,19 @@ class StepShares:
 
     def _loss_of_terms(self, loss: TermWeights) -> Tensor:
         """Return the sum of the terms of a loss, each multiplied by its share."""
+        origins = tuple([one.origin for one in loss.weights])
         if self.form is None:
-            self.form, self.origin = loss.form, loss.origins
-            self.total = [self._total_of_term(loss, one) for one in loss.weights]
+            self.form, self.origin = loss.form, origins
+            means = [one for one in loss.weights if one.value is not None]
+            if any(one.of_batch is None for one in means):
+                raise loss.unknown(
+                    "before the first backward pass, since the batch does not have them"
+                )
+            counts = [one.of_batch for one in loss.weights]
+            self.total = [count and self._total_of_targets(count) for count in counts]
         elif self.form != loss.form:
             raise other_form("the parts of a batch")
-        self._check_origin(loss.origins)
+        self._check_origin(origins)
         terms = []
         for (value, weight), total in zip(loss.values, self.total, strict=True):
             mean = weight.value is not None
@@ -267,13 +272,6 @@ class StepShares:
             term = times(value, share)
             terms.append(without_nothing(term, share))
         return torch.stack(terms).sum()
-
-    def _total_of_term(self, loss: TermWeights, weight: Weight) -> Any:
-        if weight.value is None:
-            return None
-        if weight.of_batch is None:
-            raise loss.unknown("before the first backward pass, since the batch does not have them")
-        return self._total_of_targets(weight.of_batch)
 
     def _check_origin(self, origin: Any) -> None:
         if self.origin != origin:

@@ -24,7 +24,7 @@ from composable.core.state import State
 from composable.functional import MixedTargets
 from composable.functional.mixed import broadcast_weight
 from composable.losses.confirmation import ByIdentity, select, without_effects
-from composable.losses.loss import OutputLoss, TargetLoss, check_scalar
+from composable.losses.loss import OutputLoss, TargetLoss, check_scalar, function_of
 from composable.losses.watch import ratio, with_divisor
 
 __all__ = [
@@ -179,18 +179,18 @@ def cross_entropy(
     return functional.cross_entropy(outputs, targets, weight, reduction=reduction)
 
 
-def _scaled(options: CrossEntropy, state: State, targets: Targets) -> ScaledLoss:
-    """Return a cross entropy that takes class probabilities, divided by the weights of labels."""
-    function = partial(cross_entropy, **attrs.asdict(options, recurse=False))
+def _scaled(state: State, targets: Targets, options: CrossEntropy | None) -> State:
+    """Return the state with its loss, of class probabilities, divided by the weights of labels."""
+    loss_fn: Any = state.loss_fn
+    if options is not None:
+        function = partial(cross_entropy, **attrs.asdict(options, recurse=False))
+        loss_fn = TargetLoss(function, state.batch_spec)
+    known, options = options is not None, options or _UNLABELED
     kept = targets.targets if isinstance(targets, MixedTargets) else targets
     total = options.count(targets, compute_dtype(state.outputs.dtype))
-    return ScaledLoss(
-        TargetLoss(function, state.batch_spec),
-        kept.numel(),
-        None if options.reduction == "sum" else total,
-        options.ignore_index,
-        can_be_split=True,
-    )
+    divisor = None if options.reduction == "sum" else total
+    scaled = ScaledLoss(loss_fn, kept.numel(), divisor, options.ignore_index, known)
+    return state.evolve(loss_fn=scaled)
 
 
 @attrs.frozen
@@ -263,24 +263,21 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
     options = CrossEntropy.of(loss_fn)
     if options is None:
         _compare_once(state, kept, advice)
-        indices: Targets = _clamped(kept)
-        if isinstance(targets, MixedTargets):
-            partner = _clamped(targets.partner_targets)
-            indices = targets._replace(targets=_clamped(kept), partner_targets=partner)
-        total = _UNLABELED.count(indices, compute_dtype(state.outputs.dtype))
-        scaled = ScaledLoss(loss_fn, kept.numel(), total, _UNLABELED.ignore_index)
-        state = state.with_batch(targets=indices).evolve(loss_fn=scaled)
-        return state, Layout(classes, dim, scaled.ignore_index)
+        indices = _clamped(targets)
+        state = _scaled(state.with_batch(targets=indices), indices, None)
+        return state, Layout(classes, dim, _UNLABELED.ignore_index)
     if dim != 1:
         raise ValueError(
             f"outputs of shape {tuple(state.outputs.shape)} must have the classes in dimension 1 "
             "for cross_entropy; use outputs.transpose(1, -1)."
         )
-    scaled = _scaled(options, state, targets)
-    return state.evolve(loss_fn=scaled), Layout(classes, dim, options.ignore_index)
+    return _scaled(state, targets, options), Layout(classes, dim, options.ignore_index)
 
 
-def _clamped(targets: Tensor) -> Tensor:
+def _clamped(targets: Any) -> Any:
+    if isinstance(targets, MixedTargets):
+        kept, partner, weight = targets
+        return MixedTargets(_clamped(kept), _clamped(partner), weight)
     return targets.long().clamp(min=_UNLABELED.ignore_index)
 
 
@@ -293,7 +290,7 @@ def per_example(state: State, targets: MixedTargets) -> State:
     kept, loss_fn = targets.targets, state.loss_fn
     options = CrossEntropy.of(loss_fn)
     if options is not None and not kept.is_floating_point():
-        return state.evolve(loss_fn=_scaled(options, state, targets))
+        return _scaled(state, targets, options)
     if isinstance(loss_fn, ScaledLoss) or (options is not None and options.reduction == "mean"):
         return state
 
@@ -354,8 +351,7 @@ def refuse_regression(state: State, targets: Tensor, name: str) -> None:
         raise TypeError(needs_logits(name, loss_fn.model))
     if isinstance(loss_fn, InterpolatedLoss):
         loss_fn = loss_fn.loss_fn
-    function: Any = loss_fn.function if isinstance(loss_fn, TargetLoss) else None
-    function = function.func if isinstance(function, partial) else function
+    function: Any = function_of(loss_fn) if isinstance(loss_fn, TargetLoss) else None
     known = any(function is known for known in _REGRESSIONS)
     if known or isinstance(function, tuple(_REGRESSIONS.values())):
         shown = getattr(function, "__name__", type(function).__name__)

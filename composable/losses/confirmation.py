@@ -125,8 +125,7 @@ class Confirmed:
         """Return the forms of the loss function of a state, and the epoch of the last check."""
         own = isinstance(state.loss_fn, ModelLoss)
         function = type(state.model) if own else function_of(innermost(state.loss_fn))
-        kept: dict[tuple[Any, ...], int] = self._forms.of(function, state.model.training)
-        return kept
+        return self._forms.of(function, state.model.training)  # type: ignore[no-any-return]
 
 
 def innermost(loss_fn: Any) -> Any:

@@ -58,7 +58,7 @@ class Weight:
     value: Any
     """A number, or a tensor without dimensions; None for a loss that is a sum."""
     form: tuple[Any, ...] = ()
-    """What the losses of all parts of a whole have in common."""
+    """What the losses of all parts of a whole have in common; nothing for a declared weight."""
     of_batch: Count | None = None
     """Computes the weight of another part from its batch, if that determines it."""
     origin: Any = None
@@ -69,11 +69,6 @@ class Weight:
     """A constant in the loss: a number, or a tensor."""
     factor: Any = attrs.Factory(lambda self: self.value, takes_self=True)
     """The weight that turns the mean into a sum: 1 for 0, because nothing was divided."""
-
-    @property
-    def may_be_zero(self) -> bool:
-        """Whether the gradient of the loss may be NaN: that of a declared weight of 0."""
-        return not self.form
 
     def of_weight(self, loss: Tensor) -> Tensor:
         """Return the loss without its constant where the weight is 0."""
@@ -96,11 +91,6 @@ class TermWeights:
     def form(self) -> tuple[Any, ...]:
         """What the losses of all parts of a whole have in common."""
         return self.terms.form
-
-    @property
-    def origins(self) -> tuple[Any, ...]:
-        """How the batch determines the weights."""
-        return tuple(one.origin for one in self.weights)
 
     @property
     def values(self) -> list[tuple[Tensor, Weight]]:

@@ -43,14 +43,6 @@ class Term:
     tensors: tuple[Factor, ...] = ()
     version: int = attrs.Factory(lambda self: self.result._version, takes_self=True)
 
-    def times(self, factor: float) -> "Term":
-        """Return this term times a constant."""
-        return attrs.evolve(self, factor=self.factor * factor)
-
-    def times_tensor(self, factor: Factor) -> "Term":
-        """Return this term times a tensor."""
-        return attrs.evolve(self, tensors=(*self.tensors, factor))
-
     def before_change(self) -> "Term":
         """Return this term with a copy of its result, which is about to be changed in place."""
         copied = self.result.clone()
@@ -120,8 +112,7 @@ class Terms:
 
     def before_change(self, tensor: Tensor) -> "Terms":
         """Return these terms for a tensor that is about to be changed in place."""
-        terms = tuple(t.before_change() if t.result is tensor else t for t in self.terms)
-        return attrs.evolve(self, terms=terms)
+        return self.map(lambda t: t.before_change() if t.result is tensor else t, self.constant)
 
 
 def _same(one: Divisor, other: Divisor) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from composable.batches.divisors import Divisor, Same, divisor_of, is_loss_function, nonzero, sum_of
+from composable.batches.divisors import LOSS_FUNCTIONS, Divisor, Same, divisor_of, nonzero, sum_of
 from composable.batches.source import FOLLOWED, Noted, Source, Sources
 from composable.losses.terms import Factor, Term, Terms
 
@@ -92,7 +92,7 @@ class LossWatch(TorchFunctionMode):
             result = self._call_of_parameters(func, name, args, kwargs, (name, how))
         elif follow is not None:
             result = self._call_followed(follow, func, name, args, kwargs)
-        elif is_loss_function(func):
+        elif func in LOSS_FUNCTIONS:
             self._forward = False
             result = self._call_loss(func, args, kwargs)
         else:
@@ -154,11 +154,13 @@ class LossWatch(TorchFunctionMode):
         self, follow: "Follow", func: Any, name: str, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         """Call a function of results of loss functions."""
+        if name in _BINARY and (kwargs or len(args) != 2):
+            return func(*args, **kwargs)
         before = [self._terms.of(one) for one in args]
         origins = [one if (of := self._origins.of(one)) is None else of for one in args]
         if args and before[0] is not None and name.endswith("_") and not name.startswith("_"):
             before[0] = before[0].before_change(args[0])
-        if follow is _divided and len(args) == 2 and _is_mean(*before):
+        if follow is _divided and _is_mean(*before):
             args = args[0], nonzero(args[1])
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor) or result.numel() != 1:
@@ -199,8 +201,7 @@ def with_divisor(loss: Tensor, mean: Tensor, count: int, total: Tensor | None) -
         total: What the loss is divided by instead; None if it is a sum.
     """
     if has_torch_function((mean,)):
-        marked: Tensor = handle_torch_function(with_divisor, (mean,), loss, mean, count, total)
-        return marked
+        return handle_torch_function(with_divisor, (mean,), loss, mean, count, total)
     return loss
 
 
@@ -212,16 +213,14 @@ def mean_like(mean: Tensor, loss: Tensor) -> Tensor:
         loss: The loss.
     """
     if has_torch_function((loss,)):
-        marked: Tensor = handle_torch_function(mean_like, (loss,), mean, loss)
-        return marked
+        return handle_torch_function(mean_like, (loss,), mean, loss)
     return mean
 
 
 def ratio(count: int, total: Tensor) -> Tensor:
     """Return count / total, and 0 where the total is 0, or the count in a `LossWatch`."""
     if has_torch_function((total,)):
-        result: Tensor = handle_torch_function(ratio, (total,), count, total)
-        return result
+        return handle_torch_function(ratio, (total,), count, total)
     return torch.where(total > 0, count / total, 0.0)
 
 
@@ -278,11 +277,6 @@ class LossCall(NamedTuple):
     constants: list[Any]
     """How the arguments are computed from parameters alone, or None."""
 
-    @property
-    def is_binary(self) -> bool:
-        """Whether it has two arguments, and no options."""
-        return not self.kwargs and len(self.args) == 2
-
 
 Follow = Callable[[LossCall], Terms | None]
 
@@ -312,8 +306,6 @@ def _negated(call: LossCall) -> Terms | None:
 
 
 def _multiplied(call: LossCall) -> Terms | None:
-    if not call.is_binary:
-        return None
     (left, right), (first, second) = call.before, call.args
     if left is not None:
         return _scaled(left, second, call, call.constants[1]) if right is None else None
@@ -321,11 +313,13 @@ def _multiplied(call: LossCall) -> Terms | None:
 
 
 def _divided(call: LossCall) -> Terms | None:
-    if not call.is_binary:
-        return None
     above, below = call.before
     if above is not None and below is not None and _is_mean(above, below):
-        return _mean_of_sums(call.result, above, below.terms[0])
+        count: Term = below.terms[0]
+        of_targets = count.divisor.targets, Tensor.sum, count.divisor.source
+        options = "mean", *above.form
+        divisor = Divisor(count.result, options, *of_targets, sum_may_remain=True)
+        return Terms((Term(call.result, divisor),))
     number, how = _number(call.args[1]), call.constants[1]
     if how is not None:
         return _scaled(above, 1 / call.args[1], call, ("1 /", how))
@@ -342,16 +336,7 @@ def _is_mean(above: Terms | None, below: Terms | None) -> bool:
     return not count.tensors and count.factor == 1 and not count.result.requires_grad
 
 
-def _mean_of_sums(result: Tensor, above: Terms, count: Term) -> Terms:
-    """Follow a mean of two sums: the count is its divisor."""
-    counted = count.divisor.targets, Tensor.sum, count.divisor.source
-    divisor = Divisor(count.result, ("mean", *above.form), *counted, sum_may_remain=True)
-    return Terms((Term(result, divisor),))
-
-
 def _added(call: LossCall, first: float = 1.0, second: float = 1.0) -> Terms | None:
-    if not call.is_binary:
-        return None
     both: list[Terms] = []
     for arg, known, how, factor in zip(
         call.args, call.before, call.constants, (first, second), strict=True
@@ -377,8 +362,7 @@ def _interpolated(call: LossCall) -> Terms | None:
         return None
     kept = start.constant if start.constant == end.constant else 0.0
     start, end = (attrs.evolve(one, constant=one.constant - kept) for one in (start, end))
-    start = _scaled(start, weight, call, from_one=True)
-    end = _scaled(end, weight, call)
+    start, end = _scaled(start, weight, call, from_one=True), _scaled(end, weight, call)
     if start is None or end is None:
         return None
     return Terms((*start.terms, *end.terms), start.constant + end.constant + kept)
@@ -416,7 +400,8 @@ def _scaled(
     number = _number(factor)
     if number is not None:
         number = 1 - number if from_one else number
-        return terms.map(lambda one: one.times(number), terms.constant * number)
+        constant = terms.constant * number
+        return terms.map(lambda one: attrs.evolve(one, factor=one.factor * number), constant)
     if not isinstance(factor, Tensor) or factor.ndim or terms.constant:
         return None
     if how is None and terms.of_parameters:
@@ -425,7 +410,7 @@ def _scaled(
     if isinstance(source, Source) and (source.steps or source.reshaped):  # of some examples
         source = None
     by = Factor(factor, from_one, source)
-    return terms.map(lambda one: one.times_tensor(by))
+    return terms.map(lambda one: attrs.evolve(one, tensors=(*one.tensors, by)))
 
 
 def _has_tensors(value: Any) -> bool:
@@ -443,15 +428,19 @@ _UNCHANGED = (
     *("to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"),
     *("squeeze", "reshape", "view", "flatten", "contiguous", "clone"),
 )
-_FOLLOWED: dict[str, Follow] = {
-    **dict.fromkeys(_UNCHANGED, _unchanged),
-    **{name: partial(_reduced, name=name) for name in ("mean", "sum")},
-    **dict.fromkeys(("neg", "negative", "neg_"), _negated),
+_BINARY: dict[str, Follow] = {
     **dict.fromkeys(("mul", "mul_", "multiply", "multiply_"), _multiplied),
     **dict.fromkeys(("div", "div_", "divide", "true_divide"), _divided),
     **dict.fromkeys(("add", "add_"), _added),
     **dict.fromkeys(("sub", "sub_", "subtract"), partial(_added, second=-1.0)),
     **dict.fromkeys(("rsub", "__rsub__"), partial(_added, first=-1.0)),
+}
+"""Functions of two arguments, which are followed without options."""
+_FOLLOWED: dict[str, Follow] = {
+    **dict.fromkeys(_UNCHANGED, _unchanged),
+    **{name: partial(_reduced, name=name) for name in ("mean", "sum")},
+    **dict.fromkeys(("neg", "negative", "neg_"), _negated),
+    **_BINARY,
     **dict.fromkeys(("lerp", "lerp_"), _interpolated),
     "with_divisor": _divided_again,
     "mean_like": _alike,

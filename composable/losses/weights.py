@@ -30,7 +30,7 @@ from composable.losses.confirmation import (
     without_effects,
 )
 from composable.losses.loss import ModelLoss, OutputLoss, TargetLoss, function_of
-from composable.losses.mean import Declared, check_weight
+from composable.losses.mean import Declared, ExampleCounter, check_weight
 from composable.losses.own_loss import OwnLoss
 from composable.losses.part_weights import (
     Count,
@@ -74,9 +74,8 @@ class LossWeights:
 
     def declares(self, state: State) -> bool:
         """Return whether a function of the user returns the weights."""
-        if self.declared is not None:
-            return not self.declared.by_name
-        return _declared_by(state) is not None
+        declared = self.declared
+        return _declared_by(state) is not None if declared is None else not declared.by_name
 
     def watches_forward(self, state: State) -> bool:
         """Return whether the forward pass is watched, since the loss may be computed there."""
@@ -190,7 +189,7 @@ class LossWeights:
                 f"{name_of(state)} is a sum, and loss_mean_over or loss_weight declares a mean. "
                 "Omit the declaration: sums are added up."
             )
-        if not (self.declared is not None and self.declared.is_approximate):
+        if not isinstance(self.of_batches(state), ExampleCounter):  # which may be approximate
             self._compared = compare_declared(state, outputs, loss_of, weight_of, batch)  # type: ignore[arg-type]
 
     def weight_of_other(
@@ -272,10 +271,8 @@ class LossWeights:
         return own
 
     def _own_loss(self, state: State) -> OwnLoss | None:
-        own = self._own
-        if own is None or not isinstance(state.loss_fn, (ModelLoss, OutputLoss)):
-            return None
-        return own if own.is_of(state.model) else None
+        own, computes = self._own, isinstance(state.loss_fn, (ModelLoss, OutputLoss))
+        return own if own is not None and computes and own.is_of(state.model) else None
 
 
 def _declared_by(state: State) -> Callable[[Any, Any], Any] | None:
