@@ -17,11 +17,12 @@ from torch.nn import _reduction
 from torch.nn import functional as F
 
 from composable._support.targets import IGNORE_INDEX
-from composable.batches.source import Source
+from composable.batches.source import Noted, Source
 
-__all__ = ["Divisor", "class_weight_sum", "divisor_of", "is_loss_function", "nonzero", "sum_of"]
+__all__ = ["LOSS_FUNCTIONS", "Divisor", "class_weight_sum", "divisor_of", "nonzero", "sum_of"]
 
 Arguments: TypeAlias = Mapping[str, Any]
+_UNKNOWN = Noted()
 
 
 @attrs.frozen(eq=False)
@@ -50,7 +51,7 @@ class Divisor:
 
     @property
     def factor(self) -> Any:
-        """What the call times it is a sum: the divisor, or 1 if that is 0, and nothing divided."""
+        """The divisor that turns the mean into a sum: 1 for 0, because nothing was divided."""
         return nonzero(self.value) if self.may_be_zero else self.value
 
     @property
@@ -75,13 +76,16 @@ class Same:
         return id(self.tensor)
 
 
-def divisor_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Divisor | None:
+def divisor_of(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], sources: Noted = _UNKNOWN
+) -> Divisor | None:
     """Return the divisor of a call, or None if the function is unknown, or has not reduced.
 
     Args:
         function: A function of `torch.nn.functional`.
         args: The arguments of the call.
         kwargs: Its keyword arguments.
+        sources: Where its targets come from, if that is known.
 
     Example:
         >>> from torch.nn.functional import cross_entropy
@@ -90,10 +94,9 @@ def divisor_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         >>> divisor_of(cross_entropy, (outputs, targets), {}).value
         tensor(2)
     """
-    found = _TABLE.get(function)
-    if found is None:
+    if function not in _TABLE:
         return None
-    rule, defaults = found
+    rule, defaults = _TABLE[function]
     given = _given(defaults, args, kwargs)
     reduction = given["reduction"]
     if given.get("size_average") is not None or given.get("reduce") is not None:
@@ -107,15 +110,10 @@ def divisor_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         return Divisor(None, options)
     targets = given.get("target")
     if reduction == "batchmean":
-        return Divisor(given["input"].size(0), options, targets)
+        return Divisor(given["input"].size(0), options, targets, None, sources.of(targets))
     value, count = rule(given)
     smooths = given.get("weight") is not None and bool(given.get("label_smoothing"))
-    return Divisor(value, options, targets, count, sum_may_remain=smooths)
-
-
-def is_loss_function(function: Any) -> bool:
-    """Return whether the divisor of a function is known."""
-    return function in _TABLE
+    return Divisor(value, options, targets, count, sources.of(targets), smooths)
 
 
 def sum_of(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
@@ -167,12 +165,8 @@ def _classes(given: Arguments) -> Any:
 
 def _elements(given: Arguments) -> Any:
     """Count the elements of the loss: those of the inputs and targets, broadcast together."""
-    shapes = [
-        one.shape
-        for name in ("input", "input1", "input2", "target", "var")
-        if isinstance(one := given.get(name), Tensor)
-    ]
-    shape = _broadcast(*shapes)
+    named = [given.get(name) for name in ("input", "input1", "input2", "target", "var")]
+    shape = _broadcast(*[one.shape for one in named if isinstance(one, Tensor)])
     same = given["target"].shape == shape
     return shape.numel(), Tensor.numel if same else None
 
@@ -190,18 +184,9 @@ def _weighted_elements(given: Arguments) -> Any:
     return weight.detach().double().expand(shape).sum(), None
 
 
-def _rows(name: str, *, without: int = 1) -> Rule:
-    """Count the rows of an argument: its elements without the last, or another, dimension."""
-
-    def rule(given: Arguments) -> Any:
-        shape = given[name].shape
-        return shape[: max(len(shape) - without, 0)].numel(), None
-
-    return rule
-
-
-def _targets(given: Arguments) -> Any:
-    return given["target"].numel(), Tensor.numel
+def _rows(name: str) -> Rule:
+    """Count the rows of an argument: its elements without the last dimension."""
+    return lambda given: (given[name].shape[:-1].numel(), None)
 
 
 def _sequences(given: Arguments) -> Any:
@@ -211,26 +196,16 @@ def _sequences(given: Arguments) -> Any:
 
 
 _RULES: dict[Any, Rule] = {
-    F.cross_entropy: _classes,
-    F.nll_loss: _classes,
-    F.binary_cross_entropy: _elements,
-    F.binary_cross_entropy_with_logits: _elements,
-    F.mse_loss: _weighted_elements,
-    F.l1_loss: _weighted_elements,
-    F.smooth_l1_loss: _elements,
-    F.huber_loss: _elements,
-    F.kl_div: _elements,
-    F.poisson_nll_loss: _elements,
-    F.gaussian_nll_loss: _elements,
-    F.soft_margin_loss: _elements,
-    F.hinge_embedding_loss: _elements,
-    F.margin_ranking_loss: _elements,
-    F.cosine_embedding_loss: _targets,
-    F.multi_margin_loss: _rows("input"),
-    F.multilabel_margin_loss: _rows("input"),
+    **dict.fromkeys((F.cross_entropy, F.nll_loss), _classes),
+    **dict.fromkeys((F.mse_loss, F.l1_loss), _weighted_elements),
+    **dict.fromkeys((F.binary_cross_entropy, F.binary_cross_entropy_with_logits), _elements),
+    **dict.fromkeys((F.smooth_l1_loss, F.huber_loss, F.kl_div, F.poisson_nll_loss), _elements),
+    **dict.fromkeys((F.gaussian_nll_loss, F.soft_margin_loss), _elements),
+    **dict.fromkeys((F.hinge_embedding_loss, F.margin_ranking_loss), _elements),
+    F.cosine_embedding_loss: lambda given: (given["target"].numel(), Tensor.numel),
+    **dict.fromkeys((F.multi_margin_loss, F.multilabel_margin_loss), _rows("input")),
     F.multilabel_soft_margin_loss: _rows("input"),
-    F.triplet_margin_loss: _rows("anchor"),
-    F.triplet_margin_with_distance_loss: _rows("anchor"),
+    **dict.fromkeys((F.triplet_margin_loss, F.triplet_margin_with_distance_loss), _rows("anchor")),
     F.ctc_loss: _sequences,
 }
 if hasattr(F, "linear_cross_entropy"):  # torch >= 2.13
@@ -243,6 +218,8 @@ def _defaults(function: Any) -> dict[str, Any]:
 
 
 _TABLE = {function: (rule, _defaults(function)) for function, rule in _RULES.items()}
+LOSS_FUNCTIONS = _TABLE.keys()
+"""The functions whose divisors are known."""
 _DATA = {
     *("input", "input1", "input2", "target", "targets", "anchor", "positive", "negative", "var"),
     *("log_probs", "input_lengths", "target_lengths", "linear_weight", "linear_bias"),
@@ -261,14 +238,8 @@ def _options(function: Any, given: Arguments) -> tuple[Any, ...]:
     A weight of each element belongs to the data. One of each class does not: computed from a batch,
     it would be another in each part.
     """
-    data = _DATA
-    if _is_of_elements(given.get("weight"), given.get("input")):
-        data = data | {"weight"}
+    data, weight, inputs = _DATA, given.get("weight"), given.get("input")
+    if isinstance(weight, Tensor) and isinstance(inputs, Tensor) and weight.ndim == inputs.ndim:
+        data = data | {"weight"} if weight.shape[:1] == inputs.shape[:1] else data
     named = [value for name, value in given.items() if name not in data]
     return function, *[Same(one) if isinstance(one, Tensor) else one for one in named]
-
-
-def _is_of_elements(weight: Any, inputs: Any) -> bool:
-    if not isinstance(weight, Tensor) or not isinstance(inputs, Tensor):
-        return False
-    return weight.ndim == inputs.ndim and weight.shape[:1] == inputs.shape[:1]

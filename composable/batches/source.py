@@ -14,7 +14,7 @@ from torch import Tensor
 
 from composable._support.tree import children_of
 
-__all__ = ["Source", "Sources"]
+__all__ = ["Noted", "Source", "Sources"]
 
 Step: TypeAlias = tuple[Any, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
@@ -43,9 +43,10 @@ class Source:
     def is_of_any_size(self) -> bool:
         """Whether no number in the steps may be a size, which other parts of a batch don't have."""
         return all(
-            constant in _CONSTANTS
-            for _, args, kwargs in self.steps
-            for constant in _integers_in((args, kwargs))
+            one in _CONSTANTS
+            for _, *arguments in self.steps
+            for one in _leaves(arguments)
+            if isinstance(one, int)
         )
 
     def of(self, batch: Any) -> Tensor:
@@ -61,7 +62,25 @@ class Source:
         return batch  # type: ignore[no-any-return]
 
 
-class Sources:
+class Noted:
+    """What is noted of tensors, by identity, until they are changed in place."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[Tensor, int, Any]] = {}
+
+    def note(self, tensor: Tensor, what: Any) -> None:
+        """Note something of a tensor."""
+        self._held[id(tensor)] = tensor, tensor._version, what
+
+    def of(self, value: Any) -> Any:
+        """Return what is noted of a tensor, or None."""
+        held = self._held.get(id(value))
+        if held is None or held[0] is not value or held[1] != value._version:
+            return None
+        return held[2]
+
+
+class Sources(Noted):
     """The tensors of a batch, and those that are computed from one of them.
 
     Args:
@@ -69,16 +88,15 @@ class Sources:
     """
 
     def __init__(self, batch: Any) -> None:
-        self._known: dict[int, tuple[Tensor, int, Source]] = {}
-        for path, tensor in _tensors_in(batch):
-            self._record(tensor, Source(path))
+        super().__init__()
+        self._note_all(batch)
 
-    def of(self, value: Any) -> Source | None:
-        """Return the source of a tensor, or None if it is not known to have one."""
-        held = self._known.get(id(value))
-        if held is None or held[0] is not value or held[1] != value._version:
-            return None
-        return held[2]
+    def _note_all(self, tree: Any, path: tuple[Any, ...] = ()) -> None:
+        if isinstance(tree, Tensor):
+            self.note(tree, Source(path))
+        else:
+            for key, child in (children_of(tree) or {}).items():
+                self._note_all(child, (*path, key))
 
     def follow(self, function: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Record the result of a function whose first argument has a source."""
@@ -86,16 +104,13 @@ class Sources:
         if source is None or result is args[0] or not isinstance(result, Tensor):
             return
         if name in _RESHAPING and result.dtype == args[0].dtype:
-            self._record(result, attrs.evolve(source, reshaped=True))
+            self.note(result, attrs.evolve(source, reshaped=True))
         elif name in _OF_ELEMENTS or (name in _OF_POSITIONS and not source.reshaped):
             step = function, args[1:], tuple(kwargs.items())
-            if _is_plain(step[1:]):
+            if all(isinstance(one, _PLAIN) for one in _leaves(step[1:])):
                 by_rows = source.by_rows and (name in _OF_ELEMENTS or _keeps_rows(name, args))
                 steps = (*source.steps, step)
-                self._record(result, attrs.evolve(source, steps=steps, by_rows=by_rows))
-
-    def _record(self, tensor: Tensor, source: Source) -> None:
-        self._known[id(tensor)] = tensor, tensor._version, source
+                self.note(result, attrs.evolve(source, steps=steps, by_rows=by_rows))
 
 
 _RESHAPING = frozenset(
@@ -111,6 +126,8 @@ _OF_ELEMENTS = frozenset(
 )
 FOLLOWED = _RESHAPING | _OF_POSITIONS | _OF_ELEMENTS
 """The names of the functions that are followed."""
+_PLAIN = int, float, str, type(None), type(...), torch.dtype, torch.device, torch.memory_format
+"""Types of arguments that hold no tensor, which may depend on anything."""
 _CONSTANTS = (-100, -1, 0, 1)
 """Arguments of functions of labels that shift and ignore; others may be sizes of one batch."""
 
@@ -127,29 +144,14 @@ def _keeps_rows(name: str, args: tuple[Any, ...]) -> bool:
     return items[:1] == (slice(None),)
 
 
-def _integers_in(value: Any) -> list[int]:
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what is in tuples, lists, dictionaries and slices."""
     if isinstance(value, slice):
         value = value.start, value.stop, value.step
-    if isinstance(value, (tuple, list)):
-        return [one for item in value for one in _integers_in(item)]
-    return [value] if isinstance(value, int) else []
-
-
-def _tensors_in(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    if isinstance(tree, Tensor):
-        yield path, tree
-    else:
-        for key, child in (children_of(tree) or {}).items():
-            yield from _tensors_in(child, (*path, key))
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value contains no tensor, which may depend on anything."""
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_plain, value))
     if isinstance(value, Mapping):
-        return all(map(_is_plain, value.values()))
-    if isinstance(value, slice):
-        return _is_plain((value.start, value.stop, value.step))
-    plain = (int, float, str, type(None), type(...), torch.dtype, torch.device)
-    return isinstance(value, (*plain, torch.memory_format))
+        value = [*value.values()]
+    if isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _leaves(one)
+    else:
+        yield value

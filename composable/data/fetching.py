@@ -113,7 +113,7 @@ def in_epoch(batches: Iterator[T], epoch: int) -> Iterator[T]:
         yield batch
 
 
-_TOLD, _TOLD_WITHIN = 1, 2
+_REPORT, _REPORT_WITHIN = 1, 2
 
 
 class SharedEpoch:
@@ -130,16 +130,16 @@ class SharedEpoch:
     def set(self, epoch: int) -> None:
         """Set the epoch, in a loop that does not use `seeded_batches`."""
         self._value[0] = epoch
-        self._value[1].clamp_(min=_TOLD if current_fetch() is None else _TOLD_WITHIN)
+        self._value[1].clamp_(min=_REPORT if current_fetch() is None else _REPORT_WITHIN)
 
     def current(self) -> int:
         """Return the epoch."""
-        fetch, (epoch, told) = current_fetch(), self._value.tolist()
-        if fetch is None or told == _TOLD_WITHIN:
+        fetch, (epoch, reported) = current_fetch(), self._value.tolist()
+        if fetch is None or reported == _REPORT_WITHIN:
             return int(epoch)
         # What a worker has inherited is of the epoch in which it was started.
         inherited = fetch.process != os.getpid()
-        return int(epoch) if inherited and told else fetch.epoch
+        return int(epoch) if inherited and reported else fetch.epoch
 
 
 def loader_length(loader: Any) -> int | None:

@@ -123,7 +123,7 @@ def seeded_batches(
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
     wanted = Epoch(as_key(seed), epoch, first_step, skip, parts)
-    return _told_batches(dataloader, wanted, loader_state)
+    return _reported_batches(dataloader, wanted, loader_state)
 
 
 def read_loader_state(dataloader: Any) -> Mapping[str, Any] | None:
@@ -183,7 +183,7 @@ def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> 
         generator.set_state(state)
 
 
-def _told_batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any]:
+def _reported_batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any]:
     _tell_epoch(dataloader, epoch.number)
     _seed_torchdata(dataloader, epoch)
     if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn

@@ -117,9 +117,8 @@ class StepShares:
     def take(self, loss: Tensor) -> Tensor:
         """Return the weight of the parts since the last call, as a tensor like a loss."""
         seen, self.seen = self.seen, 0
-        if isinstance(seen, Tensor):
-            return seen
-        return torch.full_like(loss, seen, dtype=torch.float64)
+        own = isinstance(seen, Tensor)
+        return seen if own else torch.full_like(loss, seen, dtype=torch.float64)
 
     def compute(
         self,
@@ -141,18 +140,19 @@ class StepShares:
             The state, the outputs, the loss, and its share.
         """
         weights, count = self.run.weights, self.count
-        if count is not None:
-            state, outputs, _, loss = compute_loss(state)
-            share = self._share_of_count(count(batch), empty=empty)
-            if has_divisor(state.loss_fn):
-                share = factor_of_gradients(share)
-            if weights.declared is not None:
-                weights.compare_declared(state, outputs, self.run.loss_of, batch)
-                _clear_gradient(outputs, share)
-            return state, outputs, loss, share
-        first = [state.loss_module] if self.form is None and state.loss_module else []
-        with keeping_buffers(first, unless_done=True):  # of a loss that is refused
-            return self._compute_watched(compute_loss, state, batch, empty=empty)
+        if count is None:
+            first = state.loss_module if self.form is None else None
+            kept = _NOTHING if first is None else keeping_buffers(first.buffers(), unless_done=True)
+            with kept:  # the buffers of a loss that is refused
+                return self._compute_watched(compute_loss, state, batch, empty=empty)
+        state, outputs, _, loss = compute_loss(state)
+        share = self._share_of(Weight(count(batch)), empty=empty)
+        if has_divisor(state.loss_fn):
+            share = factor_of_gradients(share)
+        if weights.declared is not None:
+            weights.compare_declared(state, outputs, self.run.loss_of, batch)
+            _clear_gradient(outputs, share)
+        return state, outputs, loss, share
 
     def _compute_watched(
         self, compute_loss: Callable[..., Any], state: State, batch: Any, *, empty: bool
@@ -173,7 +173,7 @@ class StepShares:
             self.count = count  # now that it is known
             if self.ways != "second":
                 self.total = self._total_of(count)
-            return state, outputs, loss, self._share_of_count(count(batch), empty=empty)
+            return state, outputs, loss, self._share_of(Weight(count(batch)), empty=empty)
         if isinstance(weight, TermWeights):
             one = weight.as_one()
             if one is None:
@@ -181,7 +181,7 @@ class StepShares:
                 return state, outputs, *((loss, 0.0) if empty else (weighted, 1.0))
             weight = one
         share = self._share_of(weight, empty=empty)
-        if weight.may_be_zero:
+        if not weight.form:  # it is declared, and the gradient of a mean over nothing may be NaN
             _clear_gradient(outputs, share)
         return state, outputs, weight.of_weight(loss), share
 
@@ -211,7 +211,7 @@ class StepShares:
             factor = _ratio(self.unit, total)
             if self.may_be_nothing:
                 factor = factor_of_gradients(factor)
-            self.run.unit = _next_unit(self.unit, total)
+            self.run.unit = _power_of_two(total, self.unit)
         elif isinstance(omitted, Tensor) or omitted:
             factor = self.total / (self.total - omitted)
         if factor is None or (on_cpu and factor == 1):
@@ -240,16 +240,7 @@ class StepShares:
                 "has to know them before it computes gradients; pass loss_mean_over= what the loss "
                 "is a mean over, as a function of the batch or a name."
             )
-        return self._share_of_unit(weight.value, weight.factor, empty=empty)
-
-    def _share_of_count(self, value: Any, *, empty: bool) -> Any:
-        """Return the share of a part with a weight that is counted in the batch."""
-        if self.total is None:
-            return self._share_of_unit(value, value, empty=empty)
-        return 0.0 if empty else self._share(value, self.total)
-
-    def _share_of_unit(self, value: Any, factor: Any, *, empty: bool) -> Any:
-        """Return the share of a part by the second way."""
+        value, factor = weight.value, weight.factor
         if empty:  # of the same type: processes send it to each other
             value = factor = torch.zeros_like(value) if isinstance(value, Tensor) else 0
         if self.unit is None:
@@ -261,12 +252,19 @@ class StepShares:
 
     def _loss_of_terms(self, loss: TermWeights) -> Tensor:
         """Return the sum of the terms of a loss, each multiplied by its share."""
+        origins = tuple([one.origin for one in loss.weights])
         if self.form is None:
-            self.form, self.origin = loss.form, loss.origins
-            self.total = [self._total_of_term(loss, one) for one in loss.weights]
+            self.form, self.origin = loss.form, origins
+            means = [one for one in loss.weights if one.value is not None]
+            if any(one.of_batch is None for one in means):
+                raise loss.unknown(
+                    "before the first backward pass, since the batch does not have them"
+                )
+            counts = [one.of_batch for one in loss.weights]
+            self.total = [count and self._total_of_targets(count) for count in counts]
         elif self.form != loss.form:
             raise other_form("the parts of a batch")
-        self._check_origin(loss.origins)
+        self._check_origin(origins)
         terms = []
         for (value, weight), total in zip(loss.values, self.total, strict=True):
             mean = weight.value is not None
@@ -274,13 +272,6 @@ class StepShares:
             term = times(value, share)
             terms.append(without_nothing(term, share))
         return torch.stack(terms).sum()
-
-    def _total_of_term(self, loss: TermWeights, weight: Weight) -> Any:
-        if weight.value is None:
-            return None
-        if weight.of_batch is None:
-            raise loss.unknown("before the first backward pass, since the batch does not have them")
-        return self._total_of_targets(weight.of_batch)
 
     def _check_origin(self, origin: Any) -> None:
         if self.origin != origin:
@@ -318,12 +309,8 @@ def other_form(parts: str) -> SplitLossError:
 
 def _rescale(parameters: Iterable[Tensor], factor: Any) -> None:
     """Multiply the gradients of parameters by a factor, in place."""
-    gradients = [local_part(one.grad) for one in parameters if one.grad is not None]
-    kinds: dict[Any, list[Tensor]] = {}
-    for gradient in gradients:
-        kinds.setdefault((gradient.dtype, gradient.device, gradient.layout), []).append(gradient)
-    for kind in kinds.values():
-        torch._foreach_mul_(kind, factor)
+    if gradients := [local_part(one.grad) for one in parameters if one.grad is not None]:
+        torch._foreach_mul_(gradients, factor)
 
 
 def factor_of_gradients(factor: Any) -> Any:
@@ -348,7 +335,7 @@ def without_nothing(loss: Tensor, share: Any) -> Tensor:
 
 
 def _clear_gradient(outputs: Any, share: Any) -> None:
-    """Let a part with the share 0 have no gradient: that of 0 / 0 is NaN, and NaN times 0 too."""
+    """Zero the gradient of a part with share 0, where 0 / 0 would give NaN."""
 
     def cleared(gradient: Tensor) -> Tensor:
         if isinstance(share, Tensor):
@@ -385,17 +372,9 @@ def _ratio(above: Any, below: Any) -> Any:
     return above / below if below else math.nan
 
 
-def _power_of_two(value: Any) -> Any:
-    """Return the largest power of two that a number is at least, or 1 for 0."""
+def _power_of_two(value: Any, otherwise: Any = 1.0) -> Any:
+    """Return the largest power of two that a number is at least, or another number for 0."""
     if not isinstance(value, Tensor):
-        return 2.0 ** (math.frexp(value)[1] - 1) if value > 0 else 1.0
-    value = value.double()
-    power = torch.ldexp(torch.ones_like(value), torch.frexp(value).exponent - 1)
-    return torch.where(value > 0, power, 1.0)
-
-
-def _next_unit(unit: Any, total: Any) -> Any:
-    """Return the unit of the next step: unchanged by a total of 0."""
-    if not isinstance(total, Tensor):
-        return _power_of_two(total) if total > 0 else unit
-    return torch.where(total > 0, _power_of_two(total), unit)
+        return 2.0 ** (math.frexp(value)[1] - 1) if value > 0 else otherwise
+    power = torch.ldexp(torch.ones_like(value.double()), torch.frexp(value.double()).exponent - 1)
+    return torch.where(value > 0, power, otherwise)

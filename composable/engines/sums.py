@@ -104,7 +104,9 @@ class ShardSums(Sums):
             self._write_buffers(report[2:end])
         self.engine.buffers.end()
         loss = report[0] / self.means
-        omitted = self._omitted(report[end])
+        omitted: Any = report[end] if self.may_omit and self.shares.counts_examples else 0.0
+        if self.on_cpu:  # elsewhere the host would wait
+            omitted = float(omitted)
         loss = self.shares.finish(
             lambda: self.parameters_of(state), loss, report[1], omitted, on_cpu=self.on_cpu
         )
@@ -113,12 +115,6 @@ class ShardSums(Sums):
     def parameters_of(self, state: State) -> list[Tensor]:
         """Return the parameters that may have a gradient."""
         return trained_parameters(state)
-
-    def _omitted(self, count: Tensor) -> Any:
-        """Return the examples that algorithms have omitted: a tensor where the host would wait."""
-        if not (self.may_omit and self.shares.counts_examples):
-            return 0.0
-        return count.item() if self.on_cpu else count
 
     def total(self) -> Tensor:
         """Return the sum of the reports of all processes, and set `.grad`."""

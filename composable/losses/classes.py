@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
-from weakref import ref
 
 import attrs
 import torch
@@ -24,8 +23,8 @@ from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.functional import MixedTargets
 from composable.functional.mixed import broadcast_weight
-from composable.losses.confirmation import select, without_effects
-from composable.losses.loss import OutputLoss, TargetLoss, check_scalar
+from composable.losses.confirmation import ByIdentity, select, without_effects
+from composable.losses.loss import OutputLoss, TargetLoss, check_scalar, function_of
 from composable.losses.watch import ratio, with_divisor
 
 __all__ = [
@@ -49,18 +48,15 @@ _REGRESSIONS = {
 
 
 class OncePerLoss:
-    """A check that runs once for each loss, since it waits for the device.
-
-    Losses are told apart by identity, since they may be equal, and need not be hashable.
-    """
+    """A check that runs once for each loss, since it waits for the device."""
 
     def __init__(self) -> None:
         """Remember no loss."""
-        self._passed: dict[int, tuple[ref[Any], set[str], list[Tensor]]] = {}
+        self._passed, self._pending = ByIdentity(set), ByIdentity(list)
 
     def __call__(self, state: State, check: Callable[[], None], kind: str = "") -> None:
         """Run a check unless the loss of the state has passed one of its kind, without effects."""
-        _, passed, _ = self._of(state.loss_fn)
+        passed = self._passed.of(state.loss_fn)
         if kind in passed:
             return
         with torch.no_grad(), without_effects(state), state.precision.autocast(state.device):
@@ -72,7 +68,7 @@ class OncePerLoss:
 
         So the host waits for another device once in 64 batches.
         """
-        *_, pending = self._of(state.loss_fn)
+        pending = self._pending.of(state.loss_fn)
         pending.append(numbers.detach())
         if numbers.device.type != "cpu" and len(pending) < _AT_ONCE:
             return []
@@ -80,14 +76,6 @@ class OncePerLoss:
             values: list[Any] = torch.stack(pending).tolist()
         pending.clear()
         return values
-
-    def _of(self, loss_fn: Any) -> tuple[Any, set[str], list[Tensor]]:
-        key = id(loss_fn)
-        if key not in self._passed:
-            with suppress(TypeError):  # a loss of an algorithm may not be weakly referenceable
-                held = ref(loss_fn, lambda _: self._passed.pop(key, None))
-                self._passed[key] = held, set(), []
-        return self._passed.get(key, (None, set(), []))
 
 
 _AT_ONCE = 64
@@ -191,18 +179,18 @@ def cross_entropy(
     return functional.cross_entropy(outputs, targets, weight, reduction=reduction)
 
 
-def _scaled(options: CrossEntropy, state: State, targets: Targets) -> ScaledLoss:
-    """Return a cross entropy that takes class probabilities, divided by the weights of labels."""
-    function = partial(cross_entropy, **attrs.asdict(options, recurse=False))
+def _scaled(state: State, targets: Targets, options: CrossEntropy | None) -> State:
+    """Return the state with its loss, of class probabilities, divided by the weights of labels."""
+    loss_fn: Any = state.loss_fn
+    if options is not None:
+        function = partial(cross_entropy, **attrs.asdict(options, recurse=False))
+        loss_fn = TargetLoss(function, state.batch_spec)
+    known, options = options is not None, options or _UNLABELED
     kept = targets.targets if isinstance(targets, MixedTargets) else targets
     total = options.count(targets, compute_dtype(state.outputs.dtype))
-    return ScaledLoss(
-        TargetLoss(function, state.batch_spec),
-        kept.numel(),
-        None if options.reduction == "sum" else total,
-        options.ignore_index,
-        can_be_split=True,
-    )
+    divisor = None if options.reduction == "sum" else total
+    scaled = ScaledLoss(loss_fn, kept.numel(), divisor, options.ignore_index, known)
+    return state.evolve(loss_fn=scaled)
 
 
 @attrs.frozen
@@ -275,24 +263,21 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
     options = CrossEntropy.of(loss_fn)
     if options is None:
         _compare_once(state, kept, advice)
-        indices: Targets = _clamped(kept)
-        if isinstance(targets, MixedTargets):
-            partner = _clamped(targets.partner_targets)
-            indices = targets._replace(targets=_clamped(kept), partner_targets=partner)
-        total = _UNLABELED.count(indices, compute_dtype(state.outputs.dtype))
-        scaled = ScaledLoss(loss_fn, kept.numel(), total, _UNLABELED.ignore_index)
-        state = state.with_batch(targets=indices).evolve(loss_fn=scaled)
-        return state, Layout(classes, dim, scaled.ignore_index)
+        indices = _clamped(targets)
+        state = _scaled(state.with_batch(targets=indices), indices, None)
+        return state, Layout(classes, dim, _UNLABELED.ignore_index)
     if dim != 1:
         raise ValueError(
             f"outputs of shape {tuple(state.outputs.shape)} must have the classes in dimension 1 "
             "for cross_entropy; use outputs.transpose(1, -1)."
         )
-    scaled = _scaled(options, state, targets)
-    return state.evolve(loss_fn=scaled), Layout(classes, dim, options.ignore_index)
+    return _scaled(state, targets, options), Layout(classes, dim, options.ignore_index)
 
 
-def _clamped(targets: Tensor) -> Tensor:
+def _clamped(targets: Any) -> Any:
+    if isinstance(targets, MixedTargets):
+        kept, partner, weight = targets
+        return MixedTargets(_clamped(kept), _clamped(partner), weight)
     return targets.long().clamp(min=_UNLABELED.ignore_index)
 
 
@@ -305,7 +290,7 @@ def per_example(state: State, targets: MixedTargets) -> State:
     kept, loss_fn = targets.targets, state.loss_fn
     options = CrossEntropy.of(loss_fn)
     if options is not None and not kept.is_floating_point():
-        return state.evolve(loss_fn=_scaled(options, state, targets))
+        return _scaled(state, targets, options)
     if isinstance(loss_fn, ScaledLoss) or (options is not None and options.reduction == "mean"):
         return state
 
@@ -366,8 +351,7 @@ def refuse_regression(state: State, targets: Tensor, name: str) -> None:
         raise TypeError(needs_logits(name, loss_fn.model))
     if isinstance(loss_fn, InterpolatedLoss):
         loss_fn = loss_fn.loss_fn
-    function: Any = loss_fn.function if isinstance(loss_fn, TargetLoss) else None
-    function = function.func if isinstance(function, partial) else function
+    function: Any = function_of(loss_fn) if isinstance(loss_fn, TargetLoss) else None
     known = any(function is known for known in _REGRESSIONS)
     if known or isinstance(function, tuple(_REGRESSIONS.values())):
         shown = getattr(function, "__name__", type(function).__name__)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 import torch
@@ -31,6 +31,7 @@ from composable.losses.terms import Term, Terms
 from composable.losses.watch import LossWatch, eagerly
 
 __all__ = [
+    "ByIdentity",
     "Confirmed",
     "LossOf",
     "Seen",
@@ -46,6 +47,7 @@ __all__ = [
     "without_effects",
 ]
 
+T = TypeVar("T")
 Change: TypeAlias = Callable[..., Tensor]
 LossOf: TypeAlias = Callable[[State, Any], Any]
 Seen: TypeAlias = tuple[Tensor, Terms | None]
@@ -57,6 +59,24 @@ UNKNOWN = (
 )
 
 
+class ByIdentity:
+    """What is kept of functions, which may be equal and need not be hashable, while they live."""
+
+    def __init__(self, new: Callable[[], Any]) -> None:
+        self._new, self._held = new, {}  # type: ignore[var-annotated]
+
+    def of(self, function: Any, *more: Any) -> Any:
+        """Return what is kept of a function, and of more that is hashable."""
+        key = id(function), *more
+        if key not in self._held:
+            try:
+                held = weakref.ref(function, lambda _: self._held.pop(key, None))
+            except TypeError:  # so that no other one gets its number
+                held = function
+            self._held[key] = held, self._new()
+        return self._held[key][1]
+
+
 class Confirmed:
     """The forms of losses that were confirmed, for each loss function in each mode.
 
@@ -65,7 +85,14 @@ class Confirmed:
     """
 
     def __init__(self) -> None:
-        self._forms: dict[tuple[int, bool], tuple[Any, dict[tuple[Any, ...], int]]] = {}
+        self._forms = ByIdentity(dict)
+        self._last: tuple[Any, ...] = (None,)
+
+    def holds(self, state: State, terms: Terms) -> bool:
+        """Return whether the last loss to be confirmed was this one, in this epoch."""
+        loss_fn, *last = self._last
+        now = [state.model.training, state.timestamp.epoch, terms.form]
+        return loss_fn is state.loss_fn and last == now
 
     def confirm(
         self, state: State, outputs: Any, loss_of: LossOf, terms: Terms, parts: int = 1
@@ -83,11 +110,12 @@ class Confirmed:
             SplitLossError: It can't be split.
         """
         forms, form, epoch = self._of(state), terms.form, state.timestamp.epoch
-        if forms.get(form) == epoch:
-            return
-        compared = _base_of(_Comparison(state, outputs, loss_of, terms))
-        if compared is None or _confirm(compared, parts, again=form in forms):
+        if forms.get(form) != epoch:
+            compared = _base_of(_Comparison(state, outputs, loss_of, terms))
+            if compared is not None and not _confirm(compared, parts, again=form in forms):
+                return
             forms[form] = epoch
+        self._last = state.loss_fn, state.model.training, epoch, form
 
     def knows(self, state: State) -> bool:
         """Return whether a form of the loss function of a state was confirmed."""
@@ -97,17 +125,7 @@ class Confirmed:
         """Return the forms of the loss function of a state, and the epoch of the last check."""
         own = isinstance(state.loss_fn, ModelLoss)
         function = type(state.model) if own else function_of(innermost(state.loss_fn))
-        key = id(function), state.model.training
-        if key not in self._forms:
-            self._forms[key] = self._held(function, key), {}
-        return self._forms[key][1]
-
-    def _held(self, function: Any, key: tuple[int, bool]) -> Any:
-        """Hold a function, weakly if possible, so that no other one gets its number."""
-        try:
-            return weakref.ref(function, lambda _: self._forms.pop(key, None))
-        except TypeError:
-            return function
+        return self._forms.of(function, state.model.training)  # type: ignore[no-any-return]
 
 
 def innermost(loss_fn: Any) -> Any:
@@ -261,10 +279,10 @@ def _confirm_repeated(compared: _Comparison, change: Change, parts: int) -> None
     if_it_computes(lambda: compared.repeated(times).agrees(scaled, times))
 
 
-def if_it_computes(compare: Callable[[], bool]) -> bool | None:
-    """Compare; return None if a loss fails for outputs that are not its own."""
+def if_it_computes(function: Callable[[], T]) -> T | None:
+    """Call a function; return None if a loss fails for outputs that are not its own."""
     try:
-        return compare()
+        return function()
     except SplitLossError:
         raise
     except Exception:
@@ -455,29 +473,25 @@ def _tolerance(state: State, loss: Tensor, exact: bool) -> float:
 
 
 @contextmanager
-def keeping_buffers(modules: Iterable[Any], *, unless_done: bool = False) -> Iterator[None]:
-    """Restore the buffers of modules at the end, or only after an error."""
-    buffers = [buffer for one in modules for buffer in one.buffers()]
+def keeping_buffers(buffers: Iterable[Tensor], *, unless_done: bool = False) -> Iterator[None]:
+    """Restore buffers at the end, or only after an error."""
     held = [(buffer, buffer.clone(), buffer._version) for buffer in buffers]
-    done = False
     try:
         yield
-        done = unless_done
+        held = [] if unless_done else held
     finally:
         with torch.no_grad():
             for buffer, value, version in held:
-                # A graph may hold those that are as they were.
-                if not done and buffer._version != version:
+                if buffer._version != version:  # a graph may hold those that are as they were
                     buffer.copy_(value)
 
 
 @contextmanager
 def without_effects(state: State) -> Iterator[None]:
     """Restore buffers and random states at the end."""
-    modules = [*state.modules.values()]
-    buffers = tuple([buffer for one in modules for buffer in one.buffers()])
+    buffers = tuple([buffer for one in state.modules.values() for buffer in one.buffers()])
     restored = torch.autograd._unsafe_preserve_version_counter(buffers)  # type: ignore[attr-defined]
-    with restored, keeping_buffers(modules), preserving_generators([state.device]):
+    with restored, keeping_buffers(buffers), preserving_generators([state.device]):
         yield
 
 

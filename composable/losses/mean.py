@@ -62,11 +62,6 @@ class Declared:
     by_name: bool = False
     """Whether a name declares it, and not a function of the user."""
 
-    @property
-    def is_approximate(self) -> bool:
-        """Whether examples are counted, whatever the loss is."""
-        return isinstance(self.by_batch, ExampleCounter)
-
     def weight(self, outputs: Any, batch: Any, device: torch.device) -> Any:
         """Return the weight of a part.
 
@@ -126,9 +121,8 @@ def _takes_outputs(function: Callable[..., Any]) -> bool:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    required = [one for one in parameters if one.kind in positional and one.default is one.empty]
-    return len(required) == 2
+    positional = [one for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
+    return sum(one.default is one.empty for one in positional) == 2
 
 
 def check_weight(argument: str, weight: Any, device: torch.device) -> Any:

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 import attrs
 from torch import Tensor
 
-from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.losses.loss import ModelLoss, OutputLoss, function_of
 from composable.losses.terms import Term, Terms
@@ -59,9 +58,7 @@ class Weight:
     value: Any
     """A number, or a tensor without dimensions; None for a loss that is a sum."""
     form: tuple[Any, ...] = ()
-    """What the losses of all parts of a whole have in common."""
-    may_be_zero: bool = True
-    """Whether it may be 0, and the gradient of the loss then NaN."""
+    """What the losses of all parts of a whole have in common; nothing for a declared weight."""
     of_batch: Count | None = None
     """Computes the weight of another part from its batch, if that determines it."""
     origin: Any = None
@@ -70,12 +67,8 @@ class Weight:
     """Whether the loss times its factor may be other than 0 where the weight is 0."""
     constant: Any = 0.0
     """A constant in the loss: a number, or a tensor."""
-    factor: Any = attrs.field()
-    """What the loss times it is a sum: the weight, or 1 where that is 0, and nothing divided."""
-
-    @factor.default
-    def _factor_of_value(self) -> Any:
-        return self.value
+    factor: Any = attrs.Factory(lambda self: self.value, takes_self=True)
+    """The weight that turns the mean into a sum: 1 for 0, because nothing was divided."""
 
     def of_weight(self, loss: Tensor) -> Tensor:
         """Return the loss without its constant where the weight is 0."""
@@ -100,11 +93,6 @@ class TermWeights:
         return self.terms.form
 
     @property
-    def origins(self) -> tuple[Any, ...]:
-        """How the batch determines the weights."""
-        return tuple(one.origin for one in self.weights)
-
-    @property
     def values(self) -> list[tuple[Tensor, Weight]]:
         """The value and the weight of each term, with the constant in the first mean."""
         values = [term.value for term in self.terms.terms]
@@ -119,7 +107,7 @@ class TermWeights:
         if not all(isinstance(value, int) for value in values):
             return None
         ratios = tuple(Fraction(value, values[0] or 1) for value in values)
-        return Weight(values[0], (*self.form, ratios), may_be_zero=False)
+        return Weight(values[0], (*self.form, ratios))
 
     def in_one(self, where: str) -> Weight:
         """Return a single weight for a place in which the totals of the weights are unknown.
@@ -130,8 +118,7 @@ class TermWeights:
         Raises:
             SplitLossError: The divisors are not numbers.
         """
-        weight = self.as_one()
-        if weight is None:
+        if (weight := self.as_one()) is None:
             raise self.unknown(where)
         return weight
 
@@ -149,23 +136,16 @@ def weigh(terms: Terms, state: State) -> Weight | TermWeights:
     Raises:
         SplitLossError: A term was changed in place, or a constant is added to sums.
     """
-    divisors, form = [term.divisor for term in terms.terms], terms.form
+    divisors = [term.divisor for term in terms.terms]
     first = divisors[0]
     if terms.is_sum:
-        return Weight(None, form, may_be_zero=False)
+        return Weight(None, terms.form)
     if terms.single and first.value is not None:
         source = first.source
         follows = source is not None and source.by_rows and source.is_of_any_size
-        return Weight(
-            first.value,
-            form,
-            False,
-            first.of_batch if follows else None,
-            source,
-            any(one.sum_may_remain for one in divisors),
-            terms.sum_of_constants,
-            first.factor,
-        )
+        of_batch = first.of_batch if follows else None
+        remains, constant = any(one.sum_may_remain for one in divisors), terms.sum_of_constants
+        return Weight(first.value, terms.form, of_batch, source, remains, constant, first.factor)
     if all(one.value is None for one in divisors):
         raise refused(state, "is a sum and a constant, which is not one for each of its parts")
     if not all(term.is_intact for term in terms.terms):
@@ -175,14 +155,9 @@ def weigh(terms: Terms, state: State) -> Weight | TermWeights:
 
 
 def _of_term(term: Term, state: State) -> Weight:
-    divisor = term.divisor
+    divisor, count = term.divisor, state.batch_spec.count
     value, of_batch, origin = divisor.value, divisor.of_batch, divisor.source
-    if of_batch is None and isinstance(value, int):
-        return _by_examples(term, value, state.batch_spec, state.batch)
-    return Weight(value, term.form, False, of_batch, origin, factor=divisor.factor)
-
-
-def _by_examples(term: Term, value: int, spec: BatchSpec, batch: Any) -> Weight:
-    """Return a weight that is a multiple of the number of examples, the same in all parts."""
-    ratio = Fraction(value, max(spec.count(batch), 1))
-    return Weight(value, term.form, False, lambda other: float(ratio * spec.count(other)), ratio)
+    if of_batch is None and isinstance(value, int):  # a multiple of the number of examples
+        ratio = Fraction(value, max(count(state.batch), 1))
+        return Weight(value, term.form, lambda other: float(ratio * count(other)), ratio)
+    return Weight(value, term.form, of_batch, origin, factor=divisor.factor)

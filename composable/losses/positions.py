@@ -123,7 +123,7 @@ def _refuse_numbers(state: State, labels: Any, logits: Tensor, name: str) -> Non
 
 
 def _dim_of(model: nn.Module, logits: Tensor, labels: Any, name: str) -> int:
-    """Return the dimension of the classes: that of which the labels have none, or all."""
+    """Return the class dimension."""
     if isinstance(labels, Tensor):
         for dim in (1, -1):
             if labels.shape in (_shape(logits, dim), logits.shape):

@@ -1,6 +1,7 @@
 """A loss as a sum of terms, each a constant times the result of a loss function."""
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -40,19 +41,7 @@ class Term:
     divisor: Divisor
     factor: float = 1.0
     tensors: tuple[Factor, ...] = ()
-    version: int = attrs.field()
-
-    @version.default
-    def _version_of_result(self) -> int:
-        return self.result._version
-
-    def times(self, factor: float) -> "Term":
-        """Return this term times a constant."""
-        return attrs.evolve(self, factor=self.factor * factor)
-
-    def times_tensor(self, factor: Factor) -> "Term":
-        """Return this term times a tensor."""
-        return attrs.evolve(self, tensors=(*self.tensors, factor))
+    version: int = attrs.Factory(lambda self: self.result._version, takes_self=True)
 
     def before_change(self) -> "Term":
         """Return this term with a copy of its result, which is about to be changed in place."""
@@ -109,7 +98,7 @@ class Terms:
         """Whether the loss of a batch is the sum of those of its parts."""
         return not self.has_constants and all(term.divisor.value is None for term in self.terms)
 
-    @property
+    @cached_property
     def form(self) -> tuple[Any, ...]:
         """What the losses of all parts of a batch have in common."""
         of_parameters = tuple([term.form for term in self.of_parameters])
@@ -123,8 +112,7 @@ class Terms:
 
     def before_change(self, tensor: Tensor) -> "Terms":
         """Return these terms for a tensor that is about to be changed in place."""
-        terms = tuple(t.before_change() if t.result is tensor else t for t in self.terms)
-        return attrs.evolve(self, terms=terms)
+        return self.map(lambda t: t.before_change() if t.result is tensor else t, self.constant)
 
 
 def _same(one: Divisor, other: Divisor) -> bool:
@@ -132,17 +120,13 @@ def _same(one: Divisor, other: Divisor) -> bool:
     if one.value is other.value:
         return True
     if isinstance(one.value, Tensor) and isinstance(other.value, Tensor):
-        return one.options == other.options and _same_targets(one, other)
+        same = one.source is not None and one.source == other.source
+        same = same or _is_view_of_all(one.targets, other.targets)
+        return same and one.options == other.options
     return isinstance(one.value, int) and bool(one.value == other.value)
 
 
-def _same_targets(one: Divisor, other: Divisor) -> bool:
-    if one.source is not None and one.source == other.source:
-        return True
-    return is_view_of_all(one.targets, other.targets)
-
-
-def is_view_of_all(one: Tensor | None, other: Tensor | None) -> bool:
+def _is_view_of_all(one: Tensor | None, other: Tensor | None) -> bool:
     """Return whether two tensors have the same elements in memory, in the same order."""
     if one is None or other is None:
         return False

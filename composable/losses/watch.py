@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 
-from composable.batches.divisors import Divisor, Same, divisor_of, is_loss_function, nonzero, sum_of
-from composable.batches.source import FOLLOWED, Source, Sources
+from composable.batches.divisors import LOSS_FUNCTIONS, Divisor, Same, divisor_of, nonzero, sum_of
+from composable.batches.source import FOLLOWED, Noted, Source, Sources
 from composable.losses.terms import Factor, Term, Terms
 
 __all__ = ["LossWatch", "eagerly", "mean_like", "ratio", "with_divisor"]
@@ -51,9 +51,7 @@ class LossWatch(TorchFunctionMode):
         super().__init__()
         self._has_parameters = has_parameters
         self._has_read = self._forward = False
-        self._known: dict[int, tuple[Tensor, int, Terms]] = {}
-        self._origins: dict[int, tuple[Tensor, Any]] = {}
-        self._of_parameters: dict[int, tuple[Tensor, int, Any]] = {}
+        self._terms, self._origins, self._of_parameters = Noted(), Noted(), Noted()
         self._sources = Sources(batch)
         if _has_compiler():
             _hide_from_compiler()
@@ -73,7 +71,7 @@ class LossWatch(TorchFunctionMode):
 
     def terms_of(self, loss: Any) -> Terms | None:
         """Return the terms of a result, or None if it is not the sum of any."""
-        terms = self._of(loss)
+        terms: Terms | None = self._terms.of(loss)
         return terms if terms is not None and terms.terms else None
 
     def __torch_function__(
@@ -86,11 +84,15 @@ class LossWatch(TorchFunctionMode):
         follow = _FOLLOWED.get(name)
         if func is ratio:
             result = args[0] / nonzero(args[1])
-        elif not self._forward and (how := self._how_from_parameters((name, args, kwargs))):
-            result = self._call_of_parameters(func, name, args, kwargs, how)
+        elif (
+            not self._forward
+            and (how := self._how((args, kwargs)))
+            and _has_tensors([*args, *kwargs.values()])
+        ):
+            result = self._call_of_parameters(func, name, args, kwargs, (name, how))
         elif follow is not None:
             result = self._call_followed(follow, func, name, args, kwargs)
-        elif is_loss_function(func):
+        elif func in LOSS_FUNCTIONS:
             self._forward = False
             result = self._call_loss(func, args, kwargs)
         else:
@@ -107,32 +109,35 @@ class LossWatch(TorchFunctionMode):
         found = [*result] if name == "__iter__" or isinstance(result, (tuple, list)) else [result]
         for i, one in enumerate(found):
             if isinstance(one, Tensor):
-                self._of_parameters[id(one)] = one, one._version, (how, i)
+                self._of_parameters.note(one, (how, i))
         return iter(found) if name == "__iter__" else result
 
-    def _how_from_parameters(self, value: Any) -> Any:
-        """Return how a value is computed from parameters alone, the same for all parts, or None."""
-        if isinstance(value, nn.Parameter):
-            return Same(value)
+    def _how(self, value: Any) -> Any:
+        """Return how a value is computed from parameters and constants alone, or None."""
         if isinstance(value, Tensor):
-            held = self._of_parameters.get(id(value))
-            return held[2] if held and held[0] is value and held[1] == value._version else None
-        parts = value.items() if isinstance(value, dict) else value
-        if not isinstance(value, (tuple, list, dict)) or not _has_tensors(value):
-            return None
-        how = self._how_from_parameters
-        found = [how(one) if _has_tensors(one) else repr(one) for one in parts]
-        return None if None in found else tuple(found)
+            return self._of_parameters.of(value) or (
+                Same(value) if isinstance(value, nn.Parameter) else None
+            )
+        if isinstance(value, dict):
+            value = [*value.items()]
+        if not isinstance(value, (tuple, list)):
+            return repr(value)
+        found = []
+        for one in value:
+            found.append(self._how(one))
+            if found[-1] is None:
+                return None
+        return tuple(found)
 
     def _may_decide(self, args: tuple[Any, ...]) -> bool:
         """Return whether what is read may decide what the loss computes next."""
         if self._forward:
-            return bool(args) and self._of(args[0]) is not None
+            return bool(args) and self._terms.of(args[0]) is not None
         return not _is_called_by_torch()
 
     def _call_loss(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a loss function."""
-        divisor = divisor_of(func, args, kwargs)
+        divisor = divisor_of(func, args, kwargs, self._sources)
         if divisor is None:
             return func(*args, **kwargs)
         if divisor.may_be_zero:
@@ -142,44 +147,31 @@ class LossWatch(TorchFunctionMode):
             result = func(*args, **kwargs)
             if self._has_parameters and isinstance(divisor.value, Tensor):
                 result = torch.where(divisor.value == 0, 0.0, result)
-        source = self._sources.of(divisor.targets)
-        self._record(result, Terms((Term(result, attrs.evolve(divisor, source=source)),)))
+        self._terms.note(result, Terms((Term(result, divisor),)))
         return result
 
     def _call_followed(
         self, follow: "Follow", func: Any, name: str, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         """Call a function of results of loss functions."""
-        before = [self._of(one) for one in args]
-        origins = tuple(self._origin_of(one) for one in args)
+        if name in _BINARY and (kwargs or len(args) != 2):
+            return func(*args, **kwargs)
+        before = [self._terms.of(one) for one in args]
+        origins = [one if (of := self._origins.of(one)) is None else of for one in args]
         if args and before[0] is not None and name.endswith("_") and not name.startswith("_"):
             before[0] = before[0].before_change(args[0])
-        if follow is _divided and len(args) == 2 and _is_mean(*before):
+        if follow is _divided and _is_mean(*before):
             args = args[0], nonzero(args[1])
         result = func(*args, **kwargs)
         if not isinstance(result, Tensor) or result.numel() != 1:
             return result
-        constants = [self._how_from_parameters(one) for one in args]
+        constants = [self._how(one) if isinstance(one, Tensor) else None for one in args]
         terms = follow(LossCall(result, origins, kwargs, before, self._sources, constants))
         if terms is not None:
-            self._record(result, terms)
+            self._terms.note(result, terms)
         elif follow is _unchanged and result.ndim == 0 and args and result is not args[0]:
-            self._origins[id(result)] = result, origins[0]
+            self._origins.note(result, origins[0])  # the tensor of which it is a cast
         return result
-
-    def _origin_of(self, value: Any) -> Any:
-        """Return the tensor of which a constant factor is a cast."""
-        held = self._origins.get(id(value))
-        return value if held is None or held[0] is not value else held[1]
-
-    def _of(self, value: Any) -> Terms | None:
-        held = self._known.get(id(value))
-        if held is None or held[0] is not value or held[1] != value._version:
-            return None
-        return held[2]
-
-    def _record(self, result: Tensor, terms: Terms) -> None:
-        self._known[id(result)] = result, result._version, terms
 
 
 @cache
@@ -209,8 +201,7 @@ def with_divisor(loss: Tensor, mean: Tensor, count: int, total: Tensor | None) -
         total: What the loss is divided by instead; None if it is a sum.
     """
     if has_torch_function((mean,)):
-        marked: Tensor = handle_torch_function(with_divisor, (mean,), loss, mean, count, total)
-        return marked
+        return handle_torch_function(with_divisor, (mean,), loss, mean, count, total)
     return loss
 
 
@@ -222,16 +213,14 @@ def mean_like(mean: Tensor, loss: Tensor) -> Tensor:
         loss: The loss.
     """
     if has_torch_function((loss,)):
-        marked: Tensor = handle_torch_function(mean_like, (loss,), mean, loss)
-        return marked
+        return handle_torch_function(mean_like, (loss,), mean, loss)
     return mean
 
 
 def ratio(count: int, total: Tensor) -> Tensor:
     """Return count / total, and 0 where the total is 0, or the count in a `LossWatch`."""
     if has_torch_function((total,)):
-        result: Tensor = handle_torch_function(ratio, (total,), count, total)
-        return result
+        return handle_torch_function(ratio, (total,), count, total)
     return torch.where(total > 0, count / total, 0.0)
 
 
@@ -280,18 +269,13 @@ class LossCall(NamedTuple):
     """A call of a function of PyTorch."""
 
     result: Tensor
-    args: tuple[Any, ...]
+    args: list[Any]
     kwargs: Mapping[str, Any]
     before: list[Terms | None]
     """The terms of the arguments."""
     sources: Sources
     constants: list[Any]
     """How the arguments are computed from parameters alone, or None."""
-
-    @property
-    def is_binary(self) -> bool:
-        """Whether it has two arguments, and no options."""
-        return not self.kwargs and len(self.args) == 2
 
 
 Follow = Callable[[LossCall], Terms | None]
@@ -301,17 +285,8 @@ def _unchanged(call: LossCall) -> Terms | None:
     return call.before[0] if call.before else None
 
 
-def _reduced(call: LossCall) -> Terms | None:
-    """Follow a sum over all elements, which has no divisor."""
-    return _reduction(call, None, "sum")
-
-
-def _averaged(call: LossCall) -> Terms | None:
-    """Follow a mean over all elements, whose number is the divisor."""
-    return _reduction(call, call.args[0].numel() if call.args else None, "mean")
-
-
-def _reduction(call: LossCall, value: int | None, name: str) -> Terms | None:
+def _reduced(call: LossCall, name: str) -> Terms | None:
+    """Follow a sum or a mean over all elements, whose number is the divisor."""
     reduced = call.args[0] if call.args else None
     if not isinstance(reduced, Tensor):
         return None
@@ -319,6 +294,7 @@ def _reduction(call: LossCall, value: int | None, name: str) -> Terms | None:
         return call.before[0]
     if reduced.ndim == 0 or call.result.ndim:
         return None
+    value = reduced.numel() if name == "mean" else None
     # A sum of these may be a divisor.
     counted = None if reduced.requires_grad else reduced
     source = call.sources.of(reduced)
@@ -330,24 +306,20 @@ def _negated(call: LossCall) -> Terms | None:
 
 
 def _multiplied(call: LossCall) -> Terms | None:
-    if not call.is_binary:
-        return None
     (left, right), (first, second) = call.before, call.args
-    if left is not None and right is None:
-        return _scaled(left, second, call, call.constants[1])
-    return (
-        _scaled(right, first, call, call.constants[0])
-        if right is not None and left is None
-        else None
-    )
+    if left is not None:
+        return _scaled(left, second, call, call.constants[1]) if right is None else None
+    return _scaled(right, first, call, call.constants[0])
 
 
 def _divided(call: LossCall) -> Terms | None:
-    if not call.is_binary:
-        return None
     above, below = call.before
     if above is not None and below is not None and _is_mean(above, below):
-        return _mean_of_sums(call.result, above, below.terms[0])
+        count: Term = below.terms[0]
+        of_targets = count.divisor.targets, Tensor.sum, count.divisor.source
+        options = "mean", *above.form
+        divisor = Divisor(count.result, options, *of_targets, sum_may_remain=True)
+        return Terms((Term(call.result, divisor),))
     number, how = _number(call.args[1]), call.constants[1]
     if how is not None:
         return _scaled(above, 1 / call.args[1], call, ("1 /", how))
@@ -364,25 +336,14 @@ def _is_mean(above: Terms | None, below: Terms | None) -> bool:
     return not count.tensors and count.factor == 1 and not count.result.requires_grad
 
 
-def _mean_of_sums(result: Tensor, above: Terms, count: Term) -> Terms:
-    """Follow a mean of two sums: the count is its divisor."""
-    counted, options = count.divisor, ("mean", *above.form)
-    of_targets = counted.targets, Tensor.sum, counted.source
-    divisor = Divisor(count.result, options, *of_targets, sum_may_remain=True)
-    return Terms((Term(result, divisor),))
-
-
 def _added(call: LossCall, first: float = 1.0, second: float = 1.0) -> Terms | None:
-    if not call.is_binary:
-        return None
     both: list[Terms] = []
     for arg, known, how, factor in zip(
         call.args, call.before, call.constants, (first, second), strict=True
     ):
-        number = _number(arg)
         if known is None and how is not None and not arg.ndim:
             known = Terms((), 0.0, (Term(arg, Divisor(None, (how,))),))
-        elif known is None and number is not None:
+        elif known is None and (number := _number(arg)) is not None:
             known = Terms((), number)
         if known is None:
             return None
@@ -401,8 +362,7 @@ def _interpolated(call: LossCall) -> Terms | None:
         return None
     kept = start.constant if start.constant == end.constant else 0.0
     start, end = (attrs.evolve(one, constant=one.constant - kept) for one in (start, end))
-    start = _scaled(start, weight, call, from_one=True)
-    end = _scaled(end, weight, call)
+    start, end = _scaled(start, weight, call, from_one=True), _scaled(end, weight, call)
     if start is None or end is None:
         return None
     return Terms((*start.terms, *end.terms), start.constant + end.constant + kept)
@@ -440,7 +400,8 @@ def _scaled(
     number = _number(factor)
     if number is not None:
         number = 1 - number if from_one else number
-        return terms.map(lambda one: one.times(number), terms.constant * number)
+        constant = terms.constant * number
+        return terms.map(lambda one: attrs.evolve(one, factor=one.factor * number), constant)
     if not isinstance(factor, Tensor) or factor.ndim or terms.constant:
         return None
     if how is None and terms.of_parameters:
@@ -449,12 +410,12 @@ def _scaled(
     if isinstance(source, Source) and (source.steps or source.reshaped):  # of some examples
         source = None
     by = Factor(factor, from_one, source)
-    return terms.map(lambda one: one.times_tensor(by))
+    return terms.map(lambda one: attrs.evolve(one, tensors=(*one.tensors, by)))
 
 
 def _has_tensors(value: Any) -> bool:
-    if isinstance(value, (tuple, list, dict)):
-        return any(map(_has_tensors, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_tensors, value))
     return isinstance(value, Tensor)
 
 
@@ -467,16 +428,19 @@ _UNCHANGED = (
     *("to", "float", "double", "half", "bfloat16", "type", "type_as", "cpu", "cuda"),
     *("squeeze", "reshape", "view", "flatten", "contiguous", "clone"),
 )
-_FOLLOWED: dict[str, Follow] = {
-    **dict.fromkeys(_UNCHANGED, _unchanged),
-    **dict.fromkeys(("mean",), _averaged),
-    **dict.fromkeys(("sum",), _reduced),
-    **dict.fromkeys(("neg", "negative", "neg_"), _negated),
+_BINARY: dict[str, Follow] = {
     **dict.fromkeys(("mul", "mul_", "multiply", "multiply_"), _multiplied),
     **dict.fromkeys(("div", "div_", "divide", "true_divide"), _divided),
     **dict.fromkeys(("add", "add_"), _added),
     **dict.fromkeys(("sub", "sub_", "subtract"), partial(_added, second=-1.0)),
     **dict.fromkeys(("rsub", "__rsub__"), partial(_added, first=-1.0)),
+}
+"""Functions of two arguments, which are followed without options."""
+_FOLLOWED: dict[str, Follow] = {
+    **dict.fromkeys(_UNCHANGED, _unchanged),
+    **{name: partial(_reduced, name=name) for name in ("mean", "sum")},
+    **dict.fromkeys(("neg", "negative", "neg_"), _negated),
+    **_BINARY,
     **dict.fromkeys(("lerp", "lerp_"), _interpolated),
     "with_divisor": _divided_again,
     "mean_like": _alike,

@@ -30,7 +30,7 @@ from composable.losses.confirmation import (
     without_effects,
 )
 from composable.losses.loss import ModelLoss, OutputLoss, TargetLoss, function_of
-from composable.losses.mean import Declared, check_weight
+from composable.losses.mean import Declared, ExampleCounter, check_weight
 from composable.losses.own_loss import OwnLoss
 from composable.losses.part_weights import (
     Count,
@@ -74,13 +74,12 @@ class LossWeights:
 
     def declares(self, state: State) -> bool:
         """Return whether a function of the user returns the weights."""
-        if self.declared is not None:
-            return not self.declared.by_name
-        return _declared_by(state) is not None
+        declared = self.declared
+        return _declared_by(state) is not None if declared is None else not declared.by_name
 
     def watches_forward(self, state: State) -> bool:
         """Return whether the forward pass is watched, since the loss may be computed there."""
-        if self.declared is not None or _declared_by(state) is not None:
+        if self._declared_weight(state) is not None:
             return False
         own = self._own_loss(state)
         if own is not None:
@@ -132,20 +131,24 @@ class LossWeights:
             TypeError: What is declared is not a number.
             ValueError: It is negative, not a number, or on another device.
         """
+        terms = None if watch is None else watch.terms_of(loss)
+        if terms is not None and self._confirmed.holds(state, terms):
+            return weigh(terms, state)
         weight_of = self._declared_weight(state)
         if weight_of is not None:
             weight = weight_of(outputs, batch)
             self.compare_declared(state, outputs, loss_of, batch)
             return Weight(weight)
         own = self._own_loss(state) or self._found_in_forward(state, outputs, loss_of)
-        if own is not None:
-            return self._weigh_own(own, state, loss, watch)
-        terms = None if watch is None else watch.terms_of(loss)
-        if terms is None:
+        if own is not None and own.is_sum:
+            return Weight(None, own.form)
+        if own is not None and own.count is not None:
+            return Weight(own.count(state.batch))
+        if terms is None or (own is not None and terms.form != own.form):
             raise refused(state, UNKNOWN)
-        weight = weigh(terms, state)
-        self._confirmed.confirm(state, outputs, loss_of, terms, parts)
-        return weight
+        if own is None:
+            self._confirmed.confirm(state, outputs, loss_of, terms, parts)
+        return weigh(terms, state)
 
     def _declared_weight(self, state: State) -> Callable[[Any, Any], Any] | None:
         """Return the declared weight as a function of outputs and a batch, if there is one."""
@@ -172,7 +175,7 @@ class LossWeights:
             return
         self._compared = True
         weight_of, base = self._declared_weight(state), innermost(state.loss_fn)
-        if weight_of is None or not isinstance(base, TargetLoss):
+        if not isinstance(base, TargetLoss):
             return
         if has_divisor(state.loss_fn):  # that of a part, for targets that were replaced
             targets = state.batch_spec.targets(batch)
@@ -186,8 +189,8 @@ class LossWeights:
                 f"{name_of(state)} is a sum, and loss_mean_over or loss_weight declares a mean. "
                 "Omit the declaration: sums are added up."
             )
-        if not (self.declared is not None and self.declared.is_approximate):
-            self._compared = compare_declared(state, outputs, loss_of, weight_of, batch)
+        if not isinstance(self.of_batches(state), ExampleCounter):  # which may be approximate
+            self._compared = compare_declared(state, outputs, loss_of, weight_of, batch)  # type: ignore[arg-type]
 
     def weight_of_other(
         self, state: State, loss: Tensor, watch: LossWatch | None, own: Weight | TermWeights
@@ -233,18 +236,6 @@ class LossWeights:
                 f"({type(error).__name__}: {error})",
             ) from error
 
-    def _weigh_own(
-        self, own: OwnLoss, state: State, loss: Tensor, watch: LossWatch | None
-    ) -> Weight | TermWeights:
-        if own.is_sum:
-            return Weight(None, own.form, may_be_zero=False)
-        if own.count is not None:
-            return Weight(own.count(state.batch))
-        terms = None if watch is None else watch.terms_of(loss)
-        if terms is None or terms.form != own.form:
-            raise refused(state, UNKNOWN)
-        return weigh(terms, state)
-
     def find_own_loss(self, state: State) -> None:
         """Find how a model of Transformers computes its loss, unless that is known.
 
@@ -258,8 +249,8 @@ class LossWeights:
             SplitLossError: The loss is not a mean of those of its parts, or it is unknown what it
                 is a mean over.
         """
-        declared = self.declared is not None or _declared_by(state) is not None
-        if not declared and isinstance(state.loss_fn, OutputLoss) and not self._own_loss(state):
+        unknown = isinstance(state.loss_fn, OutputLoss) and self._own_loss(state) is None
+        if unknown and self._declared_weight(state) is None:
             self._find(state)
 
     def _find(self, state: State) -> OwnLoss:
@@ -280,10 +271,8 @@ class LossWeights:
         return own
 
     def _own_loss(self, state: State) -> OwnLoss | None:
-        own = self._own
-        if own is None or not isinstance(state.loss_fn, (ModelLoss, OutputLoss)):
-            return None
-        return own if own.is_of(state.model) else None
+        own, computes = self._own, isinstance(state.loss_fn, (ModelLoss, OutputLoss))
+        return own if own is not None and computes and own.is_of(state.model) else None
 
 
 def _declared_by(state: State) -> Callable[[Any, Any], Any] | None:
@@ -301,6 +290,5 @@ def _watched_eagerly(watch: LossWatch) -> Iterator[None]:
 
 def _is_compiled(loss_fn: Any) -> bool:
     """Return whether a loss function is compiled by `torch.compile`."""
-    function = function_of(loss_fn)
-    marks = ("_torchdynamo_orig_callable", "dynamo_ctx", "_compiled_call_impl")
-    return any(getattr(function, mark, None) is not None for mark in marks)
+    marks = {"_torchdynamo_orig_callable", "dynamo_ctx", "_compiled_call_impl"}
+    return not marks.isdisjoint(getattr(function_of(loss_fn), "__dict__", ()))

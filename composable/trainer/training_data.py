@@ -221,7 +221,7 @@ class TrainingData:
             )
 
     def _own_position(self, state: Any) -> Any:
-        """Return the state of this process's loader, of those of all processes.
+        """Return this process's entry in the saved loader states.
 
         Raises:
             ValueError: They are those of another number of processes.

@@ -140,7 +140,7 @@ class TrialRun:
 def trial(run: Run) -> Iterator[TrialRun]:
     """Yield a trial; at the end of the block the run is as before, to the bit.
 
-    The steps are those of the training weights, without callbacks and loggers, and of any loss.
+    Steps use the training weights, and fire no callbacks and loggers. Any loss is accepted.
     """
     guard = run.guard
     guard.flush()

@@ -223,8 +223,8 @@ def join_parts_of_batch(state: State, parts: list[Part], processes: Processes) -
     loss_fn, spec = parts[0].loss_fn, state.batch_spec
     if any(part.loss_fn is not loss_fn for part in parts):
         raise SplitLossError(
-            "an algorithm has given parts of a batch losses of their own before the loss of the "
-            "whole; let it act at BEFORE_LOSS."
+            "an algorithm replaced the loss of a microbatch, and another needs the loss of the "
+            "whole batch; let the first act at BEFORE_LOSS."
         )
     joins_batch = is_group(state.batch) or any(part.changed for part in parts)
     own = []

@@ -373,7 +373,7 @@ def test_losses_of_parts_are_refused():
         def apply(self, event, state):
             return state.evolve(loss_fn=lambda outputs, batch: outputs.sum())
 
-    with pytest.raises(SplitLossError, match="let it act at BEFORE_LOSS"):
+    with pytest.raises(SplitLossError, match="let the first act at BEFORE_LOSS"):
         make_trainer(algorithms=[WholeLoss(), OfParts()], grad_accum=2).fit()
 
 
