@@ -18,6 +18,7 @@ from torch.testing import assert_close
 import composable.functional as F
 from composable import Event, Key
 from composable.resume.modules import module_tensors
+from composable.utils.reproducibility import preserve_rng
 from tests.support.algorithm_cases import ALGORITHMS, cases_on
 from tests.support.cases import AlgorithmCase
 from tests.support.meaning import Meaning, hyperparameters_of
@@ -45,7 +46,7 @@ def start(case, seed=0, model=None):
 
 def called(model, state):
     """Return the outputs of a model, with the same random numbers at each call."""
-    with torch.random.fork_rng():
+    with preserve_rng():
         torch.manual_seed(0)
         return model(state.inputs)
 
@@ -172,7 +173,7 @@ def test_blur_preserves_constant_images(value, seed, kind):
     """Law of methods: A blur is the identity on constant images, and in a layer without a
     stride.
     """
-    with torch.random.fork_rng():
+    with preserve_rng():
         torch.manual_seed(seed)
         layer = nn.MaxPool2d(2) if kind == "pool" else nn.Conv2d(2, 3, 3, stride=2)
     flat = torch.full((2, 2, 9, 9), value)

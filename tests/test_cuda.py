@@ -13,6 +13,7 @@ from composable.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothin
 from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import cosine
 from composable.testing.properties import Subject, call, no_sync_on
+from composable.utils.reproducibility import get_rng_state, load_rng_state
 from tests.support.data import batches
 from tests.support.function_cases import all_function_cases
 from tests.support.models import CLASSES, mlp, seeded, weights
@@ -184,3 +185,15 @@ def test_a_function_that_waits_is_refused(waits):
     with pytest.raises(RuntimeError, match="synchronizing"):
         no_sync_on(torch.device("cuda"), asked)
     assert torch.ones((), device="cuda").item() == 1
+
+
+def test_the_generators_of_all_devices_are_restored():
+    def drawn():
+        return [torch.rand(2, device=f"cuda:{i}") for i in range(torch.cuda.device_count())]
+
+    drawn()
+    state = get_rng_state()
+    first = drawn()
+    load_rng_state(state)
+
+    assert all(map(torch.equal, drawn(), first))

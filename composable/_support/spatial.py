@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from composable._support.checks import check_tensor
-from composable._support.transfers import send
+from composable._support.devices import send
 
 
 def laid_out_like(tensor: Tensor, images: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ import attrs
 from torch import Tensor
 
 from composable._support.checks import kind_of
+from composable._support.devices import from_numbers
 from composable._support.pixels import check_pixels
-from composable._support.transfers import from_numbers
 from composable.algorithms._dense_targets import check_no_dense_targets
 from composable.algorithms._validators import fields_for
 from composable.core.algorithm import Algorithm, Stage

@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable._support.transfers import send
+from composable._support.devices import send
 from composable.algorithms._validators import in_range, passes
 from composable.batches.model_call import needs_logits
 from composable.core.algorithm import Algorithm, Stage

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from composable._support.checks import check_is_callable, check_module
-from composable._support.transfers import send
+from composable._support.devices import send
 from composable.algorithms._scoring import example_losses
 from composable.algorithms._validators import boolean, in_range, integer_at_least, passes
 from composable.batches.batch import describe_batch

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
+from composable._support.devices import memory_statistics
 from composable._support.warn import warn_user
 from composable.callbacks._intervals import has_completed
 from composable.core.callback import Callback
@@ -36,18 +35,19 @@ _KEYS = MappingProxyType(
 class MemoryMonitor(Callback):
     """Logs how much memory training uses, in units of 10⁹ bytes.
 
-    On a CUDA device it logs the statistics of PyTorch's allocator: `memory/current_allocated_mem`,
+    On a GPU it logs the statistics of PyTorch's allocator: `memory/current_allocated_mem`,
     `current_active_mem`, `current_inactive_mem` and `current_reserved_mem`, the same with `peak_`,
     and the number `memory/alloc_retries`. It reads counters of the host, and does not wait for the
-    device. On other devices, whose allocators have no statistics, it logs the resident memory of
-    the process: `memory/current_resident_mem` and `memory/peak_resident_mem`.
+    device. On the CPU, and on devices whose allocators have no statistics, such as "mps", it logs
+    the resident memory of the process: `memory/current_resident_mem` and
+    `memory/peak_resident_mem`.
 
     Args:
         interval: When to log: "10ba", "1ep", a function `(state, event) -> bool`, or None for
             never.
-        memory_keys: The statistics to log on a CUDA device: names of `torch.cuda.memory_stats`,
-            each with the name under which it is logged. Names that contain "bytes" are converted to
-            10⁹ bytes. Default: those above.
+        memory_keys: The statistics to log on a GPU: names of `torch.cuda.memory_stats`, each with
+            the name under which it is logged. Names that contain "bytes" are converted to 10⁹
+            bytes. Default: those above.
 
     Raises:
         ValueError: `interval` is zero, or not a valid time.
@@ -76,7 +76,7 @@ class MemoryMonitor(Callback):
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Warn if there is nothing to log."""
-        if state.device.type != "cuda" and not resident_memory():
+        if memory_statistics(state.device) is None and not resident_memory():
             warn_user(
                 f"MemoryMonitor logs nothing: {state.device.type} devices have no statistics, and "
                 "this operating system does not report the resident memory of a process.",
@@ -92,14 +92,14 @@ class MemoryMonitor(Callback):
         self._log_if_due(Event.EPOCH_END, state, logger)
 
     def _log_if_due(self, event: Event, state: State, logger: Logger) -> None:
-        if logger.destinations and has_completed(self.interval, state, event):
-            used = self._allocated(state.device) if state.device.type == "cuda" else None
-            used = resident_memory() if used is None else used
-            if used:
-                logger.log_metrics({f"memory/{name}": value for name, value in used.items()})
+        if not (logger.destinations and has_completed(self.interval, state, event)):
+            return
+        if used := self._used(memory_statistics(state.device)):
+            logger.log_metrics({f"memory/{name}": value for name, value in used.items()})
 
-    def _allocated(self, device: torch.device) -> dict[str, float]:
-        stats = torch.cuda.memory_stats(device)
+    def _used(self, stats: Mapping[str, Any] | None) -> dict[str, float]:
+        if stats is None:
+            return resident_memory()
         return {
             name: stats[key] / _GB if "bytes" in key else stats[key]
             for key, name in self.memory_keys.items()

@@ -31,6 +31,7 @@ from composable.core.result_names import (
 )
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
 from composable.metrics import Evaluator
+from composable.utils.reproducibility import accelerator
 
 __all__ = [
     "Design",
@@ -115,7 +116,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         notes += check_composed(arm, tried[arm.name]) if arm is not again else ()
     split, own = flags["split_evaluation"], given.get(first.name)
     evaluators: tuple[Evaluator, ...] = ()
-    epoch_length, device = None, "cuda" if torch.cuda.is_available() else "cpu"
+    epoch_length, device = None, accelerator() or "cpu"
     if build is not None:
         arguments = first.arguments(tried[first.name][0])
         trainer = inspect_build(build, arguments, own, split_evaluation=split)

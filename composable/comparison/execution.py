@@ -56,8 +56,8 @@ def _run(payload: bytes) -> tuple[TrialResult, float]:
         gc.collect()  # a Trainer has cycles
         if _MARK in os.environ and not gc.get_freeze_count():  # modules take long to search
             gc.freeze()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if torch.accelerator.is_available():
+            torch.get_device_module().empty_cache()
     return result, time.perf_counter() - begun
 
 

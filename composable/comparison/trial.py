@@ -20,7 +20,7 @@ from composable.core.control import Control
 from composable.core.result_names import full_name
 from composable.core.time import Time, elapsed
 from composable.trainer.guards import NonFiniteLossError
-from composable.utils.reproducibility import preserve_rng, seed_all
+from composable.utils.reproducibility import accelerator, preserve_rng, seed_all
 
 if TYPE_CHECKING:
     from composable.core.logger import Logger
@@ -81,8 +81,8 @@ class Stopwatch:
 
     def switch(self, part: str) -> None:
         """End the current part, and start another one."""
-        if torch.cuda.is_available() and (self.device is None or self.device.type == "cuda"):
-            torch.cuda.synchronize(self.device)
+        if accelerator() and (self.device is None or self.device.type != "cpu"):
+            torch.accelerator.synchronize(self.device)
         now = self._now()
         self._seconds[self.part] = self._seconds.get(self.part, 0.0) + now - self._since
         self.part, self._since = part, now

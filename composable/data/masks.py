@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from composable._support.checks import as_path
-from composable._support.transfers import send
+from composable._support.devices import send
 from composable._support.tree import tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event

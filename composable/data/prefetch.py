@@ -9,7 +9,7 @@ from torch import Tensor
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import to_device
 
-__all__ = ["Copies", "CopyStream", "Prefetcher", "on_device"]
+__all__ = ["Copies", "CopyStream", "Prefetcher", "has_streams", "on_device"]
 
 
 class Copies:
@@ -27,7 +27,7 @@ class Copies:
 
 
 class CopyStream(Copies):
-    """A CUDA stream that copies batches beside the stream that computes.
+    """A stream of a GPU that copies batches beside the stream that computes.
 
     Args:
         device: The GPU.
@@ -35,14 +35,14 @@ class CopyStream(Copies):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = torch.Stream(device)
 
     def copy(self, batch: Any) -> Any:
         """Start to copy a batch from pinned memory, and return the copy.
 
         PyTorch keeps pinned memory until the copy has ended.
         """
-        with torch.cuda.stream(self.stream):
+        with self.stream:
             return map_tensors(self._move, batch)
 
     def _move(self, tensor: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class CopyStream(Copies):
 
     def wait(self, batch: Any) -> None:
         """Let the current stream wait for the copy; the host does not wait."""
-        current = torch.cuda.current_stream(self.device)
+        current = torch.accelerator.current_stream(self.device)
         current.wait_stream(self.stream)
         for tensor in tensors_of(batch):
             # Its memory belongs to the other stream, and is used by this one.
@@ -125,6 +125,11 @@ def on_device(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """
     if device.type == "cpu":
         return batches
-    if device.type == "cuda":
+    if has_streams(device):
         return Prefetcher(batches, CopyStream(device))
     return (to_device(batch, device) for batch in batches)
+
+
+def has_streams(device: torch.device) -> bool:
+    """Return whether a device copies while it computes; "mps" and "meta" have no other stream."""
+    return device.type not in ("cpu", "mps", "meta")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from composable._support.devices import from_numbers, send
 from composable._support.sampling import draw_uniform
-from composable._support.transfers import from_numbers, send
 
 
 def draw_boxes(

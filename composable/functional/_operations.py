@@ -10,10 +10,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from composable._support.checks import check_one_of
+from composable._support.devices import send
 from composable._support.foreach import compute_dtype
 from composable._support.pixels import Images, like_images
 from composable._support.sampling import generator_device
-from composable._support.transfers import send
 
 from . import images as single
 

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from composable._support.checks import check_count, check_tensor
+from composable._support.devices import send
 from composable._support.hashing import hash_integers
-from composable._support.transfers import send
 
 __all__ = ["alternating_flip", "apply_alternating_flip", "draw_alternating_flip"]
 

@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from composable._support.checks import check_count, check_draw, check_generator, check_range
+from composable._support.devices import send
 from composable._support.pixels import Images, check_images, check_pixels, like_images, values_of
 from composable._support.sampling import draw_beta, draw_dirichlet, generator_device
-from composable._support.transfers import send
 
 from . import _compiled
 from ._opaque import opaque

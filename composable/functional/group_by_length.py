@@ -9,8 +9,8 @@ from jaxtyping import Int, Real
 from torch import Tensor
 
 from composable._support.checks import check_count, check_generator, check_tensor
+from composable._support.devices import send
 from composable._support.sampling import generator_device
-from composable._support.transfers import send
 
 __all__ = ["group_by_length"]
 

@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from composable._support.checks import check_count, check_generator, check_range, check_tensor
+from composable._support.devices import send
 from composable._support.foreach import compute_dtype
 from composable._support.sampling import generator_device
-from composable._support.transfers import send
 
 __all__ = ["Pruning", "apply_infobatch", "draw_infobatch", "infobatch"]
 

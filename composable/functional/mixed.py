@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from composable._support.checks import check_integer
+from composable._support.devices import send
 from composable._support.targets import (
     IGNORE_INDEX,
     check_class_dim,
     class_probabilities,
     count_classes,
 )
-from composable._support.transfers import send
 
 __all__ = ["MixedBatch", "MixedTargets"]
 

@@ -22,10 +22,10 @@ from composable._support.checks import (
     check_range,
     check_tensor,
 )
+from composable._support.devices import send
 from composable._support.foreach import compute_dtype
 from composable._support.sampling import draw_beta, generator_device
 from composable._support.spatial import select_rows
-from composable._support.transfers import send
 
 from .mixed import MixedBatch, broadcast_weight, without_nan
 

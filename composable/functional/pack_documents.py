@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from composable._support.checks import check_count, check_flag, check_integer, check_tensor
+from composable._support.devices import send
 from composable._support.documents import check_document_list, check_list
 from composable._support.targets import IGNORE_INDEX
-from composable._support.transfers import send
 
 __all__ = ["cumulative_lengths", "document_mask", "pack_documents", "pack_lengths"]
 

@@ -23,9 +23,9 @@ from composable._support.checks import (
     check_size,
     check_tensor,
 )
+from composable._support.devices import from_numbers
 from composable._support.sampling import draw_uniform, numbers
 from composable._support.spatial import check_spatial, take
-from composable._support.transfers import from_numbers
 
 from .resized import ResizedBatch, resizing
 

@@ -16,8 +16,8 @@ from composable._support.checks import (
     check_range,
     check_tensor,
 )
+from composable._support.devices import send
 from composable._support.sampling import draw_exponential, generator_device
-from composable._support.transfers import send
 
 __all__ = ["apply_selection", "draw_selection", "select_using_loss", "should_select"]
 

@@ -19,9 +19,9 @@ from composable._support.checks import (
     check_one_of,
     check_tensor,
 )
+from composable._support.devices import from_numbers
 from composable._support.foreach import compute_dtype
 from composable._support.spatial import check_spatial, reflected, take
-from composable._support.transfers import from_numbers
 
 from .ensembles import log_average
 

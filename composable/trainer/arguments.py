@@ -68,10 +68,12 @@ def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> Loss | Non
 
 
 def find_device(device: torch.device | str | int | None) -> torch.device:
-    """Return the device; by default "cuda" if available."""
+    """Return the device; by default the accelerator, unless it can't do what the CPU can."""
+    found, several = accelerator(), int(os.environ.get("WORLD_SIZE", "1")) > 1
     if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        # "mps" has no float64, and several processes share accelerators of CUDA alone.
+        lacks = found in (None, "mps") or (several and found != "cuda")
+        device = "cpu" if lacks else found
     if several and device in ("cuda", "gpu", torch.device("cuda")) and torch.cuda.is_available():
         return local_device()
     try:
@@ -84,7 +86,6 @@ def find_device(device: torch.device | str | int | None) -> torch.device:
             f"device={device!r} must be 'cpu', 'cuda', 'cuda:1', 'mps', 'xpu' or another "
             "accelerator of this PyTorch."
         )
-    found = accelerator()
     if chosen.type not in ("cpu", found):
         raise ValueError(
             f"device={device!r} is not available: this PyTorch ({torch.__version__}) finds "

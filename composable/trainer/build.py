@@ -9,7 +9,7 @@ from torch import nn
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.state import State
-from composable.data.prefetch import Copies, CopyStream
+from composable.data.prefetch import Copies, CopyStream, has_streams
 from composable.distributed.shards import Shards
 from composable.distributed.signals import Signals
 from composable.engines.build import engine_type
@@ -102,7 +102,7 @@ def loads_late(engine: Engine, state: State, plan: Plan) -> bool:
 
 def _copies(engine: Engine, device: torch.device) -> Copies | None:
     """Return how batches are copied ahead of their steps; None if none is fetched ahead."""
-    if device.type == "cuda":
+    if has_streams(device):
         return CopyStream(device)
     return Copies() if engine.carries else None
 

@@ -14,6 +14,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.devices import memory_statistics
 from composable._support.tree import tensors_of
 from composable.core.state import State
 from composable.core.time import TimeUnit
@@ -251,8 +252,8 @@ def _memory(state: State) -> dict[str, int]:
         "gradients": _size([one for one in trained if one.requires_grad]),
         "optimizers": sum(map(_size, held)),
     }
-    if state.device.type == "cuda":
-        found["peak"] = torch.cuda.max_memory_allocated(state.device)
+    if used := memory_statistics(state.device):
+        found["peak"] = used["allocated_bytes.all.peak"]
     return found
 
 

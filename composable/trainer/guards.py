@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.dtensors import whole
+from composable._support.foreach import l2_norms
 from composable._support.warn import warn_user
 from composable.core.state import State
 from composable.core.stateful import Count, SavedFields, saved
@@ -63,6 +64,8 @@ class NonFiniteGuard(SavedFields):
     """Batches that are skipped after a rollback, because their losses were not finite before."""
     _consecutive: int = saved(Count, default=0)
     _pending: list[tuple[int, Tensor]] = attrs.field(factory=list)
+    _norms: Mapping[str, Tensor] = attrs.field(factory=dict)
+    """Those of the weights that computed the first of the pending losses."""
 
     @property
     def check(self) -> Callable[[State], State] | None:
@@ -73,6 +76,8 @@ class NonFiniteGuard(SavedFields):
 
     def check_later(self, state: State) -> State:
         """Check the loss of a batch with those of others, and return the state: see `flush`."""
+        if not self._pending:
+            self._norms = _norms_of(state.model)
         self._pending.append((state.timestamp.batch, state.loss))  # type: ignore[arg-type]
         if len(self._pending) >= _MAX_PENDING:
             self.flush()
@@ -91,7 +96,7 @@ class NonFiniteGuard(SavedFields):
         if math.isfinite(value):
             self._consecutive = 0
             return state
-        if weight := _nonfinite_weight(state.model):
+        if weight := _nonfinite(_norms_of(state.model)):
             raise _weights_error(value, batch, weight)
         if self.policy != "skip":
             raise _error(value, batch)
@@ -110,7 +115,9 @@ class NonFiniteGuard(SavedFields):
         values = torch.stack([loss.detach().reshape(()).float() for _, loss in pending]).tolist()
         for (batch, _), value in zip(pending, values, strict=True):
             if not math.isfinite(value):
-                raise _error(value, batch)
+                if weight := _nonfinite(self._norms):
+                    raise _weights_error(value, batch, weight)
+                raise _error(value, batch, knows_cause=batch == pending[0][0])
 
     def record_skip(self, value: float, batch: int) -> None:
         """Count a skipped batch, and warn.
@@ -146,10 +153,11 @@ class NonFiniteGuard(SavedFields):
         self._pending.clear()
 
 
-def _error(value: float, batch: int) -> NonFiniteLossError:
+def _error(value: float, batch: int, *, knows_cause: bool = True) -> NonFiniteLossError:
+    cause = "" if knows_cause else ", because of it or of a step before it that made weights NaN"
     return NonFiniteLossError(
-        f"the loss of batch {batch} was {value}. Inspect that batch (resuming from the previous "
-        "checkpoint repeats it), lower the learning rate, or clip gradients; "
+        f"the loss of batch {batch} was {value}{cause}. Inspect that batch (resuming from the "
+        "previous checkpoint repeats it), lower the learning rate, or clip gradients; "
         "nonfinite_loss='skip' skips such batches, and 'rollback' also restores the last "
         "checkpoint.",
         batch,
@@ -161,7 +169,7 @@ def warn_if_nonfinite(label: str, results: Mapping[str, Any], model: nn.Module) 
     value = results.get("loss")
     if not isinstance(value, float) or math.isfinite(value):
         return
-    weight = _nonfinite_weight(model)
+    weight = _nonfinite(_norms_of(model))
     cause = (
         f"weights of the model are not finite, such as those of {weight!r}"
         if weight
@@ -171,11 +179,15 @@ def warn_if_nonfinite(label: str, results: Mapping[str, Any], model: nn.Module) 
     warn_user(f"the loss of Evaluator {label!r} is {value}: {cause}.", NonFiniteLossWarning)
 
 
-def _nonfinite_weight(model: nn.Module) -> str | None:
+def _norms_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the norms of the parameters, without waiting for the device."""
+    named = {n: one.detach() for n, one in model.named_parameters() if one.is_floating_point()}
+    return dict(zip(named, map(whole, l2_norms(list(named.values()))), strict=True))
+
+
+def _nonfinite(norms: Mapping[str, Tensor]) -> str | None:
     """Return the name of a parameter that is not finite: the same on every process."""
-    named = model.named_parameters()
-    found = (name for name, one in named if not whole(one.detach().isfinite().all()))
-    return next(found, None)
+    return next((name for name, norm in norms.items() if not norm.isfinite()), None)
 
 
 def _weights_error(value: float, batch: int, weight: str) -> NonFiniteLossError:

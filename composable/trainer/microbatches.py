@@ -201,7 +201,8 @@ def fit_memory(gradients: Callable[..., State], microbatches: Microbatches) -> C
                 microbatches.size = halve_microbatch(min(microbatches.size, count), error)
             zero_grad(state)  # outside of the handler, whose error holds the memory of the pass
             buffers.restore()
-            torch.cuda.empty_cache()
+            if state.device.type != "cpu":
+                torch.get_device_module(state.device).empty_cache()
 
     return fitting
 

@@ -258,7 +258,8 @@ class HardwareOptions:
     """Where a run computes: devices, precision, processes, compilation.
 
     Args:
-        device: "cpu", "cuda" or "cuda:1"; by default "cuda" if available. The model is moved.
+        device: "cpu", "cuda" or "cuda:1"; by default the accelerator that PyTorch finds, except
+            "mps", which has no float64; otherwise "cpu". The model is moved.
         precision: "fp32"; "tf32"; "amp_bf16" or "amp_fp16" for autocast, or "amp" for that of the
             device; "bf16" or "fp16" for weights in 16 bits; or a `composable.Precision`.
         parallel: How several processes share the run: "ddp", or a strategy: `DDP` or `FSDP2` of

@@ -72,6 +72,8 @@ def seed_all(seed: int) -> None:
         True
     """
     _seed_all(Key(seed).seed)
+    if torch.backends.cuda.is_built() and not _cuda.is_initialized():  # type: ignore[no-untyped-call]
+        _cuda.manual_seed_all(seed)  # once CUDA is initialized
 
 
 def _seed_all(seed: int) -> None:
@@ -195,7 +197,7 @@ def get_rng_state() -> dict[str, Any]:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = torch.cuda.get_rng_state_all()
     if _OTHER is not None:
-        state["accelerator"] = _OTHER.get_rng_state()
+        state["accelerator"] = [_OTHER.get_rng_state(i) for i in range(_OTHER.device_count())]
     return state
 
 
@@ -211,15 +213,16 @@ def load_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "numpy" in state and (numpy := sys.modules.get("numpy")):
         numpy.random.set_state(state["numpy"])
-    if "cuda" in state:
-        if len(state["cuda"]) != torch.cuda.device_count():
+    for name, module in (("cuda", torch.cuda), ("accelerator", _OTHER)):
+        if name not in state or module is None:
+            continue
+        if len(state[name]) != module.device_count():
             raise ValueError(
-                f"state has {len(state['cuda'])} CUDA generators, but this machine has "
-                f"{torch.cuda.device_count()}: delete state['cuda'] to load the rest."
+                f"state has {len(state[name])} generators of {name} devices, but this machine has "
+                f"{module.device_count()}: delete state[{name!r}] to load the rest."
             )
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "accelerator" in state and _OTHER is not None:
-        _OTHER.set_rng_state(state["accelerator"])
+        for index, one in enumerate(state[name]):
+            module.set_rng_state(one, index)
 
 
 @contextmanager

@@ -104,10 +104,8 @@ class Stream:
 
 def test_a_copy_stream_pins_copies_and_lets_the_step_wait(monkeypatch):
     log = []
-    streams = {"Stream": "copies", "current_stream": "steps"}
-    for function, name in streams.items():
-        monkeypatch.setattr(torch.cuda, function, lambda _, name=name: Stream(log, name))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch, "Stream", lambda _: Stream(log, "copies"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: Stream(log, "steps"))
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.ndim == 2)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: log.append("pin") or tensor)
     kept = []

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable._support.tree import map_tensors, tensors_of
+from composable.utils.reproducibility import preserve_rng
 from tests.support.tensors import FLOATS, SIZES, seeded, uniform
 
 
@@ -206,7 +207,7 @@ def test_vmap_over_batches_and_draws_is_a_loop(method, layout):
 @linear_methods
 def test_draws_within_vmap_may_differ(method):
     x = images(method, torch.float32, (40, 40)).expand(3, -1, -1, -1, -1)
-    with torch.random.fork_rng():
+    with preserve_rng():
         torch.manual_seed(0)
         results = torch.func.vmap(method.whole, randomness="different")(x)
 

@@ -7,6 +7,7 @@ from torch.nn.functional import linear
 from torch.testing import assert_close
 
 import composable.functional as F
+from composable.utils.reproducibility import preserve_rng
 from tests.support.models import Hidden
 from tests.support.tensors import randn, seeded
 
@@ -61,7 +62,7 @@ def test_nested_parts_and_a_function_as_activation_match_the_formula():
 
 
 def test_generator_determines_new_weights(still_generators):
-    with torch.random.fork_rng():
+    with preserve_rng():
         block = nn.Sequential(Hidden(100), Hidden(100))
 
     one, again, other = (gate(block, generator=seeded(seed)) for seed in (1, 1, 2))

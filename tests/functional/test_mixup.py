@@ -15,6 +15,7 @@ from composable.functional import (
     mixup,
 )
 from composable.testing import NoSync
+from composable.utils.reproducibility import preserve_rng
 from tests.support.tensors import FLOATS, seeded, uniform
 
 
@@ -39,7 +40,7 @@ def test_inputs_are_blended_as_in_the_paper(weight):
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 5.0])
 def test_weight_is_a_folded_beta_variable(alpha):
     beta = torch.distributions.Beta(torch.tensor(alpha).double(), torch.tensor(alpha).double())
-    with torch.random.fork_rng():
+    with preserve_rng():
         torch.manual_seed(1)
         sample = beta.sample((4000,))
 

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 import composable.functional as F
 from composable._support.tree import tensors_of
 from composable.testing.problems import image_batch
-from composable.utils.reproducibility import seed_context
+from composable.utils.reproducibility import preserve_rng, seed_context
 from tests.support import hugging_face
 from tests.support.cases import NEVER
 from tests.support.function_cases import all_function_cases
@@ -118,7 +118,7 @@ def own(request):
 
 def run(model, inputs):
     """Call a model with the global generator where it was."""
-    with torch.random.fork_rng():
+    with preserve_rng():
         torch.default_generator.manual_seed(0)
         return next(tensors_of(model(inputs)))
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from composable.utils.reproducibility import preserve_rng
 from tests.support.hugging_face import WORDS, llama
 
 LENGTH = 12
@@ -16,7 +17,7 @@ def with_lora(model: nn.Module | None = None, **options: Any) -> Any:
 
     from composable.models import lora_config
 
-    with torch.random.fork_rng():
+    with preserve_rng():
         torch.default_generator.manual_seed(1)
         return peft.get_peft_model(model or llama(), lora_config(rank=2, alpha=4, **options))
 

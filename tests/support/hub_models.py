@@ -7,6 +7,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from composable.utils.reproducibility import preserve_rng
+
 WORDS, LENGTH, CLASSES, WIDTH, HEADS_OF_ATTENTION = 17, 6, 3, 12, 3
 NO_DROPOUT = ("dropout", "attention_dropout", "hidden_dropout_prob", "attention_probs_dropout_prob")
 NO_DROPOUT += ("attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout_rate", "seq_classif_dropout")
@@ -142,7 +144,7 @@ class Head:
         for name in NO_DROPOUT:
             if hasattr(config, name):
                 setattr(config, name, 0.0)
-        with torch.random.fork_rng():
+        with preserve_rng():
             torch.default_generator.manual_seed(0)
             return kind(config).to(self.dtype).train()
 

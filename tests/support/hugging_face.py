@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from composable.utils.reproducibility import preserve_rng
+
 TABLE, HEADS, WIDTH, WORDS = 8, 3, 12, 17
 FAMILIES = ("gpt2", "bert", "roberta", "bert as a decoder")
 GROUPED = {"num_key_value_heads": 1}
@@ -50,7 +52,7 @@ def build_class(name: str, **options: object) -> nn.Module:
     import transformers  # takes seconds, and is optional
 
     kind = getattr(transformers, name)
-    with torch.random.fork_rng():
+    with preserve_rng():
         torch.default_generator.manual_seed(0)
         config = kind.config_class(**{"initializer_range": 0.5, "pad_token_id": 0, **options})
         model: nn.Module = kind(config).eval()

@@ -146,12 +146,33 @@ def test_loss_that_is_nan_since_the_weights_are_names_the_weights(policy):
     assert caught.value.batch == 2
 
 
-def test_weights_that_are_nan_from_the_start_are_named():
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (
+            2,
+            "batch 3 was nan, because of it or of a step before it that made weights NaN. Insp",
+        ),
+        (63, "batch 64 was nan, because weights of the model were not finite before it, such as"),
+    ],
+)
+def test_a_loss_that_is_found_later_is_not_blamed_on_its_batch_alone(bad, message):
+    options = {"max_duration": "1ep", "loss_fn": BreaksWeights(bad)}
+    trainer = make_trainer(nn.Linear(4, 3), batches([4] * 70), **options)
+
+    with pytest.raises(NonFiniteLossError) as caught:
+        as_on_a_gpu(trainer).fit()
+
+    assert str(caught.value).startswith(f"the loss of {message}")
+
+
+@pytest.mark.parametrize("prepare", [lambda trainer: trainer, as_on_a_gpu])
+def test_weights_that_are_nan_from_the_start_are_named(prepare):
     model = nn.Linear(4, 3)
     nn.init.constant_(model.bias, torch.nan)
 
     with pytest.raises(NonFiniteLossError, match=r"when training began, such as those of 'bias'"):
-        make_trainer(model, batches([4] * 8)).fit()
+        prepare(make_trainer(model, batches([4] * 8))).fit()
 
 
 def test_rollback_skips_the_batch_whose_step_broke_the_weights(tmp_path):

@@ -1,6 +1,7 @@
-"""Tensors that are copied to a device without making the host wait for it."""
+"""Copies to a device that do not make the host wait for it, and the memory of a device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,3 +18,9 @@ def send(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None)
 def from_numbers(numbers: Sequence[float], like: Tensor) -> Tensor:
     """Return numbers as a tensor of the dtype and device of another; `new_tensor` would wait."""
     return send(torch.tensor(numbers, dtype=like.dtype), like.device)
+
+
+def memory_statistics(device: torch.device) -> Mapping[str, Any] | None:
+    """Return the statistics of a device's allocator, by PyTorch's names; None if it has none."""
+    read = getattr(torch.get_device_module(device), "memory_stats", None)
+    return None if read is None else read(device)  # type: ignore[no-any-return]
