@@ -20,6 +20,7 @@ from composable._other_trainers import (
     METHODS,
     METRICS,
     STATE,
+    _tables,
     advice_on,
     as_text,
 )
@@ -298,3 +299,11 @@ def test_a_name_that_is_only_similar_gets_no_wrong_advice():
     with pytest.raises(TypeError, match="did you mean 'max_duration'"):
         Trainer(linear(), max_durations=1)
     assert advice_on("save_stuff", ARGUMENTS, METHODS) == ""
+
+
+def test_a_run_without_an_error_reads_no_advice():
+    _tables.cache_clear()
+    make_trainer().fit()
+    assert _tables.cache_info().misses == 0
+    assert len(ARGUMENTS) > 100
+    assert _tables.cache_info().misses == 1
