@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Callback, Event, Precision
+from composable import Algorithm, Callback, Event, Precision
 from composable._support.tree import tensors_of
 from composable.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothing, MixUp
 from composable.loggers import InMemoryLogger, JSONLinesLogger
@@ -197,3 +197,31 @@ def test_the_generators_of_all_devices_are_restored():
     load_rng_state(state)
 
     assert all(map(torch.equal, drawn(), first))
+
+
+SURGERIES = [Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START, Event.EPOCH_START]
+
+
+@pytest.mark.parametrize("event", SURGERIES)
+def test_layers_that_a_surgery_builds_on_the_cpu_are_moved_to_the_device(event):
+    class Extends(Algorithm):
+        events = frozenset({event})
+        reads = writes = frozenset({"model"})
+
+        def apply(self, event, state):
+            added = seeded(lambda: nn.BatchNorm1d(CLASSES))
+            return state.evolve(model=nn.Sequential(*state.model, added))
+
+    def trained(device):
+        options = {"algorithms": [Extends()], "optimizers": adam, "max_duration": "1ep"}
+        return make_trainer(mlp(), batches([4] * 6), device=device, **options).fit()
+
+    on_cuda = trained("cuda").model
+
+    assert {one.device.type for one in on_cuda.state_dict().values()} == {"cuda"}
+    torch.testing.assert_close(
+        {name: one.cpu() for name, one in on_cuda.state_dict().items()},
+        dict(trained("cpu").model.state_dict()),
+        rtol=1e-3,
+        atol=1e-4,
+    )

@@ -1,6 +1,6 @@
 """PyTorch's global generators of a computation that must leave them as they were."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -20,7 +20,7 @@ def preserving_generators(devices: Iterable[torch.device]) -> Iterator[Callable[
         which are not restored.
     """
     accelerators = {_with_index(one) for one in devices if one.type not in ("cpu", "meta")}
-    generators = [torch.default_generator, *map(_generator_of, accelerators)]
+    generators = [torch.default_generator, *map(default_generator, accelerators)]
     states = [one.get_state() for one in generators]
 
     def seed(number: int) -> None:
@@ -41,8 +41,10 @@ def _with_index(device: torch.device) -> torch.device:
     return torch.device(device.type, torch.get_device_module(device).current_device())
 
 
-def _generator_of(device: torch.device) -> torch.Generator:
-    if device.type == "mps":
-        return torch.mps._get_default_mps_generator()
-    generator: torch.Generator = torch.get_device_module(device).default_generators[device.index]
-    return generator
+def default_generator(device: torch.device) -> torch.Generator:
+    """Return PyTorch's global generator of a device."""
+    if device.type in ("cpu", "mps"):
+        is_cpu = device.type == "cpu"
+        return torch.default_generator if is_cpu else torch.mps._get_default_mps_generator()
+    found: Sequence[torch.Generator] = torch.get_device_module(device).default_generators
+    return found[_with_index(device).index]

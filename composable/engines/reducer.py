@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from composable._support.devices import from_numbers
+
 __all__ = ["GradientReducer", "Hook", "drop_absent", "flags_like"]
 
 Hook: TypeAlias = Callable[[Any, Any], Future[Tensor]]
@@ -248,10 +250,7 @@ def flags_like(tensor: Tensor, flags: Sequence[bool]) -> Tensor:
     """Return flags as 0 and 1 on the device of a tensor, in its dtype, without waiting for it."""
     if all(flags):
         return tensor.new_ones(len(flags))
-    on_cpu = torch.tensor(flags, dtype=tensor.dtype)
-    if tensor.device.type == "cpu":
-        return on_cpu
-    return on_cpu.pin_memory().to(tensor.device, non_blocking=True)
+    return from_numbers(flags, tensor)
 
 
 def drop_absent(parameters: Sequence[Tensor], counts: Tensor, present: Sequence[bool]) -> None:

@@ -13,7 +13,7 @@ from composable._support.checks import check_one_of
 from composable._support.devices import send
 from composable._support.foreach import compute_dtype
 from composable._support.pixels import Images, like_images
-from composable._support.sampling import generator_device
+from composable._support.sampling import draw_uniform, generator_device
 
 from . import images as single
 
@@ -68,14 +68,10 @@ def draw_operations(
     generator: torch.Generator | None,
 ) -> tuple[Int[Tensor, "*size"], Float[Tensor, "*size"]]:
     """Draw operations by their numbers, each with a strength in the unit of the operation."""
-    operations = torch.randint(
-        SETS[augmentations], size, generator=generator, device=generator_device(generator)
-    )
-    share, side = torch.rand(
-        (2, *size), generator=generator, device=generator_device(generator), dtype=torch.float64
-    )
-    # `apply_operations` needs the sizes of its groups on the host.
-    operations, share, side = operations.to("cpu"), share.to("cpu"), side.to("cpu")
+    device = generator_device(generator)
+    operations = torch.randint(SETS[augmentations], size, generator=generator, device=device)
+    share, side = draw_uniform((2, *size), generator=generator).to("cpu")
+    operations = operations.to("cpu")  # `apply_operations` needs the sizes of its groups there
     lowest = min(0.1, severity)
     level, negative = lowest + share * (severity - lowest), side < 0.5
     start, slope, whole, signed = _RANGES[operations.clamp(max=len(_RANGES) - 1)].unbind(-1)

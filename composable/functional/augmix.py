@@ -153,10 +153,9 @@ def draw_augmix(
     )
     if depth == -1:
         size = (width, batch_size)
-        last = torch.randint(3, size, generator=generator, device=generator_device(generator)).to(
-            "cpu"
-        )
-        over = torch.arange(steps)[:, None, None] > last
+        device = generator_device(generator)
+        last = torch.randint(3, size, generator=generator, device=device)
+        over = torch.arange(steps)[:, None, None] > last.to("cpu")
         operations = operations.masked_fill(over, -1)
     chain_weights = draw_dirichlet(alpha, (width, batch_size), generator=generator).to("cpu")
     weight = draw_beta(alpha, (batch_size,), generator=generator).to("cpu")

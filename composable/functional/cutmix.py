@@ -146,9 +146,8 @@ def draw_cutmix(
     check_flag("uniform_sampling", uniform_sampling)
     check_flag("per_sample", per_sample)
     check_generator(generator)
-    permutation = torch.randperm(
-        batch_size, generator=generator, device=generator_device(generator)
-    )
+    device = generator_device(generator)
+    permutation = torch.randperm(batch_size, generator=generator, device=device)
     share = draw_beta(alpha, (batch_size,) if per_sample else (), generator=generator)
     root = (1 - share).pow(1 / len(size)).unsqueeze(-1)
     sides = (root * from_numbers(size, root)).round()

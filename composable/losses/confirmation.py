@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from composable._support.foreach import compute_dtype
-from composable._support.generators import preserving_generators
+from composable._support.generators import default_generator, preserving_generators
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import select_examples
 from composable.batches.divisors import Divisor
@@ -499,18 +499,12 @@ def without_effects(state: State) -> Iterator[None]:
 def _refusing_effects(state: State) -> Iterator[None]:
     """Refuse a loss that writes to its buffers, or draws random numbers: one for each part."""
     buffers = [] if state.loss_module is None else list(state.loss_module.buffers())
-    versions, random = [one._version for one in buffers], _random_state(state.device)
+    generator = default_generator(state.device)
+    versions, random = [one._version for one in buffers], generator.get_state()
     try:
         yield
     finally:  # in place of the error that follows from it
         written = versions != [one._version for one in buffers]
-        if written or not torch.equal(random, _random_state(state.device)):
+        if written or not torch.equal(random, generator.get_state()):
             what = "changes its buffers" if written else "draws random numbers"
             raise refused(state, f"{what}, which it would do for each part of a batch")
-
-
-def _random_state(device: torch.device) -> Tensor:
-    if device.type == "cpu":
-        return torch.get_rng_state()
-    state: Tensor = torch.get_device_module(device).get_rng_state(device)
-    return state

@@ -134,24 +134,17 @@ def check_function(
         >>> print(report.answers["gradients"])
         not applicable: no result is a floating-point tensor
     """
-    subject = subject_of(function, arguments, inputs)
-    with preserve_rng():
-        subject.call(subject.arguments())  # raise if it cannot be called at all
-        answers = {asked: _answer(check, subject) for asked, check in PROPERTIES.items()}
-    return FunctionReport(name or _name(function), MappingProxyType(answers))
-
-
-def subject_of(
-    function: Callable[..., Any], arguments: Any, inputs: Callable[[int], Any] | None
-) -> Subject:
-    """Return what `check_function` checks, with its defaults."""
     make = _default(function) if arguments is None else arguments
-    return Subject(
+    subject = Subject(
         function,
         make=make if callable(make) else lambda size: make,
         inputs=inputs or (lambda size: image_batch(size)[0]),
         sized=callable(make),
     )
+    with preserve_rng():
+        subject.call(subject.arguments())  # raise if it cannot be called at all
+        answers = {asked: _answer(check, subject) for asked, check in PROPERTIES.items()}
+    return FunctionReport(name or _name(function), MappingProxyType(answers))
 
 
 def _answer(check: Callable[[Subject], None], subject: Subject) -> Answer:

@@ -110,23 +110,14 @@ class _NoReading(TorchFunctionMode):
         given = kwargs or {}
         if func in _READS and sys._getframe(1).f_code is not _NUMBERS:
             raise HostSyncError(func.__name__)
-        if func in _BUILDS and _copies_numbers(func, *args, **given):
+        elsewhere = func is Tensor.new_tensor or given.get("device") not in (None, "cpu")
+        if func in _BUILDS and elsewhere and not any(isinstance(one, Tensor) for one in args[-1:]):
             raise HostSyncError(f"{func.__name__} of numbers on the device of another tensor")
-        if func in _INDEXES and any(isinstance(one, list) for one in _items(args[1])):
-            raise HostSyncError("indexing by a list")
+        if func in _INDEXES:
+            index = args[1] if isinstance(args[1], tuple) else args[1:2]
+            if any(isinstance(one, list) for one in index):
+                raise HostSyncError("indexing by a list")
         return func(*args, **given)
-
-
-def _items(index: Any) -> tuple[Any, ...]:
-    return index if isinstance(index, tuple) else (index,)
-
-
-def _copies_numbers(func: Any, *args: Any, device: Any = None, **_: Any) -> bool:
-    """Return whether it copies numbers of the host to the device of another tensor."""
-    is_method = func is Tensor.new_tensor
-    device = args[0].device if is_method and device is None else device
-    data = args[is_method] if len(args) > is_method else None
-    return not isinstance(data, Tensor) and device is not None and device != "cpu"
 
 
 class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]

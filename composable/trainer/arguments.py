@@ -74,11 +74,11 @@ def find_device(device: torch.device | str | int | None) -> torch.device:
         # "mps" has no float64, and several processes share accelerators of CUDA alone.
         lacks = found in (None, "mps") or (several and found != "cuda")
         device = "cpu" if lacks else found
-    if several and device in ("cuda", "gpu", torch.device("cuda")) and torch.cuda.is_available():
+    device = "cuda" if device == "gpu" else device
+    if several and device in ("cuda", torch.device("cuda")) and found == "cuda":
         return local_device()
     try:
-        named_gpu = isinstance(device, str) and device == "gpu"
-        chosen = torch.device("cuda" if named_gpu else device)
+        chosen = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
         chosen = torch.device("meta")
     if chosen.type == "meta":

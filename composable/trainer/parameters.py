@@ -31,8 +31,19 @@ def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -
     state = fire(event, state)
     if state.model is before:
         return state
+    _move_built(state.model, before, state.device)
     update_param_groups(state.optimizers, before, state.model)
     return bind_loss(state)
+
+
+def _move_built(model: nn.Module, before: nn.Module, device: torch.device) -> None:
+    """Move the tensors that a surgery has built to the device of the run, in place."""
+    known = {id(one) for one in (*before.parameters(), *before.buffers())}
+    tensors = (*model.parameters(), *model.buffers())
+    built = {id(one): one for one in tensors if id(one) not in known and not one.is_meta}
+    device = torch.empty(0, device=device).device  # with its index
+    if any(one.device != device for one in built.values()):
+        model._apply(lambda one: one.to(device) if id(one) in built else one)  # type: ignore[no-untyped-call]
 
 
 def is_surgery(algorithm: Algorithm) -> bool:

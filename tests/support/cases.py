@@ -25,7 +25,7 @@ from composable.functional import NoEffectWarning
 from composable.testing import FunctionReport, check_function
 from composable.testing.functions import _default as default_arguments
 from composable.testing.functions import _of_size as defaults_of_size
-from composable.testing.functions import subject_of
+from composable.testing.problems import image_batch
 from composable.testing.properties import Subject
 from tests.support.arguments import images, seeded
 from tests.support.integrations import READ_ONLY_BATCH, in_callbacks
@@ -121,7 +121,9 @@ class FunctionCase:
 
     def subject(self) -> Subject:
         """Return it with its arguments, as the checks of properties take it."""
-        return subject_of(self.bound, self.makes, self.inputs)
+        make = default_arguments(self.bound) if self.makes is None else self.makes
+        inputs = self.inputs or (lambda size: image_batch(size)[0])
+        return Subject(self.bound, make if callable(make) else lambda _: make, inputs)
 
     def report(self) -> FunctionReport:
         """Check every property.
