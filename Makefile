@@ -17,7 +17,7 @@
 # make site       build the documentation with the outputs of its tutorials, which run in full
 # make gpu        run what needs a GPU, and write docs/evidence/gpu: PART=overhead for one part,
 #                 DEVICE=cpu SIZE=tiny for the code alone, VENV= for an environment that is there,
-#                 WHEELS= for a folder of wheels that it lacks
+#                 WHEELS= for a folder of wheels that it lacks, MINUTES= for all parts together
 # make bench      measure the overhead of the Trainer over a plain loop
 # make clean      remove the environment, the caches and what was built
 #
@@ -162,7 +162,7 @@ GPU_PYTHON = $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu:
 	PYTHONPATH=. $(GPU_PYTHON) -m benchmarks.gpu --device $(or $(DEVICE),cuda) \
 	    --size $(or $(SIZE),full) $(addprefix --part ,$(PART)) $(addprefix --output ,$(OUTPUT)) \
-	    $(addprefix --wheels ,$(WHEELS))
+	    $(addprefix --wheels ,$(WHEELS)) $(addprefix --minutes ,$(MINUTES))
 
 bench: $(VENV)/.ready-demo
 	$(BIN)/python benchmarks/overhead.py

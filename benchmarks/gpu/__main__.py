@@ -4,8 +4,9 @@
     python -m benchmarks.gpu --part overhead          # one part
     python -m benchmarks.gpu --device cpu --size tiny # the code of all parts, in a minute
 
-Each part runs in a process of its own with a time limit, and writes one JSON file when it ends. A
-part that is stopped keeps the cases that it has finished. One whose packages are not installed is
+Each part runs in a process of its own, and writes one JSON file when it ends. Together they take
+the given minutes at most: each has a share of them, and what one leaves the next ones get. A part
+that is stopped keeps the cases that it has finished. One whose packages are not installed is
 missing: carry their wheels to a machine without a network, and name the folder with --wheels.
 """
 
@@ -27,22 +28,39 @@ from benchmarks.gpu.packages import describe_error, lacking, unpack
 from benchmarks.gpu.page import write_page
 from benchmarks.gpu.status import write_status
 
+# What a faulty run would make worthless comes first.
 PARTS: Mapping[str, str] = {
     "precisions": "runs.precisions",
     "methods": "runs.methods",
-    "waits": "runs.waits",
-    "compile": "features.compiled",
     "features": "features.features",
     "processes": "features.processes",
-    "models": "speed.models",
+    "waits": "runs.waits",
     "overhead": "speed.overhead",
+    "peers": "speed.peers",
+    "compile": "features.compiled",
     "costs": "speed.method_costs",
     "augmentations": "speed.augmentations",
-    "peers": "speed.peers",
+    "models": "speed.models",
     "digits": "targets.digits",
     "language": "targets.language",
 }
-LIMIT = 470  # seconds
+SHARES: Mapping[str, int] = {
+    "precisions": 50,
+    "methods": 80,
+    "features": 40,
+    "processes": 110,
+    "waits": 15,
+    "overhead": 40,
+    "peers": 20,
+    "compile": 70,
+    "costs": 90,
+    "augmentations": 10,
+    "models": 125,
+    "digits": 65,
+    "language": 5,
+}
+"""Seconds of each part in 12 minutes, its start included."""
+MINUTES = 12.0
 FOLDER = Path(__file__).parent.parent.parent / "docs" / "evidence" / "gpu"
 
 
@@ -53,13 +71,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--size", default="full", choices=("full", "tiny"))
     parser.add_argument("--output", type=Path, default=FOLDER)
-    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for a part")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for all parts together")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels for the parts to import")
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # of a part's own process
     options = parser.parse_args(arguments)
     names = options.part or list(PARTS)
     if options.rows is not None:
         return _run_here(names[0], options)
+    if options.output == FOLDER and "tests.simgpu.device" in sys.modules:
+        parser.error("figures of simulated devices are no evidence; name another --output")
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as unpacked:
         if options.wheels is not None:
@@ -70,14 +90,25 @@ def main(arguments: list[str] | None = None) -> int:
         for line in lacking():
             print(line)
         at_once = 2 if options.size == "tiny" else 1  # whose times mean nothing
+        ends = _ends(names, 60 * options.minutes)
         with ThreadPoolExecutor(at_once) as pool:
-            passed = pool.map(lambda name: _run_part(name, options), names)
+            passed = pool.map(lambda name: _run_part(name, options, ends[name]), names)
             failed = [name for name, one in zip(names, passed, strict=True) if not one]
     write_page(options.output)
     if options.output == FOLDER:
         write_status(FOLDER.parent.parent / "status.md", FOLDER)
     print(f"{options.output / 'index.md'}; failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
+
+
+def _ends(names: list[str], seconds: float) -> dict[str, float]:
+    """Return when each part must have ended, by the monotonic clock."""
+    total, begun, now = sum(SHARES[name] for name in names), 0, time.monotonic()
+    ends = {}
+    for name in names:
+        begun += SHARES[name]
+        ends[name] = now + seconds * begun / total
+    return ends
 
 
 def _run_here(name: str, options: Any) -> int:
@@ -122,7 +153,7 @@ def _short(row: dict[str, Any]) -> str:
     return f": ratio {row['ratio']:.3f}" if "ratio" in row else ""
 
 
-def _run_part(name: str, options: Any) -> bool:
+def _run_part(name: str, options: Any, end: float) -> bool:
     """Run a part in a process of its own, write its file, and return whether no case failed."""
     rows = options.output / f"{name}.jsonl"
     rows.unlink(missing_ok=True)
@@ -132,7 +163,7 @@ def _run_part(name: str, options: Any) -> bool:
         *("--device", options.device, "--size", options.size),
     ]
     started = time.monotonic()
-    error = _run_limited(command, options.limit)
+    error = _run_limited(command, max(end - started, 1))
     lines = rows.read_text(encoding="utf-8").splitlines() if rows.exists() else []
     first, *cases = [json.loads(line) for line in lines] or [{"environment": {}}]
     result = {

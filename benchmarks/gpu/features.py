@@ -209,6 +209,8 @@ def _no_devices(setting: Setting) -> Row:
 
 def _launch(strategy: str, count: int, setting: Setting) -> Row:
     """Launch processes that are killed, then others that resume, and compare."""
+    if setting.is_cuda and not torch.distributed.is_nccl_available():
+        raise Missing("this PyTorch has no NCCL")
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-c", _COMPOSABLE, "launch", "-n", str(count)),

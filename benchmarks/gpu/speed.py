@@ -282,7 +282,8 @@ def _cost(case: Any, setting: Setting) -> Row:
         batches,
         SGD,
         compiled=False,
-        blocks=setting.choose(8, 2),
+        blocks=setting.choose(6, 2),
+        steps=setting.choose(10, 2),
         algorithms=algorithms,
     )
 
@@ -298,8 +299,8 @@ def _cost_on_a_gpt(method: Algorithm, setting: Setting) -> Row:
         loss_fn=_token_loss,
         dtype=torch.bfloat16,
         compiled=False,
-        blocks=setting.choose(7, 2),
-        steps=setting.choose(10, 2),
+        blocks=setting.choose(6, 2),
+        steps=setting.choose(6, 2),
         algorithms=[method],
     )
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy, dropout, one_hot
+from torch.nn.functional import cross_entropy, dropout, mse_loss, one_hot, smooth_l1_loss
 
 from tests.simgpu import build, device
 from tests.support.models import conv_net, language_model, same, weights
@@ -32,6 +32,7 @@ OPERATIONS = {
     "linear algebra": lambda x: torch.linalg.svd(x).S,
     "complex": lambda x: torch.fft.rfft(x).conj().imag,
     "indices": lambda x: x[torch.tensor([2, 0], device=x.device)].index_fill_(1, one(x), 0.5),
+    "losses": lambda x: mse_loss(x, x.flip(0)) + smooth_l1_loss(x, x.flip(0), reduction="none"),
     "a mask": lambda x: x[x > 0],
     "numbers": lambda x: one_hot((x > 0).long(), 2) + x[0, 0],
     "drawn": lambda x: dropout(x) + torch.rand_like(x) + torch.randn(6, device=x.device),

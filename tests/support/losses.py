@@ -22,13 +22,14 @@ def sign(targets: Tensor, outputs: Tensor) -> Tensor:
 
 
 def of_dtype(make: Callable[[Tensor], Any]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Keep the class weights of a loss in the dtype of the outputs: one tensor for each dtype."""
-    made: dict[torch.dtype, Any] = {}
+    """Keep the class weights of a loss in each dtype of outputs, on each device: one tensor."""
+    made: dict[tuple[torch.dtype, torch.device], Any] = {}
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.dtype not in made:
-            made[outputs.dtype] = make(WEIGHTS.to(outputs.dtype))
-        return made[outputs.dtype](outputs, targets)  # type: ignore[no-any-return]
+        key = outputs.dtype, outputs.device
+        if key not in made:
+            made[key] = make(WEIGHTS.to(outputs))
+        return made[key](outputs, targets)  # type: ignore[no-any-return]
 
     return loss
 
@@ -61,7 +62,7 @@ def adaptive() -> Any:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(torch.arange(parameter.numel()).sin().view_as(parameter))
-    return lambda outputs, targets: module(outputs.double(), targets).loss
+    return lambda outputs, targets: module.to(outputs.device)(outputs.double(), targets).loss
 
 
 OF_TORCH: dict[str, Any] = {
@@ -194,18 +195,20 @@ def dice(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     rows = F.normalize(outputs)
-    return F.cross_entropy(5 * rows @ rows.roll(1, 1).T, torch.arange(len(rows)))
+    return F.cross_entropy(
+        5 * rows @ rows.roll(1, 1).T, torch.arange(len(rows), device=rows.device)
+    )
 
 
 def clip(outputs: Tensor, targets: Tensor) -> Tensor:
     scores = 5 * F.normalize(outputs[:, :2]) @ F.normalize(outputs[:, 2:]).T
-    labels = torch.arange(len(scores))
+    labels = torch.arange(len(scores), device=scores.device)
     return (F.cross_entropy(scores, labels) + F.cross_entropy(scores.T, labels)) / 2
 
 
 def barlow_twins(outputs: Tensor, targets: Tensor) -> Tensor:
     left, right = (half / (half.norm(dim=0) + 0.1) for half in outputs.chunk(2, 1))
-    return F.mse_loss(left.T @ right, torch.eye(2, dtype=outputs.dtype), reduction="sum")
+    return F.mse_loss(left.T @ right, torch.eye(2).to(outputs), reduction="sum")
 
 
 def balanced(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -233,7 +236,7 @@ def distilled(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def two_tasks(outputs: Tensor, targets: Tensor) -> Tensor:
-    first = F.cross_entropy(outputs[:, :2], targets % 2, weight=WEIGHTS[:2].to(outputs.dtype))
+    first = F.cross_entropy(outputs[:, :2], targets % 2, weight=WEIGHTS[:2].to(outputs))
     return first + F.mse_loss(outputs[:, 2], targets.to(outputs.dtype))
 
 
@@ -284,7 +287,7 @@ def mean_of_tasks(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def accumulated(outputs: Tensor, targets: Tensor) -> Tensor:
-    loss = torch.zeros((), dtype=outputs.dtype)
+    loss = torch.zeros((), dtype=outputs.dtype, device=outputs.device)
     for temperature in (1.0, 2.0):
         loss += F.cross_entropy(outputs / temperature, targets) / 2
     return loss.float().to(outputs.dtype).squeeze()
@@ -295,7 +298,7 @@ def noisy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def rare(weights: Tensor) -> Tensor:
-    return LAST_IS_RARE.to(weights.dtype)
+    return LAST_IS_RARE.to(weights)
 
 
 class RunningMean(nn.Module):
@@ -306,6 +309,7 @@ class RunningMean(nn.Module):
         self.register_buffer("mean", torch.zeros(CLASSES, dtype=torch.float64))
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.to(outputs.device)
         self.mean.lerp_(outputs.detach().mean(0).double(), 0.1)  # type: ignore[operator, union-attr]
         return F.cross_entropy(outputs - self.mean.to(outputs.dtype), targets)
 

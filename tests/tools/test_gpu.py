@@ -56,6 +56,23 @@ def test_a_part_runs_in_its_own_process_and_writes_its_file(tmp_path, capsys):
     assert "\nNot run: `precisions`, `methods`," in page
 
 
+def test_parts_share_their_minutes_and_get_what_others_leave(tmp_path, monkeypatch):
+    limits, clock = [], [1000.0]
+    monkeypatch.setattr(gpu.time, "monotonic", lambda: clock[0])
+
+    def run(command, limit):
+        limits.append(limit)
+        clock[0] += limit if len(limits) == 2 else 1
+
+    monkeypatch.setattr(gpu, "_run_limited", run)
+    parts = ["--part", "features", "--part", "waits", "--part", "peers"]
+    gpu.main([*parts, "--minutes", "1.25", "--output", str(tmp_path)])
+
+    assert limits == [40, 54, 20]
+    assert sum(gpu.SHARES.values()) == 60 * gpu.MINUTES
+    assert list(gpu.SHARES) == list(gpu.PARTS)
+
+
 def test_a_part_that_is_stopped_keeps_what_it_has_finished(tmp_path, monkeypatch):
     def run(command, limit):
         rows = command[command.index("--rows") + 1]
@@ -65,12 +82,12 @@ def test_a_part_that_is_stopped_keeps_what_it_has_finished(tmp_path, monkeypatch
 
     monkeypatch.setattr(gpu, "_run_limited", run)
 
-    assert gpu.main(["--part", "waits", "--limit", "7", "--output", str(tmp_path)]) == 1
+    assert gpu.main(["--part", "waits", "--minutes", "7", "--output", str(tmp_path)]) == 1
 
     result = json.loads((tmp_path / "waits.json").read_text())
-    assert result["error"] == "stopped after 7 s"
+    assert result["error"] == "stopped after 420 s"
     assert result["cases"] == [{"case": "first", "status": "passed"}]
-    assert "**It ended early: stopped after 7 s.**" in (tmp_path / "index.md").read_text()
+    assert "**It ended early: stopped after 420 s.**" in (tmp_path / "index.md").read_text()
 
 
 def test_a_command_is_stopped_at_its_limit():
@@ -196,17 +213,19 @@ def test_a_table_says_what_each_part_has_shown_on_a_gpu(tmp_path):
     (tmp_path / "compile.json").write_text(json.dumps(gpu_result(cases, "stopped after 470 s")))
 
     assert row_of("compile", tmp_path) == (
-        "| Compiled steps (`compile`) | 1 passed, 1 failed, 1 missing; failed: x\\|y; missing: c; "
+        "| Compiled steps (`compile`) | passes, without Inductor | "
+        "1 passed, 1 failed, 1 missing; failed: x\\|y; missing: c; "
         "**stopped after 470 s** | A \\| B, torch 2.11.0, 2026-01-02 |"
     )
-    assert row_of("waits", tmp_path) == "| No waiting in a step (`waits`) | not run |  |"
+    assert row_of("waits", tmp_path) == "| No waiting in a step (`waits`) | passes | not run |  |"
     assert "**Nothing has been run on a GPU.**" not in list(status_lines(tmp_path))
 
 
-@pytest.mark.parametrize("size", ["tiny", "full"])
-def test_a_run_on_a_cpu_or_at_a_tiny_size_is_not_a_run_on_a_gpu(tmp_path, size):
-    result = gpu_result([], size=size)
-    if size == "full":
+@pytest.mark.parametrize("changes", [{"size": "tiny"}, {"cuda": "simulated"}, {"cuda": None}])
+def test_a_run_without_a_gpu_or_at_a_tiny_size_is_not_a_run_on_a_gpu(tmp_path, changes):
+    result = gpu_result([])
+    result["environment"] |= changes
+    if changes.get("cuda", "") is None:
         del result["environment"]["cuda"]
     (tmp_path / "compile.json").write_text(json.dumps(result))
 

@@ -1,0 +1,77 @@
+"""Every function of the library on a simulated device: the CPU's bits, and the matrix's waits."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.testing import assert_close
+
+from composable._support.tree import map_tensors, tensors_of
+from composable.testing import functions
+from composable.testing.properties import PROPERTIES
+from tests.simgpu import device
+from tests.support.function_cases import all_function_cases
+from tools.pages import SHOWN, recorded_answers
+
+KIND = device.KIND
+ROWS = [row for _, row in all_function_cases()]
+DRAWING = [row for row in ROWS if "generator" in inspect.signature(row.function).parameters]
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def recorded(row):
+    """Return what the matrix says about waits of a function."""
+    return recorded_answers()[row.name][list(PROPERTIES).index("no_sync")]
+
+
+@pytest.mark.skipif(KIND != "cuda", reason="the matrix is about CUDA")
+@pytest.mark.parametrize("row", ROWS, ids=repr)
+def test_a_function_waits_on_a_device_where_the_matrix_says_so(row, monkeypatch):
+    monkeypatch.setattr(functions, "PROPERTIES", {"no_sync": PROPERTIES["no_sync"]})
+    answer = row.report().answers["no_sync"]
+
+    assert SHOWN[answer.verdict] == recorded(row), answer
+
+
+def results(row, where, generator_on=None):
+    """Call a function with arguments on a device; return the tensors of its result, and waits."""
+
+    def moved(value):
+        if isinstance(value, nn.Module):
+            return copy.deepcopy(value).to(where)
+        return map_tensors(lambda tensor: tensor.to(where), value)
+
+    torch.manual_seed(5)
+    given = {k: v if k == "draw" else moved(v) for k, v in row.valid().items()}
+    if generator_on is not None:
+        given["generator"] = torch.Generator(generator_on).manual_seed(3)
+    torch.manual_seed(5)
+    bound = inspect.signature(row.function).bind_partial()
+    bound.arguments.update(
+        {name: given[name] for name in bound.signature.parameters if name in given}
+    )
+    device.reset()
+    with sdpa_kernel(SDPBackend.MATH):
+        result = row.function(*bound.args, **bound.kwargs)
+    waits = device.waits()
+    if isinstance(result, nn.Module):
+        result, waits = result.state_dict(), {}  # a surgery is called once, not in a step
+    return [tensor.cpu() for tensor in tensors_of(result)], waits
+
+
+@pytest.mark.parametrize("row", ROWS, ids=repr)
+def test_a_function_gives_the_values_of_the_cpu(row):
+    assert_close(results(row, KIND)[0], results(row, "cpu")[0], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("generator_on", ["cpu", KIND])
+@pytest.mark.parametrize("row", DRAWING, ids=repr)
+def test_a_function_draws_from_a_generator_of_any_device(row, generator_on):
+    found, waits = results(row, KIND, generator_on)
+    assert_close(found, results(row, "cpu", "cpu")[0], rtol=0, atol=0, equal_nan=True)
+    if generator_on == KIND:  # draws on the CPU are copied
+        assert not waits or recorded(row) != "yes"
