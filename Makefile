@@ -2,7 +2,7 @@
 # make demo-digits   the same, then train on digits with six methods, and without each
 # make test       install everything, then run every check, exactly as CI does
 #
-# make CHECK      run one check: format lint types imports words docs shapes package tests
+# make CHECK      run one check: format lint types imports words docs shapes simgpu package tests
 # make campaign   run every case of every test, kill runs and forge checkpoints, many of each
 # make test-simgpu   run what needs a GPU on two simulated ones
 # make deepspeed  install DeepSpeed, and run the tests that train with it
@@ -30,7 +30,7 @@ VENV ?= .venv
 CONSTRAINTS ?= -c constraints.txt
 
 # One core each, so two at a time, the longest first. Then the tests, which include `package`.
-CHECKS = shapes docs types words lint format imports
+CHECKS = shapes simgpu docs types words lint format imports
 ALL = $(CHECKS) tests package
 
 BIN = $(VENV)/bin
@@ -86,6 +86,10 @@ docs:
 # The tests of the functions, which `tests` leaves out.
 shapes:
 	$(PYTEST) tests/functional '--jaxtyping-packages=composable.functional,$(BEARTYPE)'
+# Where the tests of GPUs run: two simulated ones, which tests/simgpu/README.md explains.
+SIMULATED = $(PYTEST) -p tests.simgpu.plugin
+simgpu:
+	$(SIMULATED) tests/simgpu tests/test_cuda.py tests/data/test_prefetch.py
 package:
 	$(PYTEST) tests/test_package.py
 # worksteal: half of the tests for each worker, in order, so that those of a file share fixtures.
@@ -98,15 +102,19 @@ tests:
 # Apart from `make test`, which runs a few of each: every case of every test, and more examples.
 campaign: $(VENV)/.ready
 	CAMPAIGN=1 HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 2 --dist worksteal -m '' tests property_tests
+	$(MAKE) test-simgpu
 	$(BIN)/python -m tools.kill_campaign --kills 500
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
 
-# The CPU's kernels, behind devices that behave as GPUs: tests/simgpu/README.md.
-SIMGPU = $(PYTEST) -p tests.simgpu.plugin
-test-simgpu: $(VENV)/.ready
-	$(SIMGPU) tests/simgpu tests/test_cuda.py tests/data/test_prefetch.py
+# Apart from `make test`, which runs a part of it: laws whose runs train on a simulated GPU, an
+# accelerator that is not CUDA, and `make gpu` at its tiny size.
+test-simgpu: simgpu
+	TEST_DEVICE=cuda $(SIMULATED) -n 2 $(foreach law,$(LAWS),property_tests/test_$(law).py)
+	SIMGPU=sim TEST_DEVICE=sim $(SIMULATED) -n 2 tests/simgpu
+	$(SIMULATED) -m campaign tests/simgpu
+LAWS = order independence resume determinism transparency splits
 
 # Apart from `make test`, which runs the tutorials for a few steps: here they run in full, for minutes.
 site: $(VENV)/.ready

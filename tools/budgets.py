@@ -137,6 +137,10 @@ def measure() -> dict[str, int]:
         **{f"lines of composable/{one.name}": lines(one) for one in packages},
         "lines of composable": lines(PACKAGE),
         "lines of the tests": lines(ROOT / "tests") + lines(ROOT / "property_tests"),
+        "lines of C++ of the simulated GPU": sum(
+            len(one.read_text(encoding="utf-8").splitlines())
+            for one in (ROOT / "tests/simgpu/src").iterdir()
+        ),
         "lines of the longest file": max(map(lines, files)),
         "packages": len(packages),
         "floors": floors(),
