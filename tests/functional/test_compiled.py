@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 import composable.functional as F
 from composable.functional import _compiled
@@ -262,7 +263,7 @@ def test_does_not_serve_within_transforms_and_modes():
     x = noise(2, 3, 4, 4)
     torch.func.vmap(look)(x[None])
     torch.compile(look, backend="eager")(x)
-    with torch.utils.flop_counter.FlopCounterMode(display=False):
+    with FlopCounterMode(display=False):
         look(x)
     with torch.device("cpu"):
         look(x)
