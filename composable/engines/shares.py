@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from composable._support.dtensors import local_part
-from composable._support.foreach import compute_dtype
+from composable._support.foreach import compute_dtype, foreach_, per_dtype
 from composable._support.tree import tensors_of
 from composable.core.state import State
 from composable.core.stateful import Factor, SavedFields, saved
@@ -309,8 +309,8 @@ def other_form(parts: str) -> SplitLossError:
 
 def _rescale(parameters: Iterable[Tensor], factor: Any) -> None:
     """Multiply the gradients of parameters by a factor, in place."""
-    if gradients := [local_part(one.grad) for one in parameters if one.grad is not None]:
-        torch._foreach_mul_(gradients, factor)
+    gradients = [local_part(one.grad) for one in parameters if one.grad is not None]
+    per_dtype(lambda group: foreach_("mul", group, factor), gradients)
 
 
 def factor_of_gradients(factor: Any) -> Any:

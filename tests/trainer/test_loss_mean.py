@@ -1,6 +1,7 @@
 """What the loss is a mean over: recognized, declared, or refused."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import attrs
@@ -16,7 +17,7 @@ from composable.distributed import DDP
 from composable.functional import MixedTargets
 from composable.losses.loss import TargetLoss
 from composable.losses.mean import LossMeanWarning, count_loss_tokens
-from tests.support.data import IGNORED, batches, examples
+from tests.support.data import CLASSES, IGNORED, batches, examples
 from tests.support.hugging_face import build
 from tests.support.models import linear, same, seeded, weights
 from tests.support.observers import Watch
@@ -622,6 +623,33 @@ def test_a_declared_weight_counts_the_targets_that_an_algorithm_replaces():
     )
 
     torch.testing.assert_close(split, whole)
+
+
+WEIGHED = nn.CrossEntropyLoss(torch.arange(1.0, CLASSES + 1))
+SUMMED = nn.CrossEntropyLoss(reduction="sum")
+
+
+@pytest.mark.parametrize(
+    "algorithm", [LabelSmoothing(), MixUp(), MixUp(per_sample=True, interpolate_loss=True)], ids=str
+)
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (WEIGHED, "of which it is not the weighted mean"),
+        (SUMMED, "is a sum, .* Omit the declaration"),
+        (cross_entropy, None),
+    ],
+)
+def test_a_declaration_is_compared_with_the_loss_before_an_algorithm_changes_it(
+    algorithm, loss, message
+):
+    images, labels = examples(8)
+    options = {"loss_fn": loss, "algorithms": algorithm, "max_duration": "1ba"}
+    data = [(images, labels.masked_fill(torch.arange(8) % 4 == 1, IGNORED))]
+    trainer = make_trainer(linear(), data, loss_mean_over="tokens", grad_accum=2, **options)
+
+    with nullcontext() if message is None else pytest.raises(SplitLossError, match=message):
+        trainer.fit()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
