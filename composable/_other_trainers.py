@@ -7,7 +7,6 @@ their members, and others by the module to import them from. A test looks each o
 """
 
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, wraps
@@ -39,8 +38,10 @@ class Table(Mapping[str, Value]):
 def _tables() -> Mapping[str, Any]:
     from importlib.resources import files  # only for an error
 
-    raw = files("composable").joinpath("advice.json").read_text(encoding="utf-8")
-    return {name: _by_name(table) for name, table in json.loads(raw).items()}
+    from composable._support.strict_json import load
+
+    raw = files("composable").joinpath("advice.json").read_bytes()
+    return {name: _by_name(table) for name, table in load(raw, "advice.json").items()}
 
 
 def _by_name(table: Mapping[str, Any]) -> Mapping[str, Any]:
