@@ -23,4 +23,4 @@ def from_numbers(numbers: Sequence[float], like: Tensor) -> Tensor:
 def memory_statistics(device: torch.device) -> Mapping[str, Any] | None:
     """Return the statistics of a device's allocator, by PyTorch's names; None if it has none."""
     read = getattr(torch.get_device_module(device), "memory_stats", None)
-    return None if read is None else read(device)  # type: ignore[no-any-return]
+    return None if read is None else read(device)

@@ -137,7 +137,7 @@ class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if any(_crosses(one, result) for one in indices):
                 raise HostSyncError("indexing by a tensor on the CPU")
         copied = {"_to_copy": args[:1], "copy_": args[1:2]}.get(name, ())
-        if copied and _crosses(*copied, result) and not given.get("non_blocking", any(args[2:])):
+        if copied and _crosses(copied[0], result) and not given.get("non_blocking", any(args[2:])):
             raise HostSyncError(f"a copy to {result.device} without non_blocking=True")
         return result
 

@@ -72,8 +72,8 @@ def find_device(device: torch.device | str | int | None) -> torch.device:
     found, several = accelerator(), int(os.environ.get("WORLD_SIZE", "1")) > 1
     if device is None:
         # "mps" has no float64, and several processes share accelerators of CUDA alone.
-        lacks = found in (None, "mps") or (several and found != "cuda")
-        device = "cpu" if lacks else found
+        lacks = found == "mps" or (several and found != "cuda")
+        device = "cpu" if found is None or lacks else found
     device = "cuda" if device == "gpu" else device
     if several and device in ("cuda", torch.device("cuda")) and found == "cuda":
         return local_device()
