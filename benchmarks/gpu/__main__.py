@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.rows is not None:
         return _run_here(names[0], options)
     if options.output == FOLDER and "tests.simgpu.device" in sys.modules:
-        parser.error("figures of simulated devices are no evidence; name another --output")
+        parser.error("simulated devices give no evidence; name another --output")
     options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as unpacked:
         if options.wheels is not None:
