@@ -1,6 +1,5 @@
-"""Memory is logged; its allocations are recorded on a CUDA device, of which tests have a fake."""
+"""Memory is logged, and its arguments are checked: tests/simgpu/test_memory.py has the rest."""
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +9,8 @@ import torch
 
 from composable import State, Timestamp
 from composable._support.paths import replacing
-from composable.callbacks import MemoryMonitor, MemorySnapshot, OOMObserver, _allocations
+from composable.callbacks import MemoryMonitor, MemorySnapshot, OOMObserver
 from composable.callbacks import memory_monitor as monitors
-from composable.callbacks import oom_observer as observers
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
 from tests.support.data import Stream, batches
@@ -21,28 +19,6 @@ from tests.support.runs import make_trainer
 
 CUDA = torch.device("cuda", 0)
 GB = 10**9
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    """Replace what a CPU build of PyTorch lacks, and return the record of the calls."""
-    calls = SimpleNamespace(history=[], observers=[], statistics={})
-    memory = torch.cuda.memory
-    snapshot = {"segments": [{"address": 1}], "device_traces": [[]]}
-    monkeypatch.setattr(
-        memory, "_record_memory_history", lambda **options: calls.history.append(options)
-    )
-    monkeypatch.setattr(memory, "_snapshot", lambda: snapshot)
-    monkeypatch.setattr(torch.cuda, "memory_summary", lambda device: f"memory of {device}")
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: calls.statistics)
-    monkeypatch.setattr(
-        torch._C, "_cuda_attach_out_of_memory_observer", calls.observers.append, raising=False
-    )
-    observers._attach.cache_clear()
-    yield calls
-    observers._attach.cache_clear()
-    assert _allocations._recorders == {}
-    assert observers._active == []
 
 
 def on_cuda(batch=0):
@@ -83,27 +59,6 @@ def test_resident_memory_is_logged_at_intervals(interval, count, known):
     assert all(0.01 < size < 100 for size in sizes + peaks)
 
 
-def test_statistics_of_the_allocator_are_logged_by_composers_names(fake):
-    fake.statistics = dict.fromkeys(monitors._KEYS, 3 * GB) | {"num_alloc_retries": 2}
-    memory = InMemoryLogger()
-
-    drive(MemoryMonitor("2ba"), 5, Logger([memory]))
-
-    kinds = ("allocated", "active", "inactive", "reserved")
-    sizes = {f"memory/{when}_{kind}_mem": 3.0 for when in ("current", "peak") for kind in kinds}
-    assert [metrics for _, metrics in memory.records] == [{**sizes, "memory/alloc_retries": 2}] * 2
-
-
-def test_statistics_can_be_chosen(fake):
-    fake.statistics = {"segment.all.current": 7, "reserved_bytes.all.current": GB}
-    memory = InMemoryLogger()
-    keys = {"segment.all.current": "segments", "reserved_bytes.all.current": "reserved", "x": "y"}
-
-    drive(MemoryMonitor("1ba", memory_keys=keys), 1, Logger([memory]))
-
-    assert memory.latest == {"memory/segments": 7, "memory/reserved": 1.0}
-
-
 def test_nothing_is_read_without_loggers(monkeypatch):
     monkeypatch.setattr(monitors, "resident_memory", lambda: pytest.fail("read"))
     monitor = MemoryMonitor("1ba")
@@ -129,42 +84,6 @@ def files(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_snapshot_has_the_batches_of_the_interval(fake, tmp_path):
-    callback = MemorySnapshot(tmp_path / "new", skip_batches=2, interval="3ba", max_entries=9)
-
-    drive(callback, 10)
-
-    assert files(tmp_path / "new") == ["memory-ba5.json", "memory-ba5.txt"]
-    assert json.loads((tmp_path / "new/memory-ba5.json").read_text())["segments"] == [
-        {"address": 1}
-    ]
-    assert (tmp_path / "new/memory-ba5.txt").read_text() == "memory of cuda:0"
-    assert fake.history == [{"stacks": "python", "max_entries": 9}, {"enabled": None}]
-
-
-def test_snapshot_of_a_later_fit_replaces_no_file(fake, tmp_path):
-    callback = MemorySnapshot(tmp_path, skip_batches=0, interval="1ba")
-
-    for _ in range(2):
-        drive(callback, 3)
-
-    assert files(tmp_path) == [
-        "memory-ba1.1.json",
-        "memory-ba1.1.txt",
-        "memory-ba1.json",
-        "memory-ba1.txt",
-    ]
-
-
-def test_batch_that_is_repeated_after_a_rollback_is_not_recorded_again(fake, tmp_path):
-    callback = MemorySnapshot(tmp_path, interval="1ba")
-    drive(callback, 3)
-
-    callback.batch_start(on_cuda(1), Logger())
-
-    assert len(fake.history) == 2
-
-
 def test_files_are_renamed_before_the_one_that_needs_them(tmp_path, monkeypatch):
     renamed, rename = [], Path.replace
     monkeypatch.setattr(
@@ -177,64 +96,6 @@ def test_files_are_renamed_before_the_one_that_needs_them(tmp_path, monkeypatch)
 
     assert renamed[-1] == "m.b"
     assert files(tmp_path) == ["m.a", "m.b", "m.c"]
-
-
-def test_recording_stops_with_the_fit(fake, tmp_path):
-    callback = MemorySnapshot(tmp_path, interval="100ba")
-
-    drive(callback, 3)
-    callback.close()
-
-    assert fake.history[-1] == {"enabled": None}
-    assert files(tmp_path) == []
-
-
-# --- OOMObserver
-
-
-def test_allocations_are_written_at_the_error(fake, tmp_path):
-    first, second = OOMObserver(tmp_path), OOMObserver(tmp_path, filename="b", max_entries=5)
-    for one in (first, second, first):
-        drive(one, 2)
-    (observe,) = fake.observers
-
-    observe(0, 1, 2, 3)
-    assert files(tmp_path) == ["b.json", "b.txt", "oom.json", "oom.txt"]
-
-    for path in tmp_path.iterdir():
-        path.unlink()
-    first.close()
-    assert {"enabled": None} not in fake.history
-    observe(0, 1, 2, 3)
-    assert files(tmp_path) == ["b.json", "b.txt"]
-
-    second.close()
-    assert fake.history[-1] == {"enabled": None}
-
-
-def test_error_in_writing_does_not_hide_the_error_of_memory(fake, tmp_path):
-    tmp_path.joinpath("file").touch()
-    observer = OOMObserver(tmp_path / "file")
-    drive(observer, 1)
-
-    with pytest.warns(UserWarning, match=r"OOMObserver could not write .*oom.json"):
-        fake.observers[0](0, 1, 2, 3)
-
-    observer.close()
-
-
-@pytest.mark.parametrize(("one", "other"), [(5, 9), (9, 5)])
-def test_recording_for_two_keeps_the_entries_of_both(one, other, fake, tmp_path):
-    snapshot, observer = (
-        MemorySnapshot(tmp_path, interval="1ba", max_entries=other),
-        OOMObserver(tmp_path, max_entries=one),
-    )
-    drive(observer, 1)
-    drive(snapshot, 3)
-
-    assert [options.get("max_entries") for options in fake.history] == [one, 9]
-    observer.close()
-    assert fake.history[-1] == {"enabled": None}
 
 
 @pytest.mark.parametrize("build", [MemorySnapshot, OOMObserver])

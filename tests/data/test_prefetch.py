@@ -86,45 +86,6 @@ def test_other_devices_get_each_batch_when_it_is_due():
     assert same is batch
 
 
-class Stream:
-    """A stream of a device that records its use."""
-
-    def __init__(self, log, name):
-        self.log, self.name = log, name
-
-    def __enter__(self):
-        self.log.append(f"enter {self.name}")
-
-    def __exit__(self, *_):
-        self.log.append(f"leave {self.name}")
-
-    def wait_stream(self, other):
-        self.log.append(f"{self.name} waits for {other.name}")
-
-
-def test_a_copy_stream_pins_copies_and_lets_the_step_wait(monkeypatch):
-    log = []
-    monkeypatch.setattr(torch, "Stream", lambda _: Stream(log, "copies"))
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda _: Stream(log, "steps"))
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.ndim == 2)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: log.append("pin") or tensor)
-    kept = []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *pair: kept.append(pair))
-
-    copies = CopyStream(torch.device("meta"))
-    batch = copies.copy({"pinned": torch.ones(2, 2), "pageable": torch.ones(3), "name": "a"})
-    assert log == ["enter copies", "pin", "leave copies"]
-    assert batch["name"] == "a"
-    assert {batch[name].device.type for name in ("pinned", "pageable")} == {"meta"}
-
-    copies.wait({**batch, "number": torch.ones(1)})  # a tensor that stays on the host
-    assert log[3:] == ["steps waits for copies"]
-    assert [(id(tensor), stream.name) for tensor, stream in kept] == [
-        (id(batch["pinned"]), "steps"),
-        (id(batch["pageable"]), "steps"),
-    ]
-
-
 # --- in the Trainer ---
 
 LOADERS = {

@@ -12,9 +12,9 @@ SHAPES = [(1, 1), (8, 8), (5, 7), (64, 16), (16, 64), (97, 33), (32, 27), (128, 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e3])
 def test_each_matrix_of_a_batch_has_the_bits_of_torch(shape, scale):
-    torch_muon = pytest.importorskip("torch.optim._muon", reason="PyTorch 2.8 has no Muon")
+    muon = pytest.importorskip("torch.optim._muon", reason="PyTorch 2.8 has no Muon")
     matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0)) * scale
-    theirs = [torch_muon._zeropower_via_newtonschulz(one, COEFFICIENTS, 5, 1e-7) for one in matrices]
+    theirs = [muon._zeropower_via_newtonschulz(one, COEFFICIENTS, 5, 1e-7) for one in matrices]
 
     assert torch.equal(orthogonalize(matrices), torch.stack(theirs).float())
     assert torch.equal(orthogonalize(matrices[0]), theirs[0].float())

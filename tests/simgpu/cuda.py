@@ -21,6 +21,8 @@ from tests.simgpu.streams import (
 )
 
 DEVICES = core.device_count()
+HISTORY: list[tuple[Any, ...]] = []
+"""Arguments of the calls that record allocations, or stop to: none is recorded."""
 
 
 def install() -> None:
@@ -96,7 +98,7 @@ C_FUNCTIONS = {
         "external_annotations": [],
     },
     "memoryStats": memory_stats,
-    "record_memory_history": lambda *arguments, **options: None,
+    "record_memory_history": lambda *arguments: HISTORY.append(arguments),
     "record_memory_history_legacy": lambda *arguments, **options: None,
     "resetAccumulatedMemoryStats": core.reset_accumulated,
     "resetPeakMemoryStats": core.reset_peaks,

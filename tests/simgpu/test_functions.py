@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from composable._support.tree import map_tensors, tensors_of
 from composable.testing import functions
-from composable.testing.properties import PROPERTIES
+from composable.testing.properties import PROPERTIES, Subject, no_sync_on
 from tests.simgpu import device
 from tests.support.function_cases import all_function_cases
 from tools.pages import SHOWN, recorded_answers
@@ -35,6 +35,22 @@ def test_a_function_waits_on_a_device_where_the_matrix_says_so(row, monkeypatch)
     answer = row.report().answers["no_sync"]
 
     assert SHOWN[answer.verdict] == recorded(row), answer
+
+
+@pytest.mark.skipif(KIND != "cuda", reason="PyTorch's mode is for CUDA")
+def test_the_second_call_is_watched_where_draws_stay_on_the_cpu():
+    calls = []
+
+    def reads(images, draw, model):
+        calls.append((images.device.type, draw.device.type, device.core.forbids_waits()))
+        return images.sum().item()
+
+    given = torch.rand(2, 3), torch.ones(()), nn.Linear(3, 3)
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        no_sync_on(torch.device(KIND), Subject(reads, make=lambda size: given, inputs=None))
+    assert calls == [(KIND, "cpu", False), (KIND, "cpu", True)]
+    assert given[2].weight.is_cpu
+    assert not device.core.forbids_waits()
 
 
 def results(row, where, generator_on=None):

@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from composable import Callback
-from composable.algorithms import EMA
-from composable.optim import AdamWScheduleFree, Muon
+from composable import Callback, Control
+from composable.algorithms import EMA, GradientClipping, MixUp
+from composable.loggers import InMemoryLogger, JSONLinesLogger
+from composable.optim import AdamWScheduleFree, Muon, cosine
 from tests.simgpu import device
 from tests.support.algorithm_cases import cases_on
 from tests.support.data import batches, examples, shuffling_loader
@@ -91,6 +93,12 @@ OPTIONS = {
     "dropout": lambda: {"model": mlp(dropout=0.5)},
     "two epochs": lambda: {"max_duration": "2ep", "loader": shuffling_loader(24)},
     "microbatches": lambda: {"grad_accum": 2},
+    "microbatches of tokens": lambda: {"grad_accum": 2, "loss_mean_over": "tokens"},
+    "two means": lambda: {"grad_accum": 2, "loss_fn": two_means},
+    "mixed losses": lambda: {"grad_accum": 2, "algorithms": [MixUp(interpolate_loss=True)]},
+    "mixed, each": lambda: {"algorithms": [MixUp(per_sample=True, interpolate_loss=True)]},
+    "clipped": lambda: {"algorithms": [GradientClipping("adaptive", 0.1)]},
+    "schedule": lambda: {"schedulers": cosine(warmup="2ba")},
     "AdamW": lambda: {"optimizers": partial(torch.optim.AdamW, lr=0.01)},
     "fused AdamW": lambda: {"optimizers": partial(torch.optim.AdamW, lr=0.01, fused=True)},
     "Muon": lambda: {"model": hidden_layers(), "optimizers": partial(Muon, lr=0.01)},
@@ -102,6 +110,12 @@ OPTIONS = {
 }
 
 
+def two_means(outputs, targets):
+    losses = cross_entropy(outputs, targets, reduction="none")
+    labeled = (targets >= 0).float()
+    return cross_entropy(outputs, targets) + (losses.square() * labeled).sum() / labeled.sum()
+
+
 def hidden_layers():
     return seeded(lambda: nn.Sequential(*(nn.Linear(4, n) for n in (4, 4, 3))))
 
@@ -110,6 +124,19 @@ def hidden_layers():
 @pytest.mark.parametrize("make_options", OPTIONS.values(), ids=OPTIONS)
 def test_an_option_trains_the_weights_of_the_cpu(make_options):
     assert same(*both(make_options))
+
+
+def test_logging_waits_for_no_step(tmp_path):
+    class Norm(Callback):
+        def batch_end(self, state, logger):
+            logger.log_metrics({"norm": state.loss.norm()})
+            return Control.LOG
+
+    memory = InMemoryLogger()
+    file = JSONLinesLogger(tmp_path / "metrics.jsonl", flush_interval=1000)
+    run(KIND, callbacks=[Norm()], loggers=[file, memory])
+    assert len(memory.series("loss/train")) == 6
+    assert len(file.path.read_text().splitlines()) == 12
 
 
 def test_fresh_memory_is_never_read():

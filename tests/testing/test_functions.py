@@ -12,7 +12,7 @@ import composable.functional as F
 from composable.testing import PropertyViolation, check_function
 from composable.testing.functions import Answer, FunctionReport
 from composable.testing.problems import feature_maps, image_batch
-from composable.testing.properties import PROPERTIES, NotApplicableError, Subject, no_sync_on
+from composable.testing.properties import PROPERTIES, NotApplicableError, Subject
 
 
 def randn(*shape):
@@ -201,57 +201,6 @@ def test_buffers_that_a_model_updates_are_mapped_and_compared():
     assert PROPERTIES["vmap"](subject(0.1)) is None
     with pytest.raises(AssertionError, match="not close"):
         PROPERTIES["vmap"](subject(0.2))
-
-
-@pytest.fixture
-def modes(monkeypatch):
-    """Return the list of the sync debug modes that are set, without a GPU."""
-    given = []
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", given.append)
-    yield given
-    assert given == ["error", 1]
-
-
-def test_the_sync_debug_mode_watches_the_second_call_and_draws_stay_on_the_cpu(modes):
-    calls = []
-
-    def watched(images, draw):
-        calls.append((images.device.type, draw.device.type, list(modes)))
-
-    made = subject_of(watched, lambda size: (image_batch(size)[0], torch.ones(())))
-    no_sync_on(torch.device("meta"), made)
-
-    assert calls == [("meta", "cpu", []), ("meta", "cpu", ["error"])]
-
-
-def test_bound_tensors_and_models_are_moved_to_the_device_and_a_bound_draw_is_not(modes):
-    def devices(model, weight, draw, images):
-        found.append([one.device.type for one in (model.weight, weight, draw, images)])
-
-    found, model = [], nn.Linear(2, 2)
-    bound = partial(devices, model, torch.ones(()), draw=torch.ones(()))
-    no_sync_on(torch.device("meta"), subject_of(bound, lambda size: {"images": torch.ones(size)}))
-
-    assert found == [["meta", "meta", "cpu", "meta"]] * 2
-    assert model.weight.device.type == "cpu"
-
-
-def test_a_model_that_is_watched_on_a_device_stays_on_its_own(modes):
-    model = feature_maps()
-
-    no_sync_on(torch.device("meta"), subject_of(lambda model: model, lambda size: (model,)).inner())
-
-    assert {p.device.type for p in model.parameters()} == {"cpu"}
-
-
-def test_the_sync_debug_mode_is_restored_after_an_error(modes):
-    def waits_when_watched(images):
-        if modes:
-            raise RuntimeError("called a synchronizing CUDA operation")
-
-    with pytest.raises(RuntimeError, match="synchronizing"):
-        no_sync_on(torch.device("meta"), subject_of(waits_when_watched))
 
 
 # The report

@@ -1,0 +1,117 @@
+"""Memory of a device is logged, and its allocations are recorded."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from composable import Callback
+from composable.callbacks import MemoryMonitor, MemorySnapshot, OOMObserver, _allocations
+from composable.callbacks import oom_observer as observers
+from composable.loggers import InMemoryLogger
+from tests.simgpu import device
+from tests.simgpu.device import KIND
+from tests.support.data import batches
+from tests.support.runs import make_trainer
+
+cuda = pytest.mark.skipif(KIND != "cuda", reason="PyTorch records the allocations of CUDA alone")
+
+
+@pytest.fixture
+def history():
+    """Return the limits of the recordings that were started, and None where one was stopped."""
+    from tests.simgpu.cuda import HISTORY
+
+    HISTORY.clear()
+    yield lambda: [call[3] if call[0] else None for call in HISTORY]
+    assert _allocations._recorders == {}
+    assert observers._active == []
+
+
+def fit(callbacks, count=10, **options):
+    trainer = make_trainer(
+        loader=batches(4 * count, 4),
+        device=KIND,
+        max_duration="1ep",
+        callbacks=callbacks,
+        check_effects=False,
+        **options,
+    )
+    trainer.fit()
+    return trainer
+
+
+def files(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@cuda
+def test_statistics_of_the_allocator_are_logged_by_composers_names():
+    memory = InMemoryLogger()
+    fit(MemoryMonitor("2ba"), 5, loggers=memory)
+
+    kinds = ("allocated", "active", "inactive", "reserved")
+    names = {f"memory/{when}_{kind}_mem" for when in ("current", "peak") for kind in kinds}
+    logged = {name for name in memory.latest if name.startswith("memory/")}
+    assert logged == {*names, "memory/alloc_retries"}
+    current, peak = (memory.series(f"memory/{when}_allocated_mem") for when in ("current", "peak"))
+    assert len(current) == len(peak) == 2
+    assert all(0 < one < other < 1e-3 for one, other in zip(current, peak, strict=True))
+
+
+@cuda
+def test_statistics_can_be_chosen():
+    memory = InMemoryLogger()
+    keys = {"segment.all.current": "segments", "reserved_bytes.all.current": "reserved", "x": "y"}
+    fit(MemoryMonitor("1ba", memory_keys=keys), 1, loggers=memory)
+
+    logged = {name: value for name, value in memory.latest.items() if "memory/" in name}
+    assert logged.keys() == {"memory/segments", "memory/reserved"}
+    assert logged["memory/segments"] == int(logged["memory/segments"]) > 0
+
+
+@cuda
+def test_snapshots_have_the_batches_of_the_interval(history, tmp_path):
+    fit(MemorySnapshot(tmp_path, skip_batches=2, interval="3ba", max_entries=9))
+
+    assert files(tmp_path) == ["memory-ba5.json", "memory-ba5.txt"]
+    assert "allocated" in (tmp_path / "memory-ba5.txt").read_text().lower()
+    assert history() == [9, None]
+
+
+@cuda
+def test_a_snapshot_of_a_later_fit_replaces_no_file(history, tmp_path):
+    for _ in range(2):
+        fit(MemorySnapshot(tmp_path, skip_batches=0, interval="1ba"), 3)
+
+    starts = ("memory-ba1.1", "memory-ba1")
+    assert files(tmp_path) == [f"{one}.{kind}" for one in starts for kind in ("json", "txt")]
+
+
+@cuda
+def test_recording_stops_with_the_fit_and_keeps_the_entries_of_both(history, tmp_path):
+    snapshot = MemorySnapshot(tmp_path / "a", interval="100ba", max_entries=9)
+    fit([snapshot, OOMObserver(tmp_path, max_entries=5)], 3)
+
+    assert max(one for one in history() if one is not None) == 9
+    assert history()[-1] is None
+    assert files(tmp_path) == []
+
+
+class FullMemory(Callback):
+    def before_forward(self, state, logger):
+        device.core.fail_in(0, 0)
+
+
+@cuda
+@pytest.mark.parametrize("unwritable", [False, True])
+def test_allocations_are_written_at_a_full_memory(unwritable, history, tmp_path):
+    (tmp_path / "file").touch()
+    second = OOMObserver(tmp_path / ("file" if unwritable else "a"))
+    warned = pytest.warns(UserWarning, match=r"could not write .*oom.json")
+    with warned if unwritable else nullcontext(), pytest.raises(torch.OutOfMemoryError):
+        fit([OOMObserver(tmp_path / "b", filename="b"), second, FullMemory()], 3)
+
+    assert files(tmp_path / "b") == ["b.json", "b.txt"]
+    assert unwritable or files(tmp_path / "a") == ["oom.json", "oom.txt"]
+    assert history()[-1] is None
