@@ -7,6 +7,7 @@ torch.ones(3, device="cuda:1").sum().item()
 assert gpu.waits() == {"aten::_local_scalar_dense": 1}
 """
 
+import gc
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ def full_memories(device: int = 0) -> int:
 @contextmanager
 def memory_limit(size: int, device: int = 0) -> Iterator[None]:
     """Let a device allocate only so many bytes in addition to those in use."""
+    gc.collect()  # what is freed later would be memory to use
     core.set_limit(device, core.memory_stats(device)["allocated_bytes.all.current"] + size)
     try:
         yield

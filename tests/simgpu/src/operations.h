@@ -305,6 +305,13 @@ TORCH_LIBRARY_IMPL(aten, SIM_KEY, library) {
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
   library.impl("record_stream", &record_stream);
+  // There is no library of losses: PyTorch's general path is taken.
+  auto never = [](const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, int64_t) { return false; };
+  auto never_for_tensors = [](const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t) { return false; };
+  library.impl("_use_cudnn_ctc_loss", never);
+  library.impl("_use_miopen_ctc_loss", never);
+  library.impl("_use_cudnn_ctc_loss.Tensor", never_for_tensors);
+  library.impl("_use_miopen_ctc_loss.Tensor", never_for_tensors);
 }
 
 // Operations with a kernel of the CPU and another for every backend, which would be taken.
