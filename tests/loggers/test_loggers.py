@@ -290,7 +290,7 @@ def test_lines_have_texts_and_objects_and_the_names_of_pictures(tmp_path):
     assert sum(weights["weights"]["counts"]) == 3
     (name,) = faces["faces"]["images"]
     with Image.open(tmp_path / name) as picture:
-        assert list(picture.get_flattened_data()) == [0, 128, 255, 255]
+        assert picture.tobytes() == bytes([0, 128, 255, 255])
     with Image.open(tmp_path / plot["plot"]["figure"]) as picture:
         assert picture.size == (100, 100)
 

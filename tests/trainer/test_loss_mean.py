@@ -257,7 +257,7 @@ def trained_with_own_loss(**options):
         max_duration="1ep",
         **options,
     )
-    trainer.state.model.inner.config.attn_pdrop = 0
+    trainer.state.model.inner.config.attn_pdrop = 0.0
     for module in trainer.state.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
