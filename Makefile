@@ -155,7 +155,7 @@ $(VENV)-newest.txt: constraints.txt
 COMPILE = $(VENV)-uv/bin/uv pip compile --quiet --constraint $(VENV)-uv/constraints.txt \
     --python $(PYTHON) --extra all --group dev
 $(VENV)-lowest.txt: $(VENV)-newest.txt $(VENV)-uv/bin/uv pyproject.toml
-	echo 'numpy<2.2' | cat $< - > $(VENV)-uv/constraints.txt
+	echo 'numpy>=2,<2.2' | cat $< - > $(VENV)-uv/constraints.txt
 	$(COMPILE) --resolution lowest-direct --output-file $@ pyproject.toml
 $(VENV)-uv/bin/uv:
 	$(PYTHON) -m venv $(VENV)-uv

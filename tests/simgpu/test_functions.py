@@ -84,10 +84,14 @@ def test_a_function_gives_the_values_of_the_cpu(row):
     assert_close(results(row, KIND)[0], results(row, "cpu")[0], rtol=0, atol=0, equal_nan=True)
 
 
+WAITING = {prefix + name for name in ("augmix", "randaugment") for prefix in ("", "draw_")}
+"""The functions whose cards say that a generator on a GPU makes them wait."""
+
+
 @pytest.mark.parametrize("generator_on", ["cpu", KIND])
 @pytest.mark.parametrize("row", DRAWING, ids=repr)
 def test_a_function_draws_from_a_generator_of_any_device(row, generator_on):
     found, waits = results(row, KIND, generator_on)
     assert_close(found, results(row, "cpu", "cpu")[0], rtol=0, atol=0, equal_nan=True)
-    if generator_on == KIND:  # draws on the CPU are copied
+    if generator_on == KIND and repr(row) not in WAITING:  # draws on the CPU are copied
         assert not waits or recorded(row) != "yes"

@@ -159,6 +159,7 @@ inline bool reads_values(const c10::OperatorHandle& op, const std::vector<IValue
     });
     return by_mask;
   }
+  if (op.schema().name() == "aten::repeat_interleave" && !arguments.back().isNone()) return false;  // output_size
   return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape);
 }
 
