@@ -24,13 +24,8 @@ MODELS = {
     "small": {"vocab_size": 50304, "n_positions": 1024, "n_layer": 12, "n_head": 6, "n_embd": 768},
     "tiny": {"vocab_size": 1024, "n_positions": 64, "n_layer": 4, "n_head": 2, "n_embd": 64},
 }
-PLAIN = {
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+PLAIN = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+PLAIN |= {"bos_token_id": 0, "eos_token_id": 0}
 # Rows of a batch and of a microbatch, tokens of validation, and steps.
 RUNS = {"small": (512, 32, 10 * 2**20, 3000), "tiny": (16, 16, 2**12, 200)}
 RATES = {"embeddings": 4e-3, "head": 4e-3, "tables": 2e-2, "norms_and_biases": 1.5e-2}

@@ -47,13 +47,14 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     files = {name for name in names if not name.startswith(metadata)}
     package = ROOT / "composable"
     sources = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.py")}
-    pages = {
+    others = {
+        "composable/advice.json",
         "composable/comparison/page.html",
         "composable/report/page.html",
         "composable/report/report.css",
         "composable/report/report.js",
     }
-    assert files == sources | pages | {"composable/py.typed"}
+    assert files == sources | others | {"composable/py.typed"}
     assert {f"{metadata}METADATA", f"{metadata}licenses/LICENSE"} <= names
 
 

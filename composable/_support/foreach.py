@@ -52,14 +52,11 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_autocast(device: str) -> bool:  # PyTorch 2.8 can't trace it
-    return torch.amp.is_autocast_available(device)
-
-
 def autocast_dtype(device: str) -> torch.dtype | None:
     """Return the dtype of autocast, or None if it is off or, as on meta, not supported."""
-    if not _has_autocast(device) or not torch.is_autocast_enabled(device):
+    compiles = torch.compiler.is_compiling()  # PyTorch 2.8 can't trace whether it is available
+    available = device != "meta" if compiles else torch.amp.is_autocast_available(device)
+    if not available or not torch.is_autocast_enabled(device):
         return None
     return torch.get_autocast_dtype(device)
 

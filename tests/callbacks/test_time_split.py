@@ -124,8 +124,9 @@ def test_a_resumed_run_continues_the_times(monkeypatch, tmp_path):
 
 
 def test_the_device_is_never_synchronized():
+    trainer = make_trainer(callbacks=TimeSplit(), nonfinite_loss="ignore")
     with NoSync():
-        make_trainer(callbacks=TimeSplit(), nonfinite_loss="ignore").fit()
+        trainer.fit()
 
 
 @pytest.mark.parametrize("seconds", [{}, [], {"data": 1.0}, dict.fromkeys(time_split._PARTS, "1")])

@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable.resume import ChangedRunWarning
 from tests.support.data import batches, noisy_loader, shuffling_loader
-from tests.support.forging import forge
 from tests.support.runs import make_trainer
 
 NAMED = "the data differ from those of the saved run: the first batch of epoch {} is another one"
@@ -121,12 +120,3 @@ def test_one_batch_is_read_again(tmp_path):
     ).fit(duration="2ba")
 
     assert asked == [*range(4), *range(16, 24)]
-
-
-def test_checkpoint_of_an_earlier_version_is_resumed_without_the_comparison(tmp_path):
-    trainer = make_trainer(None, batches(24, 4), max_duration="1ep")
-    trainer.fit(duration="2ba")
-    trainer.save_checkpoint(tmp_path / "saved")
-    path = forge(tmp_path / "saved", lambda state: state["data"].pop("first_batch"))
-
-    make_trainer(None, batches(24, 4)[::-1], load_path=path, max_duration="1ep").fit(duration="2ba")
