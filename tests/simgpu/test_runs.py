@@ -237,7 +237,7 @@ BROKEN = [None, *(["wait_stream", "record_stream"] if KIND == "cuda" else [])]
 
 
 def wait_for_itself(copies, batch, wait=CopyStream.wait):
-    """Let the current stream wait for the current stream, which is no wait."""
+    """Let the current stream wait for the current stream, which has no effect."""
     other, copies.stream = copies.stream, torch.accelerator.current_stream(copies.device)
     wait(copies, batch)
     copies.stream = other
