@@ -108,8 +108,8 @@ NAMES = {
             use_liger_kernel liger_kernel_config use_cache neftune_noise_alpha
             torch_empty_cache_steps auto_find_batch_size logging_strategy logging_steps
             logging_first_step log_on_each_node logging_nan_inf_filter
-            include_num_input_tokens_seen log_level log_level_replica disable_tqdm report_to
-            run_name project trackio_space_id trackio_bucket_id trackio_static_space_id
+            include_num_input_tokens_seen log_level log_level_replica disable_tqdm logging_dir
+            report_to run_name project trackio_space_id trackio_bucket_id trackio_static_space_id
             eval_strategy eval_steps eval_delay per_device_eval_batch_size prediction_loss_only
             eval_on_start eval_do_concat_batches eval_use_gather_object eval_accumulation_steps
             include_for_metrics batch_eval_metrics save_only_model save_strategy save_steps
