@@ -29,8 +29,9 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= -c constraints.txt
 
-# One core each, so two at a time, the longest first. Then the tests, which include `package`.
-CHECKS = shapes simgpu docs types words lint format imports
+# One after the other, beside the two workers of the tests, which include `package`: processes that
+# wait for others leave the cores idle.
+CHECKS = format lint imports words types docs shapes simgpu
 ALL = $(CHECKS) tests package
 
 BIN = $(VENV)/bin
@@ -50,11 +51,12 @@ demo-digits: $(VENV)/.ready-demo
 	$(BIN)/python examples/digits.py
 
 test: $(VENV)/.ready
-	@failed=$$(printf '%s\n' $(CHECKS) | xargs -P 2 -I {} sh -c \
-	    'said=$$($(MAKE) --no-print-directory {} 2>&1) || printf " {}"; \
-	    printf "\n=== {}\n%s\n" "$$said" >&2'); \
-	printf '\n=== tests\n'; \
-	$(MAKE) --no-print-directory tests || failed="$$failed tests"; \
+	@failed=$$(printf '%s\n' tests '$(CHECKS)' | xargs -P 2 -I {} sh -c \
+	    'for check in {}; do case $$check in \
+	        tests) $(MAKE) --no-print-directory tests >&2 || printf " tests";; \
+	        *) said=$$($(MAKE) --no-print-directory $$check 2>&1) || printf " $$check"; \
+	            printf "\n=== %s\n%s\n" $$check "$$said" >&2;; \
+	    esac; done'); \
 	[ -z "$$failed" ] || { printf '\nFAILED checks:%s\n' "$$failed"; exit 1; }
 
 # ------------------------------------------------------------------------------------------------
