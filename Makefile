@@ -36,7 +36,7 @@ ALL = $(CHECKS) tests package
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
-PYTEST = $(BIN)/pytest -q --tb=short
+PYTEST = $(BIN)/pytest -q --tb=short -rfEs
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
 .PHONY: help demo demo-digits test $(ALL) campaign test-simgpu deepspeed newest lowest once foreign smoke fix gpu bench site report-browser site-browser release clean FORCE
@@ -91,9 +91,9 @@ shapes:
 # Where the tests of GPUs run: two simulated ones, which tests/simgpu/README.md explains.
 SIMULATED = $(PYTEST) -p tests.simgpu.plugin
 simgpu:
-	$(SIMULATED) tests/simgpu tests/test_cuda.py tests/data/test_prefetch.py
+	$(SIMULATED) tests/simgpu tests/gpu
 package:
-	$(PYTEST) tests/test_package.py
+	$(PYTEST) tests/project/test_package.py
 # worksteal: half of the tests for each worker, in order, so that those of a file share fixtures.
 tests:
 	$(PYTEST) -n 2 --dist worksteal --durations=10 --ignore=tests/functional

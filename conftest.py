@@ -1,4 +1,17 @@
-"""What every test and every documented example gets."""
+"""What every test and every documented example gets.
+
+In the process of the tests, but in none that they start, these differ from a user's process, each
+for the reason in the comment of its line:
+
+- Ctrl-C raises KeyboardInterrupt, also in a background job, and PyTorch has one thread;
+- os.fsync syncs nothing, and the garbage collector never visits what it has frozen;
+- the global generators, and the choice of deterministic algorithms, are restored after each test;
+- for tests with the marker `compile`, compiled code is forgotten and guards are not profiled;
+- Hypothesis takes the same examples in every run, and seeds PyTorch as it seeds Python;
+- doctest ends an example at a fence of Markdown.
+
+What is collected depends on the machine: ADAPTERS below needs packages, and tests/gpu a GPU.
+"""
 
 import doctest
 import gc
@@ -26,8 +39,8 @@ torch.set_num_threads(1)
 # The processes that a test starts sync.
 os.fsync = os.fstat  # which rejects the same descriptors
 
-# Sphinx runs conf.py; pytest would import it in search of examples. tests/test_five_steps.py runs
-# the code of the guide, in a copy of the tree.
+# Sphinx runs conf.py; pytest would import it in search of examples. The code of the guides runs in
+# a copy of the tree: tests/project/test_five_steps.py.
 collect_ignore = ["docs/conf.py", "docs/contributing.md", "docs/adding_a_gradient_method.md"]
 
 # The adapters and their tests need the library that they adapt to. They are skipped where it is
@@ -108,8 +121,11 @@ def pytest_runtest_setup(item):
 
 
 def pytest_report_header():
-    """List the libraries whose adapters are not tested."""
-    return [f"not installed, and so not tested: {library}" for library in ABSENT]
+    """List what is not tested on this machine."""
+    lines = [f"not installed, and so not tested: {library}" for library in ABSENT]
+    if not torch.cuda.is_available():
+        lines.append("no CUDA device: tests/gpu is left to `make simgpu`")
+    return lines
 
 
 class TorchRandom:

@@ -1,4 +1,4 @@
-"""The tables of the page of laws, from the docstrings of the tests.
+"""The tables of the page of laws and of the folder of laws, from the docstrings of the tests.
 
 A paragraph `Law of time: fractions are exact.` in the docstring of a test is a row of the table
 `laws of time`, with the file of the test. A law that several tests check has one row.
@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("property_tests", "tests/integrations")
+PAGE = ROOT / "docs/laws.md"
 PARAGRAPH = re.compile(r"^Law of (\w+): (.*)$", re.S)
 
 
@@ -36,3 +37,21 @@ def law_table(topic: str) -> list[str]:
         for law, files in laws()[topic].items()
     )
     return ["| law | tests |", "|---|---|", *rows]
+
+
+def file_table() -> list[str]:
+    """Render what each file of the folder is about, in the order of the page of laws."""
+    sections = re.split(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), flags=re.M)
+    topics: dict[str, str] = {}
+    for title, text in zip(sections[1::2], sections[2::2], strict=True):
+        for name in re.findall(r"property_tests/(\w+)\.py", text):
+            topics.setdefault(name, title)
+    paths = {path.stem: path for path in sorted((ROOT / FOLDERS[0]).glob("test_*.py"))}
+    rows = []
+    for name in dict.fromkeys([*topics, *paths]):
+        doc = ast.get_docstring(ast.parse(paths[name].read_text(encoding="utf-8"))) or ""
+        law = re.sub(r"^(The )?[Ll]aws?: ", "", doc.partition("\n\n")[0].replace("\n", " "))
+        title = topics.get(name, "")
+        topic = f"[{title}](../docs/laws.md#{title.lower().replace(' ', '-')})" if title else ""
+        rows.append(f"| {law[0].upper()}{law[1:]} | [`{name}.py`]({name}.py) | {topic} |")
+    return ["| law | file | section of the page |", "|---|---|---|", *rows]

@@ -39,7 +39,7 @@ from tools.trainer_arguments import argument_tables
 MATRIX = METHODS / "matrix.md"
 INDEX = METHODS / "index.md"
 README = ROOT / "README.md"
-LAWS = ROOT / "docs/laws.md"
+LAWS, LAW_FILES = laws.PAGE, ROOT / "property_tests/README.md"
 PARALLEL = ROOT / "docs/parallel.md"
 DOES_IT_PAY = ROOT / "docs/evidence.md"
 RECIPES = ROOT / "docs/recipes.md"
@@ -99,6 +99,7 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
     renderers: dict[Path, Callable[[], str]] = {
         README: lambda: with_generated(README, "methods", readme_table()),
         LAWS: laws_page,
+        LAW_FILES: lambda: with_generated(LAW_FILES, "files", laws.file_table()),
         HOOKS: hooks_page,
         INTEGRATIONS: lambda: with_generated(INTEGRATIONS, "loops", loops_table()),
         PARALLEL: lambda: with_generated(PARALLEL, "algorithms", parallel_table()),

@@ -1,6 +1,6 @@
 """What the functions refuse: arguments that are valid alone, and not together.
 
-tests/test_invalid_arguments.py has the invalid values of single arguments.
+property_tests/test_refused_arguments.py has the invalid values of single arguments.
 """
 
 from functools import partial

@@ -9,7 +9,7 @@ import pytest
 import composable
 from tests.support.commands import run_python
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 TRAIN = """
 from functools import partial

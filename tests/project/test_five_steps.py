@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COPIED = ["composable", "docs", "property_tests", "tests", "tools", "examples"]
 FILES = ["README.md", "conftest.py", "pyproject.toml"]
 GUIDES = ["contributing", "adding_a_gradient_method"]
@@ -18,8 +18,8 @@ WRITTEN = re.compile(r"^`([\w/.]+)`:\n\n(`{3,})\w+\n(.*?)^\2$", re.MULTILINE | r
 
 LAWS = [
     "tests/functional/test_flip.py",
-    "tests/test_invalid_arguments.py",
-    "tests/test_pages.py",
+    "property_tests/test_refused_arguments.py",
+    "tests/project/test_pages.py",
     "tests/integrations/test_own_loop.py",
     "property_tests/test_accumulation.py",
     "property_tests/test_algorithm_cases.py",
@@ -151,6 +151,6 @@ def test_a_page_that_is_out_of_date_is_named_with_the_command_that_rewrites_it(t
     index.write_text(text.replace("mirrored at random", "turned at random"))
     try:
         command = "rewrite it with `python -m tools.write_pages`"
-        fails_with(tree, command, "pytest", "-q", "tests/test_pages.py", "-k", "index")
+        fails_with(tree, command, "pytest", "-q", "tests/project/test_pages.py", "-k", "index")
     finally:
         index.write_text(text)

@@ -9,7 +9,7 @@ import pytest
 import composable
 from tools.versions import FLOOR, records
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FRAGMENTS = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
 
 
@@ -24,6 +24,15 @@ def test_the_version_is_the_same_everywhere():
 def test_the_repository_is_cited_by_the_address_of_the_package():
     urls = dict(line.split(", ") for line in metadata.metadata("composable").get_all("Project-URL"))
     assert f"repository-code: {urls['Source']}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_tests_are_in_the_rooms_of_the_package():
+    """Beside them: helpers (cases, support), what needs a GPU, and the project itself."""
+    others = {"cases", "gpu", "project", "simgpu", "support"}
+    rooms = {path.parent.name for path in (ROOT / "composable").glob("*/__init__.py")}
+    found = {path.relative_to(ROOT / "tests").parts[0] for path in ROOT.glob("tests/**/*.py")}
+
+    assert found - {"__init__.py"} <= rooms | others
 
 
 @pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import language
 
-PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"
+PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 
 
 def test_the_page_has_the_search_space():

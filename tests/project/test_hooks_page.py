@@ -13,7 +13,7 @@ from tests.support import traced
 from tests.support.traced import BATCHES, EPOCHS, EVAL_BATCHES, MICROBATCHES
 from tools import hooks as generated
 
-PAGE = (Path(__file__).parents[1] / "docs/hooks.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/hooks.md").read_text()
 SECTIONS = {
     section.partition("\n")[0]: section for section in re.split("^## ", PAGE, flags=re.M)[1:]
 }

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 import composable
 from composable import cli
 from composable.models import Classifier
-from tests.migration.test_guides import GUIDES, pairs
+from tests.project.migration.test_guides import GUIDES, pairs
 
 HERE = Path(__file__).parent
 EXAMPLE = re.compile(r"^## ([^\n(]*?)(?: \(after ([^\n]*)\))?\n\n```\w+\n(.*?)\n```$", re.M | re.S)

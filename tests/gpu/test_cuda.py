@@ -20,8 +20,6 @@ from tests.support.models import CLASSES, mlp, seeded, weights
 from tests.support.observers import Watch
 from tests.support.runs import adam, make_trainer
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 def model():
     return seeded(

@@ -12,10 +12,10 @@ from composable.checkpoint.manifest import STATE, TENSORS
 from composable.cli import main
 from composable.runs import RunRecorder, records
 from composable.runs.diff import diff_runs
+from tests.runs.test_replay import Nudges, build, edit_line
 from tests.support.data import batches, examples
 from tests.support.models import mlp
 from tests.support.runs import make_trainer
-from tests.test_replay import Nudges, build, edit_line
 
 
 def rate_drops_at(batch):

@@ -113,7 +113,7 @@ def test_counting_reaches_the_stored_losses():
 
 
 def test_the_protocol_has_the_stored_losses():
-    page = (Path(__file__).parents[1] / "docs" / "protocol.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
     part = page[page.index("- The plot has the losses") : page.index("benchmarks/counting.py")]
 
     found = counting.stored()
