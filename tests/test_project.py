@@ -1,5 +1,6 @@
 """What several files state about the project agrees."""
 
+import ast
 import re
 from importlib import metadata
 from pathlib import Path
@@ -40,3 +41,24 @@ def test_each_floor_is_a_version_that_make_lowest_has_run():
     apart = {"torch", "deepspeed", "liger-kernel", "azureml-mlflow"}  # not in its environment
     for name, floor in floors.items() - {(one, floors[one]) for one in apart}:
         assert f"{run[name]}.".startswith(f"{floor}."), f"{name}>={floor} was run with {run[name]}"
+
+
+# --- imports
+
+
+# Of named tuples, tensors and the standard library.
+_PUBLIC = {"_exit", "_getframe", "_replace", "_version"}
+
+
+@pytest.mark.parametrize("package", ["cli", "comparison", "recipes", "report", "testing"])
+def test_reads_no_private_attribute_of_an_object_of_another_package(package):
+    found = []
+    for path in (ROOT / "composable" / package).glob("*.py"):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+                name, owner = node.attr, ast.unparse(node.value)
+                defined = f"self.{name}" in text or f"def {name}(" in text
+                if not (name in _PUBLIC or defined or owner in ("self", "cls", "super()")):
+                    found.append(f"{path.name}:{node.lineno}: {owner}.{name}")
+    assert found == []
