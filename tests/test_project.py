@@ -2,12 +2,15 @@
 
 import ast
 import re
+from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tomllib
 
 import composable
+from tools.budgets import all_imports
 from tools.versions import FLOOR, records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,6 +47,29 @@ def test_each_floor_is_a_version_that_make_lowest_has_run():
 
 
 # --- imports
+
+
+PACKAGES = sorted(path.parent.name for path in (ROOT / "composable").glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_package_has_a_circle_inside(package):
+    below = {}
+    for pair in all_imports():
+        if all(name.startswith(f"composable.{package}.") for name in pair):
+            one, other = (name.split(".")[2] for name in pair)
+            below.setdefault(one, set()).update({other} - {one})
+    TopologicalSorter(below).prepare()  # raises a CycleError
+
+
+def test_each_package_has_an_inner_contract():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    layers = [one for one in contracts if one["type"] == "layers" and one["exhaustive"]]
+    apart = [one for one in contracts if one["type"] == "independence"]
+    held = {f"{name}.*" for one in layers for name in one["containers"]}
+    held.update(name for one in apart for name in one["modules"])
+    assert {f"composable.{name}.*" for name in PACKAGES} <= held
 
 
 # Of named tuples, tensors and the standard library.
