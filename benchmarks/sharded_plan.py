@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from composable.checkpoint._together import divide
-from composable.checkpoint.writer import as_request
+from composable.checkpoint.request import as_request
 from composable.distributed import Processes
 
 received = 0

@@ -74,8 +74,8 @@ def trees() -> dict[str, ast.Module]:
 
 
 @cache
-def imports() -> frozenset[tuple[str, str]]:
-    """Return every import of a module of another package, in functions too, as both modules."""
+def all_imports() -> frozenset[tuple[str, str]]:
+    """Return every import of a module by another, in functions too, as both modules."""
     found = set()
     for module, tree in trees().items():
         for node in ast.walk(tree):
@@ -84,8 +84,13 @@ def imports() -> frozenset[tuple[str, str]]:
             else:
                 names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             targets = [name for name in names if name in trees() and "." in name]
-            found |= {(module, one) for one in targets if package_of(one) != package_of(module)}
+            found |= {(module, one) for one in targets}
     return frozenset(found)
+
+
+def imports() -> frozenset[tuple[str, str]]:
+    """Return every import of a module of another package."""
+    return frozenset(pair for pair in all_imports() if len({*map(package_of, pair)}) > 1)
 
 
 @cache

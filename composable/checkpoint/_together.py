@@ -23,6 +23,7 @@ from composable.checkpoint.errors import (
     UnwritableCheckpointError,
 )
 from composable.checkpoint.manifest import FileRecord, tensor_file
+from composable.checkpoint.request import Request, finish_folder
 from composable.checkpoint.safetensors import DTYPE_NAMES, DTYPES, write_tensors
 from composable.checkpoint.shards import (
     Region,
@@ -33,7 +34,6 @@ from composable.checkpoint.shards import (
     turn_of,
     writes,
 )
-from composable.checkpoint.writer import Request, finish_folder
 from composable.distributed.processes import ProcessError, Processes, attempt, raise_first
 
 

@@ -25,11 +25,12 @@ from composable.checkpoint.errors import (
 from composable.checkpoint.filters import check_patterns, matches
 from composable.checkpoint.manifest import MAX_STATE, as_target
 from composable.checkpoint.reader import readable
+from composable.checkpoint.request import Request, dump_state
 from composable.checkpoint.safetensors import fill
 from composable.checkpoint.shards import Region
 from composable.checkpoint.tree import pack
 from composable.checkpoint.weights import read_weights
-from composable.checkpoint.writer import Request, dump_state, write_whole
+from composable.checkpoint.writer import write_whole
 
 __all__ = ["export_dcp", "import_dcp"]
 

@@ -21,8 +21,9 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.manifest import Manifest, as_target, is_part, is_plain_name
 from composable.checkpoint.reader import candidates, reading
+from composable.checkpoint.request import Request, dump_state
 from composable.checkpoint.shards import Region, is_dtensor, like_dtensor, region_of
-from composable.checkpoint.writer import Request, dump_state, write_whole
+from composable.checkpoint.writer import write_whole
 from composable.distributed.processes import Processes
 
 __all__ = [

@@ -20,7 +20,7 @@ from composable.replay import DryRunOptions
 from composable.trainer.options import TrainerOptions
 from composable.trainer.ownership import sharing_models
 from composable.trainer.session import overridden_runs
-from composable.trainer.trainer import Trainer
+from composable.trainer.trainer import Trainer, options_of
 from composable.utils.reproducibility import preserve_rng, seed_all
 
 __all__ = ["BuildError", "build_trainer", "draw_part", "inspect_build", "split_evaluators"]
@@ -115,7 +115,7 @@ def build_trainer(
 
 def _problems(trainer: Trainer, passed: Mapping[str, Any]) -> Iterator[str]:
     """Yield why a Trainer is not that of a trial with these arguments."""
-    options, trained = trainer._options, trainer.state.timestamp.batch
+    options, trained = options_of(trainer), trainer.state.timestamp.batch
     if not isinstance(options, TrialOptions):
         yield "returned a Trainer that was built before it was called; build one in each call."
     if trained:

@@ -31,6 +31,7 @@ from composable.core.result_names import (
 )
 from composable.core.time import Time, TimeLike, TimeUnit, check_time
 from composable.metrics import Evaluator
+from composable.trainer.trainer import options_of
 from composable.utils.reproducibility import accelerator
 
 __all__ = [
@@ -120,7 +121,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     if build is not None:
         arguments = first.arguments(tried[first.name][0])
         trainer = inspect_build(build, arguments, own, split_evaluation=split)
-        evaluators, epoch_length = trainer._options.evaluators, trainer.state.epoch_length
+        evaluators, epoch_length = options_of(trainer).evaluators, trainer.state.epoch_length
         device = str(trainer.state.device)
         own = own or default_durations(trainer.state.max_duration)
     elif split or own is None:

@@ -195,7 +195,7 @@ def _follow_trainer(subject: Compared, trial: Trial, recorder: _Recorder) -> Out
         subject.function, arguments, trial.seed, trial.duration, split_evaluation=split
     )
     recorder.watch.device = trainer.state.device
-    trainer.add_callback(_Observer(recorder, trainer._run.evaluation))
+    trainer.add_callback(_Observer(recorder))
     state = trainer.fit()
     return "finished" if elapsed(state) >= 1 else "stopped"
 
@@ -203,8 +203,11 @@ def _follow_trainer(subject: Compared, trial: Trial, recorder: _Recorder) -> Out
 class _Observer(Callback):
     """Reports steps and evaluations; the time of training stops while the run evaluates."""
 
-    def __init__(self, recorder: _Recorder, evaluation: Any) -> None:
-        self.recorder, self.evaluation = recorder, evaluation
+    def __init__(self, recorder: _Recorder) -> None:
+        self.recorder = recorder
+
+    def attach(self, run: Any) -> None:
+        self.evaluation = run.evaluation
 
     def epoch_start(self, state: "State", logger: "Logger") -> None:
         if self.recorder.watch.part == "setup":

@@ -5,18 +5,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import attrs
-import torch
 from torch import Tensor
 
 from composable._support.checks import check_count
-from composable._support.paths import open_to_write
 from composable._support.warn import warn_user
-from composable.checkpoint.safetensors import write_tensors
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Columns, Logger, Rows, UnsupportedLogError, to_numbers
 from composable.core.state import State
@@ -24,11 +24,12 @@ from composable.core.time import Timestamp
 from composable.distributed import Processes
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
-from composable.loggers._offline import LocalLog
 from composable.loggers._opening import in_background
+from composable.loggers._records import Records, pack_records, unpack_records
 
 _MOST_FAILURES = 3
-_MOST_UNWRITTEN = 10_000  # records in a checkpoint, should the package write nothing for long
+# More than a package has in its buffers: a second of rows, or 32 KiB.
+_MOST_RECENT = 2_000
 
 
 class LoggerFailureWarning(UserWarning):
@@ -48,19 +49,29 @@ class LogTime:
         return self.timestamp.batch
 
 
+_Record: TypeAlias = tuple[LogTime, Mapping[str, Any]]
+_Write: TypeAlias = Callable[[list[_Record]], None]
+
+
 class BackEndLogger(LoggerDestination):
-    """Buffers metrics, converts logged values, and writes on the main process only.
+    """Queues what is logged, and writes it to a back end on the main process only.
+
+    The back end is closed or open, and everything that is logged goes into one queue. Writing the
+    queue opens the back end; `close` writes the queue and closes it. While a thread opens the back
+    end, the queue waits.
 
     A subclass opens the back end in `_open` and writes in the methods `_write_*`; of those that it
     does not define, the `Logger` warns. An error in any of them never ends the run: it becomes one
     `LoggerFailureWarning`. After three failures in a row nothing is written until the next `fit`.
 
-    `state_dict` holds what `_run_state` returns, the last step of every name, and the records that
-    the package has not written to disk yet. A resumed run opens the same run of the back end,
-    writes those of these records that a killed process lost, and drops what the back end has.
+    `state_dict` holds what `_run_state` returns. A resumed run opens the same run of the back end,
+    and writes no step that the back end has. Offline, a package brings rows to disk after it takes
+    them, so a checkpoint also has the most recent rows, and a resume writes those that a killed
+    process lost. The file of a `JSONLinesLogger` cannot replace these rows: not every run has one,
+    and it has texts in place of numbers that are not finite.
 
     Args:
-        flush_interval: Number of records of metrics to buffer, at least 1. They are also written
+        flush_interval: Length of the queue at which it is written, at least 1. It is also written
             at the end of every epoch, evaluation and call, and before a checkpoint.
     """
 
@@ -68,8 +79,9 @@ class BackEndLogger(LoggerDestination):
     """The package that it imports on use."""
     extra: ClassVar[str] = ""
     """The extra of composable that installs the package."""
-    writes_late: ClassVar[bool] = False
-    """Whether the package brings records to disk later than it takes them."""
+    _is_disabled = False
+    _is_offline = False
+    """Whether the package writes to local files, which it does later than it takes records."""
 
     def __init__(self, *, flush_interval: int = 100) -> None:
         check_count("flush_interval", flush_interval, 1)
@@ -79,24 +91,20 @@ class BackEndLogger(LoggerDestination):
                 f'installed: pip install "composable[{self.extra}]".'
             )
         self.flush_interval = flush_interval
-        self._pending: list[tuple[LogTime, Mapping[str, Any]]] = []
-        self._is_open = self._is_off = self._has_warned = self._is_disabled = False
-        self._num_failures = 0
-        self._saved_run: Any = None  # of the checkpoint, until it is opened
-        self._run: Any = None
-        self._saved_steps: dict[str, int] = {}
-        self._written: dict[str, int] = {}
-        self._present: Mapping[str, int] = {}
-        self._unwritten: deque[tuple[LogTime, Mapping[str, Any]]] = deque(maxlen=_MOST_UNWRITTEN)
-        self._local_log: LocalLog | None = None
-        self._lost: list[Any] = []  # what the checkpoint has of these
-        self._checkpoints: Path | None = None
-        """The folder of checkpoints, of which the hyperparameters tell."""
         self.opens_late = False
         """Whether to open the back end in a thread, from the first metrics on, and not at the start
         of `fit`."""
+        self._queue: list[tuple[_Write, _Record]] = []
+        self._is_open = self._has_warned = False
         self._opening: Future[None] | None = None
-        self._deferred: list[Callable[[], None]] | None = None  # until it is open
+        self._num_failures = 0
+        self._run: Any = None  # what identifies it
+        self._resumes = False  # whether to open the run of a checkpoint
+        self._written: dict[str, int] = {}
+        self._present: Mapping[str, int] = {}  # of a resumed run: what not to write again
+        self._recent: deque[_Record] = deque(maxlen=_MOST_RECENT)
+        self._checkpoints: Path | None = None
+        """The folder of checkpoints, of which the hyperparameters tell."""
 
     # --- for subclasses ---
 
@@ -104,12 +112,8 @@ class BackEndLogger(LoggerDestination):
         """Open the back end: a new run, or the one that `_run_state` described."""
 
     def _steps(self) -> Mapping[str, int]:
-        """Return the last step of each name that the back end has, after a resume."""
-        return last_steps(self._saved_steps, self._written)
-
-    def _open_log(self) -> LocalLog | None:
-        """Return the log of a run that is not online, or None if what it has is of no concern."""
-        return None
+        """Return the last step of each name that the back end has when a run resumes."""
+        return {}
 
     def _run_state(self) -> Any:
         """Return what identifies the run, as plain containers."""
@@ -121,7 +125,7 @@ class BackEndLogger(LoggerDestination):
     def _flush(self) -> None:
         """Write what the package buffers."""
 
-    def _write_metrics(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
+    def _write_metrics(self, records: Sequence[_Record]) -> None:
         """Write records of numbers, strings and None, oldest first."""
 
     def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
@@ -129,30 +133,25 @@ class BackEndLogger(LoggerDestination):
 
     def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
         """Write pictures in the format PNG."""
-        raise UnsupportedLogError
 
-    def _write_histogram(self, name: str, histogram: Histogram, moment: LogTime) -> None:
-        raise UnsupportedLogError
+    def _write_histogram(self, name: str, histogram: Histogram, moment: LogTime) -> None: ...
 
-    def _write_text(self, name: str, text: str, moment: LogTime) -> None:
-        raise UnsupportedLogError
+    def _write_text(self, name: str, text: str, moment: LogTime) -> None: ...
 
-    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
+    def _write_table(self, name: str, table: tuple[Columns, Rows], moment: LogTime) -> None:
         """Write a table, whose rows are lists."""
-        raise UnsupportedLogError
 
-    def _write_artifact(self, name: str, path: Path) -> None:
-        raise UnsupportedLogError
+    def _write_artifact(self, name: str, path: Path) -> None: ...
 
     # --- logged values ---
 
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
-        """Buffer metrics, and write them if the buffer is full."""
+        """Queue metrics, and write the queue if it is long."""
         if self._writes:
-            if self._deferred is not None and self._opening is None:
+            if self.opens_late and not self._is_open and self._opening is None:
                 self._opening = in_background(self._open_run)
-            self._pending.append((LogTime(timestamp), metrics))
-            if len(self._pending) >= self.flush_interval:
+            self._queue.append((self._write_records, (LogTime(timestamp), metrics)))
+            if len(self._queue) >= self.flush_interval:
                 self.flush()
 
     def log_hyperparameters(self, hyperparameters: Mapping[str, Any]) -> None:
@@ -160,7 +159,7 @@ class BackEndLogger(LoggerDestination):
         flat = flatten(hyperparameters)
         folder = flat.get("save_folder")
         self._checkpoints = Path(folder) if isinstance(folder, str) else None
-        self._attempt(lambda: self._write_hyperparameters(flat))
+        self._enqueue(lambda _: self._write_hyperparameters(flat))
 
     def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp) -> None:
         """Write images."""
@@ -172,16 +171,12 @@ class BackEndLogger(LoggerDestination):
 
     def log_text(self, texts: Mapping[str, str], timestamp: Timestamp) -> None:
         """Write texts."""
-        self._each(texts, timestamp, self._write_text)
+        self._each(texts, timestamp, self._write_text, str)
 
     def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Write a table."""
-        self._each(
-            {name: rows},
-            timestamp,
-            lambda one, some, moment: self._write_table(one, columns, some, moment),
-            lambda some: [list(row) for row in some],  # the caller may change its own
-        )
+        table = [*columns], [list(row) for row in rows]  # the caller may change its own
+        self._each({name: table}, timestamp, self._write_table)
 
     def log_figure(self, name: str, figure: Any, timestamp: Timestamp) -> None:
         """Write a figure as an image."""
@@ -189,8 +184,9 @@ class BackEndLogger(LoggerDestination):
 
     def log_artifact(self, name: str, path: str) -> None:
         """Write a file or a folder."""
-        self._open_late()  # the caller may delete it
-        self._attempt(lambda: self._write_artifact(name, Path(path)))
+        self._check_support(self._write_artifact)
+        self._enqueue(lambda _: self._write_artifact(name, Path(path)))
+        self._write_queue()  # also if it waits: the caller may delete the file
 
     def _log_checkpoints(self) -> None:
         """Write the folder of checkpoints, if there is one."""
@@ -205,211 +201,175 @@ class BackEndLogger(LoggerDestination):
         convert: Callable[[Any], Any] = lambda value: value,
     ) -> None:
         """Write values by name, those that the back end does not have yet."""
-        self.flush()  # earlier metrics first: some back ends take steps in order only
-        moment = LogTime(timestamp)
+        self._check_support(write)
+        if self._writes:
+            with self._warning():  # now, since the values may change before a back end is open
+                converted = {name: convert(value) for name, value in values.items()}
+                self._enqueue(partial(self._write_each, write), (LogTime(timestamp), converted))
 
-        def write_new() -> None:
-            for name, value in converted.items():
+    def _write_each(
+        self, write: Callable[[str, Any, LogTime], None], records: Sequence[_Record]
+    ) -> None:
+        for moment, values in records:
+            for name, value in values.items():
                 if self._is_new(name, moment.step):
                     write(name, value, moment)
                     self._written[name] = moment.step
 
-        with self._warning():
-            # Now, since the values may change before a back end is open.
-            new = [name for name in values if self._writes and self._is_new(name, moment.step)]
-            converted = {name: convert(values[name]) for name in new}
-            self._attempt(write_new)
+    def _check_support(self, write: Callable[..., None]) -> None:
+        is_base = getattr(type(self), write.__name__) is getattr(BackEndLogger, write.__name__)
+        if self._writes and is_base:
+            raise UnsupportedLogError
 
-    # --- when it is written ---
+    # --- the queue ---
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Open the back end, also one that had failed."""
-        self._num_failures, self._is_off = 0, False
-        if self.opens_late and not self._is_open:
-            self._deferred = []
-        self._attempt(lambda: None)
+        self._num_failures = 0
+        if not self.opens_late:
+            self._attempt(lambda: None)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
-        """Write the buffered metrics."""
+        """Write the queue."""
         self.flush()
 
     eval_after_all = epoch_end
 
     def flush(self) -> None:
-        """Write the buffered metrics, or defer that while the back end is being opened."""
-        if self._opening is not None and self._opening.done():
-            self._open_late()
-        if self._pending:
-            records, self._pending = self._pending, []
-            self._attempt(lambda: self._write_records(records))
+        """Write the queue, unless it waits until a thread has opened the back end."""
+        is_opened = self._opening is not None and self._opening.done()
+        if self._is_open or is_opened or not self.opens_late:
+            self._write_queue()
 
-    def _write_records(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
+    def _enqueue(self, write: _Write, record: _Record = (LogTime(Timestamp()), {})) -> None:
+        self._queue.append((write, record))
+        self.flush()
+
+    def _write_queue(self) -> None:
+        """Write the queue in order, metrics that follow one another together."""
+        queue, self._queue = self._queue, []
+        for write, found in groupby(queue, itemgetter(0)):
+            self._attempt(partial(write, [record for _, record in found]))
+
+    def _write_records(self, records: Sequence[_Record]) -> None:
         numbers = to_numbers(metrics for _, metrics in records)
         new = [
-            (moment, {n: v for n, v in values.items() if self._is_new(n, moment.step)})
+            (moment, found)
             for (moment, _), values in zip(records, numbers, strict=True)
+            if (found := {n: v for n, v in values.items() if self._is_new(n, moment.step)})
         ]
-        new = [(moment, values) for moment, values in new if values]
         self._write_metrics(new)
-        if self.writes_late:
-            self._unwritten.extend(new)
+        self._recent.extend(new)
         for moment, values in new:
             self._written.update(dict.fromkeys(values, moment.step))
 
     def _is_new(self, name: str, step: int) -> bool:
         return step > self._present.get(name, -1)
 
-    def close(self) -> None:
-        """Write the buffered metrics, and release files; the next write opens them again."""
-        self._open_late()
-        self.flush()
-        self._close()
-
-    def _close(self) -> None:
-        if self._is_open:
-            self._attempt(self._release)
-            self._attempt(self._remember_run)
-            self._is_open = False
-
-    def _end(self, end: Callable[[], None]) -> None:
-        """Close the logger and end the run, also after failures."""
-        self.close()
-        self._is_off = False
-        self._attempt(end)
-        self._is_open = False
-
-    def _remember_run(self) -> None:
-        self._run = self._run_state()
-
-    # --- failures ---
+    # --- open and closed ---
 
     @property
     def _writes(self) -> bool:
-        return not (self._is_off or self._is_disabled) and Processes.current().is_main
+        is_off = self._is_disabled or self._num_failures >= _MOST_FAILURES
+        return not is_off and Processes.current().is_main
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Open the back end and do something; an error becomes a warning."""
-        if not self._writes:
-            return
-        if self._deferred is not None:
-            self._deferred.append(action)
-            return
-        with self._warning():
-            if not self._is_open:
-                self._finish_opening()
-            action()
-            self._num_failures = 0
+        if self._writes:
+            with self._warning():
+                if not self._is_open:
+                    self._finish_opening()
+                action()
+                self._num_failures = 0
+
+    def _finish_opening(self) -> None:
+        """Open the back end, or wait until the thread that opens it has done so."""
+        opening, self._opening = self._opening, None
+        self._num_failures = _MOST_FAILURES  # unless it opens
+        if opening is None:
+            self._open_run()
+        else:
+            opening.result()
+        self._num_failures, self._is_open = 0, True
+
+    def _open_run(self) -> None:
+        self._open(self._run if self._resumes else None)
+        self._note_run()
+        if self._resumes:
+            self._present, self._resumes = self._steps(), False
+
+    def _sync(self) -> None:
+        """Write what the package buffers, and note the run."""
+        if self._is_open:
+            self._attempt(self._flush)
+            self._attempt(self._note_run)
+
+    def _note_run(self) -> None:
+        self._run = self._run_state()
+
+    def close(self) -> None:
+        """Write the queue, and release files; the next write opens them again."""
+        self._write_queue()
+        if self._is_open:
+            self._attempt(self._release)
+            self._attempt(self._note_run)
+            self._is_open = False
 
     @contextmanager
     def _warning(self) -> Iterator[None]:
         """Turn an error into a warning, the first time."""
         try:
             yield
-        except UnsupportedLogError:
-            raise
         except Exception as error:  # a package may raise anything
             self._num_failures += 1
-            self._is_off = self._is_off or self._num_failures >= _MOST_FAILURES
             if not self._has_warned:
                 self._has_warned = True
-                more = "Nothing more is logged there" if self._is_off else "Records are missing"
+                is_off = self._num_failures >= _MOST_FAILURES
+                more = "Nothing more is logged there" if is_off else "Records are missing"
                 warn_user(
                     f"{self.name} failed: {type(error).__name__}: {error}. {more}, and the run "
                     "continues; later failures of this logger are not reported.",
                     LoggerFailureWarning,
                 )
 
-    # --- opening ---
-
-    def _open_run(self) -> None:
-        self._open(self._saved_run)
-        if self._saved_run is not None:
-            self._present, self._saved_run = self._steps(), None
-
-    def _finish_opening(self) -> None:
-        """Open the back end, or wait until the thread that opens it has done so."""
-        opening, self._opening = self._opening, None
-        self._is_off = True  # unless it opens
-        if opening is None:
-            self._open_run()
-        else:
-            opening.result()
-        self._is_off, self._is_open = False, True
-        self._write_lost()
-
-    def _open_late(self) -> None:
-        """Do what was deferred until the back end is open."""
-        deferred, self._deferred = self._deferred, None
-        for action in deferred or ():
-            self._attempt(action)
-
     # --- resume ---
-
-    def _write_lost(self) -> None:
-        """Write the records of the checkpoint that its process had not brought to disk."""
-        lost, self._lost = self._lost, []
-        if lost:
-            self._write_records(
-                [(LogTime(one["time"], one["clock"]), one["values"]) for one in lost]
-            )
-
-    def _keep_unwritten(self) -> None:
-        """Forget the records that are on disk by now."""
-        self._local_log = self._local_log or self._open_log()
-        on_disk = None if self._local_log is None else self._local_log.read_new()
-        late = [
-            (moment, values)
-            for moment, values in self._unwritten
-            if on_disk is not None and any(moment.step > on_disk.get(n, -1) for n in values)
-        ]
-        self._unwritten.clear()
-        self._unwritten.extend(late)
 
     def run_entries(self) -> Mapping[str, Any]:
         """Return what identifies the open run, or None if none is open."""
-        if self._is_open:
-            self._attempt(self._flush)
-            self._attempt(self._remember_run)
+        self._sync()
         return {"logger_runs": self._run if self._is_open else None}
 
     def continue_run(self, entries: Mapping[str, Any]) -> None:
         """Continue the run of the back end that the killed run had begun."""
-        if entries.get("logger_runs") is not None:
-            self.load_state_dict({"run": entries["logger_runs"], "steps": {}})
+        self._resume(entries.get("logger_runs"))
 
     def state_dict(self) -> dict[str, Any]:
-        """Write the buffered metrics, and return the id of the run and its last steps."""
-        self._open_late()
-        self.flush()
-        if self._is_open:
-            self._attempt(self._flush)
-            self._attempt(self._remember_run)
-            self._attempt(self._keep_unwritten)
-        run = self._run if self._saved_run is None else self._saved_run
-        return {
-            "run": run,
-            "steps": {**self._saved_steps, **self._written},
-            "unwritten": [*self._lost, *map(_as_saved, self._unwritten)],
-        }
+        """Write the queue, and return what identifies the run, and the most recent rows."""
+        self._write_queue()
+        self._sync()
+        rows = [(moment.timestamp, values) for moment, values in self._recent]
+        return {"run": self._run, "recent": pack_records(rows) if self._is_offline else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the id of the run, which the next write opens.
+        """Restore what identifies the run, which the next write opens.
 
         Raises:
             ValueError: It is not a state of this class.
         """
-        known = state.keys() == {"run", "steps", "unwritten"}
-        steps, lost = state.get("steps"), state.get("unwritten")
-        if not (known and isinstance(steps, Mapping) and isinstance(lost, list)):
+        if state.keys() != {"run", "recent"}:
             raise ValueError(
-                f"{self.name} was given the state {sorted(state)}, and its own has ['run', "
-                "'steps', 'unwritten']: was it saved by another callback?"
+                f"{self.name} was given the state {sorted(state)}, and its own has ['recent', "
+                "'run']: was it saved by another callback?"
             )
-        self._pending = []
-        self._close()
-        self._saved_run, self._lost = state["run"], list(lost)
-        self._unwritten.clear()
-        self._saved_steps = {str(n): int(step) for n, step in steps.items()}
+        recent = state["recent"]
+        self._resume(state["run"], () if recent is None else unpack_records(recent))
+
+    def _resume(self, run: Any, recent: Records = ()) -> None:
+        self._queue = []
+        self.close()
+        self._run, self._resumes = run, run is not None
+        rows = [(LogTime(timestamp), values) for timestamp, values in recent]
+        self._queue.extend((self._write_records, row) for row in rows)
 
 
 def last_steps(*found: Mapping[str, int]) -> dict[str, int]:
@@ -426,16 +386,10 @@ def last_steps(*found: Mapping[str, int]) -> dict[str, int]:
     return last
 
 
-def _as_saved(record: tuple[LogTime, Mapping[str, Any]]) -> dict[str, Any]:
-    moment, values = record
-    return {"time": moment.timestamp, "clock": moment.clock, "values": dict(values)}
-
-
 def is_installed(package: str) -> bool:
     """Return whether a package can be imported, without importing it."""
-    parent, _, _ = package.rpartition(".")
     try:
-        return (not parent or is_installed(parent)) and find_spec(package) is not None
+        return find_spec(package) is not None
     except (ImportError, ValueError):
         return False
 
@@ -451,25 +405,13 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
         >>> flatten({"lr": 0.1, "options": {"compile": False}, "optimizers": ["SGD"]})
         {'lr': 0.1, 'options/compile': False, 'optimizers/0': 'SGD'}
     """
-    flat: dict[str, Any] = {}
-    _flatten({n: v for n, v in values.items() if n not in _TOO_LONG}, "", flat)
-    return flat
+    return dict(_leaves({n: v for n, v in values.items() if n not in _TOO_LONG}, ()))
 
 
-def _flatten(value: Any, path: str, flat: dict[str, Any]) -> None:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            _flatten(inner, f"{path}/{name}" if path else str(name), flat)
-    elif isinstance(value, (list, tuple)):
-        for i, inner in enumerate(value):
-            _flatten(inner, f"{path}/{i}", flat)
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (Mapping, list, tuple)):
+        for name, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _leaves(inner, (*path, str(name)))
     else:
         plain = value is None or isinstance(value, (bool, int, float, str))
-        flat[path] = value if plain else str(value)
-
-
-def save_model(model: torch.nn.Module, path: Path) -> None:
-    """Write the parameters and buffers of a model to a file of safetensors."""
-    tensors = {n: one for n, one in model.state_dict().items() if isinstance(one, Tensor)}
-    with open_to_write(path, "xb") as file:
-        write_tensors(file.write, tensors)
+        yield "/".join(path), value if plain else str(value)

@@ -12,12 +12,13 @@ import json
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from composable._support import strict_json
-from composable._support.paths import open_regular, replacing
+from composable._support.paths import replacing
+from composable.loggers._back_end import last_steps
 
 _MESSAGES, _ABOUT = "messages.json", "experiment.json"
 _BLOCK = 32768
@@ -25,84 +26,35 @@ _HEADER = 7  # bytes of a record, and of the file
 _WHOLE, _LAST = 1, 4
 
 
-class LocalLog:
-    """The last step of each name in a file to which another thread or process appends.
-
-    Args:
-        path: The file; it may be missing yet.
-    """
-
-    _at = 0
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._steps: dict[str, int] = {}
-
-    def read_new(self) -> dict[str, int]:
-        """Return the last step of each name; only what was added since the last call is read."""
-        if self.path.exists():
-            with open_regular(self.path) as file:
-                file.seek(self._at)
-                self._add(file.readall())
-        return self._steps
-
-    def _add(self, raw: bytes) -> None:
-        """Add the steps of the complete records, and advance `_at` to their end."""
-        raise NotImplementedError
+# --- Comet
 
 
-# --- Comet ---
-
-
-class CometLog(LocalLog):
-    """The messages of a running experiment.
-
-    Args:
-        folder: The temporary folder of the experiment.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder / _MESSAGES)
-
-    def _add(self, raw: bytes) -> None:
-        whole = raw[: raw.rfind(b"\n") + 1]
-        self._at += len(whole)
-        _add_steps(self._steps, whole.splitlines())
-
-
-def archived_steps(path: Path) -> dict[str, int]:
+def comet_steps(path: Path) -> dict[str, int]:
     """Return the last step of each metric in an archive; of a broken one, none."""
-    steps: dict[str, int] = {}
     try:
         with zipfile.ZipFile(path) as archive:
-            _add_steps(steps, archive.read(_MESSAGES).splitlines())
+            lines = archive.read(_MESSAGES).splitlines()
+        messages = [strict_json.load(line, _MESSAGES, nan=True) for line in lines]
     except (zipfile.BadZipFile, KeyError, ValueError):  # its process ended while it was written
-        pass
-    return steps
+        return {}
+    metrics = [one.get("payload", {}).get("metric") or {} for one in messages]
+    stepped = [one for one in metrics if one.get("step") is not None]
+    return last_steps(*({one["metricName"]: one["step"]} for one in stepped))
 
 
-def _add_steps(steps: dict[str, int], lines: Iterable[bytes]) -> None:
-    for line in lines:
-        message = strict_json.load(line, _MESSAGES, nan=True)
-        metric = message.get("payload", {}).get("metric") or {}
-        if metric.get("step") is not None:
-            name = metric["metricName"]
-            steps[name] = max(metric["step"], steps.get(name, -1))
-
-
-def is_left_over(folder: Path) -> bool:
-    """Return whether a path is the temporary folder of an experiment that wrote no archive."""
-    return folder.parent == Path(tempfile.gettempdir()) and (folder / _MESSAGES).is_file()
-
-
-def archive(folder: Path, target: Path, about: Mapping[str, Any]) -> None:
+def archive_killed(folder: Path, target: Path, about: Mapping[str, Any]) -> None:
     """Pack the folder of a killed process as the package does, without an incomplete last message.
 
     Args:
-        folder: The temporary folder; it is kept.
-        target: The archive to write.
+        folder: The temporary folder, which is kept. One without messages, or another folder of
+            this machine, is not packed.
+        target: The archive to write. An existing one stays.
         about: The identity of the experiment.
     """
+    is_left = folder.parent == Path(tempfile.gettempdir()) and (folder / _MESSAGES).is_file()
+    if target.exists() or not is_left:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
     now = int(time.time() * 1000)
     whole = {**about, "start_time": now, "stop_time": now, "resume_strategy": "get_or_create"}
     messages = (folder / _MESSAGES).read_bytes()
@@ -114,62 +66,40 @@ def archive(folder: Path, target: Path, about: Mapping[str, Any]) -> None:
                 packed.write(path, path.name)
 
 
-# --- Weights & Biases ---
+# --- Weights & Biases
 
 
-class WandBLog(LocalLog):
-    """The history of an offline run."""
-
-    _at = _HEADER
-
-    def _add(self, raw: bytes) -> None:
-        for record, end in _records(raw, self._at):
-            self._at = end
-            row = _row(record)
-            if row is not None:
-                step, values = row
-                self._steps.update(dict.fromkeys(values, step))
+def wandb_steps(path: Path) -> dict[str, int]:
+    """Return the last step of each name in the file of a run."""
+    return last_steps(*map(_row_steps, wandb_records(path.read_bytes())))
 
 
-def _row(raw: bytes) -> tuple[int, dict[str, Any]] | None:
-    """Return the step and the values of a record, if it is a row of the history."""
+def _row_steps(raw: bytes) -> dict[str, int]:
+    """Return the step of each name of a record, if it is a row of the history."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    record = Record()
-    record.ParseFromString(raw)
+    record = Record.FromString(raw)
     if record.WhichOneof("record_type") != "history":
-        return None
-    values: dict[str, Any] = {}
-    for item in record.history.item:
-        *parents, name = item.nested_key or [item.key]
-        inner = values
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[name] = strict_json.load(item.value_json, "a row", nan=True)
-    step = values.pop("_step", record.history.step.num)
-    return step, {n: v for n, v in values.items() if not n.startswith("_")}
+        return {}
+    items = {(item.nested_key or [item.key])[0]: item for item in record.history.item}
+    step = int(items["_step"].value_json) if "_step" in items else record.history.step.num
+    return {name: step for name in items if not name.startswith("_")}
 
 
-def _records(raw: bytes, start: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the complete records and their ends; the last one may be incomplete.
-
-    Args:
-        raw: The bytes of the file from a place where a record begins.
-        start: That place.
-    """
-    at, parts = start, b""
-    while at + _HEADER <= start + len(raw):
+def wandb_records(raw: bytes) -> Iterator[bytes]:
+    """Yield the complete records of a file; the last one may be incomplete."""
+    at, parts = _HEADER, b""
+    while at + _HEADER <= len(raw):
         left = _BLOCK - at % _BLOCK
         if left < _HEADER:
             at += left
             continue
-        head = raw[at - start : at - start + _HEADER]
-        length, kind = int.from_bytes(head[4:6], "little"), head[6]
+        length, kind = int.from_bytes(raw[at + 4 : at + 6], "little"), raw[at + 6]
         end = at + _HEADER + length
-        if kind == 0 or end > start + len(raw):
+        if kind == 0 or end > len(raw):
             return
-        parts += raw[at - start + _HEADER : end - start]
+        parts += raw[at + _HEADER : end]
         at = end
         if kind in (_WHOLE, _LAST):
-            yield parts, end
+            yield parts
             parts = b""

@@ -17,9 +17,9 @@ from composable._support.checks import (
 from composable.core.logger import Columns, Logger, Rows
 from composable.core.state import State
 from composable.loggers import _environment as environment
-from composable.loggers import _offline as offline
 from composable.loggers._back_end import BackEndLogger, LogTime, last_steps
 from composable.loggers._histograms import Histogram
+from composable.loggers._offline import archive_killed, comet_steps
 
 __all__ = ["CometLogger"]
 
@@ -76,7 +76,6 @@ class CometLogger(BackEndLogger):
 
     package = "comet_ml"
     extra = "comet"
-    writes_late = True
 
     def __init__(
         self,
@@ -120,18 +119,19 @@ class CometLogger(BackEndLogger):
             return
         import comet_ml  # imported here: it takes a second
 
-        if saved is not None:
-            self._key = saved["key"]
-            self._recover(saved["folder"])
         has_key = comet_ml.config.get_config("comet.api_key") is not None
         mode = self.mode or ("online" if has_key else "offline")
-        existing = self._key is not None
         options = {**self._experiment_kwargs, "workspace": self.workspace}
-        if existing:
-            options["previous_experiment"] = self._key
-        if mode == "offline":
+        self._is_offline = mode == "offline"
+        if self._is_offline:
             self.offline_directory.mkdir(parents=True, exist_ok=True)
             options["offline_directory"] = str(self.offline_directory)
+        if saved is not None:
+            self._key = saved["key"]
+            self._recover(Path(saved["folder"]))
+        existing = self._key is not None
+        if existing:
+            options["previous_experiment"] = self._key
         kind = {
             ("online", False): comet_ml.Experiment,
             ("online", True): comet_ml.ExistingExperiment,
@@ -148,40 +148,29 @@ class CometLogger(BackEndLogger):
 
     def finish(self) -> None:
         """End the experiment, and write the archive if it is offline; a later record resumes it."""
-        if self._experiment is not None:
-            self._end(self._experiment.end)
-            self._experiment = self._local_log = None
+        self.close()
+        experiment, self._experiment = self._experiment, None
+        if experiment is not None:
+            with self._warning():
+                experiment.end()
 
     def _run_state(self) -> Any:
         return {"key": self._key, "folder": str(self._experiment.tmpdir)}
 
-    @property
-    def _is_offline(self) -> bool:
-        return hasattr(self._experiment, "offline_directory")
-
     def _steps(self) -> Mapping[str, int]:
-        if not self._is_offline:
-            return super()._steps()
-        archives = self.offline_directory.glob(f"{self._key}*.zip")
+        archives = self.offline_directory.glob(f"{self._key}*.zip") if self._is_offline else ()
         # A message of this process may not be on disk yet.
-        return last_steps(self._written, *map(offline.archived_steps, archives))
+        return last_steps(self._written, *map(comet_steps, archives))
 
-    def _open_log(self) -> offline.LocalLog | None:
-        return offline.CometLog(Path(self._experiment.tmpdir)) if self._is_offline else None
-
-    def _recover(self, folder: str) -> None:
+    def _recover(self, folder: Path) -> None:
         """Make an archive of what a killed process left in its temporary folder."""
-        own = self._experiment is not None and folder == str(self._experiment.tmpdir)
-        target = self.offline_directory / f"{self._key}-{Path(folder).name}.zip"
-        if not (own or target.exists()) and offline.is_left_over(Path(folder)):
-            self.offline_directory.mkdir(parents=True, exist_ok=True)
-            about = {
-                "offline_id": self._key,
-                "project_name": self.project,
-                "workspace": self.workspace,
-                "tags": list(self.tags),
-            }
-            offline.archive(Path(folder), target, about)
+        about = {
+            "offline_id": self._key,
+            "project_name": self.project,
+            "workspace": self.workspace,
+            "tags": list(self.tags),
+        }
+        archive_killed(folder, self.offline_directory / f"{self._key}-{folder.name}.zip", about)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Log the folder of checkpoints, if requested."""
@@ -214,8 +203,9 @@ class CometLogger(BackEndLogger):
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         self._experiment.log_text(text, step=moment.step, metadata={"name": name})
 
-    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
-        self._log_json(name, {"columns": list(columns), "rows": rows}, moment, "table")
+    def _write_table(self, name: str, table: tuple[Columns, Rows], moment: LogTime) -> None:
+        columns, rows = table
+        self._log_json(name, {"columns": columns, "rows": rows}, moment, "table")
 
     def _log_json(self, name: str, value: Mapping[str, Any], moment: LogTime, kind: str) -> None:
         self._experiment.log_asset_data(

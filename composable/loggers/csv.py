@@ -56,7 +56,6 @@ class CSVLogger(BackEndLogger):
         self.path, self.overwrite = as_path("path", path), overwrite
         self._columns: list[str] = list(_TIMES)
         self._num_rows = 0
-        self._began = False
         self._file: IO[str] | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -67,8 +66,7 @@ class CSVLogger(BackEndLogger):
         """
         if self._writes:
             check_no_link(self.path)
-        replaces = self._began or self.overwrite or self._saved_run is not None
-        replaces = replaces or is_stream_file(self.path)
+        replaces = self.overwrite or self._run is not None or is_stream_file(self.path)
         if self._writes and not replaces and self.path.exists() and not self._is_begun():
             raise FileExistsError(
                 f"path={str(self.path)!r} exists; pass another path, or overwrite=True."
@@ -82,11 +80,11 @@ class CSVLogger(BackEndLogger):
     def _open(self, saved: Any) -> None:
         if saved is not None:
             self._columns, self._num_rows = list(saved["columns"]), saved["rows"]
-        elif self._began:
+        elif self._run is not None:
             return
         keeps = saved is not None and self.path.exists()
         rows = self._read()[: self._num_rows] if keeps else []
-        self._num_rows, self._began = len(rows), True
+        self._num_rows = len(rows)
         self._rewrite(rows)
 
     def _read(self) -> list[dict[str, str]]:
@@ -118,9 +116,6 @@ class CSVLogger(BackEndLogger):
         if self._file is not None:
             self._file.close()
             self._file = None
-
-    def _steps(self) -> Mapping[str, int]:
-        return {}  # what comes again was truncated
 
     def _run_state(self) -> Any:
         return {"columns": list(self._columns), "rows": self._num_rows}

@@ -252,32 +252,18 @@ class JSONLinesLogger(LoggerDestination):
         self._pending, self._begun, self._resumed = [], False, True
         self._size, self._hash = size, found
 
-    def move_aside(self, state: Mapping[str, Any]) -> None:
-        """Move the lines after a position to a numbered file: `metrics.1.jsonl`.
-
-        Args:
-            state: The position, as `state_dict` returned it.
-
-        Raises:
-            ValueError: The file does not begin with the lines that were written before it.
-        """
-        self.load_state_dict(state)
-        if not self._resumed or self.path.stat().st_size == self._size:
-            return
-        with self.path.open("rb") as file:
-            file.seek(self._size)
-            aside = next_name(self.path)
-            with open_to_write(aside, "xb") as other:
-                shutil.copyfileobj(file, other)
-
     def run_entries(self) -> Mapping[str, Any]:
         """Return the position in the file, and its path."""
         return {"metrics_files": self.state_dict(), "metrics_paths": str(self.path.absolute())}
 
     def continue_run(self, entries: Mapping[str, Any]) -> None:
-        """Move the lines aside that the killed run wrote, if the file is the one it wrote."""
+        """Move the lines that the killed run wrote to a numbered file: `metrics.1.jsonl`."""
         with suppress(ValueError, AttributeError):  # another file, or one without such lines
-            self.move_aside(entries.get("metrics_files"))  # type: ignore[arg-type]
+            self.load_state_dict(entries.get("metrics_files"))  # type: ignore[arg-type]
+            if self._resumed and self.path.stat().st_size > self._size:
+                with self.path.open("rb") as file, open_to_write(next_name(self.path), "xb") as new:
+                    file.seek(self._size)
+                    shutil.copyfileobj(file, new)
 
     def close_file(self) -> None:
         """Close the file; the next write opens it again."""

@@ -4,6 +4,7 @@ import json
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -117,13 +118,12 @@ class MLFlowLogger(BackEndLogger):
         return self.run_id
 
     def _steps(self) -> Mapping[str, int]:
-        found = dict(super()._steps())
-        metrics = self._client.get_run(self.run_id).data.metrics
-        names = {_key(name): name for name in found}
-        for key in metrics:
-            history = self._client.get_metric_history(self.run_id, key)
-            found[names.get(key, key)] = max(one.step for one in history)
-        return found
+        history = partial(self._client.get_metric_history, self.run_id)
+        keys = self._client.get_run(self.run_id).data.metrics
+        return {key: max(one.step for one in history(key)) for key in keys}
+
+    def _is_new(self, name: str, step: int) -> bool:
+        return super()._is_new(_key(name), step)
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Open the run."""
@@ -180,8 +180,8 @@ class MLFlowLogger(BackEndLogger):
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         self._write_file("texts", f"{_file(name)}-step{moment.step}.txt", text.encode())
 
-    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
-        content = json.dumps({"columns": list(columns), "data": rows})
+    def _write_table(self, name: str, table: tuple[Columns, Rows], moment: LogTime) -> None:
+        content = json.dumps(dict(zip(("columns", "data"), table, strict=True)))
         self._write_file("tables", f"{_file(name)}-step{moment.step}.json", content.encode())
 
     def _write_file(self, folder: str, name: str, content: bytes) -> None:

@@ -84,9 +84,6 @@ class TensorBoardLogger(BackEndLogger):
         files = self.log_dir.iterdir()
         return [one for one in files if ".tfevents." in one.name and one.suffix == f".{self._id}"]
 
-    def _steps(self) -> Mapping[str, int]:
-        return {}  # what comes again was truncated
-
     def _run_state(self) -> Any:
         files = {path.name: path.stat().st_size for path in self._files()}
         return {"folder": str(self.log_dir), "id": self._id, "files": files}
@@ -145,7 +142,8 @@ class TensorBoardLogger(BackEndLogger):
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         self._writer.add_text(name, text, moment.step, moment.clock)
 
-    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
+    def _write_table(self, name: str, table: tuple[Columns, Rows], moment: LogTime) -> None:
+        columns, rows = table
         lines = [columns, ["---"] * len(columns), *rows]
         text = "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
         self._write_text(name, text, moment)

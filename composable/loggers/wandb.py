@@ -9,18 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+from torch.nn import Module
+
 from composable._support.checks import as_path, check_one_of, check_text
+from composable._support.paths import open_to_write
+from composable.checkpoint.safetensors import write_tensors
 from composable.core.callback import AttachedRun
 from composable.core.logger import Columns, Logger, Rows
 from composable.core.state import State
 from composable.loggers import _environment as environment
-from composable.loggers._back_end import BackEndLogger, LogTime, last_steps, save_model
+from composable.loggers._back_end import BackEndLogger, LogTime, last_steps
 from composable.loggers._histograms import Histogram
-from composable.loggers._offline import LocalLog, WandBLog
+from composable.loggers._offline import wandb_steps
 
 __all__ = ["WandBLogger"]
 
-_FLUSHES = "x_transaction_log_flush_interval"
 _WATCH_INTERVAL = 100
 _WATCHED = {
     "false": (),
@@ -71,7 +75,6 @@ class WandBLogger(BackEndLogger):
 
     package = "wandb"
     extra = "wandb"
-    writes_late = True
 
     def __init__(
         self,
@@ -119,6 +122,7 @@ class WandBLogger(BackEndLogger):
             return
         if saved is None and wandb.run is not None:  # the user's own
             self._wandb_run, self._id = wandb.run, wandb.run.id
+            self._is_offline = wandb.run.offline
             return
         mode = self.mode or ("online" if wandb.login(prompt=False) else "offline")
         self._id = saved or self._init_kwargs.get("id") or self._id or secrets.token_hex(4)
@@ -126,37 +130,35 @@ class WandBLogger(BackEndLogger):
         if mode == "online":
             options.setdefault("resume", "allow")
         options.setdefault("reinit", "create_new")
-        if _FLUSHES in wandb.Settings.model_fields:  # a process that is killed loses a second
-            options.setdefault("settings", wandb.Settings(**{_FLUSHES: 1.0}))
+        # A process that is killed loses a second.
+        options.setdefault("settings", wandb.Settings(x_transaction_log_flush_interval=1.0))
         self._wandb_run = wandb.init(
             project=self.project,
             mode=mode,  # type: ignore[arg-type]
             dir=self.dir,
             **options,
         )
+        self._is_offline = self._wandb_run.offline
         weakref.finalize(self, self._wandb_run.finish).atexit = False  # the package does it then
 
     def finish(self) -> None:
         """End the run of Weights & Biases; a later record resumes it."""
-        if self._wandb_run is not None:
-            self._end(self._wandb_run.finish)
-            self._wandb_run = self._local_log = None
+        self.close()
+        run, self._wandb_run = self._wandb_run, None
+        if run is not None:
+            with self._warning():
+                run.finish()
 
     def _run_state(self) -> Any:
         return self._id
 
     def _steps(self) -> Mapping[str, int]:
         run = self._wandb_run
-        if not run.offline:
-            return {**dict.fromkeys(run.summary.keys(), run.step - 1), **super()._steps()}
+        if not self._is_offline:
+            return last_steps(dict.fromkeys(run.summary.keys(), run.step - 1), self._written)
         paths = Path(run.dir).parents[1].glob(f"offline-run-*-{self._id}/*.wandb")
         # A row of this process may not be on disk yet.
-        return last_steps(self._written, *(WandBLog(path).read_new() for path in paths))
-
-    def _open_log(self) -> LocalLog | None:
-        # The package completes the row of a step with the next step, and writes it later still.
-        run = self._wandb_run
-        return WandBLog(Path(run.settings.sync_file)) if run.offline else None
+        return last_steps(self._written, *map(wandb_steps, paths))
 
     # --- what it logs itself, if requested ---
 
@@ -172,12 +174,11 @@ class WandBLogger(BackEndLogger):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Log the model, if requested."""
-        self._open_late()  # the files below are temporary
         if self._log_model == "end":
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "model.safetensors")
                 model = state.model if self._view is None else self._view.evaluated_model(state)
-                self._attempt(lambda: save_model(model, path))
+                self._attempt(lambda: _save_model(model, path))
                 self._attempt(lambda: self._write_artifact(f"model-{self._id}", path, "model"))
         elif self._log_model == "checkpoint" and (saved := self._checkpoints) is not None:
             self._attempt(lambda: self._write_artifact(f"model-{self._id}", saved, "model"))
@@ -213,11 +214,11 @@ class WandBLogger(BackEndLogger):
 
         self._log({name: wandb.Html(f"<pre>{html.escape(text)}</pre>", inject=False)}, moment)
 
-    def _write_table(self, name: str, columns: Columns, rows: Rows, moment: LogTime) -> None:
+    def _write_table(self, name: str, table: tuple[Columns, Rows], moment: LogTime) -> None:
         import wandb
 
-        table = wandb.Table(columns=list(columns), data=rows)
-        self._log({name: table}, moment)
+        columns, rows = table
+        self._log({name: wandb.Table(columns=columns, data=rows)}, moment)
 
     def _write_artifact(self, name: str, path: Path, kind: str = "file") -> None:
         import wandb
@@ -234,3 +235,9 @@ def _choice(name: str, default: str, allowed: Any) -> str:
     value = (environment.text(name) or default).lower()
     check_one_of(f"the environment variable {name}", value, allowed)
     return value
+
+
+def _save_model(model: Module, path: Path) -> None:
+    tensors = {n: one for n, one in model.state_dict().items() if isinstance(one, Tensor)}
+    with open_to_write(path, "xb") as file:
+        write_tensors(file.write, tensors)

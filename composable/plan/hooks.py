@@ -24,6 +24,9 @@ _HELPER = "begin the name of a helper with '_'"
 _PLAIN_WORDS = {"setup", "teardown"}
 """Hooks whose names helpers have too: they are hooks if they take a trainer."""
 
+_OTHER_WORDS = {"post_close"}
+"""Hooks whose names are not shaped like those of events."""
+
 _PACKAGES = {"transformers", "lightning", "pytorch_lightning", "composer", "cerebras", "keras"}
 
 
@@ -91,8 +94,11 @@ def _owner(kind: type, name: str) -> type:
 
 def _foreign_hint(name: str, method: Callable[..., Any]) -> str | None:
     """Return what to do about a hook of another library, or None if `name` is not one."""
+    takes_trainer = name in _PLAIN_WORDS and _parameters(method)[:1] == ["trainer"]
+    if not (takes_trainer or name in _OTHER_WORDS or _is_shaped(name)):
+        return None  # without reading the advice
     found = {library: hooks[name] for library, hooks in HOOKS.items() if name in hooks}
-    if not found or (name in _PLAIN_WORDS and _parameters(method)[:1] != ["trainer"]):
+    if not found:
         return None
     owners = " and ".join(found)
     if not any(found.values()):

@@ -6,28 +6,17 @@ from typing import Any
 
 from composable.report.comparison import RunComparison
 from composable.report.curves import Curve, Drawn, thin
-from composable.report.images import in_order
 from composable.report.lines import visible
+from composable.report.metrics import color_of, shown_metrics
 from composable.report.recorded_run import RecordedRun
 
-__all__ = ["COLORS", "chart_data", "color_of", "run_color", "section_of", "shown_metrics"]
-
-# Told apart by most color-blind readers, on white and on black.
-COLORS = (
-    *("#4269d0", "#e8890c", "#1f9e77", "#d6456c", "#8a63d2", "#0fa3b1", "#9c6b4e", "#7a8b99"),
-    *("#b5a300", "#c45ab3"),
-)
+__all__ = ["chart_data", "run_color"]
 
 _MOST_POINTS = 700  # intervals of one curve: about as many as a chart has pixels
 _FEWEST_POINTS = 20
 _POINTS_OF_ALL = 200_000  # about three megabytes
 _MOST_MARKS = 50
 _MOST_TIMES = 400
-
-
-def color_of(index: int) -> str:
-    """Return the color of a group of runs."""
-    return COLORS[index % len(COLORS)]
 
 
 def run_color(comparison: RunComparison, run: int) -> str:
@@ -43,28 +32,10 @@ def run_color(comparison: RunComparison, run: int) -> str:
 
 _SHADES, _LIGHTEST = 0.25, 0.8
 
-_FIRST = ("loss", "metrics", "lr", "throughput")
-
-
-def section_of(name: str) -> str:
-    """Return the heading under which a metric is shown; "" for those that come first."""
-    return "" if name.split("/")[0] in _FIRST else "Other metrics"
-
-
-def shown_metrics(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return the names of the metrics that have a chart, in the order of the page."""
-    names = dict.fromkeys(name for run in runs for name, curve in run.curves.items() if len(curve))
-
-    def position(name: str) -> tuple[Any, ...]:
-        prefix = name.split("/")[0]
-        return section_of(name), _FIRST.index(prefix) if prefix in _FIRST else 0, in_order(name)
-
-    return sorted((n for n in names if not n.startswith("time_split/")), key=position)
-
 
 def chart_data(comparison: RunComparison) -> dict[str, Any]:
     """Return what the page draws, as plain values."""
-    runs, metrics = comparison.runs, shown_metrics(comparison.runs)
+    runs, metrics = comparison.runs, shown_metrics(run.curves for run in comparison.runs)
     num_curves = sum(name in run.curves for run in runs for name in metrics)
     most = min(_MOST_POINTS, max(_FEWEST_POINTS, _POINTS_OF_ALL // (3 * max(num_curves, 1))))
     group_of = {run: index for index, group in enumerate(comparison.groups) for run in group}

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from composable.report.lines import short_text
+from composable.report.lines import folder_names, short_text
 from composable.report.recorded_run import RecordedRun
 from composable.runs.diff import configuration
 
@@ -43,7 +43,13 @@ class RunComparison:
         table = {name: tuple(row.get(name, "") for row in rows) for name in names}
         system = {n: values for n, values in table.items() if n.split("/")[0] in _SYSTEM}
         settings = {n: values for n, values in table.items() if n not in system}
-        return cls(tuple(runs), _names(runs), settings, system, _groups(settings, len(runs)))
+        return cls(
+            tuple(runs),
+            folder_names([run.folder for run in runs]),
+            settings,
+            system,
+            _groups(settings, len(runs)),
+        )
 
     def differing(self, table: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         """Return the rows of a table whose values differ."""
@@ -64,17 +70,6 @@ def _groups(settings: Mapping[str, tuple[str, ...]], num_runs: int) -> tuple[tup
         key = tuple(values[index] for name, values in settings.items() if name != "seed")
         groups.setdefault(key if any(key) else index, []).append(index)
     return tuple(map(tuple, groups.values()))
-
-
-def _names(runs: Sequence[RecordedRun]) -> tuple[str, ...]:
-    folders = [run.folder.absolute() for run in runs]
-    if len(folders) == 1:
-        return (folders[0].name or str(folders[0]),)
-    try:
-        common = os.path.commonpath([folder.parent for folder in folders])
-    except ValueError:  # on several drives
-        return tuple(map(str, folders))
-    return tuple(os.path.relpath(folder, common) for folder in folders)
 
 
 def first_different_batch(first: RecordedRun, second: RecordedRun) -> tuple[int | None, int]:

@@ -3,7 +3,8 @@
 import io
 import json
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ __all__ = [
     "as_batch",
     "as_dicts",
     "as_number",
+    "folder_names",
     "format_number",
     "format_span",
     "list_or_empty",
@@ -139,3 +141,15 @@ def visible(text: str) -> str:
         True
     """
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
+def folder_names(folders: Sequence[Path]) -> tuple[str, ...]:
+    """Return the names of folders: their paths from the folder that all of them are in."""
+    folders = [folder.absolute() for folder in folders]
+    if len(folders) == 1:
+        return (folders[0].name or str(folders[0]),)
+    try:
+        common = os.path.commonpath([folder.parent for folder in folders])
+    except ValueError:  # on several drives
+        return tuple(map(str, folders))
+    return tuple(os.path.relpath(folder, common) for folder in folders)

@@ -15,9 +15,10 @@ from composable._support.extras import needs
 from composable._support.paths import write_atomically
 from composable._version import __version__
 from composable.report import sections
-from composable.report.chart_data import chart_data, color_of, run_color
+from composable.report.chart_data import chart_data, run_color
 from composable.report.comparison import RunComparison
 from composable.report.lines import visible
+from composable.report.metrics import color_of
 from composable.report.recorded_run import RecordedRun, find_runs
 
 __all__ = ["MAX_BYTES", "render", "write_report"]

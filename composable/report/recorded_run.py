@@ -18,7 +18,7 @@ from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
 from composable.report.curves import Curve
 from composable.report.images import Image, find_images, in_order
-from composable.report.lines import as_batch, as_number, read_lines, short_text
+from composable.report.lines import as_batch, as_number, folder_names, read_lines, short_text
 from composable.runs import records
 from composable.runs.events import EVENTS
 
@@ -232,9 +232,9 @@ class RecordedRun:
             ImportError: plotly is not installed.
             ValueError: The run has no metric of that name.
         """
-        from composable.report.figures import plot_runs
+        from composable.report.drawing import draw_curves
 
-        return plot_runs([self], metrics)
+        return draw_curves([self.curves], folder_names([self.folder]), metrics)
 
     # --- reading ---
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 import attrs
 
 from composable.core.result_names import known_mode
-from composable.report.chart_data import section_of, shown_metrics
 from composable.report.comparison import RunComparison, first_different_batch
 from composable.report.curves import Curve
 from composable.report.images import Image
@@ -26,6 +25,7 @@ from composable.report.lines import (
     list_or_empty,
     short_text,
 )
+from composable.report.metrics import section_of, shown_metrics
 from composable.report.recorded_run import RecordedRun
 
 __all__ = [
@@ -98,7 +98,11 @@ def _values(comparison: RunComparison, read: _Read) -> list[_Values]:
 
 
 def _result_names(comparison: RunComparison) -> list[str]:
-    return [name for name in shown_metrics(comparison.runs) if name.startswith("metrics/")]
+    return [
+        name
+        for name in shown_metrics(run.curves for run in comparison.runs)
+        if name.startswith("metrics/")
+    ]
 
 
 def _mode_of(name: str) -> str | None:
@@ -403,7 +407,7 @@ def short_call(text: str) -> str:
 def curves(comparison: RunComparison) -> dict[str, list[Any]]:
     """List the charts by heading: the number, the name, the runs and a remark of each."""
     charts: dict[str, list[Any]] = {}
-    for index, name in enumerate(shown_metrics(comparison.runs)):
+    for index, name in enumerate(shown_metrics(run.curves for run in comparison.runs)):
         having = [i for i, run in enumerate(comparison.runs) if len(run.curves.get(name, ()))]
         remark = _mixed(comparison, having) if name == "loss/train" else ""
         charts.setdefault(section_of(name), []).append((index, name, having, remark))
@@ -460,7 +464,7 @@ def problems(comparison: RunComparison) -> list[tuple[int, str]]:
     items = []
     for index, run in enumerate(comparison.runs):
         items += [(index, text) for text in run.problems]
-        for name in shown_metrics([run]):
+        for name in shown_metrics([run.curves]):
             if bad := run.curves[name].nonfinite():
                 batches = "1 batch" if len(bad) == 1 else f"{format_number(len(bad))} batches"
                 text = f"{name} is NaN or infinite at {batches}, first at {bad[0]}."

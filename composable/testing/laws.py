@@ -39,6 +39,7 @@ from composable.testing.runs import (
     copied,
     difference,
 )
+from composable.trainer.trainer import training_weights
 from composable.utils.reproducibility import get_rng_state, preserve_rng, seed_all
 
 __all__ = ["LAWS", "Law", "NotApplicable"]
@@ -400,16 +401,16 @@ def _resumes(case: Case) -> Verdict:
     state = first.fit()
     file = io.BytesIO()
     try:
-        first._run.take_training_weights()
-        torch.save(
-            {
-                "model": state.model.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
-                "memory": _plain(state.memory),
-                "averages": _plain(state.averages),
-            },
-            file,
-        )
+        with training_weights(first):
+            torch.save(
+                {
+                    "model": state.model.state_dict(),
+                    "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
+                    "memory": _plain(state.memory),
+                    "averages": _plain(state.averages),
+                },
+                file,
+            )
         file.seek(0)
         saved = torch.load(file, weights_only=True)
     except Exception as error:

@@ -18,7 +18,7 @@ from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.plan.effects import fingerprint
-from composable.trainer.trainer import Trainer
+from composable.trainer.trainer import Trainer, training_weights
 
 __all__ = ["Acting", "Case", "Draws", "Jitter", "Noise", "Trace", "Violation", "difference"]
 
@@ -284,7 +284,7 @@ class Case:
         """Extend a trace by the final state, and the predictions."""
         outputs = tensors_of(trainer.predict(self.dataloader))
         predictions = {f"predictions[{i}]": copied(one) for i, one in enumerate(outputs)}
-        with trainer._training():
+        with training_weights(trainer):
             held = {**contents(trainer.state), **predictions}
         return [*trace, Moment(Event.FIT_END, trainer.state.timestamp.batch, held)]
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 from torch import nn
@@ -26,15 +26,15 @@ from composable.optim.learning_rates import LearningRates
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import EvaluationLoop
-from composable.trainer.guards import NonFiniteGuard
+from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
 from composable.trainer.microbatches import Microbatches
 from composable.trainer.step import Step, build_step, scheduling
 from composable.trainer.training_data import TrainingData
 
 if TYPE_CHECKING:
     from composable.callbacks.speed_monitor import SpeedMonitor
+    from composable.resume.manager import CheckpointManager
     from composable.runs.recorder import RunRecorder
-    from composable.trainer.checkpoints import Checkpoints
 
 __all__ = [
     "Progress",
@@ -45,6 +45,20 @@ __all__ = [
 
 class UnsupportedRequestWarning(UserWarning):
     """A callback requested something that this run cannot do."""
+
+
+class RunCheckpoints(Protocol):
+    """The checkpoints of a run, as `Run` and the loop use them."""
+
+    managers: list["CheckpointManager"]
+
+    @property
+    def possible(self) -> bool: ...
+    def describe(self) -> list[dict[str, Any]]: ...
+    def save_requested(self, state: State) -> State: ...
+    def save_outdated(self, state: State) -> State: ...
+    def save_end(self, state: State) -> State: ...
+    def roll_back(self, error: NonFiniteLossError) -> State: ...
 
 
 _ONE_BATCH = Time(1, TimeUnit.BATCH)
@@ -70,7 +84,7 @@ class Run:
     progress: "Progress" = attrs.field(metadata={_PART: "progress"})
     dispatcher: Dispatcher = attrs.field(metadata={_PART: "requests"})
     weights: EvaluatedWeights = attrs.field(metadata={_PART: "weights"}, init=False)
-    checkpoints: "Checkpoints" = attrs.field(init=False)
+    checkpoints: "RunCheckpoints" = attrs.field(init=False)
     """Saves and restores the run; it composes the first batch."""
     seconds: dict[str, float] = attrs.field(init=False, factory=Counter)
     """What evaluations, checkpoints and waiting for data have taken in this process."""

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from composable.trainer.checking import CheckReport
     from composable.trainer.trial import TrialRun
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "options_of", "training_weights"]
 
 _FIT = (
     "data, length, callbacks and checkpoints are arguments of the Trainer, and fit takes "
@@ -516,3 +516,13 @@ class Trainer:
             table(rows),
             details(f"plan: {len(plan.algorithms)} algorithms", plan._repr_html_()),
         )
+
+
+def options_of(trainer: Trainer) -> TrainerOptions:
+    """Return the arguments of a Trainer, for the packages above this one."""
+    return trainer._options
+
+
+def training_weights(trainer: Trainer) -> AbstractContextManager[None]:
+    """Let the model of a Trainer hold the training weights for the length of a block."""
+    return trainer._training()

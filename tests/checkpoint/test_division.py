@@ -8,8 +8,8 @@ from torch.distributed.tensor.placement_types import Partial, _StridedShard
 
 from composable.checkpoint import UnsavableError
 from composable.checkpoint._together import compare_descriptions, describe_tensors, divide
+from composable.checkpoint.request import as_request
 from composable.checkpoint.shards import Region, as_shard, cover, writes
-from composable.checkpoint.writer import as_request
 from tests.checkpoint.simulated import Counted, divided, rank_of, written
 
 MESHES = {"FSDP": ((256,), [Shard(0)]), "HSDP": ((2, 128), [Replicate(), Shard(0)])}

@@ -21,7 +21,7 @@ from composable.loggers import (
     TensorBoardLogger,
     WandBLogger,
 )
-from composable.loggers._offline import _HEADER, _records, _row
+from composable.loggers._offline import wandb_records
 from tests.support.processes import wait_until
 
 __all__ = ["BACK_ENDS", "WITH_PICTURES", "BackEnd", "size"]
@@ -104,21 +104,25 @@ def _tensorboard_hyperparameters(folder: Path) -> dict[str, Any]:
 _WANDB = "wandb/offline-run-*/*.wandb"
 
 
-def _wandb_rows(folder: Path) -> list[tuple[int, dict[str, Any]]]:
-    files = [path.read_bytes()[_HEADER:] for path in sorted(folder.glob(_WANDB))]
-    records = [record for raw in files for record, _ in _records(raw, _HEADER)]
-    return [row for row in map(_row, records) if row is not None]
+def _wandb_row(history: Any) -> tuple[int, dict[str, Any]]:
+    row: dict[str, Any] = {}
+    for item in history.item:
+        *parents, name = item.nested_key or [item.key]
+        inner = functools.reduce(lambda one, parent: one.setdefault(parent, {}), parents, row)
+        inner[name] = json.loads(item.value_json)
+    return row["_step"], row
 
 
 def _wandb_series(folder: Path, name: str) -> Series:
-    return [(step, row[name]) for step, row in _wandb_rows(folder) if name in row]
+    rows = map(_wandb_row, _wandb_records(folder, "history"))
+    return [(step, row[name]) for step, row in rows if name in row]
 
 
 def _wandb_records(folder: Path, kind: str) -> Iterator[Any]:
     from wandb.proto.wandb_internal_pb2 import Record
 
-    for path in folder.glob(_WANDB):
-        for raw, _ in _records(path.read_bytes()[_HEADER:], _HEADER):
+    for path in sorted(folder.glob(_WANDB)):
+        for raw in wandb_records(path.read_bytes()):
             record = Record.FromString(raw)
             if record.WhichOneof("record_type") == kind:
                 yield getattr(record, kind)

@@ -96,8 +96,9 @@ def test_every_value_of_a_run_is_read_back(back_end, tmp_path):
     assert len(expected) == 7
 
 
+@pytest.mark.parametrize("stop", [1, 8], ids=["no checkpoint", "checkpoint"])
 @every_back_end
-def test_a_resumed_run_has_each_value_once(back_end, tmp_path):
+def test_a_resumed_run_has_each_value_once(back_end, stop, tmp_path):
     def run(stop):
         logger, memory = back_end.make(tmp_path), InMemoryLogger()
         trainer = make_trainer(
@@ -114,7 +115,7 @@ def test_a_resumed_run_has_each_value_once(back_end, tmp_path):
         finish(logger)
         return memory
 
-    before, after = run(8), run(None)  # saved at batch 6, and logged until 7 or 8
+    before, after = run(stop), run(None)  # saved at each second batch
 
     losses = dict(stamped(before, "loss/train")) | dict(stamped(after, "loss/train"))
     found = back_end.series(tmp_path, "loss/train")
@@ -308,7 +309,7 @@ def test_other_processes_than_the_main_one_write_nothing(back_end, tmp_path, mon
     finish(logger)
 
     assert list(tmp_path.iterdir()) == before
-    assert state == {"run": None, "steps": {}, "unwritten": []}
+    assert state == {"run": None, "recent": None}
 
 
 @pytest.mark.parametrize(
@@ -639,15 +640,19 @@ def test_a_failure_to_open_in_the_background_is_one_warning(tmp_path):
 
 
 def test_what_a_back_end_does_not_support_does_not_end_the_run(tmp_path):
-    slow = Slow(tmp_path, flush_interval=1)
-    slow.may_open.set()
-    (tmp_path / "file").touch()
+    logger = CSVLogger(tmp_path / "a.csv", flush_interval=1)
+    logger.opens_late = True
 
     def log(state, logger):
-        logger.log_artifact("file", tmp_path / "file")
+        logger.log_artifact("file", tmp_path)
+        logger.log_text({"story": "a first try"})
 
-    with pytest.warns(UnsupportedLogWarning, match="artifact"):
-        make_trainer(loggers=slow, callbacks=at_batch(1, log), max_duration="1ep").fit()
+    with pytest.warns(UnsupportedLogWarning) as caught:
+        make_trainer(loggers=logger, callbacks=at_batch(1, log), max_duration="1ep").fit()
+
+    dropped = {str(one.message).split()[4].strip(",") for one in caught}
+    assert dropped == {"log_artifact", "log_text"}
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 4
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

@@ -1,12 +1,16 @@
 """What several files state about the project agrees."""
 
+import ast
 import re
+from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tomllib
 
 import composable
+from tools.budgets import all_imports
 from tools.versions import FLOOR, records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,3 +53,47 @@ def test_each_floor_is_a_version_that_make_lowest_has_run():
     apart = {"torch", "deepspeed", "liger-kernel", "azureml-mlflow"}  # not in its environment
     for name, floor in floors.items() - {(one, floors[one]) for one in apart}:
         assert f"{run[name]}.".startswith(f"{floor}."), f"{name}>={floor} was run with {run[name]}"
+
+
+# --- imports
+
+
+PACKAGES = sorted(path.parent.name for path in (ROOT / "composable").glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_package_has_a_circle_inside(package):
+    below = {}
+    for pair in all_imports():
+        if all(name.startswith(f"composable.{package}.") for name in pair):
+            one, other = (name.split(".")[2] for name in pair)
+            below.setdefault(one, set()).update({other} - {one})
+    TopologicalSorter(below).prepare()  # raises a CycleError
+
+
+def test_each_package_has_an_inner_contract():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    layers = [one for one in contracts if one["type"] == "layers" and one["exhaustive"]]
+    apart = [one for one in contracts if one["type"] == "independence"]
+    held = {f"{name}.*" for one in layers for name in one["containers"]}
+    held.update(name for one in apart for name in one["modules"])
+    assert {f"composable.{name}.*" for name in PACKAGES} <= held
+
+
+# Of named tuples, tensors and the standard library.
+_PUBLIC = {"_exit", "_getframe", "_replace", "_version"}
+
+
+@pytest.mark.parametrize("package", ["cli", "comparison", "recipes", "report", "testing"])
+def test_reads_no_private_attribute_of_an_object_of_another_package(package):
+    found = []
+    for path in (ROOT / "composable" / package).glob("*.py"):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+                name, owner = node.attr, ast.unparse(node.value)
+                defined = f"self.{name}" in text or f"def {name}(" in text
+                if not (name in _PUBLIC or defined or owner in ("self", "cls", "super()")):
+                    found.append(f"{path.name}:{node.lineno}: {owner}.{name}")
+    assert found == []
