@@ -41,13 +41,6 @@ def sharded_like(tensor: Tensor, parameter: Tensor | None) -> Tensor:
     return distribute_tensor(tensor.to(mesh.device_type), mesh, placements, src_data_rank=None)
 
 
-def whole_like(tensor: Tensor, device: str) -> Tensor:
-    """Return an empty tensor, not sharded, like one that may be."""
-    if not hasattr(tensor, "device_mesh"):
-        return torch.empty_like(tensor, device=device, requires_grad=False)
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-
-
 class LentModel(nn.Module):
     """A model that has other weights while it is called.
 

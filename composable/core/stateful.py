@@ -13,7 +13,6 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
-    runtime_checkable,
 )
 
 import attrs
@@ -23,7 +22,6 @@ from typing_extensions import TypedDict, is_typeddict
 from composable._support.printable import shorten
 
 __all__ = [
-    "ChecksState",
     "Count",
     "Factor",
     "Kind",
@@ -56,7 +54,11 @@ class Stateful(Protocol):
         """Return what the part must remember: plain containers and tensors."""
 
     def load_state_dict(self, state: Any, /) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned, by other objects: the old ones stay as they are.
+
+        Raises:
+            CheckpointError: It does not fit the part. The message begins with the path in it.
+        """
 
 
 _SAVED = "type of the value in a checkpoint"
@@ -123,22 +125,6 @@ def declared_state(part: type[Stateful]) -> Any:
         kinds = {name: kind for name, _, kind in _saved(part)}
         return TypedDict(part.__name__, kinds)  # type: ignore[operator]
     return get_type_hints(part.state_dict, include_extras=True)["return"]
-
-
-@runtime_checkable
-class ChecksState(Protocol):
-    """A part that compares a saved state with itself, before any part is restored."""
-
-    def check_state_dict(self, state: Any, where: str, /) -> None:
-        """Check that a state, which has the declared structure, fits the part as it is.
-
-        Args:
-            state: What `state_dict` returned.
-            where: The file and the path in it, for errors.
-
-        Raises:
-            CheckpointError: It does not fit.
-        """
 
 
 @attrs.frozen

@@ -21,9 +21,9 @@ from composable.core.stateful import Number
 from composable.core.time import HasTime, TimeUnit, progress
 from composable.optim.per_name import PerGroup, PerOption, check_options
 from composable.optim.schedule import Schedule
-from composable.resume.changes import check_alike, check_as_many
+from composable.resume.changes import check_as_many, check_same_entries, entry
 
-__all__ = ["LearningRates", "write_option"]
+__all__ = ["LearningRates", "with_parts", "write_option"]
 
 Step: TypeAlias = Callable[[HasTime], None]
 
@@ -137,7 +137,7 @@ class LearningRates:
         for scheduler in self.every_epoch:
             for name in ("total_steps", "T_max", "total_iters"):
                 if length > 1 and any(
-                    getattr(one, name, None) == batches for one in _with_parts(scheduler)
+                    getattr(one, name, None) == batches for one in with_parts(scheduler)
                 ):
                     warn_user(
                         f"{type(scheduler).__name__} has {name}={batches}, the number of batches "
@@ -200,20 +200,19 @@ class LearningRates:
             "last_lrs": self.last_lrs,
         }
 
-    def check_state_dict(self, state: RatesState, where: str) -> None:
-        """Check that the states are those of these torch schedulers.
+    def load_state_dict(self, state: RatesState) -> None:
+        """Restore what `state_dict` returned.
 
         Raises:
-            MismatchError: They are not.
+            MismatchError: The states are of other torch schedulers.
         """
-        check_as_many("torch schedulers", self.steppers, state["schedulers"], f"{where}/schedulers")
-        for i, (own, saved) in enumerate(zip(self.steppers, state["schedulers"], strict=True)):
-            check_alike(type(own).__name__, own.state_dict(), saved, f"{where}/schedulers/{i}")
-
-    def load_state_dict(self, state: RatesState) -> None:
-        """Restore what `state_dict` returned."""
-        for scheduler, values in zip(self.steppers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(values)
+        check_as_many("torch schedulers", self.steppers, state["schedulers"], "schedulers")
+        for i, (scheduler, values) in enumerate(
+            zip(self.steppers, state["schedulers"], strict=True)
+        ):
+            check_same_entries(scheduler, values, f"schedulers/{i}")
+            with entry(f"schedulers/{i}"):
+                scheduler.load_state_dict(values)
             # PyTorch warns if its first step precedes one of the optimizer in this process.
             scheduler.optimizer._opt_called = True
         self.last_lrs = dict(state["last_lrs"])
@@ -247,11 +246,11 @@ def _rate_name(optimizer: int, group: int) -> str:
     return "/".join(["lr", *parts])
 
 
-def _with_parts(scheduler: Any) -> Iterator[Any]:
+def with_parts(scheduler: Any) -> Iterator[Any]:
     """Iterate over a PyTorch scheduler and those that it combines."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
-        yield from _with_parts(part)
+        yield from with_parts(part)
 
 
 def _steps(schedulers: Iterable[Any], *given: float) -> Sequence[Step]:

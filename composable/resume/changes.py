@@ -1,24 +1,23 @@
 """Compare values and descriptions of a run: with those that were saved, or of another process."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from composable._support.printable import printable, shorten
 from composable._support.warn import warn_user
-from composable.checkpoint.errors import MismatchError
+from composable.checkpoint.errors import CheckpointError, MismatchError
 from composable.checkpoint.filters import covers
-from composable.core.stateful import short
 
 __all__ = [
     "ChangedRunWarning",
-    "alike",
-    "check_alike",
     "check_as_many",
+    "check_same_entries",
     "differing_entries",
-    "expect",
+    "entry",
     "saved_hyperparameters",
     "warn_of_changes",
 ]
@@ -110,14 +109,24 @@ def _text(value: Any) -> str:
 # --- values ---
 
 
-def expect(fits: bool, where: str, value: Any, kind: str) -> None:
-    """Raise a `MismatchError` unless a value at a path fits."""
-    if not fits:
-        raise MismatchError(f"{where} is {_in_words(value)}, and must be {kind}.")
+@contextmanager
+def entry(where: str) -> Iterator[None]:
+    """Name the entry of a checkpoint that the block loads in its errors.
 
-
-def _in_words(value: Any) -> str:
-    return repr(value)[:80] if isinstance(value, (list, tuple)) else short(value)
+    Raises:
+        MismatchError: The block raised an error other than a `CheckpointError`.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        raise type(error)(f"{where}/{error}") from error.__cause__
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # classes of users may raise anything
+        raise MismatchError(
+            f"{where} cannot be restored: {type(error).__name__}: {error} Build the Trainer as in "
+            "the saved run; load_ignore_keys= skips an entry, by its path after 'state/'."
+        ) from error
 
 
 def check_as_many(what: str, own: Sequence[Any], saved: Sequence[Any], where: str) -> None:
@@ -133,43 +142,17 @@ def check_as_many(what: str, own: Sequence[Any], saved: Sequence[Any], where: st
         )
 
 
-def check_alike(what: str, own: Mapping[str, Any], saved: Mapping[str, Any], where: str) -> None:
-    """Check that the entries of a state are those of this run, with the same types.
+def check_same_entries(own: Any, saved: Mapping[str, Any], where: str) -> None:
+    """Check that a state has the entries of the state of an object, and lists of their lengths.
 
     Raises:
-        MismatchError: They are not.
+        MismatchError: It has not.
     """
-    if differing := sorted(map(str, own.keys() ^ saved.keys())):
+    ours = own.state_dict()
+    lists = {name for name in ours.keys() & saved.keys() if isinstance(ours[name], list)}
+    longer = {name for name in lists if len(ours[name]) not in (0, len(saved[name]))}
+    if differing := sorted(map(str, (ours.keys() ^ saved.keys()) | longer)):
         raise MismatchError(
-            f"{where} and this run's {what} differ in the entries {differing[:5]}. Build the "
-            "Trainer as in the saved run."
+            f"{where} and this run's {type(own).__name__} differ in the entries {differing[:5]}. "
+            "Build the Trainer as in the saved run."
         )
-    for name, value in own.items():
-        expect(
-            alike(value, saved[name]), f"{where}/{name}", saved[name], f"like {_in_words(value)}"
-        )
-
-
-def alike(own: Any, saved: Any) -> bool:
-    """Return whether a saved value has the type of one's own, inside of containers too."""
-    if own is None or saved is None:
-        other = saved if own is None else own
-        return other is None or _is_number(other) or isinstance(other, (bool, str))
-    if isinstance(own, Mapping):
-        return isinstance(saved, Mapping) and all(
-            alike(own[key], saved[key]) for key in own.keys() & saved.keys()
-        )
-    if isinstance(own, (list, tuple)):
-        fits = type(own) is type(saved) and len(own) in (0, len(saved))
-        return fits and all(map(alike, own, saved))
-    if isinstance(own, bool) or isinstance(saved, bool):
-        return type(own) is type(saved)
-    if isinstance(own, Tensor) and own.ndim:
-        return isinstance(saved, Tensor) and own.shape == saved.shape
-    return (_is_number(own) and _is_number(saved)) or type(own) is type(saved)
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return value.ndim == 0
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from composable.checkpoint.errors import MismatchError
+from composable.resume.changes import entry
 
 __all__ = [
     "ModuleState",
@@ -53,7 +54,7 @@ def capture_module(module: nn.Module, evaluated: Mapping[str, Tensor]) -> Module
 
 
 def restore_module(
-    module: nn.Module, saved: Mapping[str, Any], trained: Mapping[str, Tensor]
+    module: nn.Module, saved: Mapping[str, Any], trained: Mapping[str, Tensor], what: str
 ) -> dict[int, Tensor]:
     """Copy values into a module, and map the ids of saved tensors to the module's own.
 
@@ -61,8 +62,15 @@ def restore_module(
         module: The module, changed in place.
         saved: What `capture_module` returned.
         trained: The values that are trained, where the module is evaluated with others.
+        what: Its entry in the checkpoint, "model" or "loss_fn".
+
+    Raises:
+        MismatchError: The names, shapes and dtypes are not those of the module.
     """
-    module.load_state_dict(saved["weights"])
+    with entry(what):
+        check_saved_module(module, saved, what)
+        module.load_state_dict(saved["weights"])
+    check_saved_tensors(module, trained, f"raw/{what}")
     tensors = module_tensors(module)
     with torch.no_grad():
         for name, value in {**saved["buffers"], **trained}.items():
@@ -76,9 +84,7 @@ def restore_module(
     return {id(theirs[name]): own[name] for name in theirs if isinstance(own[name], Tensor)}
 
 
-def check_saved_module(
-    module: nn.Module, saved: Mapping[str, Any], path: str, what: str = "model"
-) -> None:
+def check_saved_module(module: nn.Module, saved: Mapping[str, Any], what: str) -> None:
     """Check that the saved names, shapes and dtypes are those of the model or the loss."""
     own = {**module.state_dict(), **dict(module.named_buffers())}
     theirs = {**saved["weights"], **saved["buffers"]}
@@ -87,20 +93,10 @@ def check_saved_module(
         more = f"; and {len(differences) - 5} more" if differences[5:] else ""
         shown = "; ".join(differences[:5]) + more
         raise MismatchError(
-            f"{path} was saved from another {what}: {shown}. Build the {what} and its algorithms "
+            f"weights was saved from another {what}: {shown}. Build the {what} and its algorithms "
             "as in the saved run; load_ignore_keys= skips entries, and load_weights_only=True "
             "loads the weights alone."
         )
-    known = {
-        "without_gradients": dict(module.named_parameters()),
-        "in_evaluation": dict(module.named_modules()),
-    }
-    for field, names in known.items():
-        if unknown := sorted(set(saved[field]) - names.keys()):
-            raise MismatchError(
-                f"{path}: state/{what}/{field} has {unknown[0][:80]!r}, which this {what} does "
-                "not have."
-            )
 
 
 def check_saved_tensors(module: nn.Module, saved: Mapping[str, Any], where: str) -> None:

@@ -1,12 +1,12 @@
-"""The parts of a run: what they save, and the walk over them that checks and restores it.
+"""The parts of a run: what they save, and the walk over them that restores it.
 
 A part declares what it saves by the return type of its `state_dict`, a `TypedDict`. From these
 types follows what a checkpoint must have. The hashes of a checkpoint say that its bytes are those
-that were written; they do not say that a run wrote them. So its structure is compared with the
-declared one, then each part compares the values with its own, and only then anything is changed.
+that were written, and its structure is compared with the declared one. Whether it is that of this
+run, each part finds when it loads, and the caller restores the old states if one fails.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,15 @@ from torch import Tensor
 
 from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.state import State
-from composable.core.stateful import (
-    ChecksState,
-    Stateful,
-    StructureError,
-    check_type,
-    declared_state,
-)
+from composable.core.stateful import Stateful, StructureError, check_type, declared_state
 from composable.distributed.processes import Processes
+from composable.resume.changes import entry
 
 __all__ = ["ALL", "ENGINE", "Parts", "Saved"]
 
 ALL = ""
 ENGINE = "engine"
 """What a checkpoint has in addition if DeepSpeed computed the steps."""
-
-_FAULTS = (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError)
 
 
 @attrs.define(eq=False, slots=False)
@@ -62,17 +55,23 @@ class Parts:
             found |= state if name == ALL else {name: state}
         return found
 
-    def check_structure(self, saved: Mapping[str, Any], path: str) -> None:
-        """Check that the entries of a checkpoint are declared, and their types.
+    def check(self, saved: Mapping[str, Any], path: str) -> None:
+        """Check that a checkpoint has all entries, and that these have the declared types.
 
         Args:
-            saved: What `capture` returned; tensors need no values, and entries may be missing.
+            saved: What `capture` returned; tensors need no values.
             path: Where it was read, for errors.
 
         Raises:
+            MismatchError: An entry is missing.
             DamagedCheckpointError: An entry is unknown, or something in it is missing or has
                 another type.
         """
+        if missing := sorted(self.structure.keys() - {ENGINE} - saved.keys()):
+            raise MismatchError(
+                f"{path} has no {', '.join(missing)}, which save_ignore_keys excluded; pass the "
+                "same names in load_ignore_keys= to leave them unchanged."
+            )
         for name, value in saved.items():
             if name not in self.structure:
                 raise DamagedCheckpointError(f"{path} is damaged: unknown entry {name[:80]!r}.")
@@ -81,25 +80,8 @@ class Parts:
             except StructureError as error:
                 raise DamagedCheckpointError(str(error)) from None
 
-    def check(self, saved: Mapping[str, Any], path: str) -> None:
-        """Check a whole checkpoint against the run that was built, without changing anything.
-
-        Raises:
-            MismatchError: It is that of another run, or an entry is missing.
-            DamagedCheckpointError: A value is not what a run saves.
-        """
-        if missing := sorted(self.structure.keys() - {ENGINE} - saved.keys()):
-            raise MismatchError(
-                f"{path} has no {', '.join(missing)}, which save_ignore_keys excluded; pass the "
-                "same names in load_ignore_keys= to leave them unchanged."
-            )
-        self.check_structure(saved, path)
-        for _, part, state, where in self._pairs(saved, path):
-            if isinstance(part, ChecksState):
-                part.check_state_dict(state, where)
-
     def restore(self, saved: Mapping[str, Any], path: str, but: Collection[str] = ()) -> None:
-        """Restore each part, after `check`.
+        """Restore each part, after `check`; if one fails, those before it are restored.
 
         Args:
             saved: What `capture` returned.
@@ -107,27 +89,15 @@ class Parts:
             but: The names of parts that stay as they are.
 
         Raises:
-            DamagedCheckpointError: A value is not what a run saves.
+            MismatchError: It is that of another run.
         """
-        try:
-            for name, part, state, _ in self._pairs(saved, path):
-                if name in but:
-                    continue
-                part.load_state_dict(state)
-        except _FAULTS as error:
-            raise DamagedCheckpointError(
-                f"{path} cannot be restored, because its state is not what a run saves: "
-                f"{type(error).__name__}: {error}. The run may be partly restored: build it again."
-            ) from error
-
-    def _pairs(
-        self, saved: Mapping[str, Any], path: str
-    ) -> Iterator[tuple[str, Stateful, Any, str]]:
-        for name, part in self.named.items():
-            if name == ALL:
-                yield name, part, saved, f"{path}: state"
-            else:
-                yield name, part, saved[name], f"{path}: state/{name}"
+        with entry(f"{path}: state"):
+            for name, part in self.named.items():
+                if name == ALL:
+                    part.load_state_dict(saved)
+                elif name not in but:
+                    with entry(name):
+                        part.load_state_dict(saved[name])
 
 
 # --- the contents of a checkpoint ---

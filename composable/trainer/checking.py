@@ -230,7 +230,8 @@ def _restore(checkpoints: "Checkpoints", path: Path) -> None:
     point = read_point(path, checkpoints.options.reader, run=checkpoints.records.run_id)
     restored = copy.copy(checkpoints)
     restored.callbacks = CallbackStates(checkpoints.session)  # callbacks that wait stay so
-    restored.restore(point.load(checkpoints.run.state).tree, point, but=_KEPT)
+    with restored.loaded(point.load(checkpoints.run.state).tree, point, but=_KEPT):
+        pass
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """The checkpoints of a run: when it is saved, what they hold, and when it is restored."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.processes import Processes
-from composable.resume.changes import saved_hyperparameters, warn_of_changes
+from composable.resume.changes import entry, saved_hyperparameters, warn_of_changes
 from composable.resume.modules import check_saved_module, module_tensors
 from composable.trainer.description import describe_value
 from composable.trainer.evaluated_weights import BestWeights, averaging_names
@@ -22,6 +23,7 @@ from composable.trainer.parameters import is_surgery, surgery
 from composable.trainer.records import Records
 from composable.trainer.run import Run, UnsupportedRequestWarning
 from composable.trainer.session import CallbackStates
+from composable.trainer.undo import restore_attributes, restore_run, undone_on_error
 
 # What only a run imports that is saved or resumed.
 if TYPE_CHECKING:
@@ -181,27 +183,42 @@ class Checkpoints:
                 return self.run.engine.captured({**RunPart(self.run, state).weights()})
             return self.run.engine.captured(self.parts(state).capture())
 
-    def restore(
+    @contextmanager
+    def loaded(
         self, tree: Mapping[str, Any], point: "ResumePoint", but: Collection[str] = ()
-    ) -> None:
-        """Check a checkpoint against the run that was built, and restore all parts `but` some."""
+    ) -> Iterator[None]:
+        """Restore a checkpoint; if that or the block fails, the run is left as it was.
+
+        Until the end of the block it takes the memory of a second copy of the parameters and
+        buffers, on the host if that of the device is full, and keeps the old state of optimizers.
+
+        Args:
+            tree: What `capture` returned.
+            point: The checkpoint.
+            but: The names of parts that stay as they are.
+
+        Raises:
+            MismatchError: It is that of another run.
+            DamagedCheckpointError: It is not that of a run.
+        """
         path, run = str(point.path), self.run
-        self.callbacks.follow(point.path, point.description)
-        with run.engine.restoring(tree, path) as own:
-            parts = self.parts(run.state)
-            parts.check(own, path)
-            parts.restore(own, path, but)
+        parts = self.parts(run.state)
+        parts.check(tree, path)
+        undo = [restore_attributes(self.callbacks), *restore_run(run)]
+        with undone_on_error(undo):
+            self.callbacks.follow(point.path, point.description, tree["callbacks"])
+            undo += self.callbacks.undo()
+            with run.engine.restoring(tree, path) as own:
+                parts.restore(own, path, but)
+            yield
 
     def parts(self, state: State) -> "Parts":
-        """Return the parts of the run at a state, in the order in which they are restored.
-
-        That of callbacks is the only one that may fail after it was checked, so it is the first.
-        """
+        """Return the parts of the run at a state, in the order in which they are restored."""
         from composable.resume.parts import ALL, Parts  # on use
         from composable.trainer.run_part import RunPart
 
         whole = RunPart(self.run, state)
-        return Parts({"callbacks": self.callbacks, ALL: whole, **self.run.parts})
+        return Parts({ALL: whole, **self.run.parts, "callbacks": self.callbacks})
 
     # --- restoring ---
 
@@ -222,22 +239,22 @@ class Checkpoints:
         tree, ignored = point.load(run.state).tree, options.load_ignore_keys
         if ignored:
             tree = replaced(tree, self.capture(False), expanded(ignored))
-        self.restore(tree, point)
-        self.mark_saved(run.state)
-        run.engine.check_weights(run.state)
-        run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
-        run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
-        self.resumed = True
-        run.progress.resume(restart=point.restart)
-        requested = records.hyperparameters
-        records.hyperparameters = saved_hyperparameters(point.description, requested, ignored)
-        if options.dry_run:
-            return
-        warn_of_changes(point.path, point.description, records.describe(run.state), requested)
-        if options.load_best_at_end:
-            from composable.resume.best import check_best  # on use
+        with self.loaded(tree, point):
+            self.mark_saved(run.state)
+            run.engine.check_weights(run.state)
+            run.state = algorithms(Event.AFTER_LOAD, run.state, lambda one: not is_surgery(one))
+            run.dispatcher.run_callbacks(Event.AFTER_LOAD, run.state)
+            self.resumed = True
+            run.progress.resume(restart=point.restart)
+            requested = records.hyperparameters
+            records.hyperparameters = saved_hyperparameters(point.description, requested, ignored)
+            if options.dry_run:
+                return
+            warn_of_changes(point.path, point.description, records.describe(run.state), requested)
+            if options.load_best_at_end:
+                from composable.resume.best import check_best  # on use
 
-            check_best(self.best)
+                check_best(self.best)
 
     def roll_back(self, error: NonFiniteLossError) -> State:
         """Restore the last checkpoint of this run, but for the counts of its guard and its calls.
@@ -258,8 +275,8 @@ class Checkpoints:
             add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
             raise error
         whole = run.state.max_duration
-        self.restore(point.load(run.state).tree, point, but=("guard", "progress"))
-        self.mark_saved(run.state)
+        with self.loaded(point.load(run.state).tree, point, but=("guard", "progress")):
+            self.mark_saved(run.state)
         if point.num_fits < run.progress.num_fits:  # a checkpoint of an earlier call of fit
             run.state = run.state.evolve(max_duration=whole)
         rolled_back = {"nonfinite/rolled_back": run.guard.num_rollbacks}
@@ -300,7 +317,8 @@ def _best_weights(
         )
     found: dict[str, dict[str, Any]] = {"model": {}, "loss_fn": {}}
     for key, module in modules.items():
-        check_saved_module(module, saved[key], path, key)
+        with entry(f"{path}: state"), entry(key):
+            check_saved_module(module, saved[key], key)
         own, values = module_tensors(module), {**saved[key]["weights"], **saved[key]["buffers"]}
         found[key] = {name: values[name] for name in own}
     averages = {n: v for n, v in saved.get("averages", {}).items() if n in names}

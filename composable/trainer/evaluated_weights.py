@@ -39,6 +39,8 @@ __all__ = [
     "Weights",
     "at_averaged_weights",
     "averaging_names",
+    "copy_into",
+    "copy_of",
     "equal_bits",
     "loss_module_of",
 ]
@@ -156,8 +158,8 @@ class EvaluatedWeights(SavedFields):
         weights = self.of(state) if evaluated is None else self._in(evaluated, state)
         for tensor, value in _exchanged(state, weights):
             if tensor is not value:
-                self._held.append((tensor, _kept_copy(tensor)))
-                _copy(value, tensor)
+                self._held.append((tensor, copy_of(tensor)))
+                copy_into(tensor, value)
         averages = bool(self._held or self._switched)
         self._left = _names(state), _marks(state) if averages else None
         if self.best is None:
@@ -169,7 +171,7 @@ class EvaluatedWeights(SavedFields):
     def remove(self, state: State) -> State:
         """Restore the training weights, and return the state that belongs to them."""
         for tensor, value in reversed(self._held):
-            _copy(value, tensor)
+            copy_into(tensor, value)
         for optimizer in self._switched:
             optimizer.train()
         kept = self._kept
@@ -299,11 +301,12 @@ def equal_bits(one: Tensor, other: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _copy(value: Tensor, tensor: Tensor) -> None:
+def copy_into(tensor: Tensor, value: Tensor) -> None:
+    """Write a value into a tensor, of a `DTensor` the part of this process."""
     local_part(tensor.detach()).copy_(local_part(value))
 
 
-def _kept_copy(tensor: Tensor) -> Tensor:
+def copy_of(tensor: Tensor) -> Tensor:
     """Copy a tensor: to the memory of the host, if that of its device is full."""
     local = local_part(tensor.detach())
     try:

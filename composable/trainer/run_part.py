@@ -4,7 +4,8 @@ Resuming has two steps. The run is first rebuilt from code: the same arguments, 
 Then every value is restored. So nothing needs to know what an algorithm did to the state before.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from itertools import chain
 from typing import Annotated, Any
 
 import attrs
@@ -12,17 +13,15 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from composable._support.tree import map_tensors
-from composable.checkpoint.errors import DamagedCheckpointError, MismatchError
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.stateful import Kind, is_number
 from composable.core.time import Time, Timestamp
 from composable.plan.compatibility import occurrences
-from composable.resume.changes import check_as_many
+from composable.resume.changes import check_as_many, entry
 from composable.resume.modules import (
     ModuleState,
     capture_module,
-    check_saved_module,
     check_saved_tensors,
     module_tensors,
     restore_module,
@@ -30,11 +29,9 @@ from composable.resume.modules import (
 from composable.resume.optimizers import (
     OptimizerState,
     capture_optimizer,
-    check_saved_optimizer,
     parameter_names,
     restore_optimizer,
 )
-from composable.trainer.arguments import check_countable, check_duration, check_iterations
 from composable.trainer.evaluated_weights import Weights, equal_bits, loss_module_of
 from composable.trainer.run import Run
 
@@ -120,78 +117,33 @@ class RunPart:
             "key": state.key,
         }
 
-    # --- check ---
-
-    def check_state_dict(self, saved: Mapping[str, Any], where: str) -> None:
-        """Compare all that was saved with the run, also across its parts.
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; `saved` has the states of all other parts too.
 
         Raises:
             MismatchError: It is that of another run.
-            DamagedCheckpointError: A value is not what a run saves.
         """
         run, state, loss = self.run, self.state, loss_module_of(self.state)
-        path = where.removesuffix(": state")
+        live: dict[int, Tensor] = {}
         for key, module in (("model", state.model), ("loss_fn", loss)):
-            check_saved_module(module, saved[key], path, key)
-            check_saved_tensors(module, saved["raw"][key], f"{where}/raw/{key}")
+            live |= restore_module(module, saved[key], saved["raw"][key], key)
+            if best := saved["weights"]["best"]:
+                check_saved_tensors(module, best[key], f"weights/best/{key}")
         for name, average in saved["averages"].items():
-            place = f"{where}/averages/{name}"
-            check_saved_tensors(state.model, average, place)
-            if not average:
-                raise MismatchError(f"{place} is empty, and must have tensors of this model.")
-        best = saved["weights"]["best"]
-        if best is not None:
-            check_saved_tensors(state.model, best["model"], f"{where}/weights/best/model")
-            check_saved_tensors(loss, best["loss_fn"], f"{where}/weights/best/loss_fn")
-        self._check_optimizers(saved["optimizers"], f"{where}/optimizers")
-        for name in ("timestamp", "previous_timestamp"):
-            _check_timestamp(saved[name], f"{where}/{name}")
-        if saved["timestamp"].batch_in_epoch:
-            run.data.check_position(saved["data"], f"{where}/data")
-        for fault in _memory_faults(run, saved["memory"]):
-            raise MismatchError(f"{where}/{fault} Build the Trainer as in the saved run.")
-        self._check_duration(saved, f"{where}/max_duration")
-
-    def _check_optimizers(self, saved: Sequence[OptimizerState], where: str) -> None:
-        own = self.state.optimizers
-        check_as_many("optimizers", own, saved, where)
-        names = parameter_names(self.state.model, self.state.loss_module)
-        for i, (optimizer, values) in enumerate(zip(own, saved, strict=True)):
-            check_saved_optimizer(optimizer, values, names, f"{where}/{i}")
-
-    def _check_duration(self, saved: Mapping[str, Any], name: str) -> None:
-        """Check the duration that the run will have."""
-        progress, run = saved["progress"], self.run
-        time = self._duration(saved)
-        if time is None and (
-            progress["requested_duration"] is not None or progress["fit_in_progress"]
-        ):
-            raise DamagedCheckpointError(f"{name} is None, and must be a duration.")
-        try:
-            if time is not None:
-                check_duration(time)
-            check_iterations(time, run.iteration_length, name)
-            check_countable(name, time, run.data.count_tokens)
-            run.state.evolve(max_duration=time)
-        except ValueError as error:
-            raise MismatchError(f"{name}: {error}") from None
-
-    def _duration(self, saved: Mapping[str, Any]) -> Time | None:
-        """Return the saved duration, which algorithms may have changed, or a new request."""
-        requested = saved["progress"]["requested_duration"]
-        unchanged = self.run.progress.requested_duration == requested
-        return saved["max_duration"] if unchanged else self.run.state.max_duration
-
-    # --- restore ---
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        run, state, loss = self.run, self.state, loss_module_of(self.state)
-        live = restore_module(state.model, saved["model"], saved["raw"]["model"])
-        live |= restore_module(loss, saved["loss_fn"], saved["raw"]["loss_fn"])
+            check_saved_tensors(state.model, average, f"averages/{name}")
+        check_as_many("optimizers", state.optimizers, saved["optimizers"], "optimizers")
         names = parameter_names(state.model, loss)
-        for optimizer, values in zip(state.optimizers, saved["optimizers"], strict=True):
-            restore_optimizer(optimizer, values, names)
+        for i, (one, values) in enumerate(zip(state.optimizers, saved["optimizers"], strict=True)):
+            with entry(f"optimizers/{i}"):
+                restore_optimizer(one, values, names)
+        if saved["timestamp"].batch_in_epoch:
+            with entry("data"):
+                run.data.check_position(saved["data"])
+        for algorithm in chain.from_iterable(map(occurrences, run.dispatcher.plan.algorithms)):
+            name = algorithm.algorithm.name
+            if name in saved["memory"]:
+                with entry(f"memory/{name}"):
+                    algorithm.algorithm.check_memory(saved["memory"][name], state)
         run.state = state.evolve(
             timestamp=saved["timestamp"],
             previous_timestamp=saved["previous_timestamp"],
@@ -203,6 +155,12 @@ class RunPart:
             metrics=saved["metrics"],
         )
 
+    def _duration(self, saved: Mapping[str, Any]) -> Time | None:
+        """Return the saved duration, which algorithms may have changed, or a new request."""
+        requested = saved["progress"]["requested_duration"]
+        unchanged = self.run.progress.requested_duration == requested
+        return saved["max_duration"] if unchanged else self.run.state.max_duration
+
 
 def _trained(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the values that are trained, for the tensors that are evaluated with others."""
@@ -212,36 +170,3 @@ def _trained(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Ten
         for name, value in evaluated.items()
         if not equal_bits(own[name].detach(), value.to(own[name].device))
     }
-
-
-_PARTS = (
-    *((f"{unit}_in_epoch", unit) for unit in ("batch", "sample", "token")),
-    *((f"{unit}_in_iteration", unit) for unit in ("epoch", "token")),
-    *((f"{part}_wct", "total_wct") for part in ("iteration", "epoch", "batch")),
-    ("token_in_epoch", "token_in_iteration"),
-    ("epoch_wct", "iteration_wct"),
-    ("epoch", "batch"),
-)
-"""Fields of a timestamp, each with one that it never exceeds."""
-
-
-def _check_timestamp(now: Timestamp, where: str) -> None:
-    """Check that no part of a timestamp exceeds the whole."""
-    for part, whole in _PARTS:
-        if getattr(now, part) > getattr(now, whole):
-            raise DamagedCheckpointError(
-                f"{where} has {getattr(now, part)} as {part}, more than {getattr(now, whole)} as "
-                f"{whole}."
-            )
-
-
-def _memory_faults(run: Run, memory: Mapping[str, Any]) -> Iterator[str]:
-    for algorithm in run.dispatcher.plan.algorithms:
-        for occurrence in occurrences(algorithm):
-            one = occurrence.algorithm
-            if one.name not in memory:
-                continue
-            try:
-                one.check_memory(memory[one.name], run.state)
-            except ValueError as error:
-                yield f"memory/{one.name} is not a memory of {type(one).__name__}: {error}"

@@ -6,19 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from composable._support.warn import warn_user
-from composable.checkpoint.errors import MismatchError
 from composable.core.callback import Callback, closing
 from composable.core.logger import Logger
 from composable.core.result_names import declare_modes
 from composable.plan.dispatch import Dispatcher
 from composable.plan.global_callbacks import global_callbacks
 from composable.plan.plan import Plan
+from composable.resume.changes import entry
 from composable.trainer.description import settings_of
 from composable.trainer.options import TrainerOptions
+from composable.trainer.undo import Undo, undone_on_error
 
 __all__ = [
     "CallbackStates",
@@ -188,15 +190,17 @@ class CallbackStates:
         """The saved states that no callback has yet."""
         self._settings: Mapping[str, Any] = {}
 
-    def follow(self, path: Path, description: Mapping[str, Any]) -> None:
+    def follow(self, path: Path, description: Mapping[str, Any], states: Mapping[str, Any]) -> None:
         """Expect the states of a saved run.
 
         Args:
             path: The checkpoint.
             description: The description of the run, with the settings of its callbacks.
+            states: What `state_dict` returned.
         """
         settings = description.get("callbacks")
         self.path, self._settings = path, settings if isinstance(settings, dict) else {}
+        self._waiting = dict(states)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states by the names of the callbacks."""
@@ -210,7 +214,7 @@ class CallbackStates:
             MismatchError: A state does not fit its callback.
         """
         self._waiting = dict(state)
-        self.load_waiting()
+        self._load_waiting()
 
     def load_waiting(self) -> None:
         """Restore the states of callbacks that have none yet: all of them, or none.
@@ -218,30 +222,31 @@ class CallbackStates:
         Raises:
             MismatchError: A state does not fit its callback.
         """
-        named = named_callbacks(self.session.callbacks)
-        pairs = self._match(named)
-        before = {name: named[name].state_dict() for name in pairs}
-        for name, key in pairs.items():
-            try:
-                named[name].load_state_dict(self._waiting[key])
-            except Exception as error:  # a callback may raise anything
-                for other, state in before.items():
-                    with suppress(Exception):
-                        named[other].load_state_dict(state)
-                raise MismatchError(
-                    f"{self.path}: state/callbacks/{key} cannot be restored: "
-                    f"{type(error).__name__}: {error} load_ignore_keys=['callbacks/{key}'] skips "
-                    "it."
-                ) from error
-        for key in pairs.values():
-            del self._waiting[key]
+        with undone_on_error(self.undo()), entry(f"{self.path}: state"), entry("callbacks"):
+            self._load_waiting()
 
-    def _match(self, named: Mapping[str, Callback]) -> dict[str, str]:
-        """Return the names of the waiting states of callbacks, by the names of the callbacks.
+    def undo(self) -> list[Undo]:
+        """Return functions that restore the callbacks for which a state is waiting.
+
+        A callback is restored by its `load_state_dict`; one that then fails may have changed.
+        """
+        return [partial(_load_again, one, one.state_dict()) for one, _ in self._match()]
+
+    def _load_waiting(self) -> None:
+        pairs = self._match()
+        for callback, key in pairs:
+            with entry(key):
+                callback.load_state_dict(self._waiting[key])
+        loaded = {key for _, key in pairs}
+        self._waiting = {key: one for key, one in self._waiting.items() if key not in loaded}
+
+    def _match(self) -> list[tuple[Callback, str]]:
+        """Return the callbacks for which a state is waiting, each with the name of the state.
 
         Several callbacks of one class are matched by their settings, and then by their order.
         """
         pairs: dict[str, str] = {}
+        named = named_callbacks(self.session.callbacks) if self._waiting else {}
         for by_settings in (True, False):
             for name, callback in named.items():
                 own = re.compile(rf"{re.escape(callback.name)}( [0-9]+)?")
@@ -251,4 +256,9 @@ class CallbackStates:
                     keys = [key for key in keys if self._settings.get(key) == settings]
                 if keys and name not in pairs:
                     pairs[name] = keys[0]
-        return pairs
+        return [(named[name], key) for name, key in pairs.items()]
+
+
+def _load_again(callback: Callback, state: Mapping[str, Any]) -> None:
+    with suppress(Exception):  # it may be the one that fails
+        callback.load_state_dict(state)

@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any, TypeAlias
 
 import attrs
-import torch
 from torch import Tensor
 from typing_extensions import TypedDict
 
@@ -247,24 +246,7 @@ class TrainingData:
             "first_batch": self._first_batch,
         }
 
-    def check_state_dict(self, state: DataState, where: str) -> None:
-        """Check that the generators are those of this loader.
-
-        Raises:
-            MismatchError: They are not.
-        """
-        own = get_generators(self.loader)
-        check_as_many("generators of the loader", own, state["generators"], f"{where}/generators")
-        for i, (generator, saved) in enumerate(zip(own, state["generators"], strict=True)):
-            try:
-                torch.Generator(generator.device).set_state(saved.cpu())
-            except (RuntimeError, TypeError) as error:
-                raise MismatchError(
-                    f"{where}/generators/{i} is not the state of a generator: {error}. Build the "
-                    "Trainer as in the saved run."
-                ) from None
-
-    def check_position(self, state: DataState, where: str) -> None:
+    def check_position(self, state: DataState) -> None:
         """Check that a position within an epoch is one of this loader.
 
         Raises:
@@ -273,26 +255,32 @@ class TrainingData:
         count, own = state["batches_per_step"], self.batches_per_step
         if count != own:
             raise MismatchError(
-                f"{where}/batches_per_step is {count}, and this run, which resumes within an "
+                f"batches_per_step is {count}, and this run, which resumes within an "
                 f"epoch, has accumulate_batches={own}; change it at the end of an epoch."
             )
         if state["loader"] is None:
             return
         if not is_stateful(self.loader):
             raise MismatchError(
-                f"{where}/loader is the state of a loader, and the train_dataloader of this run "
+                "loader is the state of a loader, and the train_dataloader of this run "
                 "has no state_dict. Build the Trainer as in the saved run."
             )
         try:
             check_loader_state(self.loader, self._own_position(state["loader"]))
         except ValueError as error:
             raise MismatchError(
-                f"{where}/loader does not fit the train_dataloader: {error} Build the Trainer as "
+                f"loader does not fit the train_dataloader: {error} Build the Trainer as "
                 "in the saved run."
             ) from None
 
     def load_state_dict(self, state: DataState) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned.
+
+        Raises:
+            MismatchError: The loader has another number of generators.
+        """
+        own = get_generators(self.loader)
+        check_as_many("generators of the loader", own, state["generators"], "generators")
         self._loader_state = None
         with suppress(ValueError):  # at the end of an epoch, where a position is not used
             self._loader_state = self._own_position(state["loader"])

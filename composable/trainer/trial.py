@@ -24,6 +24,7 @@ from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.parameters import start_training
 from composable.trainer.run import Run
 from composable.trainer.training_data import TrainingData
+from composable.trainer.undo import restore_tensors
 
 __all__ = ["TrialRun", "trial"]
 
@@ -147,7 +148,7 @@ def trial(run: Run) -> Iterator[TrialRun]:
     attributes = Attributes.of(run.state)
     undo = [
         attributes.restore,
-        _tensors(run.state),
+        restore_tensors(run.state),
         *map(_optimizer, base_optimizers(run.state.optimizers)),
         *(_part(run.parts[name]) for name in _PARTS),
         *map(_loader, (run.data.loader, *(one.dataloader for one in run.evaluators))),
@@ -161,28 +162,6 @@ def trial(run: Run) -> Iterator[TrialRun]:
         run.guard = guard
         for one in undo:
             one()
-
-
-def _tensors(state: State) -> Callable[[], None]:
-    """Return a function that restores parameters, buffers and gradients."""
-    saved = [(module, dict(module._buffers), [*_own(module)]) for module in all_modules(state)]
-
-    @torch.no_grad()
-    def restore() -> None:
-        for module, buffers, tensors in saved:
-            module._buffers.update(buffers)
-            for tensor, value, grad in tensors:
-                tensor.copy_(value)
-                tensor.grad = grad
-
-    return restore
-
-
-def _own(module: nn.Module) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Iterate over the tensors of a module, with their values and gradients."""
-    for tensor in (*module._parameters.values(), *module._buffers.values()):
-        if tensor is not None:
-            yield tensor, tensor.detach().clone(), tensor.grad
 
 
 @attrs.frozen(eq=False)

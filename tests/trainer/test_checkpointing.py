@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Callback, Control, Event, Key, State, Time, Timestamp
+from composable import Callback, Control, Event, Key, State, Timestamp
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver, EarlyStopper, UnsavedCheckpointWarning
 from composable.checkpoint import (
@@ -387,8 +387,7 @@ def test_forged_list_of_tensors_on_a_device_is_an_error(on_device, tmp_path):
 
 FORGED = [
     ("previous_timestamp", None),
-    ("max_duration", Time.parse("1dur")),
-    ("max_duration", Time.parse("0ep")),
+    ("max_duration", 3),
     ("optimizers", [{"state": {}, "param_groups": [{"params": "x"}]}]),
     ("optimizers", [None]),
     ("progress", {}),

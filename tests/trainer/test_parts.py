@@ -115,7 +115,7 @@ def test_what_is_captured_has_the_declared_structure(run, parts):
     captured = parts.capture()
 
     assert captured.keys() == parts.structure.keys() - {ENGINE}
-    parts.check_structure(through_a_file(captured), "ep1")
+    parts.check(through_a_file(captured), "ep1")
     assert tuple(run.parts) == PARTS
     assert {"requests"} == run.parts.keys() - {field.name for field in attrs.fields(Run)}
 
@@ -127,33 +127,34 @@ class SizeState(TypedDict):
 class OtherSize:
     """A part that has another size than the saved one."""
 
+    def __init__(self, error):
+        self.error = error
+
     def state_dict(self) -> SizeState:
         return {"size": 2}
 
-    def check_state_dict(self, state, where):
-        raise MismatchError(f"{where}/size is {state['size']}, and that of this run is 2.")
-
     def load_state_dict(self, state):
-        raise AssertionError
+        raise self.error(f"size is {state['size']}, and that of this run is 2.")
 
 
 @pytest.mark.parametrize(
-    ("size", "error", "message"),
+    ("size", "given", "error", "message"),
     [
-        (3, MismatchError, "ep1: state/mine/size is 3, and that of this run is 2"),
-        ("3", DamagedCheckpointError, "ep1: state/mine/size is '3', and must be a non-negative"),
+        (3, MismatchError, MismatchError, "state/mine/size is 3, and that of this run is 2"),
+        (3, KeyError, MismatchError, "state/mine cannot be restored: KeyError: 'size is 3"),
+        ("3", KeyError, DamagedCheckpointError, "state/mine/size is '3', and must be a non-neg"),
+        (3, torch.OutOfMemoryError, torch.OutOfMemoryError, "^size is 3"),
     ],
 )
-def test_part_that_does_not_fit_is_an_error_before_anything_is_changed(size, error, message, parts):
-    saved = {**through_a_file(parts.capture()), "mine": {"size": size}}
-    fresh = build()
-    before = through_a_file(fresh._checkpoints.capture(False))
-    own = Parts({**fresh._checkpoints.parts(fresh.state).named, "mine": OtherSize()})
+def test_the_error_of_a_part_names_its_entry(size, given, error, message):
+    own, saved = Parts({"mine": OtherSize(given)}), {"mine": {"size": size}}
+
+    def load():
+        own.check(saved, "ep1")
+        own.restore(saved, "ep1")
 
     with pytest.raises(error, match=message):
-        own.check(saved, "ep1")
-
-    assert differences(before, through_a_file(fresh._checkpoints.capture(False))) == []
+        load()
 
 
 WRONG = {
@@ -170,10 +171,11 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_structure_of_a_part_is_checked(name, run, parts):
     changed, message = WRONG[name]
-    saved = {**run.parts[name].state_dict(), **changed}
+    whole = through_a_file(parts.capture())
+    saved = {**whole, name: {**whole[name], **changed}}
 
     with pytest.raises(DamagedCheckpointError, match=f"ep1: state/{message}"):
-        parts.check_structure({name: saved}, "ep1")
+        parts.check(saved, "ep1")
 
 
 SPLITS = [{}, {"grad_accum": 2}, {"microbatch_size": 3}, {"microbatch_size": "auto"}]
