@@ -204,6 +204,8 @@ class InterpolatedLoss:
         """Interpolate the losses of the two targets."""
         pair: MixedTargets = self.spec.targets(batch)
         if pair.weight.ndim == 0:
+            if (count := getattr(self.loss_fn, "count", None)) is not None:
+                return self._mean_of_sums(outputs, batch, pair, count)
             return pair.loss(self._of_targets(self.loss_fn, batch), outputs)
         loss = pair.loss(self._of_targets(self.loss_fn.per_example, batch), outputs)
         if not hasattr(self.loss_fn, "divisor"):
@@ -220,6 +222,24 @@ class InterpolatedLoss:
     def can_be_split(self) -> bool:
         """Whether it is known that the loss of a batch is the weighted mean of those of parts."""
         return getattr(self.loss_fn, "can_be_split", False)
+
+    def _mean_of_sums(
+        self, outputs: Any, batch: Any, pair: MixedTargets, count: Callable[[Any], Any]
+    ) -> Tensor:
+        """Divide the interpolated sums by the interpolated counts.
+
+        In a part of a batch the targets may have fewer labels than their partners. In the whole
+        both have the same number, and this is the interpolation of the means.
+        """
+        loss: Any = 0.0
+        total: Any = 0.0
+        weighted = (pair.targets, pair.weight), (pair.partner_targets, 1 - pair.weight)
+        for targets, weight in weighted:
+            part = self.spec.replace(batch, targets=targets)
+            share = count(part) * weight
+            loss = loss + torch.where(share == 0, 0.0, self.loss_fn(outputs, part) * share)
+            total = total + share
+        return loss / total  # type: ignore[no-any-return]
 
     def _of_targets(self, loss_fn: Callable[..., Tensor], batch: Any) -> Callable[..., Tensor]:
         return lambda outputs, targets: loss_fn(outputs, self.spec.replace(batch, targets=targets))

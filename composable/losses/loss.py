@@ -44,6 +44,8 @@ class TargetLoss:
 
     function: Callable[[Any, Any], Tensor]
     spec: BatchSpec
+    count: Callable[[Any], Any] | None = None
+    """Counts in a batch what `loss_mean_over` declares, if anything does."""
 
     def __call__(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the loss."""
@@ -80,6 +82,8 @@ class ModelLoss:
     """The loss of a model that defines `loss(outputs, batch)`."""
 
     model: nn.Module
+    count: Callable[[Any], Any] | None = None
+    """Counts in a batch what `loss_mean_over` declares, if anything does."""
 
     def __call__(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the loss."""
