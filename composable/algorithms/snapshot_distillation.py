@@ -68,7 +68,7 @@ class SnapshotDistillation(Algorithm):
     first_cycle: int = attrs.field(default=2, validator=integer_at_least(2))
     class_dim: int | None = attrs.field(
         default=None,
-        validator=optional(passes(lambda _, dim: check_class_dim(dim))),
+        validator=optional(passes(check_class_dim)),
     )
 
     stage = Stage.MIX

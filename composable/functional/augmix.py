@@ -143,7 +143,7 @@ def draw_augmix(
     check_count("width", width, 1)
     check_range("alpha", alpha, 0, inf, ends="()")
     check_set(augmentations)
-    check_generator(generator)
+    check_generator("generator", generator)
     steps = 0 if not severity else 3 if depth == -1 else depth
     operations, strengths = draw_operations(
         (steps, width, batch_size),

@@ -126,7 +126,7 @@ def draw_colout(
     check_range("p_col", p_col, 0, 1, ends="[)")
     if batch_size is not None:
         check_count("batch_size", batch_size)
-    check_generator(generator)
+    check_generator("generator", generator)
     rows = _draw(size[-2], p_row, batch_size, generator) if len(size) > 1 else None
     return ColOutDraw(rows, _draw(size[-1], p_col, batch_size, generator))
 

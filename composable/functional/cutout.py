@@ -125,7 +125,7 @@ def draw_cutout(
     check_hole_length("length", length)
     check_flag("uniform_sampling", uniform_sampling)
     check_flag("per_sample", per_sample)
-    check_generator(generator)
+    check_generator("generator", generator)
     side = length if length >= 1 or not length else max(1, round(length * min(size)))
     shape = (*[batch_size] * per_sample, num_holes, len(size))
     sides = torch.full(shape, float(side), dtype=torch.float64, device=generator_device(generator))

@@ -62,7 +62,7 @@ def distillation_loss(
     check_blendable("logits", logits)
     check_blendable("teacher_logits", teacher_logits)
     check_range("temperature", temperature, 0, inf, ends="()")
-    check_class_dim(class_dim)
+    check_class_dim("class_dim", class_dim)
     if logits.ndim < 2 or logits.shape != teacher_logits.shape:
         raise ValueError(
             f"logits has shape {tuple(logits.shape)} and teacher_logits "

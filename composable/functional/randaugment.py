@@ -137,7 +137,7 @@ def draw_randaugment(
     check_count("depth", depth)
     check_range("severity", severity, 0, 10)
     check_set(augmentations)
-    check_generator(generator)
+    check_generator("generator", generator)
     return RandAugmentDraw(
         *draw_operations(
             (depth if severity else 0, batch_size),

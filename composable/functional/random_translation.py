@@ -86,7 +86,7 @@ def draw_random_translation(
     check_count("batch_size", batch_size)
     check_size("size", size)
     check_count("max_shift", max_shift)
-    check_generator(generator)
+    check_generator("generator", generator)
     if 0 < min(size) <= max_shift:
         raise ValueError(
             f"max_shift={max_shift} must be less than each side of the images, {tuple(size)}: a "

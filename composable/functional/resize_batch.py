@@ -79,7 +79,7 @@ def resize_batch(
     check_spatial("inputs", inputs)
     check_one_of("mode", mode, ("resize", "crop"))
     check_flag("resize_targets", resize_targets)
-    check_generator(generator)
+    check_generator("generator", generator)
     if targets is not None:
         check_tensor("targets", targets)
     size = inputs.shape[2:]
@@ -200,7 +200,7 @@ def draw_crop(
     """
     check_size("size", size)
     check_size("new_size", new_size)
-    check_generator(generator)
+    check_generator("generator", generator)
     if len(size) != len(new_size) or any(a < b for a, b in zip(size, new_size, strict=True)):
         raise ValueError(f"new_size={tuple(new_size)} must fit into size={tuple(size)}.")
     share = draw_uniform((len(size),), generator=generator)

@@ -85,7 +85,7 @@ def draw_selection(
     """
     check_count("batch_size", batch_size)
     check_range("keep", keep, 0, 1, ends="(]")
-    check_generator(generator)
+    check_generator("generator", generator)
     kept = kept_count(batch_size, keep)
     ranks = torch.arange(batch_size, device=generator_device(generator), dtype=torch.float64)
     log_weight = (1 / keep - 1) * ((ranks + 0.5) / max(batch_size, 1)).log()
