@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from fractions import Fraction
-from functools import wraps
+from functools import partial, wraps
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
@@ -64,6 +64,21 @@ def checked(
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def in_range(low: float, high: float = inf, *, ends: str = "[]") -> Check:
+    """Return the check of a number in an interval: see `check_range`."""
+    return partial(check_range, low=low, high=high, ends=ends)
+
+
+def at_least(low: int) -> Check:
+    """Return the check of an integer of at least `low`."""
+    return partial(check_count, low=low)
+
+
+def optional(check: Check) -> Check:
+    """Return a check that None passes."""
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def check_tensor(name: str, value: Any, *, advice: str = "") -> None:

@@ -75,7 +75,7 @@ class SelectiveBackprop(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Score the batch, and keep a random selection of its examples."""
-        chosen = select_using_loss(
+        chosen = select_using_loss.unchecked(
             self.score(state), keep=self.keep, generator=state.generator(self.name)
         )
         return state.evolve(batch=state.batch_spec.select(state.batch, chosen))

@@ -153,7 +153,7 @@ class SnapshotDistillation(Algorithm):
                 _with_weights(state.model, memory["teacher"]),
             )
             outputs = state.model_call(call, batch, state.batch_spec)
-        divergence = distillation_loss(
+        divergence = distillation_loss.unchecked(
             logits.to(compute_dtype(logits.dtype)),
             class_logits(outputs, self.name),
             temperature=self.temperature,

@@ -64,5 +64,7 @@ class WindowWarmup(Algorithm):
         window = self.window_at(state)
         # 1e-9: a rounding error of the product must not cost a token.
         short = max(1, floor(self.short_share * window + 1e-9))
-        model = sliding_window(state.model, window=window, short_window=short, every=self.every)
+        model = sliding_window.unchecked(
+            state.model, window=window, short_window=short, every=self.every
+        )
         return state if model is state.model else state.evolve(model=model)

@@ -4,7 +4,6 @@ Zhang, Cisse, Dauphin and Lopez-Paz, "mixup: Beyond Empirical Risk Minimization"
 https://arxiv.org/abs/1710.09412
 """
 
-from functools import partial
 from math import inf
 from typing import NamedTuple
 
@@ -21,9 +20,9 @@ from composable._support.checks import (
     check_generator,
     check_one_batch,
     check_partners,
-    check_range,
     check_tensor,
     checked,
+    in_range,
 )
 from composable._support.devices import send
 from composable._support.foreach import compute_dtype
@@ -37,7 +36,7 @@ __all__ = ["MixUpDraw", "apply_mixup", "draw_mixup", "mixup"]
 
 _SEVERAL = "mix several with one draw: see draw_mixup and apply_mixup"
 _options: dict[str, Check] = {
-    "alpha": partial(check_range, low=0, high=inf, ends="()"),
+    "alpha": in_range(0, inf, ends="()"),
     "per_sample": check_flag,
     "generator": check_generator,
 }

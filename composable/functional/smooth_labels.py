@@ -4,13 +4,11 @@ Szegedy, Vanhoucke, Ioffe, Shlens and Wojna, "Rethinking the Inception Architect
 Vision", CVPR 2016, section 7, https://arxiv.org/abs/1512.00567
 """
 
-from functools import partial
-
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_integer, check_range, check_tensor, checked
+from composable._support.checks import check_integer, check_tensor, checked, in_range
 from composable._support.foreach import compute_dtype
 from composable._support.targets import (
     IGNORE_INDEX,
@@ -28,7 +26,7 @@ _ROUNDING = 0.02
 
 @checked(
     targets=check_tensor,
-    smoothing=partial(check_range, low=0, high=1),
+    smoothing=in_range(0, 1),
     ignore_index=check_integer,
     class_dim=check_class_dim,
 )
