@@ -167,3 +167,34 @@ def test_mixed_and_smoothed_targets_are_split_too(name, algorithms):
     found = gradients(loss, parts, algorithms=algorithms, **options)
 
     assert_close(found, expected)
+
+
+def mean_over_labels(outputs, targets):
+    losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+    return losses.sum() / (targets >= 0).sum()
+
+
+@pytest.mark.parametrize("declared", [{}, {"loss_mean_over": "tokens"}], ids=str)
+@pytest.mark.parametrize(
+    ("algorithms", "loss"),
+    [*((one, nn.CrossEntropyLoss()) for one in ALGORITHMS), (ALGORITHMS[-1], mean_over_labels)],
+    ids=str,
+)
+@fewest
+@given(
+    labeled=st.lists(st.booleans(), min_size=13, max_size=13).filter(any), seed=st.integers(0, 9)
+)
+@example(labeled=[True] * 7 + [False] * 6, seed=0)
+@example(labeled=[i % 3 > 0 for i in range(13)], seed=1)
+@example(labeled=[True] + [False] * 12, seed=2)
+def test_pairs_with_unequal_numbers_of_labels_are_split_too(
+    algorithms, loss, declared, labeled, seed
+):
+    whole, parts, options = whole_and_parts([7, 6], {"microbatch_size": 2}, seed=seed)
+    for _, targets in whole:
+        targets.masked_fill_(~torch.tensor(labeled), -100)
+
+    expected = gradients(loss, whole, algorithms=algorithms)
+    found = gradients(loss, parts, algorithms=algorithms, **options, **declared)
+
+    assert_close(found, expected)

@@ -1,13 +1,15 @@
 """Checks of arguments. An error gives the argument, its value, what is allowed and what to do."""
 
+import inspect
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from fractions import Fraction
+from functools import partial, wraps
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +18,67 @@ LOW_PRECISION = (torch.float16, torch.bfloat16)
 _LARGEST = 2**63 - 1
 # One slash is enough, since Path("s3://bucket") is s3:/bucket; one letter is a drive of Windows.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+P = ParamSpec("P")
+R = TypeVar("R")
+Check = Callable[[str, Any], object]
+"""A check of the name and the value of an argument."""
 
 
 class PathError(ValueError):
     """A value does not name a local file or folder."""
+
+
+class Checked(Protocol[P, R]):
+    """A public function that checks its arguments."""
+
+    unchecked: Callable[P, R]
+    """The function without the checks, for callers that have checked the arguments."""
+
+    def __call__(self, *args: P.args, **options: P.kwargs) -> R: ...
+
+
+def checked(
+    together: Callable[..., object] | None = None, /, **each: Check
+) -> Callable[[Callable[P, R]], Checked[P, R]]:
+    """Check the arguments of a public function that are given.
+
+    Args:
+        together: A function of all arguments.
+        each: The checks of single arguments, by their names.
+    """
+
+    def decorate(function: Callable[P, R]) -> Checked[P, R]:
+        names = tuple(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def call(*args: P.args, **options: P.kwargs) -> R:
+            given = {**dict(zip(names, args, strict=False)), **options}
+            for name, value in given.items():
+                if name in each:
+                    each[name](name, value)
+            if together is not None:
+                together(**given)
+            return function(*args, **options)
+
+        call.unchecked = function  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def in_range(low: float, high: float = inf, *, ends: str = "[]") -> Check:
+    """Return the check of a number in an interval: see `check_range`."""
+    return partial(check_range, low=low, high=high, ends=ends)
+
+
+def at_least(low: int) -> Check:
+    """Return the check of an integer of at least `low`."""
+    return partial(check_count, low=low)
+
+
+def optional(check: Check) -> Check:
+    """Return a check that None passes."""
+    return lambda name, value: None if value is None else check(name, value)
 
 
 def check_tensor(name: str, value: Any, *, advice: str = "") -> None:
@@ -82,11 +141,11 @@ def check_module(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a torch.nn.Module, not {kind_of(value)}.")
 
 
-def check_generator(generator: Any) -> None:
-    """Raise a TypeError unless the argument is a generator or None."""
-    if generator is not None and not isinstance(generator, torch.Generator):
+def check_generator(name: str, value: Any) -> None:
+    """Raise a TypeError unless the value is a generator or None."""
+    if value is not None and not isinstance(value, torch.Generator):
         raise TypeError(
-            f"generator must be a torch.Generator or None, not {kind_of(generator)}; for a seed, "
+            f"{name} must be a torch.Generator or None, not {kind_of(value)}; for a seed, "
             "pass torch.Generator().manual_seed(seed)."
         )
 

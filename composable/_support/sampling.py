@@ -4,7 +4,7 @@ Samples are float64 tensors on the device of the generator, the CPU by default. 
 same samples for every device and dtype of the batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod, sqrt
 from typing import Any
 
@@ -39,9 +39,8 @@ def draw_beta(alpha: float, size: tuple[int, ...], *, generator: torch.Generator
     so it is computed from their logarithms: Gamma(alpha) has the distribution of Gamma(alpha + 1)
     * U ** (1 / alpha).
     """
-    shape = torch.full(
-        (2, *size), alpha + 1.0, device=generator_device(generator), dtype=torch.float64
-    )
+    device = generator_device(generator)
+    shape = torch.full((2, *size), alpha + 1.0, device=device, dtype=torch.float64)
     logs = torch._standard_gamma(shape, generator=generator).log()
     exponentials = draw_exponential((2, *size), generator=generator)
     # Subtract before the division, which may overflow: inf - inf is NaN.
@@ -75,13 +74,13 @@ def draw_weights(
     return drawn.uniform_(-bound, bound, generator=generator)
 
 
-def numbers(draw: Tensor) -> Any:
-    """Return the values of a draw as lists if that needs no synchronization, otherwise None.
+def numbers(tensor: Tensor, of: Callable[[Tensor], Tensor] = Tensor.detach) -> Any:
+    """Return values, or those `of` them, if that needs no synchronization, otherwise None.
 
     Draws on the CPU are read without synchronization, even if the batch is on a GPU. In a compiled
     graph and under `vmap` there are no values to read.
     """
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    if torch.compiler.is_compiling() or draw.device.type != "cpu" or wrapped(draw):
+    if torch.compiler.is_compiling() or tensor.device.type != "cpu" or wrapped(tensor):
         return None
-    return draw.tolist()
+    return of(tensor).tolist()

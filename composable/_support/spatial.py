@@ -52,11 +52,13 @@ def select_rows(tensor: Tensor, rows: Tensor) -> Tensor:
     return tensor.index_select(0, rows)
 
 
-def may_write_out(tensor: Tensor) -> bool:
-    """Check whether an operation on this tensor supports `out=`: no gradients and no vmap."""
-    recorded = tensor.requires_grad and torch.is_grad_enabled()
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return not (recorded or wrapped or forward_ad._current_level >= 0)
+def may_write_out(*tensors: Tensor) -> bool:
+    """Check whether an operation on tensors supports `out=`: no gradients and no vmap."""
+    for tensor in tensors:
+        recorded = tensor.requires_grad and torch.is_grad_enabled()
+        if recorded or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return False
+    return forward_ad._current_level < 0
 
 
 def reflected(places: Tensor, length: int) -> Tensor:

@@ -35,11 +35,11 @@ def count_classes(targets: Tensor, num_classes: int | None, class_dim: int = 1) 
     return found
 
 
-def check_class_dim(class_dim: Any) -> None:
+def check_class_dim(name: str, value: Any) -> None:
     """Raise a ValueError unless classes are in dimension 1, or in the last one."""
-    if type(class_dim) is not int or class_dim not in (1, -1):
+    if type(value) is not int or value not in (1, -1):
         raise ValueError(
-            f"class_dim={class_dim!r} must be 1, for [batch, classes, ...], or -1, for "
+            f"{name}={value!r} must be 1, for [batch, classes, ...], or -1, for "
             "[batch, ..., classes]."
         )
 

@@ -11,7 +11,7 @@ from composable._support.checks import kind_of
 from composable._support.devices import from_numbers
 from composable._support.pixels import check_pixels
 from composable.algorithms._dense_targets import check_no_dense_targets
-from composable.algorithms._validators import fields_for
+from composable.algorithms._validators import with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -105,6 +105,6 @@ class PixelAugmentation(Augmentation):
 
     def apply(self, event: Event, state: State) -> State:
         """Augment the images of the batch."""
-        augmentation, generator = type(self).augmentation, state.generator(self.name)
-        augment = partial(augmentation, **fields_for(self, augmentation), generator=generator)
+        augmentation = with_fields(self, type(self).augmentation)
+        augment = partial(augmentation, generator=state.generator(self.name))
         return state.with_batch(inputs=_on_pixels(augment, state, self.name, self.mean, self.std))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import attrs
 from torch import nn
 
-from composable.algorithms._validators import fields_for
+from composable.algorithms._validators import with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -33,7 +33,7 @@ class Surgery(Algorithm):
     def options(self, state: State) -> dict[str, Any]:
         """Return the arguments of the surgery by name."""
         surgery = type(self).surgery
-        options = fields_for(self, surgery)
+        options = with_fields(self, surgery).keywords
         if "generator" in inspect.signature(surgery).parameters:
             options["generator"] = state.key.fold(self.name).generator()
         return options

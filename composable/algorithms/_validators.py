@@ -2,14 +2,15 @@
 
 import inspect
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeVar
 
 import attrs
 
 from composable._support import checks
 from composable.core.time import Time, TimeUnit
 
+R = TypeVar("R")
 _COUNTED = (TimeUnit.BATCH, TimeUnit.EPOCH)
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
@@ -26,12 +27,12 @@ def passes(check: Callable[..., object], *args: Any, **options: Any) -> Validato
 
 def in_range(low: float, high: float = float("inf"), *, ends: str = "[]") -> Validator:
     """Require a number in an interval; a round bracket in `ends` excludes that end."""
-    return passes(checks.check_range, low, high, ends=ends)
+    return passes(checks.in_range(low, high, ends=ends))
 
 
 def integer_at_least(low: int) -> Validator:
     """Require an integer of at least `low`."""
-    return passes(checks.check_count, low)
+    return passes(checks.at_least(low))
 
 
 def one_of(*allowed: str) -> Validator:
@@ -58,9 +59,11 @@ def name_or_none(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         raise TypeError(f"{attribute.name}={value!r} must be the name of a module, or None.")
 
 
-def fields_for(algorithm: Any, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the hyperparameters of an algorithm that a function takes, by name."""
-    return {name: getattr(algorithm, name) for name in _shared_names(algorithm.__class__, function)}
+def with_fields(algorithm: Any, function: Callable[..., R]) -> "partial[R]":
+    """Return a function with the fields of an algorithm that it takes, which have been checked."""
+    names = _shared_names(algorithm.__class__, function)
+    fields = zip(names, map(algorithm.__getattribute__, names), strict=True)
+    return partial(getattr(function, "unchecked", function), **dict(fields))
 
 
 @cache

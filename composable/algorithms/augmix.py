@@ -29,7 +29,7 @@ class AugMix(PixelAugmentation):
     """
 
     severity: float = attrs.field(default=3, validator=in_range(0, 10))
-    depth: int = attrs.field(default=-1, validator=passes(lambda _, depth: check_depth(depth)))
+    depth: int = attrs.field(default=-1, validator=passes(check_depth))
     width: int = attrs.field(default=3, validator=integer_at_least(1))
     alpha: float = attrs.field(default=1.0, validator=in_range(0, ends="()"))
     augmentations: str = attrs.field(default="all", validator=one_of("all", "safe", "original"))

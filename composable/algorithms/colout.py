@@ -5,7 +5,7 @@ from torch import Tensor
 
 from composable.algorithms._dense_targets import with_resized
 from composable.algorithms._normalization import Augmentation
-from composable.algorithms._validators import boolean, fields_for, in_range
+from composable.algorithms._validators import boolean, in_range, with_fields
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import colout
@@ -33,6 +33,6 @@ class ColOut(Augmentation):
         """Drop rows and columns of the batch."""
         targets = state.targets
         dense = targets if isinstance(targets, Tensor) else None
-        options = fields_for(self, colout)
-        small = colout(state.inputs, dense, **options, generator=state.generator(self.name))
+        drop = with_fields(self, colout)
+        small = drop(state.inputs, dense, generator=state.generator(self.name))
         return with_resized(state, small)

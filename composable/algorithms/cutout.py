@@ -3,7 +3,7 @@
 import attrs
 
 from composable.algorithms._normalization import Augmentation
-from composable.algorithms._validators import boolean, fields_for, integer_at_least, passes
+from composable.algorithms._validators import boolean, integer_at_least, passes, with_fields
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import cutout
@@ -30,6 +30,6 @@ class CutOut(Augmentation):
 
     def apply(self, event: Event, state: State) -> State:
         """Cut holes into the inputs of the batch."""
-        options = fields_for(self, cutout)
-        inputs = cutout(state.inputs, **options, generator=state.generator(self.name))
+        cut = with_fields(self, cutout)
+        inputs = cut(state.inputs, generator=state.generator(self.name))
         return state.with_batch(inputs=inputs)

@@ -109,7 +109,7 @@ class EMA(WeightAverage):
         """Share of the average that each update keeps."""
         if self.half_life is None:
             return self.smoothing  # type: ignore[return-value]
-        return ema_smoothing(float(self.half_life.value), float(self.interval.value))
+        return ema_smoothing.unchecked(float(self.half_life.value), float(self.interval.value))
 
     def match(self, event: Event, state: State) -> bool:
         """Match if an update is due, or an evaluation starts and there is an average."""
@@ -128,7 +128,9 @@ class EMA(WeightAverage):
         """Return the state with the average as its weights, or a blend of both."""
         if self.blend == 1:
             return super().evaluate(state)
-        blended = ema(self.average_of(state), self.weights_of(state), smoothing=self.blend)
+        blended = ema.unchecked(
+            self.average_of(state), self.weights_of(state), smoothing=self.blend
+        )
         return state.evolve(model=with_tensors(state.model, blended))
 
     def remark(self, state: State) -> Remark | None:
@@ -163,7 +165,7 @@ class EMA(WeightAverage):
         average = self.average_of(state)
         if self.name not in state.averages:
             return state.with_average(self.name, average)
-        new = ema(average, self.weights_of(state), smoothing=self.share_kept)
+        new = ema.unchecked(average, self.weights_of(state), smoothing=self.share_kept)
         return state.with_average(self.name, new)
 
 

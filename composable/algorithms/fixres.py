@@ -5,7 +5,7 @@ from math import inf
 import attrs
 
 from composable.algorithms._dense_targets import check_no_dense_targets, with_inputs
-from composable.algorithms._validators import fields_for, in_range, integer_at_least
+from composable.algorithms._validators import in_range, integer_at_least, with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -35,7 +35,7 @@ class FixRes(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Resize the inputs of the batch."""
-        inputs = fixres(state.inputs, **fields_for(self, fixres))
+        inputs = with_fields(self, fixres)(state.inputs)
         if event is Event.EVAL_BATCH_START and self.scale_factor != 1:
             check_no_dense_targets(
                 state,

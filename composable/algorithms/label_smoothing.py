@@ -1,7 +1,9 @@
 """Label smoothing, as an algorithm."""
 
+from functools import partial
+from typing import Any
+
 import attrs
-from torch import Tensor
 
 from composable.algorithms._validators import in_range
 from composable.core.algorithm import Algorithm, Stage
@@ -42,18 +44,8 @@ class LabelSmoothing(Algorithm):
         targets = state.targets
         pair = isinstance(targets, MixedTargets)
         refuse_regression(state, targets.targets if pair else targets, self.name)
-        state, layout = for_probabilities(state, targets, _ADVICE)
-        targets = state.targets
-
-        def smooth(one: Tensor) -> Tensor:
-            return smooth_labels(
-                one,
-                smoothing=self.smoothing,
-                num_classes=layout.num_classes,
-                class_dim=layout.class_dim,
-                ignore_index=layout.ignore_index,
-            )
-
+        state, targets, layout = for_probabilities(state, targets, _ADVICE)
+        smooth: Any = partial(smooth_labels.unchecked, smoothing=self.smoothing, **layout._asdict())
         if pair:
             both = (smooth(targets.targets), smooth(targets.partner_targets))
             return state.with_batch(targets=MixedTargets(*both, targets.weight))

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import attrs
 
-from composable.algorithms._validators import fields_for, in_range
+from composable.algorithms._validators import in_range, with_fields
 from composable.core.algorithm import Algorithm, Remark, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -53,8 +53,7 @@ class LayerFreezing(Algorithm):
         _, batches = progress(state, state.max_duration)
         exact = state.max_duration.unit is TimeUnit.BATCH or state.epoch_length
         last = 1 - 1 / float(batches) if exact else 1 - 1e-9  # of the start of the last batch
-        options = fields_for(self, frozen_layers)
-        if frozen_layers(state.model, elapsed=last, **options).layers:
+        if with_fields(self, frozen_layers)(state.model, elapsed=last).layers:
             return None
         count = len(frozen_layers(state.model, elapsed=1.0, freeze_start=0.0).layers)
         return Remark(
@@ -67,8 +66,7 @@ class LayerFreezing(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Freeze the parameters of the layers that are frozen in this batch."""
-        options = fields_for(self, frozen_layers)
-        now = frozen_layers(state.model, elapsed=state.elapsed, **options)
+        now = with_fields(self, frozen_layers)(state.model, elapsed=state.elapsed)
         if state.frozen.issuperset(now.parameters):
             return state
         return state.evolve(frozen=state.frozen.union(now.parameters))

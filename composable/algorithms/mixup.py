@@ -6,11 +6,12 @@ from typing import ClassVar
 
 import attrs
 
-from composable.algorithms._validators import boolean, fields_for, in_range
+from composable.algorithms._validators import boolean, in_range, with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import MixedBatch, MixedTargets, mixup
+from composable.functional.mixed import soften
 from composable.losses.classes import InterpolatedLoss, for_probabilities, per_example
 
 __all__ = ["MixUp"]
@@ -34,10 +35,9 @@ class PairMixing(Algorithm):
     def apply(self, event: Event, state: State) -> State:
         """Mix the batch; before the loss, interpolate its pairs of targets, or the loss."""
         if event is Event.BEFORE_LOSS:
-            return blend_pairs(state, **fields_for(self, blend_pairs))
-        mixing, generator = type(self).mixing, state.generator(self.name)
-        options = fields_for(self, mixing)
-        mixed = mixing(state.inputs, state.targets, **options, generator=generator)
+            return with_fields(self, blend_pairs)(state)
+        mixing, generator = with_fields(self, type(self).mixing), state.generator(self.name)
+        mixed = mixing(state.inputs, state.targets, generator=generator)
         return state.with_batch(inputs=mixed.inputs, targets=mixed.mixed_targets)
 
 
@@ -70,5 +70,5 @@ def blend_pairs(state: State, *, interpolate_loss: bool) -> State:
         return state.evolve(loss_fn=InterpolatedLoss(state.loss_fn, state.batch_spec))
     if pair.targets.is_floating_point():
         return state.with_batch(targets=pair.soft())
-    state, layout = for_probabilities(state, pair, _ADVICE)
-    return state.with_batch(targets=state.targets.soft(**layout._asdict()))
+    state, pair, layout = for_probabilities(state, pair, _ADVICE)
+    return state.with_batch(targets=soften(pair, **layout._asdict()))

@@ -38,7 +38,7 @@ class PrefixTokens(Algorithm):
     """
 
     prefixes: Tensor = attrs.field(
-        validator=passes(lambda _, prefixes: check_prefixes(prefixes)),
+        validator=passes(check_prefixes),
         eq=attrs.cmp_using(eq=lambda one, other: one.equal(other)),
     )
     weight: float = attrs.field(default=0.25, validator=in_range(0, ends="[)"))
@@ -68,5 +68,5 @@ class PrefixTokens(Algorithm):
         if isinstance(loss_fn, OutputLoss):
             raise TypeError(needs_logits(self.name, loss_fn.model))
         targets = state.targets
-        shorter = prefix_targets(targets, send(self.prefixes, targets.device))
+        shorter = prefix_targets.unchecked(targets, send(self.prefixes, targets.device))
         return state.with_batch(targets=MixedTargets(targets, shorter, torch.tensor(share)))

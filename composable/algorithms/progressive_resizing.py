@@ -5,10 +5,10 @@ import attrs
 from composable.algorithms._dense_targets import check_no_dense_targets, with_resized
 from composable.algorithms._validators import (
     boolean,
-    fields_for,
     in_range,
     integer_at_least,
     one_of,
+    with_fields,
 )
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
@@ -46,11 +46,11 @@ class ProgressiveResizing(Algorithm):
     writes = frozenset({"batch"})
 
     def __attrs_post_init__(self) -> None:
-        progressive_scale(0.0, **fields_for(self, progressive_scale))  # checks their sum
+        with_fields(self, progressive_scale)(0.0)  # checks their sum
 
     def apply(self, event: Event, state: State) -> State:
         """Resize the batch to the scale of this time of training."""
-        scale = progressive_scale(state.elapsed, **fields_for(self, progressive_scale))
+        scale = with_fields(self, progressive_scale)(state.elapsed)
         if scale == 1:
             return state
         if self.mode == "crop" and not self.resize_targets:
@@ -58,6 +58,6 @@ class ProgressiveResizing(Algorithm):
                 state, f"{self.name} can't leave uncropped", "pass resize_targets=True"
             )
         dense = state.targets if self.resize_targets else None
-        options = {"scale_factor": scale, **fields_for(self, resize_batch)}
-        small = resize_batch(state.inputs, dense, **options, generator=state.generator(self.name))
+        resize, generator = with_fields(self, resize_batch), state.generator(self.name)
+        small = resize(state.inputs, dense, scale_factor=scale, generator=generator)
         return with_resized(state, small)

@@ -234,7 +234,7 @@ class ProxyFilter(Algorithm):
 
     def _chosen(self, state: State, losses: Tensor) -> Tensor:
         if self.rule is None:
-            return select_highest(losses, keep=_KEEP if self.keep is None else self.keep)
+            return select_highest.unchecked(losses, keep=_KEEP if self.keep is None else self.keep)
         chosen = self.rule(losses, generator=state.generator(self.name))
         if not isinstance(chosen, Tensor) or chosen.dtype != torch.int64 or chosen.ndim != 1:
             raise TypeError(

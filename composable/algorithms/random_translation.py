@@ -32,7 +32,7 @@ class RandomTranslation(Augmentation):
     def apply(self, event: Event, state: State) -> State:
         """Shift the images of the batch."""
         check_spatial("inputs", state.inputs)
-        draw = draw_random_translation(
+        draw = draw_random_translation.unchecked(
             len(state.inputs),
             state.inputs.shape[2:],
             max_shift=self.max_shift,

@@ -57,4 +57,4 @@ class SAM(Algorithm):
         """Return the perturbed weights for the gradients of a state."""
         grads = state.current_gradients()
         params = {name: p for name, p in state.named_parameters() if name in grads}
-        return sam_perturbation(params, grads, rho=self.rho, epsilon=self.epsilon)
+        return sam_perturbation.unchecked(params, grads, rho=self.rho, epsilon=self.epsilon)

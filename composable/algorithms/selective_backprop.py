@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 
 from composable._support.checks import check_order
 from composable.algorithms._scoring import example_losses
-from composable.algorithms._validators import fields_for, in_range, integer_at_least
+from composable.algorithms._validators import in_range, integer_at_least, with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -57,8 +57,7 @@ class SelectiveBackprop(Algorithm):
         elapsed = state.elapsed
         if not self.start <= elapsed < self.end:  # cheaper than should_select and its checks
             return False
-        options = fields_for(self, should_select)
-        return should_select(elapsed, state.timestamp.batch, **options)
+        return with_fields(self, should_select)(elapsed, state.timestamp.batch)
 
     def window(self) -> Window:
         """Return the window from `start` to `end`, without every `interrupt`-th batch."""
@@ -76,7 +75,7 @@ class SelectiveBackprop(Algorithm):
 
     def apply(self, event: Event, state: State) -> State:
         """Score the batch, and keep a random selection of its examples."""
-        chosen = select_using_loss(
+        chosen = select_using_loss.unchecked(
             self.score(state), keep=self.keep, generator=state.generator(self.name)
         )
         return state.evolve(batch=state.batch_spec.select(state.batch, chosen))

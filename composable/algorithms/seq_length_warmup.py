@@ -3,7 +3,7 @@
 import attrs
 
 from composable._support.checks import check_order
-from composable.algorithms._validators import boolean, fields_for, in_range, integer_at_least
+from composable.algorithms._validators import boolean, in_range, integer_at_least, with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -48,12 +48,11 @@ class SeqLengthWarmup(Algorithm):
 
     def length_at(self, clock: HasTime) -> int:
         """Return the length of the sequences at the time of a clock."""
-        return warmed_up_length(elapsed(clock), **fields_for(self, warmed_up_length))
+        return with_fields(self, warmed_up_length)(elapsed(clock))
 
     def apply(self, event: Event, state: State) -> State:
         """Shorten the sequences of the batch to the length of this time of training."""
-        options = fields_for(self, set_sequence_length)
         labels = state.batch_spec.targets_or_none(state.batch)
         length = self.length_at(state)
-        batch = set_sequence_length(state.batch, length, labels=labels, **options)
+        batch = with_fields(self, set_sequence_length)(state.batch, length, labels=labels)
         return state if batch is state.batch else state.evolve(batch=batch)

@@ -68,7 +68,7 @@ class SnapshotDistillation(Algorithm):
     first_cycle: int = attrs.field(default=2, validator=integer_at_least(2))
     class_dim: int | None = attrs.field(
         default=None,
-        validator=optional(passes(lambda _, dim: check_class_dim(dim))),
+        validator=optional(passes(check_class_dim)),
     )
 
     stage = Stage.MIX
@@ -153,7 +153,7 @@ class SnapshotDistillation(Algorithm):
                 _with_weights(state.model, memory["teacher"]),
             )
             outputs = state.model_call(call, batch, state.batch_spec)
-        divergence = distillation_loss(
+        divergence = distillation_loss.unchecked(
             logits.to(compute_dtype(logits.dtype)),
             class_logits(outputs, self.name),
             temperature=self.temperature,

@@ -5,7 +5,7 @@ from typing import Any
 
 import attrs
 
-from composable.algorithms._validators import fields_for, in_range, one_of, passes
+from composable.algorithms._validators import in_range, one_of, passes, with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -76,7 +76,7 @@ class StochasticDepth(Algorithm):
         """Replace the blocks before training, and raise their drop rates during the warm-up."""
         model, scale = state.model, 1.0
         if event is Event.INIT:
-            model = stochastic_depth(model, **fields_for(self, stochastic_depth))
+            model = with_fields(self, stochastic_depth)(model)
         if self.drop_warmup.value:
             done, whole = progress(state, self.drop_warmup)
             scale = min(1.0, floor(_STEPS * done / whole) / _STEPS)

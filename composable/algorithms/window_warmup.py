@@ -5,7 +5,7 @@ from math import floor
 import attrs
 
 from composable._support.checks import check_order
-from composable.algorithms._validators import fields_for, in_range, integer_at_least
+from composable.algorithms._validators import in_range, integer_at_least, with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -57,12 +57,14 @@ class WindowWarmup(Algorithm):
     def window_at(self, clock: HasTime) -> int:
         """Return the window at the time of a clock."""
         now = elapsed(clock) if self.duration else 1.0
-        return warmed_up_window(now, **fields_for(self, warmed_up_window))
+        return with_fields(self, warmed_up_window)(now)
 
     def apply(self, event: Event, state: State) -> State:
         """Set the windows before training, and let them grow during the warm-up."""
         window = self.window_at(state)
         # 1e-9: a rounding error of the product must not cost a token.
         short = max(1, floor(self.short_share * window + 1e-9))
-        model = sliding_window(state.model, window=window, short_window=short, every=self.every)
+        model = sliding_window.unchecked(
+            state.model, window=window, short_window=short, every=self.every
+        )
         return state if model is state.model else state.evolve(model=model)

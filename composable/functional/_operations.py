@@ -55,9 +55,9 @@ _RANGES = torch.tensor(
 _BRIGHTNESS = list(OPERATIONS).index("brightness")
 
 
-def check_set(augmentations: str) -> None:
+def check_set(name: str, value: str) -> None:
     """Raise an error for a set of operations that does not exist."""
-    check_one_of("augmentations", augmentations, SETS)
+    check_one_of(name, value, SETS)
 
 
 def draw_operations(

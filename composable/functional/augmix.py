@@ -13,7 +13,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from composable._support.checks import check_count, check_draw, check_generator, check_range
+from composable._support.checks import (
+    Check,
+    at_least,
+    check_count,
+    check_draw,
+    check_generator,
+    checked,
+    in_range,
+)
 from composable._support.devices import send
 from composable._support.pixels import Images, check_images, check_pixels, like_images, values_of
 from composable._support.sampling import draw_beta, draw_dirichlet, generator_device
@@ -23,6 +31,23 @@ from ._opaque import opaque
 from ._operations import apply_by_mask, apply_operations, check_set, draw_operations
 
 __all__ = ["AugMixDraw", "apply_augmix", "augmix", "draw_augmix"]
+
+
+def check_depth(name: str, value: int) -> None:
+    """Raise an error for a depth that is neither -1 nor a number of operations."""
+    check_count(name, value, -1, advice="-1 draws 1, 2 or 3 operations for each chain")
+    if value == 0:
+        raise ValueError(f"{name}=0 must be at least 1, or -1 to draw 1, 2 or 3 for each chain.")
+
+
+_options: dict[str, Check] = {
+    "severity": in_range(0, 10),
+    "depth": check_depth,
+    "width": at_least(1),
+    "alpha": in_range(0, inf, ends="()"),
+    "augmentations": check_set,
+    "generator": check_generator,
+}
 
 
 class AugMixDraw(NamedTuple):
@@ -42,6 +67,7 @@ class AugMixDraw(NamedTuple):
     weight: Float[Tensor, " batch"]
 
 
+@checked(**_options)
 def augmix(
     images: Images,
     *,
@@ -91,7 +117,7 @@ def augmix(
     """
     check_images(images)
     check_pixels(images, "augment before normalizing them")
-    draw = draw_augmix(
+    draw = draw_augmix.unchecked(
         len(images),
         severity=severity,
         depth=depth,
@@ -103,6 +129,7 @@ def augmix(
     return apply_augmix(images, draw)
 
 
+@checked(batch_size=check_count, **_options)
 def draw_augmix(
     batch_size: int,
     *,
@@ -137,13 +164,6 @@ def draw_augmix(
         >>> draw.operations.shape, draw.chain_weights.shape, draw.weight.shape
         (torch.Size([3, 3, 8]), torch.Size([3, 8]), torch.Size([8]))
     """
-    check_count("batch_size", batch_size)
-    check_range("severity", severity, 0, 10)
-    check_depth(depth)
-    check_count("width", width, 1)
-    check_range("alpha", alpha, 0, inf, ends="()")
-    check_set(augmentations)
-    check_generator(generator)
     steps = 0 if not severity else 3 if depth == -1 else depth
     operations, strengths = draw_operations(
         (steps, width, batch_size),
@@ -160,13 +180,6 @@ def draw_augmix(
     chain_weights = draw_dirichlet(alpha, (width, batch_size), generator=generator).to("cpu")
     weight = draw_beta(alpha, (batch_size,), generator=generator).to("cpu")
     return AugMixDraw(operations, strengths, chain_weights, weight)
-
-
-def check_depth(depth: int) -> None:
-    """Raise an error for a depth that is neither -1 nor a number of operations."""
-    check_count("depth", depth, -1, advice="-1 draws 1, 2 or 3 operations for each chain")
-    if depth == 0:
-        raise ValueError("depth=0 must be at least 1, or -1 to draw 1, 2 or 3 for each chain.")
 
 
 def apply_augmix(images: Images, draw: AugMixDraw) -> Images:

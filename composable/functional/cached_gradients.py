@@ -86,7 +86,7 @@ def cached_gradients(
         got = f"{parts!r}" if isinstance(parts, (list, tuple)) else kind_of(parts)
         raise TypeError(f"parts must be a list or a tuple of at least one part, not {got}.")
     check_tensors("params", params)
-    check_generator(generator)
+    check_generator("generator", generator)
     trained = {name: param for name, param in params.items() if param.requires_grad}
     if generator is not None and generator.device.type != "cpu":
         raise ValueError(

@@ -12,14 +12,17 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from composable._support.checks import (
+    Check,
     check_count,
     check_draw,
     check_flag,
     check_generator,
     check_one_batch,
-    check_range,
     check_size,
     check_tensor,
+    checked,
+    in_range,
+    optional,
 )
 from composable._support.sampling import draw_uniform, generator_device
 from composable._support.spatial import check_spatial, is_dense, take
@@ -27,6 +30,12 @@ from composable._support.spatial import check_spatial, is_dense, take
 from .resized import ResizedBatch, resizing
 
 __all__ = ["ColOutDraw", "apply_colout", "colout", "draw_colout"]
+
+_options: dict[str, Check] = {
+    "p_row": in_range(0, 1, ends="[)"),
+    "p_col": in_range(0, 1, ends="[)"),
+    "generator": check_generator,
+}
 
 
 class ColOutDraw(NamedTuple):
@@ -44,6 +53,7 @@ class ColOutDraw(NamedTuple):
 
 
 @resizing
+@checked(per_sample=check_flag, **_options)
 def colout(
     inputs: Shaped[Tensor, "batch channels *size"],
     targets: Shaped[Tensor, " *dense"] | None = None,
@@ -83,15 +93,15 @@ def colout(
         torch.Size([2, 3, 17, 34])
     """
     check_spatial("inputs", inputs)
-    check_flag("per_sample", per_sample)
     batch_size = len(inputs) if per_sample else None
-    draw = draw_colout(
+    draw = draw_colout.unchecked(
         inputs.shape[2:], p_row=p_row, p_col=p_col, batch_size=batch_size, generator=generator
     )
     small = apply_colout(inputs, targets, draw)
     return small.inputs if targets is None else small
 
 
+@checked(size=check_size, batch_size=optional(check_count), **_options)
 def draw_colout(
     size: Sequence[int],
     *,
@@ -121,12 +131,6 @@ def draw_colout(
         >>> draw_colout((4, 8), p_col=0.5, generator=torch.Generator().manual_seed(0)).columns
         tensor([0, 1, 2, 5])
     """
-    check_size("size", size)
-    check_range("p_row", p_row, 0, 1, ends="[)")
-    check_range("p_col", p_col, 0, 1, ends="[)")
-    if batch_size is not None:
-        check_count("batch_size", batch_size)
-    check_generator(generator)
     rows = _draw(size[-2], p_row, batch_size, generator) if len(size) > 1 else None
     return ColOutDraw(rows, _draw(size[-1], p_col, batch_size, generator))
 

@@ -14,15 +14,17 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from composable._support.checks import (
+    Check,
     check_count,
     check_draw,
     check_flag,
     check_generator,
     check_one_batch,
     check_partners,
-    check_range,
     check_size,
     check_tensor,
+    checked,
+    in_range,
 )
 from composable._support.devices import from_numbers, send
 from composable._support.foreach import compute_dtype
@@ -35,6 +37,12 @@ from .mixed import MixedBatch
 __all__ = ["CutMixDraw", "apply_cutmix", "cutmix", "draw_cutmix"]
 
 _SEVERAL = "mix several with one draw: see draw_cutmix and apply_cutmix"
+_options: dict[str, Check] = {
+    "alpha": in_range(0, inf, ends="()"),
+    "uniform_sampling": check_flag,
+    "per_sample": check_flag,
+    "generator": check_generator,
+}
 
 
 class CutMixDraw(NamedTuple):
@@ -50,6 +58,7 @@ class CutMixDraw(NamedTuple):
     box: Tensor
 
 
+@checked(**_options)
 def cutmix(
     inputs: Shaped[Tensor, "batch channels *size"],
     targets: Shaped[Tensor, " *dense"],
@@ -98,17 +107,19 @@ def cutmix(
         torch.Size([])
     """
     check_spatial("inputs", inputs, advice=_SEVERAL)
-    draw = draw_cutmix(
-        len(inputs),
+    _check(inputs, targets)
+    draw = draw_cutmix.unchecked(
+        inputs.shape[0],
         inputs.shape[2:],
         alpha=alpha,
         uniform_sampling=uniform_sampling,
         per_sample=per_sample,
         generator=generator,
     )
-    return apply_cutmix(inputs, targets, draw)
+    return apply_cutmix.unchecked(inputs, targets, draw)
 
 
+@checked(batch_size=check_count, size=check_size, **_options)
 def draw_cutmix(
     batch_size: int,
     size: Sequence[int],
@@ -140,12 +151,6 @@ def draw_cutmix(
         tensor([[-1,  4],
                 [ 1,  6]])
     """
-    check_count("batch_size", batch_size)
-    check_size("size", size)
-    check_range("alpha", alpha, 0, inf, ends="()")
-    check_flag("uniform_sampling", uniform_sampling)
-    check_flag("per_sample", per_sample)
-    check_generator(generator)
     device = generator_device(generator)
     permutation = torch.randperm(batch_size, generator=generator, device=device)
     share = draw_beta(alpha, (batch_size,) if per_sample else (), generator=generator)
@@ -155,6 +160,25 @@ def draw_cutmix(
     return CutMixDraw(permutation, box)
 
 
+def _check(inputs: Tensor, targets: Tensor) -> None:
+    check_tensor("inputs", inputs, advice=_SEVERAL)
+    check_tensor("targets", targets, advice=_SEVERAL)
+    check_one_batch(inputs, targets)
+
+
+def _check_draw(inputs: Tensor, targets: Tensor, draw: CutMixDraw) -> None:
+    _check(inputs, targets)
+    check_draw(draw, CutMixDraw, "draw_cutmix")
+    check_tensor("draw.box", draw.box)
+    check_partners(draw.permutation, inputs)
+    if inputs.ndim <= draw.box.shape[-2]:
+        raise ValueError(
+            f"draw has a box of {draw.box.shape[-2]} dimensions, but inputs has shape "
+            f"{tuple(inputs.shape)}; draw with size=inputs.shape[2:]."
+        )
+
+
+@checked(_check_draw)
 def apply_cutmix(
     inputs: Shaped[Tensor, " *shape"], targets: Shaped[Tensor, " *dense"], draw: CutMixDraw
 ) -> MixedBatch:
@@ -180,7 +204,6 @@ def apply_cutmix(
         (tensor([[0, 2, 3, 0],
                 [1, 0, 0, 4]]), tensor(0.5000))
     """
-    _check(inputs, targets, draw)
     dims = draw.box.shape[-2]
     size = inputs.shape[inputs.ndim - dims :]
     partner = send(draw.permutation, inputs.device)
@@ -221,17 +244,3 @@ def _paste_boxes(tensor: Tensor, partner: Tensor, boxes: Tensor) -> Tensor:
     dims = boxes.shape[-2]
     mask = inside(boxes, tensor.shape[tensor.ndim - dims :], tensor.device)
     return torch.where(broadcast(mask, tensor, dims), select_rows(tensor, partner), tensor)
-
-
-def _check(inputs: Tensor, targets: Tensor, draw: CutMixDraw) -> None:
-    check_tensor("inputs", inputs, advice=_SEVERAL)
-    check_tensor("targets", targets, advice=_SEVERAL)
-    check_draw(draw, CutMixDraw, "draw_cutmix")
-    check_tensor("draw.box", draw.box)
-    check_one_batch(inputs, targets)
-    check_partners(draw.permutation, inputs)
-    if inputs.ndim <= draw.box.shape[-2]:
-        raise ValueError(
-            f"draw has a box of {draw.box.shape[-2]} dimensions, but inputs has shape "
-            f"{tuple(inputs.shape)}; draw with size=inputs.shape[2:]."
-        )

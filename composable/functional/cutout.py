@@ -13,12 +13,14 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from composable._support.checks import (
+    Check,
     check_count,
     check_flag,
     check_generator,
     check_range,
     check_size,
     check_tensor,
+    checked,
 )
 from composable._support.sampling import generator_device, numbers
 from composable._support.spatial import check_spatial
@@ -30,6 +32,23 @@ __all__ = ["apply_cutout", "cutout", "draw_cutout"]
 _SHARE = "below 1 it is a share of the shorter side"
 
 
+def check_hole_length(name: str, length: float) -> None:
+    """Raise an error unless the length is a share of a side, or a whole number of pixels."""
+    check_range(name, length, 0, inf, ends="[)", advice=_SHARE)
+    if length > 1 and length != int(length):
+        raise ValueError(f"{name}={length!r} must be a whole number of pixels; {_SHARE}.")
+
+
+_options: dict[str, Check] = {
+    "num_holes": check_count,
+    "length": check_hole_length,
+    "uniform_sampling": check_flag,
+    "per_sample": check_flag,
+    "generator": check_generator,
+}
+
+
+@checked(**_options)
 def cutout(
     inputs: Shaped[Tensor, "batch channels *size"],
     *,
@@ -72,7 +91,7 @@ def cutout(
                 [1., 1., 1., 1., 1.]])
     """
     check_spatial("inputs", inputs)
-    draw = draw_cutout(
+    draw = draw_cutout.unchecked(
         len(inputs),
         inputs.shape[2:],
         num_holes=num_holes,
@@ -84,6 +103,7 @@ def cutout(
     return apply_cutout(inputs, draw)
 
 
+@checked(batch_size=check_count, size=check_size, **_options)
 def draw_cutout(
     batch_size: int,
     size: Sequence[int],
@@ -119,24 +139,10 @@ def draw_cutout(
         >>> draw_cutout(3, (8, 8), generator=torch.Generator().manual_seed(0)).shape
         torch.Size([3, 1, 2, 2])
     """
-    check_count("batch_size", batch_size)
-    check_size("size", size)
-    check_count("num_holes", num_holes)
-    check_hole_length("length", length)
-    check_flag("uniform_sampling", uniform_sampling)
-    check_flag("per_sample", per_sample)
-    check_generator(generator)
     side = length if length >= 1 or not length else max(1, round(length * min(size)))
     shape = (*[batch_size] * per_sample, num_holes, len(size))
     sides = torch.full(shape, float(side), dtype=torch.float64, device=generator_device(generator))
     return draw_boxes(sides, size, uniform_sampling=uniform_sampling, generator=generator)
-
-
-def check_hole_length(name: str, length: float) -> None:
-    """Raise an error unless the length is a share of a side, or a whole number of pixels."""
-    check_range(name, length, 0, inf, ends="[)", advice=_SHARE)
-    if length > 1 and length != int(length):
-        raise ValueError(f"{name}={length!r} must be a whole number of pixels; {_SHARE}.")
 
 
 def apply_cutout(

@@ -11,13 +11,14 @@ from math import inf
 from jaxtyping import Float
 from torch import Tensor
 
-from composable._support.checks import check_blendable, check_range, check_tensor
+from composable._support.checks import check_blendable, check_tensor, checked, in_range
 from composable._support.foreach import compute_dtype
 from composable._support.targets import check_class_dim, check_several_classes
 
 __all__ = ["distillation_loss"]
 
 
+@checked(temperature=in_range(0, inf, ends="()"), class_dim=check_class_dim)
 def distillation_loss(
     logits: Float[Tensor, "batch ..."],
     teacher_logits: Float[Tensor, "batch ..."],
@@ -61,8 +62,6 @@ def distillation_loss(
     """
     check_blendable("logits", logits)
     check_blendable("teacher_logits", teacher_logits)
-    check_range("temperature", temperature, 0, inf, ends="()")
-    check_class_dim(class_dim)
     if logits.ndim < 2 or logits.shape != teacher_logits.shape:
         raise ValueError(
             f"logits has shape {tuple(logits.shape)} and teacher_logits "

@@ -10,13 +10,14 @@ from math import inf
 
 from torch import Tensor
 
-from composable._support.checks import check_range
+from composable._support.checks import checked, in_range
 
 from ._averages import lerp_tensors
 
 __all__ = ["ema", "ema_smoothing"]
 
 
+@checked(smoothing=in_range(0, 1))
 def ema(
     average: Mapping[str, Tensor], current: Mapping[str, Tensor], *, smoothing: float
 ) -> dict[str, Tensor]:
@@ -50,10 +51,10 @@ def ema(
         >>> ema(average, weights, smoothing=0.75)
         {'w': tensor([2.])}
     """
-    check_range("smoothing", smoothing, 0, 1)
     return lerp_tensors(average, current, 1 - smoothing)
 
 
+@checked(half_life=in_range(0, inf, ends="()"), update_interval=in_range(0, inf, ends="()"))
 def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
     r"""Compute the smoothing for which the weight of a value halves in `half_life`.
 
@@ -74,6 +75,4 @@ def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
         >>> ema_smoothing(half_life=100, update_interval=100)
         0.5
     """
-    check_range("half_life", half_life, 0, inf, ends="()")
-    check_range("update_interval", update_interval, 0, inf, ends="()")
     return float(2 ** (-update_interval / half_life))

@@ -53,7 +53,7 @@ def average_probabilities(
         >>> average_probabilities([sure, unsure]).exp()
         tensor([[0.7500, 0.2500]])
     """
-    check_class_dim(class_dim)
+    check_class_dim("class_dim", class_dim)
     if not isinstance(logits, Sequence):
         raise TypeError(f"logits must be a list of tensors, one a model, not {kind_of(logits)}.")
     if not logits:

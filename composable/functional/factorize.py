@@ -122,7 +122,7 @@ def factorize(  # noqa: PLR0913
     check_count("min_features", min_features)
     check_latent_size("latent_features", latent_features)
     check_one_of("init", init, INITS)
-    check_generator(generator)
+    check_generator("generator", generator)
     kinds = CONVS * factorize_convs + LINEARS * factorize_linears
     skipped, shared = _skipped_layers(model), _shared_parameters(model)
 

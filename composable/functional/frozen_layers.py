@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from composable._support.checks import check_module, check_range
+from composable._support.checks import check_module, check_range, checked, in_range
 
 __all__ = ["FrozenLayers", "frozen_layers"]
 
@@ -21,6 +21,7 @@ class FrozenLayers(NamedTuple):
     parameters: tuple[str, ...]
 
 
+@checked(freeze_start=in_range(0, 1), freeze_level=in_range(0, 1))
 def frozen_layers(
     model: nn.Module,
     *,
@@ -66,8 +67,6 @@ def frozen_layers(
     """
     check_module("model", model)
     check_range("elapsed", elapsed, 0, 1)
-    check_range("freeze_start", freeze_start, 0, 1)
-    check_range("freeze_level", freeze_level, 0, 1)
     if elapsed <= freeze_start:
         return FrozenLayers((), ())
     layers, last = _layers(model)

@@ -109,7 +109,7 @@ def gated_linear_units(
     check_activation("act_fn", act_fn)
     check_flag("gated_layer_bias", gated_layer_bias)
     check_flag("non_gated_layer_bias", non_gated_layer_bias)
-    check_generator(generator)
+    check_generator("generator", generator)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         block = REGISTRY.find(type(module))

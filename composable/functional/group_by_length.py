@@ -53,7 +53,7 @@ def group_by_length(
     check_tensor("lengths", lengths)
     check_count("batch_size", batch_size, 1)
     check_count("window", window, 1)
-    check_generator(generator)
+    check_generator("generator", generator)
     if lengths.ndim != 1:
         raise ValueError(f"lengths must have one dimension, not the shape {tuple(lengths.shape)}.")
     count = len(lengths) // batch_size

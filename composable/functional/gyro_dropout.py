@@ -88,7 +88,7 @@ def gyro_dropout(
     check_module("model", model)
     check_count("iters_per_epoch", iters_per_epoch, 1)
     check_count("max_epoch", max_epoch, 1)
-    check_generator(generator)
+    check_generator("generator", generator)
     check_masks(p, sigma, tau)
     stay = max(1, round(iters_per_epoch * max_epoch * tau / sigma))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -137,7 +137,7 @@ class GyroDropoutLayer(nn.Dropout):
         check_masks(p, sigma, tau)
         super().__init__(p)
         check_count("stay", stay, 1)
-        check_generator(generator)
+        check_generator("generator", generator)
         self._start(p, sigma, tau, stay, generator)
 
     def _start(self, p: float, sigma: int, tau: int, stay: int, generator: Any) -> None:

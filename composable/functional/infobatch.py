@@ -89,7 +89,7 @@ def draw_infobatch(
     """
     check_count("batch_size", batch_size)
     check_range("prune", prune, 0, 1, ends="[)")
-    check_generator(generator)
+    check_generator("generator", generator)
     device = generator_device(generator)
     return torch.rand(batch_size, generator=generator, device=device) < prune
 

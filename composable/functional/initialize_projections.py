@@ -82,7 +82,7 @@ def initialize_projections(
     check_one_of("feed_forward", feed_forward, FEED_FORWARD)
     for name, number in [("scale", scale), ("beta", beta), ("noise", noise)]:
         check_range(name, number, 0, ends="[)")
-    check_generator(generator)
+    check_generator("generator", generator)
 
     def drawn(like: Tensor, std: float) -> Tensor:
         device = generator_device(generator)

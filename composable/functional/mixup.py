@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from composable._support.checks import (
+    Check,
     check_blendable,
     check_count,
     check_draw,
@@ -19,17 +20,26 @@ from composable._support.checks import (
     check_generator,
     check_one_batch,
     check_partners,
-    check_range,
     check_tensor,
+    checked,
+    in_range,
 )
 from composable._support.devices import send
 from composable._support.foreach import compute_dtype
 from composable._support.sampling import draw_beta, generator_device
-from composable._support.spatial import select_rows
+from composable._support.spatial import may_write_out, select_rows
 
 from .mixed import MixedBatch, broadcast_weight, without_nan
 
 __all__ = ["MixUpDraw", "apply_mixup", "draw_mixup", "mixup"]
+
+
+_SEVERAL = "mix several with one draw: see draw_mixup and apply_mixup"
+_options: dict[str, Check] = {
+    "alpha": in_range(0, inf, ends="()"),
+    "per_sample": check_flag,
+    "generator": check_generator,
+}
 
 
 class MixUpDraw(NamedTuple):
@@ -39,6 +49,7 @@ class MixUpDraw(NamedTuple):
     weight: Float[Tensor, " *batch"]
 
 
+@checked(**_options)
 def mixup(
     inputs: Shaped[Tensor, " *shape"],
     targets: Shaped[Tensor, " *dense"],
@@ -81,10 +92,13 @@ def mixup(
         torch.Size([])
     """
     _check(inputs, targets)
-    draw = draw_mixup(len(inputs), alpha=alpha, per_sample=per_sample, generator=generator)
-    return _mix(inputs, targets, draw)
+    draw = draw_mixup.unchecked(
+        inputs.shape[0], alpha=alpha, per_sample=per_sample, generator=generator
+    )
+    return apply_mixup.unchecked(inputs, targets, draw)
 
 
+@checked(batch_size=check_count, **_options)
 def draw_mixup(
     batch_size: int,
     *,
@@ -113,10 +127,6 @@ def draw_mixup(
         >>> sorted(draw.permutation.tolist())
         [0, 1, 2, 3]
     """
-    check_count("batch_size", batch_size)
-    check_range("alpha", alpha, 0, inf, ends="()")
-    check_flag("per_sample", per_sample)
-    check_generator(generator)
     size = (batch_size,) if per_sample else ()
     device = generator_device(generator)
     permutation = torch.randperm(batch_size, generator=generator, device=device)
@@ -124,6 +134,20 @@ def draw_mixup(
     return MixUpDraw(permutation, torch.maximum(share, 1 - share))
 
 
+def _check(inputs: Tensor, targets: Tensor) -> None:
+    check_blendable("inputs", inputs, advice=_SEVERAL)
+    check_tensor("targets", targets, advice=_SEVERAL)
+    check_one_batch(inputs, targets)
+
+
+def _check_draw(inputs: Tensor, targets: Tensor, draw: MixUpDraw) -> None:
+    _check(inputs, targets)
+    check_draw(draw, MixUpDraw, "draw_mixup")
+    check_partners(draw.permutation, inputs)
+    check_tensor("draw.weight", draw.weight)
+
+
+@checked(_check_draw)
 def apply_mixup(
     inputs: Shaped[Tensor, " *shape"], targets: Shaped[Tensor, " *dense"], draw: MixUpDraw
 ) -> MixedBatch:
@@ -147,24 +171,12 @@ def apply_mixup(
         tensor([[2.],
                 [6.]])
     """
-    _check(inputs, targets)
-    check_draw(draw, MixUpDraw, "draw_mixup")
-    check_partners(draw.permutation, inputs)
-    check_tensor("draw.weight", draw.weight)
-    return _mix(inputs, targets, draw)
-
-
-def _mix(inputs: Tensor, targets: Tensor, draw: MixUpDraw) -> MixedBatch:
     partner = send(draw.permutation, inputs.device)
     share = broadcast_weight(draw.weight, inputs)
-    mixed = without_nan(torch.lerp(select_rows(inputs, partner), inputs, share), inputs)
+    other = select_rows(inputs, partner)
+    # Measured: the memory of another tensor costs as much as the interpolation.
+    out = other if may_write_out(other, share) else None
+    mixed = without_nan(torch.lerp(other, inputs, share, out=out), inputs)
     # The weight of the losses is not rounded to the dtype of the inputs, which may be 16-bit.
     weight = send(draw.weight, inputs.device, compute_dtype(inputs.dtype))
     return MixedBatch(mixed, targets, select_rows(targets, partner), weight)
-
-
-def _check(inputs: Tensor, targets: Tensor) -> None:
-    several = "mix several with one draw: see draw_mixup and apply_mixup"
-    check_blendable("inputs", inputs, advice=several)
-    check_tensor("targets", targets, advice=several)
-    check_one_batch(inputs, targets)

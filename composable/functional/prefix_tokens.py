@@ -17,6 +17,7 @@ from composable._support.checks import (
     check_one_of,
     check_range,
     check_tensor,
+    checked,
     kind_of,
 )
 from composable._support.targets import IGNORE_INDEX
@@ -24,6 +25,22 @@ from composable._support.targets import IGNORE_INDEX
 from .linear_cross_entropy import REDUCTIONS
 
 __all__ = ["prefix_targets", "prefix_token_loss", "prefix_tokens"]
+
+
+def check_prefixes(name: str, value: Tensor) -> None:
+    """Raise an error unless a value is a vector of indices."""
+    _check_indices(name, value)
+    if value.ndim != 1:
+        raise ValueError(
+            f"{name} must have one dimension, not shape {tuple(value.shape)}; "
+            "prefix_tokens(vocabulary) returns it."
+        )
+
+
+def _check_indices(name: str, value: Tensor) -> None:
+    check_tensor(name, value)
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"{name} must be indices of an integer dtype, not {value.dtype}.")
 
 
 def prefix_tokens(vocabulary: Sequence[bytes | str | None]) -> Int[Tensor, " tokens"]:
@@ -65,6 +82,7 @@ def _prefix_of(token: bytes | str | None, own: int, index: dict[bytes | str, int
     return next((index[one] for one in prefixes if one in index), own)
 
 
+@checked(prefixes=check_prefixes, ignore_index=check_integer)
 def prefix_targets(
     targets: Int[Tensor, " *shape"],
     prefixes: Int[Tensor, " tokens"],
@@ -92,8 +110,6 @@ def prefix_targets(
         tensor([   1, -100,    0])
     """
     _check_indices("targets", targets)
-    check_prefixes(prefixes)
-    check_integer("ignore_index", ignore_index)
     none = targets == ignore_index
     indices = torch.where(none, 0, targets).long()
     found = prefixes.gather(0, indices.flatten()).reshape(targets.shape)
@@ -147,7 +163,7 @@ def prefix_token_loss(
         )
     check_range("weight", weight, 0, inf, ends="[)")
     check_one_of("reduction", reduction, REDUCTIONS)
-    check_prefixes(prefixes)
+    check_prefixes("prefixes", prefixes)
     if len(prefixes) != logits.shape[1]:
         raise ValueError(
             f"prefixes of shape {tuple(prefixes.shape)} must have an entry for each of the "
@@ -166,19 +182,3 @@ def prefix_token_loss(
         return losses
     total = losses.sum()
     return total if reduction == "sum" else total / (targets != ignore_index).sum()
-
-
-def check_prefixes(prefixes: Tensor) -> None:
-    """Raise an error unless a value is a vector of indices."""
-    _check_indices("prefixes", prefixes)
-    if prefixes.ndim != 1:
-        raise ValueError(
-            f"prefixes must have one dimension, not shape {tuple(prefixes.shape)}; "
-            "prefix_tokens(vocabulary) returns it."
-        )
-
-
-def _check_indices(name: str, value: Tensor) -> None:
-    check_tensor(name, value)
-    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        raise TypeError(f"{name} must be indices of an integer dtype, not {value.dtype}.")

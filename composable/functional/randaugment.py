@@ -12,7 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from composable._support.checks import check_count, check_draw, check_generator, check_range
+from composable._support.checks import (
+    Check,
+    check_count,
+    check_draw,
+    check_generator,
+    checked,
+    in_range,
+)
 from composable._support.pixels import Images, check_images, check_pixels
 
 from . import _compiled
@@ -20,6 +27,13 @@ from ._opaque import opaque
 from ._operations import apply_by_mask, apply_operations, check_set, draw_operations
 
 __all__ = ["RandAugmentDraw", "apply_randaugment", "draw_randaugment", "randaugment"]
+
+_options: dict[str, Check] = {
+    "depth": check_count,
+    "severity": in_range(0, 10),
+    "augmentations": check_set,
+    "generator": check_generator,
+}
 
 
 class RandAugmentDraw(NamedTuple):
@@ -38,6 +52,7 @@ class RandAugmentDraw(NamedTuple):
     strengths: Float[Tensor, "depth batch"]
 
 
+@checked(**_options)
 def randaugment(
     images: Images,
     *,
@@ -93,7 +108,7 @@ def randaugment(
     """
     check_images(images)
     check_pixels(images, "augment before normalizing them")
-    draw = draw_randaugment(
+    draw = draw_randaugment.unchecked(
         len(images),
         depth=depth,
         severity=severity,
@@ -103,6 +118,7 @@ def randaugment(
     return apply_randaugment(images, draw)
 
 
+@checked(batch_size=check_count, **_options)
 def draw_randaugment(
     batch_size: int,
     *,
@@ -133,11 +149,6 @@ def draw_randaugment(
         >>> draw.operations.shape, draw.strengths.shape
         (torch.Size([2, 8]), torch.Size([2, 8]))
     """
-    check_count("batch_size", batch_size)
-    check_count("depth", depth)
-    check_range("severity", severity, 0, 10)
-    check_set(augmentations)
-    check_generator(generator)
     return RandAugmentDraw(
         *draw_operations(
             (depth if severity else 0, batch_size),

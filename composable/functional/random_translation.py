@@ -9,13 +9,23 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_count, check_generator, check_size, check_tensor
+from composable._support.checks import (
+    Check,
+    check_count,
+    check_generator,
+    check_size,
+    check_tensor,
+    checked,
+)
 from composable._support.sampling import draw_uniform
 from composable._support.spatial import check_spatial, reflected, take
 
 __all__ = ["apply_random_translation", "draw_random_translation", "random_translation"]
 
+_options: dict[str, Check] = {"max_shift": check_count, "generator": check_generator}
 
+
+@checked(**_options)
 def random_translation(
     inputs: Shaped[Tensor, "batch channels *size"],
     *,
@@ -49,12 +59,13 @@ def random_translation(
                 [1., 2., 3., 4.]])
     """
     check_spatial("inputs", inputs)
-    draw = draw_random_translation(
+    draw = draw_random_translation.unchecked(
         len(inputs), inputs.shape[2:], max_shift=max_shift, generator=generator
     )
     return apply_random_translation(inputs, draw)
 
 
+@checked(batch_size=check_count, size=check_size, **_options)
 def draw_random_translation(
     batch_size: int,
     size: Sequence[int],
@@ -83,10 +94,6 @@ def draw_random_translation(
         tensor([[2, 1],
                 [0, 2]])
     """
-    check_count("batch_size", batch_size)
-    check_size("size", size)
-    check_count("max_shift", max_shift)
-    check_generator(generator)
     if 0 < min(size) <= max_shift:
         raise ValueError(
             f"max_shift={max_shift} must be less than each side of the images, {tuple(size)}: a "

@@ -15,13 +15,15 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from composable._support.checks import (
-    check_count,
+    Check,
+    at_least,
     check_flag,
     check_generator,
     check_one_of,
-    check_range,
     check_size,
     check_tensor,
+    checked,
+    in_range,
 )
 from composable._support.devices import from_numbers
 from composable._support.sampling import draw_uniform, numbers
@@ -31,10 +33,20 @@ from .resized import ResizedBatch, resizing
 
 __all__ = ["apply_crop", "draw_crop", "progressive_scale", "resize_batch", "scaled_size"]
 
+_scale: dict[str, Check] = {
+    "scale_factor": in_range(0, 1, ends="(]"),
+    "size_increment": at_least(1),
+}
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
 @resizing
+@checked(
+    mode=partial(check_one_of, allowed=("resize", "crop")),
+    resize_targets=check_flag,
+    generator=check_generator,
+    **_scale,
+)
 def resize_batch(
     inputs: Shaped[Tensor, "batch channels *size"],
     targets: Shaped[Tensor, " *dense"] | None = None,
@@ -77,13 +89,10 @@ def resize_batch(
         (torch.Size([2, 3, 4, 4]), torch.Size([2, 4, 4]))
     """
     check_spatial("inputs", inputs)
-    check_one_of("mode", mode, ("resize", "crop"))
-    check_flag("resize_targets", resize_targets)
-    check_generator(generator)
     if targets is not None:
         check_tensor("targets", targets)
     size = inputs.shape[2:]
-    new = scaled_size(size, scale_factor=scale_factor, size_increment=size_increment)
+    new = scaled_size.unchecked(size, scale_factor=scale_factor, size_increment=size_increment)
     if resize_targets:
         _check_dense(targets, size)
     if scale_factor == 1:
@@ -99,6 +108,7 @@ def resize_batch(
     return ResizedBatch(make(inputs), make(targets) if resize_targets else targets)
 
 
+@checked(size=check_size, **_scale)
 def scaled_size(
     size: Sequence[int], *, scale_factor: float, size_increment: int = 1
 ) -> tuple[int, ...]:
@@ -120,9 +130,6 @@ def scaled_size(
         >>> scaled_size((33, 60), scale_factor=0.5, size_increment=4)
         (16, 32)
     """
-    check_size("size", size)
-    check_range("scale_factor", scale_factor, 0, 1, ends="(]")
-    check_count("size_increment", size_increment, 1)
     if scale_factor == 1:
         return tuple(size)
     nearest = [floor(length * scale_factor / size_increment + 0.5) for length in size]
@@ -132,6 +139,12 @@ def scaled_size(
     )
 
 
+@checked(
+    elapsed=in_range(0),
+    initial_scale=in_range(0, 1, ends="(]"),
+    finetune_fraction=in_range(0, 1),
+    delay_fraction=in_range(0, 1),
+)
 def progressive_scale(
     elapsed: float,
     *,
@@ -159,10 +172,6 @@ def progressive_scale(
         >>> [round(progressive_scale(t / 10), 2) for t in range(4, 10)]
         [0.5, 0.5, 0.67, 0.83, 1.0, 1.0]
     """
-    check_range("elapsed", elapsed, 0)
-    check_range("initial_scale", initial_scale, 0, 1, ends="(]")
-    check_range("finetune_fraction", finetune_fraction, 0, 1)
-    check_range("delay_fraction", delay_fraction, 0, 1)
     if delay_fraction + finetune_fraction > 1:
         raise ValueError(
             f"delay_fraction={delay_fraction!r} and finetune_fraction={finetune_fraction!r} must "
@@ -200,7 +209,7 @@ def draw_crop(
     """
     check_size("size", size)
     check_size("new_size", new_size)
-    check_generator(generator)
+    check_generator("generator", generator)
     if len(size) != len(new_size) or any(a < b for a, b in zip(size, new_size, strict=True)):
         raise ValueError(f"new_size={tuple(new_size)} must fit into size={tuple(size)}.")
     share = draw_uniform((len(size),), generator=generator)

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable._support.checks import check_range, check_same_names, check_tensors
+from composable._support.checks import check_same_names, check_tensors, checked, in_range
 from composable._support.foreach import foreach, foreach_, global_norm, per_dtype
 
 __all__ = ["sam_perturbation"]
 
 
+@checked(rho=in_range(0, inf, ends="[)"), epsilon=in_range(0, inf, ends="()"))
 def sam_perturbation(
     params: Mapping[str, Tensor],
     grads: Mapping[str, Tensor | None],
@@ -56,8 +57,6 @@ def sam_perturbation(
         >>> sam_perturbation(params, grads, rho=0.5)
         {'w': tensor([1.3000, 1.4000])}
     """
-    check_range("rho", rho, 0, inf, ends="[)")
-    check_range("epsilon", epsilon, 0, inf, ends="()")
     check_tensors("params", params)
     present = _present(params, grads)
     present = present if rho else {}  # a radius of 0 reads no gradient

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_range, check_tensor
+from composable._support.checks import check_tensor, checked, in_range
 from composable.functional.select_using_loss import apply_selection, kept_count
 
 __all__ = ["select_highest"]
 
 
+@checked(keep=in_range(0, 1, ends="(]"))
 def select_highest(losses: Shaped[Tensor, " *batch"], *, keep: float = 0.5) -> Int[Tensor, " kept"]:
     """Select the examples of a batch with the highest losses.
 
@@ -35,7 +36,6 @@ def select_highest(losses: Shaped[Tensor, " *batch"], *, keep: float = 0.5) -> I
         tensor([1, 3])
     """
     check_tensor("losses", losses)
-    check_range("keep", keep, 0, 1, ends="(]")
     count = len(losses) if losses.ndim else 0
     ranks = torch.arange(count - kept_count(count, keep), count, device=losses.device)
     return apply_selection(losses, ranks)

@@ -10,18 +10,23 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from composable._support.checks import (
+    Check,
     check_count,
     check_generator,
     check_order,
-    check_range,
     check_tensor,
+    checked,
+    in_range,
 )
 from composable._support.devices import send
 from composable._support.sampling import draw_exponential, generator_device
 
 __all__ = ["apply_selection", "draw_selection", "select_using_loss", "should_select"]
 
+_options: dict[str, Check] = {"keep": in_range(0, 1, ends="(]"), "generator": check_generator}
 
+
+@checked(**_options)
 def select_using_loss(
     losses: Shaped[Tensor, " *batch"],
     *,
@@ -57,10 +62,11 @@ def select_using_loss(
         2
     """
     _check(losses)
-    draw = draw_selection(len(losses), keep=keep, generator=generator)
+    draw = draw_selection.unchecked(len(losses), keep=keep, generator=generator)
     return apply_selection(losses, draw)
 
 
+@checked(batch_size=check_count, **_options)
 def draw_selection(
     batch_size: int, *, keep: float = 0.5, generator: torch.Generator | None = None
 ) -> Int[Tensor, " kept"]:
@@ -83,9 +89,6 @@ def draw_selection(
         >>> draw_selection(3, keep=1.0)
         tensor([0, 1, 2])
     """
-    check_count("batch_size", batch_size)
-    check_range("keep", keep, 0, 1, ends="(]")
-    check_generator(generator)
     kept = kept_count(batch_size, keep)
     ranks = torch.arange(batch_size, device=generator_device(generator), dtype=torch.float64)
     log_weight = (1 / keep - 1) * ((ranks + 0.5) / max(batch_size, 1)).log()
@@ -131,6 +134,13 @@ def apply_selection(
         ) from None
 
 
+@checked(
+    elapsed=in_range(0),
+    batch_index=check_count,
+    start=in_range(0, 1),
+    end=in_range(0, 1),
+    interrupt=check_count,
+)
 def should_select(
     elapsed: float,
     batch_index: int,
@@ -160,12 +170,7 @@ def should_select(
         >>> [should_select(0.6, batch, interrupt=3) for batch in range(6)]
         [True, True, False, True, True, False]
     """
-    check_range("elapsed", elapsed, 0)
-    check_count("batch_index", batch_index)
-    check_range("start", start, 0, 1)
-    check_range("end", end, 0, 1)
     check_order("start", start, "end", end)
-    check_count("interrupt", interrupt)
     standard = interrupt > 0 and (batch_index + 1) % interrupt == 0
     return start <= elapsed < end and not standard
 

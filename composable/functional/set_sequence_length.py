@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from composable._support.checks import (
-    check_count,
-    check_flags,
+    at_least,
+    check_flag,
     check_order,
-    check_range,
     check_tensor,
+    checked,
+    in_range,
     kind_of,
 )
 from composable._support.targets import IGNORE_INDEX
@@ -32,6 +33,7 @@ _POSITIONS = ("position_ids", "positions")
 _BESIDE = (*_POSITIONS, "attention_mask")
 
 
+@checked(length=at_least(1), truncate=check_flag, preserve_end_of_sequence=check_flag)
 def set_sequence_length(
     batch: Any,
     length: int,
@@ -90,8 +92,6 @@ def set_sequence_length(
         >>> set_sequence_length(padded, 2)["input_ids"]
         tensor([[7, 8]])
     """
-    check_count("length", length, 1)
-    check_flags(truncate=truncate, preserve_end_of_sequence=preserve_end_of_sequence)
     tensors = list(named_tensors(batch))
     if isinstance(labels, (str, int)):
         raise TypeError(f"labels={labels!r} must be tensors of the batch: batch[{labels!r}].")
@@ -155,6 +155,13 @@ def sequence_length(batch: Any) -> int:
     return tensors[_first_sequence(batch, tensors)][1].shape[1]
 
 
+@checked(
+    elapsed=in_range(0),
+    duration=in_range(0, 1),
+    min_seq_length=at_least(1),
+    max_seq_length=at_least(1),
+    step_size=at_least(1),
+)
 def warmed_up_length(
     elapsed: float,
     *,
@@ -183,12 +190,7 @@ def warmed_up_length(
         >>> [warmed_up_length(t / 10, max_seq_length=64) for t in range(5)]
         [8, 24, 40, 64, 64]
     """
-    check_range("elapsed", elapsed, 0)
-    check_range("duration", duration, 0, 1)
-    check_count("min_seq_length", min_seq_length, 1)
-    check_count("max_seq_length", max_seq_length, 1)
     check_order("min_seq_length", min_seq_length, "max_seq_length", max_seq_length)
-    check_count("step_size", step_size, 1)
     if elapsed >= duration:
         return max_seq_length
     # 1e-9: a rounding error of elapsed must not delay a step.

@@ -112,7 +112,7 @@ def skip_connections(
         check_count("last", last, 1)
     check_count("hidden", hidden, 1)
     check_range("scale", scale, 0, ends="()")
-    check_generator(generator)
+    check_generator("generator", generator)
     descriptions = BLOCKS if target is None else describe_blocks(target)
     setting = (sources, dynamic, last, *((hidden, scale) if dynamic else ()))
     stacks = _find_stacks(model, descriptions)

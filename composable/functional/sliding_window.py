@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from composable._support.checks import check_count, check_order, check_range
+from composable._support.checks import at_least, check_count, check_order, checked, in_range
 
 from .layers.attention import Attend, AttentionCall, AttentionChange
 from .register_attention import change_attention, is_causal
@@ -20,6 +20,7 @@ from .register_attention import change_attention, is_causal
 __all__ = ["sliding_window", "warmed_up_window"]
 
 
+@checked(every=at_least(1))
 def sliding_window(
     model: nn.Module, *, window: int | None, short_window: int | None = None, every: int = 2
 ) -> nn.Module:
@@ -73,7 +74,6 @@ def sliding_window(
         check_count("short_window", short_window, 1)
         if window is not None:
             check_order("short_window", short_window, "window", window)
-    check_count("every", every, 1)
     setting = {"window": window, "short_window": short_window, "every": every}
 
     def build(heads: int, index: int) -> SlidingWindow:
@@ -85,6 +85,13 @@ def sliding_window(
     )
 
 
+@checked(
+    elapsed=in_range(0),
+    duration=in_range(0, 1),
+    min_window=at_least(1),
+    max_window=at_least(1),
+    steps=at_least(1),
+)
 def warmed_up_window(
     elapsed: float,
     *,
@@ -113,12 +120,7 @@ def warmed_up_window(
         >>> [warmed_up_window(t / 10, min_window=16, max_window=64, steps=2) for t in range(6)]
         [16, 16, 16, 40, 40, 64]
     """
-    check_range("elapsed", elapsed, 0)
-    check_range("duration", duration, 0, 1)
-    check_count("min_window", min_window, 1)
-    check_count("max_window", max_window, 1)
     check_order("min_window", min_window, "max_window", max_window)
-    check_count("steps", steps, 1)
     if elapsed >= duration:
         return max_window
     # 1e-9: a rounding error of elapsed must not delay a step.

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_integer, check_range, check_tensor
+from composable._support.checks import check_integer, check_tensor, checked, in_range
 from composable._support.foreach import compute_dtype
 from composable._support.targets import (
     IGNORE_INDEX,
@@ -24,6 +24,12 @@ _ROUNDING = 0.02
 """Largest difference from 1 of the sum of probabilities in a 16-bit dtype."""
 
 
+@checked(
+    targets=check_tensor,
+    smoothing=in_range(0, 1),
+    ignore_index=check_integer,
+    class_dim=check_class_dim,
+)
 def smooth_labels(
     targets: Shaped[Tensor, " *shape"],
     *,
@@ -64,10 +70,6 @@ def smooth_labels(
         tensor([[0.1000, 0.1000, 0.8000],
                 [0.8000, 0.1000, 0.1000]])
     """
-    check_tensor("targets", targets)
-    check_range("smoothing", smoothing, 0, 1)
-    check_integer("ignore_index", ignore_index)
-    check_class_dim(class_dim)
     classes = count_classes(targets, num_classes, class_dim)
     rest = smoothing / max(classes, 1)
     if not targets.is_floating_point():

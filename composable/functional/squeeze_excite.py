@@ -68,7 +68,7 @@ def squeeze_excite(
     """
     check_latent_channels("latent_channels", latent_channels)
     check_count("min_channels", min_channels)
-    check_generator(generator)
+    check_generator("generator", generator)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         refuse_lazy(name, module, CONVS, "squeeze_excite")
@@ -111,7 +111,7 @@ class SqueezeExcitation(nn.Module):
         super().__init__()
         check_count("channels", channels, 1)
         check_latent_channels("latent_channels", latent_channels)
-        check_generator(generator)
+        check_generator("generator", generator)
         share = latent_channels if latent_channels >= 1 else latent_channels * channels
         latent = max(1, int(share))
         self.squeeze = nn.Parameter(draw_weights((latent, channels), generator=generator))

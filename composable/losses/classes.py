@@ -24,8 +24,13 @@ from composable.core.state import State
 from composable.functional import MixedTargets
 from composable.functional.mixed import broadcast_weight
 from composable.losses.confirmation import ByIdentity, select, without_effects
-from composable.losses.loss import OutputLoss, TargetLoss, check_scalar, function_of
-from composable.losses.watch import ratio, with_divisor
+from composable.losses.loss import (
+    OutputLoss,
+    TargetLoss,
+    check_scalar,
+    divided_by,
+    function_of,
+)
 
 __all__ = [
     "InterpolatedLoss",
@@ -84,8 +89,7 @@ _takes_probabilities = OncePerLoss()
 _is_mean_of_examples = OncePerLoss()
 
 
-@attrs.frozen(eq=False)
-class CrossEntropy:
+class CrossEntropy(NamedTuple):
     """The options of a cross entropy."""
 
     weight: Tensor | None = None
@@ -100,24 +104,20 @@ class CrossEntropy:
         if isinstance(function, nn.CrossEntropyLoss):
             if type(function).forward is not nn.CrossEntropyLoss.forward:
                 return None
-            return cls(*(getattr(function, field.name) for field in attrs.fields(cls)))
+            return cls(*[getattr(function, name) for name in cls._fields])
         options: dict[str, Any] = {}
         if isinstance(function, partial) and not function.args:
             function, options = function.func, function.keywords
-        if function is not functional.cross_entropy or options.keys() - _OPTIONS:
+        if function is not functional.cross_entropy or options.keys() - set(cls._fields):
             return None
         return cls(**options)
-
-    def count(self, targets: Targets, dtype: torch.dtype) -> Tensor:
-        """Sum the weights of the labels, by which the mean divides."""
-        return self.weights(targets, dtype).sum()
 
     def weights(self, targets: Targets, dtype: torch.dtype) -> Tensor:
         """Return the weight of each position: that of its label, or 0 without one."""
         if not isinstance(targets, MixedTargets):
             return self._weights(targets, dtype)
-        pair = (self._weights(t, dtype) for t in (targets.partner_targets, targets.targets))
-        partner, kept = pair
+        kept = self._weights(targets.targets, dtype)
+        partner = self._weights(targets.partner_targets, dtype)
         return torch.lerp(partner, kept, broadcast_weight(targets.weight, kept))
 
     def _weights(self, targets: Tensor, dtype: torch.dtype) -> Tensor:
@@ -128,7 +128,6 @@ class CrossEntropy:
         return torch.where(labeled, self.weight[torch.where(labeled, indices, 0)].to(dtype), 0.0)
 
 
-_OPTIONS = {field.name for field in attrs.fields(CrossEntropy)}
 _UNLABELED = CrossEntropy(ignore_index=-1)
 """The options for indices of which any below 0 is not a label, once they are clamped."""
 
@@ -154,17 +153,12 @@ class ScaledLoss:
     def __call__(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the loss."""
         loss = self.loss_fn(outputs, batch)
-        if self.divisor is None:
-            return loss
-        scale = ratio(self.positions, self.divisor).to(loss.dtype)
-        return with_divisor(loss * scale, loss, self.positions, self.divisor)
+        return loss if self.divisor is None else divided_by(loss, self.positions, self.divisor)
 
     def per_example(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the terms of the examples, whose mean is the loss."""
         losses = self.loss_fn.per_example(outputs, batch)
-        if self.divisor is None:
-            return losses * self.positions
-        return losses * ratio(self.positions, self.divisor).to(losses.dtype)
+        return divided_by(losses, self.positions, self.divisor)
 
 
 def cross_entropy(
@@ -183,14 +177,14 @@ def _scaled(state: State, targets: Targets, options: CrossEntropy | None) -> Sta
     """Return the state with its loss, of class probabilities, divided by the weights of labels."""
     loss_fn: Any = state.loss_fn
     if options is not None:
-        function = partial(cross_entropy, **attrs.asdict(options, recurse=False))
+        function = partial(cross_entropy, **options._asdict())
         loss_fn = TargetLoss(function, state.batch_spec)
     known, options = options is not None, options or _UNLABELED
     kept = targets.targets if isinstance(targets, MixedTargets) else targets
-    total = options.count(targets, compute_dtype(state.outputs.dtype))
+    total = options.weights(targets, compute_dtype(state.outputs.dtype)).sum()
     divisor = None if options.reduction == "sum" else total
     scaled = ScaledLoss(loss_fn, kept.numel(), divisor, options.ignore_index, known)
-    return state.evolve(loss_fn=scaled)
+    return state.evolve_unchecked(loss_fn=scaled)
 
 
 @attrs.frozen
@@ -204,11 +198,14 @@ class InterpolatedLoss:
         """Interpolate the losses of the two targets."""
         pair: MixedTargets = self.spec.targets(batch)
         if pair.weight.ndim == 0:
+            if (count := getattr(self.loss_fn, "count", None)) is not None:
+                return self._mean_of_sums(outputs, batch, pair, count)
             return pair.loss(self._of_targets(self.loss_fn, batch), outputs)
-        loss = pair.loss(self._of_targets(self.loss_fn.per_example, batch), outputs)
-        if not hasattr(self.loss_fn, "divisor"):
-            return loss
-        return with_divisor(loss, loss, len(pair.weight), self.loss_fn.divisor)
+        whole = self.loss_fn
+        if not hasattr(whole, "divisor"):
+            return pair.loss(self._of_targets(whole.per_example, batch), outputs)
+        mean = pair.loss(self._of_targets(whole.loss_fn.per_example, batch), outputs)
+        return divided_by(mean, whole.positions, whole.divisor)
 
     @property
     def base_loss(self) -> "InterpolatedLoss | None":
@@ -220,6 +217,24 @@ class InterpolatedLoss:
     def can_be_split(self) -> bool:
         """Whether it is known that the loss of a batch is the weighted mean of those of parts."""
         return getattr(self.loss_fn, "can_be_split", False)
+
+    def _mean_of_sums(
+        self, outputs: Any, batch: Any, pair: MixedTargets, count: Callable[[Any], Any]
+    ) -> Tensor:
+        """Divide the interpolated sums by the interpolated counts.
+
+        In a part of a batch the targets may have fewer labels than their partners. In the whole
+        both have the same number, and this is the interpolation of the means.
+        """
+        loss: Any = 0.0
+        total: Any = 0.0
+        weighted = (pair.targets, pair.weight), (pair.partner_targets, 1 - pair.weight)
+        for targets, weight in weighted:
+            part = self.spec.replace(batch, targets=targets)
+            share = count(part) * weight
+            loss = loss + torch.where(share == 0, 0.0, self.loss_fn(outputs, part) * share)
+            total = total + share
+        return loss / total  # type: ignore[no-any-return]
 
     def _of_targets(self, loss_fn: Callable[..., Tensor], batch: Any) -> Callable[..., Tensor]:
         return lambda outputs, targets: loss_fn(outputs, self.spec.replace(batch, targets=targets))
@@ -233,7 +248,7 @@ class Layout(NamedTuple):
     ignore_index: int = IGNORE_INDEX
 
 
-def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[State, Layout]:
+def for_probabilities(state: State, targets: Any, advice: str) -> tuple[State, Any, Layout]:
     """Return the state with a loss of class probabilities that agrees with its loss of `targets`.
 
     Args:
@@ -242,8 +257,9 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
         advice: What to do with a loss for which there is none.
 
     Returns:
-        The state with this loss, whose targets below 0 are clamped to the `ignore_index` of the
-        layout if the loss is not a known one, and the layout of the probabilities.
+        The state with this loss; the targets, of which those below 0 are clamped to the
+        `ignore_index` of the layout if the loss is not a known one; and the layout of the
+        probabilities.
 
     Raises:
         TypeError: The outputs are not one tensor of logits.
@@ -252,26 +268,28 @@ def for_probabilities(state: State, targets: Targets, advice: str) -> tuple[Stat
     """
     loss_fn: Any = state.loss_fn
     if isinstance(loss_fn, InterpolatedLoss):
-        state, layout = for_probabilities(state.evolve(loss_fn=loss_fn.loss_fn), targets, advice)
-        return state.evolve(loss_fn=attrs.evolve(loss_fn, loss_fn=state.loss_fn)), layout
+        inner = state.evolve(loss_fn=loss_fn.loss_fn)
+        state, targets, layout = for_probabilities(inner, targets, advice)
+        return state.evolve(loss_fn=attrs.evolve(loss_fn, loss_fn=state.loss_fn)), targets, layout
     kept = targets.targets if isinstance(targets, MixedTargets) else targets
     classes, dim = layout_of(state.outputs, kept)
     if isinstance(loss_fn, ScaledLoss):
-        return state, Layout(classes, dim, loss_fn.ignore_index)
+        return state, targets, Layout(classes, dim, loss_fn.ignore_index)
     if kept.is_floating_point():
-        return state, Layout(classes, dim)
+        return state, targets, Layout(classes, dim)
     options = CrossEntropy.of(loss_fn)
     if options is None:
         _compare_once(state, kept, advice)
-        indices = _clamped(targets)
-        state = _scaled(state.with_batch(targets=indices), indices, None)
-        return state, Layout(classes, dim, _UNLABELED.ignore_index)
+        targets = _clamped(targets)
+        layout = Layout(classes, dim, _UNLABELED.ignore_index)
+        return _scaled(state, targets, None), targets, layout
     if dim != 1:
         raise ValueError(
             f"outputs of shape {tuple(state.outputs.shape)} must have the classes in dimension 1 "
             "for cross_entropy; use outputs.transpose(1, -1)."
         )
-    return _scaled(state, targets, options), Layout(classes, dim, options.ignore_index)
+    layout = Layout(classes, dim, options.ignore_index)
+    return _scaled(state, targets, options), targets, layout
 
 
 def _clamped(targets: Any) -> Any:
@@ -397,9 +415,10 @@ def _compare_once(state: State, kept: Tensor, advice: str) -> None:
         dense = class_probabilities(
             kept, classes, class_dim=dim, ignore_index=_UNLABELED.ignore_index
         ).to(state.outputs.dtype)
-        total = _UNLABELED.count(kept, compute_dtype(state.outputs.dtype))
+        total = _UNLABELED.weights(kept, compute_dtype(state.outputs.dtype)).sum()
         try:
-            found = loss_fn(state.outputs, replace(targets=dense)) * ratio(kept.numel(), total)
+            found = loss_fn(state.outputs, replace(targets=dense))
+            found = divided_by(found, kept.numel(), total)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
                 f"loss_fn takes class indices, and fails for class probabilities of shape "

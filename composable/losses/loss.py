@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from composable._support.notes import add_note
 from composable._support.tree import map_tensors, tensors_of
@@ -33,6 +34,7 @@ __all__ = [
     "call_of",
     "check_loss",
     "check_scalar",
+    "divided_by",
     "function_of",
     "loss_module",
 ]
@@ -44,6 +46,8 @@ class TargetLoss:
 
     function: Callable[[Any, Any], Tensor]
     spec: BatchSpec
+    count: Callable[[Any], Any] | None = None
+    """Counts in a batch what `loss_mean_over` declares, if anything does."""
 
     def __call__(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the loss."""
@@ -80,6 +84,8 @@ class ModelLoss:
     """The loss of a model that defines `loss(outputs, batch)`."""
 
     model: nn.Module
+    count: Callable[[Any], Any] | None = None
+    """Counts in a batch what `loss_mean_over` declares, if anything does."""
 
     def __call__(self, outputs: Any, batch: Any) -> Tensor:
         """Compute the loss."""
@@ -196,6 +202,18 @@ def _one_by_one(function: Callable[..., Tensor], outputs: Any, rest: Any) -> Ten
         return loss
 
     return torch.func.vmap(of_one)(*examples)
+
+
+def divided_by(mean: Tensor, count: int, total: Tensor | None) -> Tensor:
+    """Return the sum of `count` terms with a mean, divided by a total, and 0 where that is 0.
+
+    Without a total it is the sum. A `LossWatch` sees the call, and returns the sum for 0.
+    """
+    if has_torch_function((mean,)):
+        return handle_torch_function(divided_by, (mean,), mean, count, total)
+    if total is None:
+        return mean * count
+    return mean * torch.where(total > 0, count / total, 0.0).to(mean.dtype)
 
 
 def check_scalar(loss: Any) -> Tensor:

@@ -15,7 +15,7 @@ from composable.batches.model_call import shifts_labels
 from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.functional.mixed import MixedTargets, broadcast_weight
-from composable.losses.loss import ModelLoss, OutputLoss
+from composable.losses.loss import ModelLoss, OutputLoss, TargetLoss
 
 __all__ = ["LossMeanWarning", "count_loss_tokens"]
 
@@ -113,6 +113,14 @@ def declared_by(mean_over: Any, state: State) -> Declared | None:
         "batch, or of the outputs and the batch, that counts the terms of its loss; without it, "
         "they are found by the loss functions of PyTorch that the loss calls."
     )
+
+
+def with_count(state: State, declared: Declared | None) -> State:
+    """Return the state with a loss that knows what it is declared to be a mean over."""
+    loss_fn = state.loss_fn
+    if declared is None or not isinstance(loss_fn, (ModelLoss, TargetLoss)):
+        return state
+    return state.evolve(loss_fn=attrs.evolve(loss_fn, count=declared.by_batch))
 
 
 def _takes_outputs(function: Callable[..., Any]) -> bool:

@@ -10,6 +10,7 @@ numbers are then no constants, and the examples of a part may decide what it com
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fractions import Fraction
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -20,9 +21,10 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 
 from composable.batches.divisors import LOSS_FUNCTIONS, Divisor, Same, divisor_of, nonzero, sum_of
 from composable.batches.source import FOLLOWED, Noted, Source, Sources
+from composable.losses.loss import divided_by
 from composable.losses.terms import Factor, Term, Terms
 
-__all__ = ["LossWatch", "eagerly", "mean_like", "ratio", "with_divisor"]
+__all__ = ["LossWatch", "eagerly", "mean_like"]
 
 
 class LossWatch(TorchFunctionMode):
@@ -82,9 +84,7 @@ class LossWatch(TorchFunctionMode):
         if self._has_read:
             return func(*args, **kwargs)
         follow = _FOLLOWED.get(name)
-        if func is ratio:
-            result = args[0] / nonzero(args[1])
-        elif (
+        if (
             not self._forward
             and (how := self._how((args, kwargs)))
             and _has_tensors([*args, *kwargs.values()])
@@ -162,7 +162,10 @@ class LossWatch(TorchFunctionMode):
             before[0] = before[0].before_change(args[0])
         if follow is _divided and _is_mean(*before):
             args = args[0], nonzero(args[1])
-        result = func(*args, **kwargs)
+        if func is divided_by and args[2] is not None:
+            result = divided_by(args[0], args[1], nonzero(args[2]))
+        else:
+            result = func(*args, **kwargs)
         if not isinstance(result, Tensor) or result.numel() != 1:
             return result
         constants = [self._how(one) if isinstance(one, Tensor) else None for one in args]
@@ -191,20 +194,6 @@ def _has_compiler() -> bool:
     return "torch._dynamo" in sys.modules
 
 
-def with_divisor(loss: Tensor, mean: Tensor, count: int, total: Tensor | None) -> Tensor:
-    """Return a loss, and let a `LossWatch` know that it is a mean over another number of terms.
-
-    Args:
-        loss: The loss: mean * count / total.
-        mean: A mean over `count` terms.
-        count: Their number.
-        total: What the loss is divided by instead; None if it is a sum.
-    """
-    if has_torch_function((mean,)):
-        return handle_torch_function(with_divisor, (mean,), loss, mean, count, total)
-    return loss
-
-
 def mean_like(mean: Tensor, loss: Tensor) -> Tensor:
     """Return a mean, and let a `LossWatch` know that it is divided by what a loss is divided by.
 
@@ -215,13 +204,6 @@ def mean_like(mean: Tensor, loss: Tensor) -> Tensor:
     if has_torch_function((loss,)):
         return handle_torch_function(mean_like, (loss,), mean, loss)
     return mean
-
-
-def ratio(count: int, total: Tensor) -> Tensor:
-    """Return count / total, and 0 where the total is 0, or the count in a `LossWatch`."""
-    if has_torch_function((total,)):
-        return handle_torch_function(ratio, (total,), count, total)
-    return torch.where(total > 0, count / total, 0.0)
 
 
 # --- what ends the following ---
@@ -369,14 +351,14 @@ def _interpolated(call: LossCall) -> Terms | None:
 
 
 def _divided_again(call: LossCall) -> Terms | None:
-    terms, count, total = call.before[1], call.args[2], call.args[3]
+    terms, count, total = call.before[0], call.args[1], call.args[2]
     if terms is None or terms.has_constants:
         return None
-    values = [term.divisor.value for term in terms.terms]
-    if any(isinstance(value, Tensor) or value != count for value in values):
+    values = {term.divisor.value for term in terms.terms}
+    if len(values) != 1 or not isinstance(value := values.pop(), int):
         return None
-    divisor = Divisor(total, ("mean", *terms.form), sum_may_remain=total is not None)
-    return Terms((Term(call.result, divisor),))
+    form = "mean", Fraction(count, value or 1), *terms.form
+    return Terms((Term(call.result, Divisor(total, form, sum_may_remain=total is not None)),))
 
 
 def _alike(call: LossCall) -> Terms | None:
@@ -442,7 +424,7 @@ _FOLLOWED: dict[str, Follow] = {
     **dict.fromkeys(("neg", "negative", "neg_"), _negated),
     **_BINARY,
     **dict.fromkeys(("lerp", "lerp_"), _interpolated),
-    "with_divisor": _divided_again,
+    "divided_by": _divided_again,
     "mean_like": _alike,
     **dict.fromkeys(("zeros", "new_zeros", "zeros_like"), _constant),
 }

@@ -72,7 +72,7 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList(models)
         self.register_buffer("weights", _shares(weights, len(models)))
         if class_dim is not None:
-            check_class_dim(class_dim)
+            check_class_dim("class_dim", class_dim)
         self.class_dim = class_dim
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:

@@ -17,7 +17,7 @@ from composable.engines.engine import Engine, Setup
 from composable.engines.initialization import has_meta_tensors
 from composable.engines.shares import LossShares
 from composable.losses.loss import call_of, loss_module
-from composable.losses.mean import declared_by
+from composable.losses.mean import declared_by, with_count
 from composable.losses.weights import LossWeights
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
@@ -152,7 +152,8 @@ def build_run(
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
     engine = _engine(options, None if point is None else point.num_shards)
     state = _prepare(options, engine, state, dispatcher, resumes=point is not None)
-    weights = LossWeights(declared_by(options.loss_mean_over, state), bool(options.compile))
+    declared = declared_by(options.loss_mean_over, state)
+    state, weights = with_count(state, declared), LossWeights(declared, bool(options.compile))
     weights.agree = engine.agree_on_calls
     engine.shares = LossShares(weights, engine.forward.loss)
     return Run(

@@ -139,7 +139,8 @@ def computes_loss(at: At, forward: ForwardPass) -> Callable[..., tuple[State, An
     events = at(Event.AFTER_FORWARD), at(Event.BEFORE_LOSS)
     events_of_loss = at(Event.AFTER_LOSS), at(Event.BEFORE_BACKWARD)
     observed = any((*events, *events_of_loss))
-    with_outputs, with_loss = compose(*events), compose(*events_of_loss)
+    with_outputs = compose(*events)
+    with_loss = compose(*events_of_loss) if any(events_of_loss) else None
 
     def computed(
         state: State, around_outputs: Watched = _NOTHING, around_loss: Watched = _NOTHING
@@ -154,6 +155,8 @@ def computes_loss(at: At, forward: ForwardPass) -> Callable[..., tuple[State, An
         state = with_outputs(state.evolve_unchecked(outputs=outputs))
         with around_loss:
             loss = check_loss(loss_of(state, state.outputs))
+            if with_loss is None:
+                return state, state.outputs, loss, loss
             state = with_loss(state.evolve_unchecked(loss=loss))
         return state, state.outputs, loss, state.loss  # type: ignore[return-value]
 
