@@ -6,7 +6,8 @@ callback. No values are copied or compared: every tensor counts its writes (`Ten
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any
 
@@ -152,63 +153,99 @@ def fingerprint_changes(
 
 def _add(found: dict[str, Fingerprint], path: str, value: Any) -> None:
     """Add the fingerprints of the parts of a value, each by the path to it."""
-    if isinstance(value, _PLAIN):  # the most frequent ones, before what takes long to recognize
-        found[path] = value, (value,)  # in a tuple, NaN equals itself
-    elif isinstance(value, Tensor):
-        found[path] = value, _mark(value)
-        if value.is_leaf:
-            _add(found, f"{path}.grad", value.grad)
-    elif isinstance(value, nn.Module):
-        _add_module(found, path, value)
-    elif (children := _children(value)) is not None:
-        for step, child in children:
-            _add(found, f"{path}{step}", child)
-    else:
+    add = _adding(value.__class__)
+    if add is None:
         found[path] = value, None
+    else:
+        add(found, path, value)
 
 
-def _children(value: Any) -> list[tuple[str, Any]] | None:
-    """Return the parts of a container, each with the last step of its path; None for others."""
-    if isinstance(value, Optimizer):
-        states = enumerate(value.state.values())
-        return [
-            (".param_groups", value.param_groups),
-            *((f".state[{i}]", state) for i, state in states),
-        ]
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", value[key]) for key in list(value)]
-    if isinstance(value, (tuple, list)):
-        return [(f"[{i}]", part) for i, part in enumerate(value)]
-    names = _fields(value)
-    return [(f".{name}", getattr(value, name)) for name in names] or None
+@cache
+def _adding(kind: type) -> Callable[[dict[str, Fingerprint], str, Any], None] | None:
+    """Return how to add a value of a type; None for one whose parts are not known."""
+    if issubclass(kind, _PLAIN):
+        return _add_plain
+    if issubclass(kind, Tensor):
+        return _add_tensor
+    if issubclass(kind, nn.Module):
+        return _add_module
+    if issubclass(kind, Optimizer):
+        return _add_optimizer
+    if issubclass(kind, Mapping):
+        return _add_mapping
+    if issubclass(kind, (tuple, list)):
+        return _add_sequence
+    if names := _fields(kind):
+        return partial(_add_fields, names)
+    return None
 
 
-def _add_module(found: dict[str, Fingerprint], path: str, model: nn.Module) -> None:
-    for name, module in model.named_modules(remove_duplicate=False):
-        here = f"{path}.{name}" if name else path
-        found[here] = module, None
-        _add(found, f"{here}.training", module.training)
-        for own, tensor in (*module._parameters.items(), *module._buffers.items()):
+def _add_plain(found: dict[str, Fingerprint], path: str, value: Any) -> None:
+    found[path] = value, (value,)  # in a tuple, NaN equals itself
+
+
+def _add_tensor(found: dict[str, Fingerprint], path: str, tensor: Tensor) -> None:
+    found[path] = tensor, _mark(tensor)
+    if tensor.is_leaf:
+        _add(found, f"{path}.grad", tensor.grad)
+
+
+def _add_module(found: dict[str, Fingerprint], path: str, module: nn.Module) -> None:
+    found[path] = module, None
+    _add(found, f"{path}.training", module.training)
+    for tensors in (module._parameters, module._buffers):
+        for name, tensor in tensors.items():
             if tensor is not None:
-                _add(found, f"{here}.{own}", tensor)
+                _add(found, f"{path}.{name}", tensor)
+    for name, child in module._modules.items():
+        if child is not None:
+            _add(found, f"{path}.{name}", child)
 
 
-def _fields(value: Any) -> list[str]:
-    if attrs.has(type(value)):
-        return [field.name for field in attrs.fields(type(value))]
-    if dataclasses.is_dataclass(type(value)):
-        return [field.name for field in dataclasses.fields(value)]
+def _add_optimizer(found: dict[str, Fingerprint], path: str, optimizer: Optimizer) -> None:
+    _add(found, f"{path}.param_groups", optimizer.param_groups)
+    for i, state in enumerate(optimizer.state.values()):
+        _add(found, f"{path}.state[{i}]", state)
+
+
+def _add_mapping(found: dict[str, Fingerprint], path: str, value: Mapping[Any, Any]) -> None:
+    for key in list(value):
+        _add(found, f"{path}[{key!r}]", value[key])
+
+
+def _add_sequence(found: dict[str, Fingerprint], path: str, value: Sequence[Any]) -> None:
+    for i, part in enumerate(value):
+        _add(found, f"{path}[{i}]", part)
+
+
+def _add_fields(names: Sequence[str], found: dict[str, Fingerprint], path: str, value: Any) -> None:
+    for name in names:
+        _add(found, f"{path}.{name}", getattr(value, name))
+
+
+def _fields(kind: type) -> list[str]:
+    if attrs.has(kind):
+        return [field.name for field in attrs.fields(kind)]
+    if dataclasses.is_dataclass(kind):
+        return [field.name for field in dataclasses.fields(kind)]
     return []
 
 
 def _mark(tensor: Tensor) -> tuple[Any, ...]:
     # Assigning to `tensor.data` isn't counted as a write, but changes the address.
-    version, address = _read(attrgetter("_version"), tensor), _read(Tensor.data_ptr, tensor)
-    return version, address, tensor.requires_grad
+    try:
+        return tensor._version, tensor.data_ptr(), tensor.requires_grad
+    except _UNREADABLE:
+        version, address = _read(attrgetter("_version"), tensor), _read(Tensor.data_ptr, tensor)
+        return version, address, tensor.requires_grad
+
+
+_UNREADABLE = (RuntimeError, ValueError, NotImplementedError)
+"""What inference-mode, sparse, lazy and wrapper tensors raise."""
 
 
 def _read(read: Callable[[Tensor], int], tensor: Tensor) -> int | None:
     try:
         return read(tensor)
-    except (RuntimeError, ValueError, NotImplementedError):
-        return None  # inference-mode, sparse, lazy and wrapper tensors have none
+    except _UNREADABLE:
+        return None
