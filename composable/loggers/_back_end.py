@@ -54,9 +54,9 @@ _Write: TypeAlias = Callable[[list[_Record]], None]
 
 
 class BackEndLogger(LoggerDestination):
-    """Queues what is logged, and writes it to a back end on the main process only.
+    """Queues logged values, and writes them to a back end on the main process only.
 
-    The back end is closed or open, and everything that is logged goes into one queue. Writing the
+    The back end is closed or open, and all logged values go into one queue. Writing the
     queue opens the back end; `close` writes the queue and closes it. While a thread opens the back
     end, the queue waits.
 

@@ -106,16 +106,12 @@ class CometLogger(BackEndLogger):
         self._logs_assets = environment.flag("COMET_LOG_ASSETS")
         self._experiment_kwargs = {**_OFF, **(experiment_kwargs or {})}
         self._is_disabled = self.mode == "disabled"
-        self._experiment: Any = None
+        self.experiment: Any = None
+        """The experiment of the package, or None before the first record."""
         self._key: str | None = None
 
-    @property
-    def experiment(self) -> Any:
-        """The experiment of the package, or None before the first record."""
-        return self._experiment
-
     def _open(self, saved: Any) -> None:
-        if self._experiment is not None:
+        if self.experiment is not None:
             return
         import comet_ml  # imported here: it takes a second
 
@@ -138,24 +134,24 @@ class CometLogger(BackEndLogger):
             ("offline", False): comet_ml.OfflineExperiment,
             ("offline", True): comet_ml.ExistingOfflineExperiment,
         }[mode, existing]
-        self._experiment = kind(project_name=self.project, **options)
-        self._key = self._experiment.get_key()
+        self.experiment = kind(project_name=self.project, **options)
+        self._key = self.experiment.get_key()
         if not existing and self.name_of_experiment is not None:
-            self._experiment.set_name(self.name_of_experiment)
+            self.experiment.set_name(self.name_of_experiment)
         if not existing and self.tags:
-            self._experiment.add_tags(list(self.tags))
-        weakref.finalize(self, self._experiment.end).atexit = False  # the package does it then
+            self.experiment.add_tags(list(self.tags))
+        weakref.finalize(self, self.experiment.end).atexit = False  # the package does it then
 
     def finish(self) -> None:
         """End the experiment, and write the archive if it is offline; a later record resumes it."""
         self.close()
-        experiment, self._experiment = self._experiment, None
+        experiment, self.experiment = self.experiment, None
         if experiment is not None:
             with self._warning():
                 experiment.end()
 
     def _run_state(self) -> Any:
-        return {"key": self._key, "folder": str(self._experiment.tmpdir)}
+        return {"key": self._key, "folder": str(self.experiment.tmpdir)}
 
     def _steps(self) -> Mapping[str, int]:
         archives = self.offline_directory.glob(f"{self._key}*.zip") if self._is_offline else ()
@@ -184,36 +180,36 @@ class CometLogger(BackEndLogger):
             epoch = moment.timestamp.epoch
             for name, value in values.items():
                 if isinstance(value, str):
-                    self._experiment.log_other(name, value)
+                    self.experiment.log_other(name, value)
                 elif value is not None:
-                    self._experiment.log_metric(name, value, step=moment.step, epoch=epoch)
+                    self.experiment.log_metric(name, value, step=moment.step, epoch=epoch)
 
     def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
-        self._experiment.log_parameters(dict(values))
+        self.experiment.log_parameters(dict(values))
 
     def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
         for i, picture in enumerate(pictures):
             one = name if len(pictures) == 1 else f"{name}/{i}"
-            self._experiment.log_image(io.BytesIO(picture), name=one, step=moment.step)
+            self.experiment.log_image(io.BytesIO(picture), name=one, step=moment.step)
 
     def _write_histogram(self, name: str, histogram: Histogram, moment: LogTime) -> None:
         counted = {"edges": list(histogram.edges), "counts": list(histogram.counts)}
         self._log_json(name, counted, moment, "histogram")
 
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:
-        self._experiment.log_text(text, step=moment.step, metadata={"name": name})
+        self.experiment.log_text(text, step=moment.step, metadata={"name": name})
 
     def _write_table(self, name: str, table: tuple[Columns, Rows], moment: LogTime) -> None:
         columns, rows = table
         self._log_json(name, {"columns": columns, "rows": rows}, moment, "table")
 
     def _log_json(self, name: str, value: Mapping[str, Any], moment: LogTime, kind: str) -> None:
-        self._experiment.log_asset_data(
+        self.experiment.log_asset_data(
             json.dumps(value), name=f"{kind}/{name}.json", step=moment.step
         )
 
     def _write_artifact(self, name: str, path: Path) -> None:
         if path.is_dir():
-            self._experiment.log_asset_folder(str(path), log_file_name=True, recursive=True)
+            self.experiment.log_asset_folder(str(path), log_file_name=True, recursive=True)
         else:
-            self._experiment.log_asset(str(path), file_name=f"{name}/{path.name}")
+            self.experiment.log_asset(str(path), file_name=f"{name}/{path.name}")

@@ -112,11 +112,6 @@ class JSONLinesLogger(LoggerDestination):
         if Processes.current().is_main:
             self._open()
 
-    @property
-    def _is_stream(self) -> bool:
-        """Whether there is nothing to truncate, as in a pipe."""
-        return is_stream_file(self.path)
-
     def _open(self) -> IO[bytes]:
         if not self._begun:
             self._begin()
@@ -127,8 +122,8 @@ class JSONLinesLogger(LoggerDestination):
 
     def _begin(self) -> None:
         """Create the file, or truncate it to the lines that the run had written."""
-        if self._is_stream:
-            return
+        if is_stream_file(self.path):
+            return  # there is nothing to truncate
         check_no_link(self.path)
         exists = self.path.exists()
         if self._resumed and exists:
@@ -224,7 +219,7 @@ class JSONLinesLogger(LoggerDestination):
     def state_dict(self) -> dict[str, Any]:
         """Write the buffered records, and return the length of the file and its hash."""
         self.flush()
-        if self._file is not None and not self._is_stream:
+        if self._file is not None and not is_stream_file(self.path):
             os.fsync(self._file.fileno())
         return {"bytes": self._size, "sha256": self._hash.hexdigest()}
 
@@ -236,7 +231,7 @@ class JSONLinesLogger(LoggerDestination):
         """
         check_state(self, state, {"bytes": Count, "sha256": str})
         size, digest = state["bytes"], state["sha256"]
-        if self._is_stream:
+        if is_stream_file(self.path):
             return
         has = self.path.stat().st_size if self.path.exists() else 0
         found = hash_prefix(self.path, size)

@@ -104,14 +104,14 @@ class MLFlowLogger(BackEndLogger):
     def _create_run(self) -> str:
         name = self.experiment_name or "Default"
         experiment = self._client.get_experiment_by_name(name)
-        if experiment is None:
-            experiment_id = self._client.create_experiment(name)
-        else:
-            experiment_id = experiment.experiment_id
+        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
         tags = dict(self.tags)
-        if self.nested and (parent := _active_run()):
-            tags["mlflow.parentRunId"] = parent
-        run = self._client.create_run(experiment_id, tags=tags, run_name=self.run_name)
+        if self.nested:
+            from mlflow import active_run
+
+            if parent := active_run():
+                tags["mlflow.parentRunId"] = parent.info.run_id
+        run = self._client.create_run(number, tags=tags, run_name=self.run_name)
         return str(run.info.run_id)
 
     def _run_state(self) -> Any:
@@ -203,13 +203,6 @@ def _key(name: str) -> str:
 
 def _file(name: str) -> str:
     return quote(name, safe="")
-
-
-def _active_run() -> str | None:
-    import mlflow
-
-    active = mlflow.active_run()
-    return None if active is None else str(active.info.run_id)
 
 
 def _tags_of_environment() -> dict[str, str]:

@@ -47,13 +47,9 @@ class TensorBoardLogger(BackEndLogger):
     def __init__(self, log_dir: str | Path | None = None, *, flush_interval: int = 100) -> None:
         super().__init__(flush_interval=flush_interval)
         self.log_dir = None if log_dir is None else as_path("log_dir", log_dir)
+        """The folder that it writes to, or None before the first record."""
         self._id = ""
         self._writer: Any = None
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder that it writes to, or None before the first record."""
-        return self.log_dir
 
     def _open(self, saved: Any) -> None:
         from torch.utils.tensorboard import SummaryWriter  # imported here: it is slow

@@ -102,7 +102,8 @@ class WandBLogger(BackEndLogger):
         model = _choice("WANDB_LOG_MODEL", "false", (*_MODELS, "end", "checkpoint"))
         self._log_model = _MODELS.get(model, model)
         self._is_disabled = self.mode == "disabled" or environment.flag("WANDB_DISABLED")
-        self._wandb_run: Any = None
+        self.run: Any = None
+        """The `wandb.Run`, or None before the first record."""
         self._view: AttachedRun | None = None
         self._id: str | None = None
 
@@ -110,41 +111,33 @@ class WandBLogger(BackEndLogger):
         """Receive the run, which determines the weights of the artifact."""
         self._view = run
 
-    @property
-    def run(self) -> Any:
-        """The `wandb.Run`, or None before the first record."""
-        return self._wandb_run
-
     def _open(self, saved: Any) -> None:
         import wandb  # imported here: it takes half a second
 
-        if self._wandb_run is not None:
+        if self.run is not None:
             return
         if saved is None and wandb.run is not None:  # the user's own
-            self._wandb_run, self._id = wandb.run, wandb.run.id
+            self.run, self._id = wandb.run, wandb.run.id
             self._is_offline = wandb.run.offline
             return
         mode = self.mode or ("online" if wandb.login(prompt=False) else "offline")
         self._id = saved or self._init_kwargs.get("id") or self._id or secrets.token_hex(4)
-        options: dict[str, Any] = {**self._init_kwargs, "id": self._id}
-        if mode == "online":
-            options.setdefault("resume", "allow")
-        options.setdefault("reinit", "create_new")
-        # A process that is killed loses a second.
-        options.setdefault("settings", wandb.Settings(x_transaction_log_flush_interval=1.0))
-        self._wandb_run = wandb.init(
-            project=self.project,
-            mode=mode,  # type: ignore[arg-type]
-            dir=self.dir,
-            **options,
-        )
-        self._is_offline = self._wandb_run.offline
-        weakref.finalize(self, self._wandb_run.finish).atexit = False  # the package does it then
+        options: dict[str, Any] = {
+            "resume": "allow" if mode == "online" else None,
+            "reinit": "create_new",
+            # A process that is killed loses a second.
+            "settings": wandb.Settings(x_transaction_log_flush_interval=1.0),
+            **self._init_kwargs,
+        }
+        own: Any = {"id": self._id, "mode": mode, "dir": self.dir}
+        self.run = wandb.init(project=self.project, **{**options, **own})
+        self._is_offline = self.run.offline
+        weakref.finalize(self, self.run.finish).atexit = False  # the package does it then
 
     def finish(self) -> None:
         """End the run of Weights & Biases; a later record resumes it."""
         self.close()
-        run, self._wandb_run = self._wandb_run, None
+        run, self.run = self.run, None
         if run is not None:
             with self._warning():
                 run.finish()
@@ -153,7 +146,7 @@ class WandBLogger(BackEndLogger):
         return self._id
 
     def _steps(self) -> Mapping[str, int]:
-        run = self._wandb_run
+        run = self.run
         if not self._is_offline:
             return last_steps(dict.fromkeys(run.summary.keys(), run.step - 1), self._written)
         paths = Path(run.dir).parents[1].glob(f"offline-run-*-{self._id}/*.wandb")
@@ -186,14 +179,14 @@ class WandBLogger(BackEndLogger):
     # --- writing ---
 
     def _log(self, values: Mapping[str, Any], moment: LogTime) -> None:
-        self._wandb_run.log(dict(values), step=moment.step)
+        self.run.log(dict(values), step=moment.step)
 
     def _write_metrics(self, records: Sequence[tuple[LogTime, Mapping[str, Any]]]) -> None:
         for moment, values in records:
             self._log({n: v for n, v in values.items() if v is not None}, moment)
 
     def _write_hyperparameters(self, values: Mapping[str, Any]) -> None:
-        self._wandb_run.config.update(dict(values), allow_val_change=True)
+        self.run.config.update(dict(values), allow_val_change=True)
 
     def _write_images(self, name: str, pictures: Sequence[bytes], moment: LogTime) -> None:
         import wandb
@@ -228,7 +221,7 @@ class WandBLogger(BackEndLogger):
             artifact.add_dir(str(path))
         else:
             artifact.add_file(str(path))
-        self._wandb_run.log_artifact(artifact)
+        self.run.log_artifact(artifact)
 
 
 def _choice(name: str, default: str, allowed: Any) -> str:

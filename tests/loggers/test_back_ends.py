@@ -124,6 +124,29 @@ def test_a_resumed_run_has_each_value_once(back_end, stop, tmp_path):
     assert [step for step, _ in back_end.series(tmp_path, "metrics/eval/loss")] == [3, 6, 9]
 
 
+@pytest.mark.parametrize("name", ["wandb", "comet"])
+def test_a_resume_writes_the_rows_that_never_reached_the_disk(name, tmp_path):
+    def start(folder):
+        (tmp_path / folder).mkdir()
+        return BACK_ENDS[name].make(tmp_path / folder)
+
+    def log(logger, *steps):
+        for step in steps:
+            logger.log_metrics({"loss": step / 2}, Timestamp(batch=step))
+
+    killed = start("killed")
+    log(killed, 1, 2, 3)
+    state = killed.state_dict()
+    finish(killed)
+    resumed = start("resumed")  # its folder has no rows
+    resumed.load_state_dict(state)
+    log(resumed, 4)
+    finish(resumed)
+
+    found = BACK_ENDS[name].series(tmp_path / "resumed", "loss")
+    assert found == [(step, step / 2) for step in (1, 2, 3, 4)]
+
+
 @pytest.mark.filterwarnings("ignore::composable.trainer.guards.NonFiniteLossWarning")
 @every_back_end
 def test_a_rollback_repeats_nothing(back_end, tmp_path):
