@@ -292,7 +292,7 @@ def check_blendable(name: str, tensor: Any, *, advice: str = "") -> None:
 
 def check_one_batch(inputs: Tensor, targets: Tensor) -> None:
     """Raise a ValueError unless inputs and targets have the same batch size."""
-    if not inputs.ndim or not targets.ndim or len(inputs) != len(targets):
+    if not inputs.ndim or not targets.ndim or inputs.shape[0] != targets.shape[0]:
         raise ValueError(
             "inputs and targets must have the same size in dimension 0, the batch, not the shapes "
             f"{tuple(inputs.shape)} and {tuple(targets.shape)}."

@@ -41,11 +41,11 @@ def draw_beta(alpha: float, size: tuple[int, ...], *, generator: torch.Generator
     """
     device = generator_device(generator)
     shape = torch.full((2, *size), alpha + 1.0, device=device, dtype=torch.float64)
-    logs = torch._standard_gamma(shape, generator=generator).log()
-    exponentials = draw_exponential((2, *size), generator=generator)
+    left, right = torch._standard_gamma(shape, generator=generator).log().unbind()
+    # rand is in [0, 1): log1p(-rand) is finite, but log(rand) may be -inf.
+    first, second = torch.log1p(-draw_uniform((2, *size), generator=generator)).unbind()
     # Subtract before the division, which may overflow: inf - inf is NaN.
-    log_ratio = logs[0] - logs[1] + (exponentials[1] - exponentials[0]) / alpha
-    return log_ratio.sigmoid()
+    return (left - right + (first - second) / alpha).sigmoid()
 
 
 def draw_dirichlet(

@@ -124,10 +124,15 @@ class BatchSpec:
 
     def replace(self, batch: Any, **parts: Any) -> Any:
         """Return a new batch with `inputs=` or `targets=` replaced."""
-        if "inputs" in parts:
-            batch = self._set(batch, self.input_key, parts["inputs"], "input_key")
-        if "targets" in parts:
-            batch = self._set(batch, self.target_key, parts["targets"], "target_key")
+        keys = {"inputs": self.input_key, "targets": self.target_key}
+        plain = type(batch) is tuple and self.batch_layout != "examples"
+        if plain and type(self.input_key) is type(self.target_key) is int:
+            items = list(batch)  # the common case, several times a step
+            for part, value in parts.items():
+                items[keys[part]] = value
+            return tuple(items)
+        for part, value in parts.items():
+            batch = self._set(batch, keys[part], value, f"{part[:-1]}_key")
         return batch
 
     def count(self, batch: Any) -> int:
@@ -214,11 +219,6 @@ class BatchSpec:
         return [_get(example, key, argument) for example in batch]
 
     def _set(self, batch: Any, key: Any, value: Any, argument: str) -> Any:
-        indexed = type(batch) is tuple and type(key) is type(self.input_key) is int
-        if indexed and self.batch_layout != "examples":  # the common case, several times a step
-            items = list(batch)
-            items[key] = value
-            return tuple(items)
         if not self.has_examples(batch):
             return _set(batch, key, value, argument)
         self._check_examples(batch)

@@ -155,7 +155,9 @@ class Dispatcher:
         running: Any = None
         try:
             for running in algorithms:
-                state = check_returned(running(event, state))
+                state = running(event, state)
+                if type(state) is not State:
+                    check_returned(state)
             if state.to_log:
                 self.logger.log_metrics(state.to_log, state.timestamp)
                 state = state.evolve_unchecked(to_log=_EMPTY)
