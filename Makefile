@@ -3,6 +3,8 @@
 # make test       install everything, then run every check, exactly as CI does
 #
 # make CHECK      run one check: format lint types imports words docs shapes simgpu package tests
+# make test-changed   run the tests that the changes since main can reach: BASE=HEAD for what is not
+#                 committed
 # make campaign   run every case of every test, kill runs and forge checkpoints, many of each
 # make test-simgpu   run what needs a GPU on two simulated ones
 # make deepspeed  install DeepSpeed, and run the tests that train with it
@@ -39,7 +41,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short -rfEs
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(ALL) campaign test-simgpu deepspeed newest lowest once foreign smoke fix gpu bench site report-browser site-browser release clean FORCE
+.PHONY: help demo demo-digits test $(ALL) test-changed campaign test-simgpu deepspeed newest lowest once foreign smoke fix gpu bench site report-browser site-browser release clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -64,8 +66,8 @@ test: $(VENV)/.ready
 
 $(ALL) fix: $(VENV)/.ready
 # One thread: the workers of pytest share the cores, and the last bits depend on the number.
-$(ALL) campaign test-simgpu deepspeed: export OMP_NUM_THREADS = 1
-$(ALL) campaign: export MPLBACKEND = Agg
+$(ALL) test-changed campaign test-simgpu deepspeed: export OMP_NUM_THREADS = 1
+$(ALL) test-changed campaign: export MPLBACKEND = Agg
 # Without bytecode every process that a test starts would compile the package again.
 $(ALL) campaign: export PYTHONDONTWRITEBYTECODE =
 
@@ -100,6 +102,10 @@ tests:
 
 # ------------------------------------------------------------------------------------------------
 # Other tasks
+
+# By the imports of the files, in a part of the time of `make test`, which runs all.
+test-changed: $(VENV)/.ready
+	$(BIN)/python -m tools.changed_tests $(or $(BASE),main) -q --tb=short -rfEs -n 2 --dist worksteal
 
 # Apart from `make test`, which runs a few of each: every case of every test, and more examples.
 campaign: $(VENV)/.ready

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 from torch import Tensor
 
+from composable._support.checks import kind_of
 from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import in_range
 from composable.core.state import State
@@ -18,8 +19,8 @@ __all__ = ["WhitenedFirstLayer"]
 def _check_sample(_: Any, attribute: Any, value: Any) -> None:
     if not callable(value) or isinstance(value, (type, Tensor)):
         raise TypeError(
-            f"{attribute.name}={value!r} must be a function without arguments that returns images, "
-            "such as lambda: images[:5000]."
+            f"{attribute.name} must be a function without arguments that returns images, such as "
+            f"lambda: images[:5000], not {kind_of(value)}."
         )
 
 

@@ -61,7 +61,9 @@ def layerwise_groups(
     check_range("decay", decay, 0, 1, ends="(]")
     named = dict(model.named_parameters())
     if not named:
-        raise ValueError(f"model={type(model).__name__} has no parameters.")
+        raise ValueError(
+            f"model={type(model).__name__} has no parameters; pass the model to train."
+        )
     found = _found(model, named) if layers is None else _given(layers, named)
     return [
         {
@@ -123,7 +125,10 @@ def _given(layers: Any, named: dict[str, nn.Parameter]) -> list[list[str]]:
             raise TypeError(f"layers[{i}]={given!r} must be a name or a list of names.")
         for pattern in patterns:
             if not any(matches_pattern(name, pattern) for name in named):
-                raise ValueError(f"layers[{i}] has {pattern!r}, which matches no parameter.")
+                raise ValueError(
+                    f"layers[{i}] has {pattern!r}, which matches no parameter: use names of "
+                    "model.named_parameters()."
+                )
         found.append([name for name in rest if any(matches_pattern(name, p) for p in patterns)])
         rest = {name: p for name, p in rest.items() if name not in found[-1]}
     if rest:

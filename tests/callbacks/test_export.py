@@ -295,18 +295,3 @@ def test_missing_package_is_an_error_that_names_the_extra(missing, monkeypatch):
 
     with pytest.raises(ImportError, match=r'pip install "composable\[onnx\]"'):
         ExportForInference("a.onnx")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"path": "a.pt"}, r"the suffix of path='.pt' must be one of \['.pt2', '.onnx'\]"),
-        ({"interval": "0ba"}, "interval='0ba' must be greater than 0"),
-        ({"at_end": 1}, "at_end=1 must be True or False"),
-        ({"tolerance": 0}, "tolerance=0 must be"),
-        ({"path": "{run}.pt2"}, r"path='{run}.pt2' may have the fields {epoch} and {batch}"),
-    ],
-)
-def test_rejects_invalid_arguments(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        ExportForInference(**{"path": "a.pt2", **options})

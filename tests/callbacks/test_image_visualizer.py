@@ -243,17 +243,3 @@ def test_training_is_not_changed_and_the_device_not_waited_for():
 def test_inputs_that_are_no_images_are_an_error():
     with pytest.raises(ValueError, match=r"needs inputs of the shape .*, not \[4, 4\]"):
         make_trainer(callbacks=ImageVisualizer("1ba"), loggers=Images()).fit()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"interval": "0ba"}, "interval='0ba' must be greater than 0"),
-        ({"mode": "both"}, r"mode='both' must be one of \['input', 'segmentation'\]"),
-        ({"num_images": 0}, "num_images=0 must be at least 1"),
-        ({"channels_last": 1}, "channels_last=1 must be True or False"),
-    ],
-)
-def test_rejects_invalid_arguments(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        ImageVisualizer(**options)

@@ -121,25 +121,6 @@ def test_build_without_these_functions_is_one_warning(build, tmp_path):
     assert len(caught) == 1
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: MemoryMonitor("0ba"), "interval='0ba' must be greater than 0"),
-        (lambda: MemoryMonitor(memory_keys=["a"]), r"memory_keys=\['a'\] must be a mapping"),
-        (lambda: MemoryMonitor(memory_keys={"a": 1}), "memory_keys={'a': 1} must be a mapping"),
-        (lambda: MemorySnapshot(1), "folder=1 must be a str"),
-        (lambda: MemorySnapshot("a", skip_batches=-1), "skip_batches=-1 must be at least 0"),
-        (lambda: MemorySnapshot("a", interval="0ba"), "interval='0ba' must be greater than 0"),
-        (lambda: MemorySnapshot("a", max_entries=0), "max_entries=0 must be at least 1"),
-        (lambda: OOMObserver("a", max_entries=0), "max_entries=0 must be at least 1"),
-        (lambda: OOMObserver("a", filename=""), "filename='' must name a file"),
-    ],
-)
-def test_rejects_invalid_arguments(make, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the current value")
 def test_peak_is_at_least_the_current_value_while_that_of_the_system_lags(monkeypatch):
     resource = pytest.importorskip("resource")

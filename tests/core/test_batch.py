@@ -159,13 +159,6 @@ def test_a_missing_part_is_told_with_what_the_batch_is(batch, spec, message):
         spec.targets(batch)
 
 
-@pytest.mark.parametrize("argument", ["input_key", "target_key"])
-@pytest.mark.parametrize("key", [None, 1.5, True, [], {"x"}, ["x", None], ("x", True), ()])
-def test_a_key_that_finds_nothing_is_refused(argument, key):
-    with pytest.raises(TypeError, match=rf"{argument}=.* must be an index \(0\), a name .*, set\)"):
-        BatchSpec(**{argument: key})
-
-
 # --- trees ---
 
 TREES = [*BY_POSITION, *BY_NAME[:-1], PrivateAttrs(X, Y)]

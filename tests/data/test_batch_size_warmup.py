@@ -110,22 +110,6 @@ def test_trainer_counts_the_examples_and_resumes_exactly(tmp_path):
         assert same(weights(resumed.model), weights(whole.model))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_batch_size": 0}, "min_batch_size=0 must be at least 1"),
-        ({"min_batch_size": 7}, "min_batch_size=7 must be at most batch_size=6"),
-        ({"duration": -1}, "duration=-1 must be at least 0"),
-        ({"step_size": 0}, "step_size=0 must be at least 1"),
-        ({"step_size": 1, "world_size": 2}, "step_size=1 must be a multiple of world_size=2"),
-        ({"min_batch_size": 1, "world_size": 2}, "min_batch_size=1 must be a multiple"),
-    ],
-)
-def test_rejects_sizes_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        sampler(**options)
-
-
 def test_rejects_last_batch_that_is_smaller_than_the_number_of_processes():
     with pytest.raises(ValueError, match="last batch of epoch 0 has 1 examples for 2 processes"):
         list(sampler(9, world_size=2))

@@ -291,20 +291,6 @@ def test_memory_of_another_data_set_is_refused():
             InfoBatch(sampler).check_memory(bad, state)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sampler": 3}, "sampler=3 must be the InfoBatchSampler"),
-        ({"prune": 1.0}, "prune=1.0 must be"),
-        ({"end": 1.5}, "end=1.5 must be"),
-        ({"index_key": 0.5}, "index_key=0.5 must be"),
-    ],
-)
-def test_invalid_arguments_are_rejected_by_name(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        InfoBatch(**{"sampler": InfoBatchSampler(4, batch_size=2, seed=3), **options})
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_many_losses_in_low_precision_are_compared_with_their_mean(dtype):
     losses = torch.tensor([1.0, 3.0]).repeat(50_000)  # the sum is above the largest float16

@@ -43,22 +43,3 @@ def test_the_order_is_drawn_from_the_key_of_the_epoch():
 )
 def test_last_batch(count, options, expected):
     assert batches(count, shuffle=False, **options) == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0 must be a positive integer"),
-        ({"batch_size": True}, "batch_size=True must be"),
-        ({"world_size": 0}, "world_size=0 must be"),
-        ({"rank": 2, "world_size": 2}, "rank=2 must be between 0 and 1"),
-        ({"rank": -1}, "rank=-1 must be at least 0"),
-        ({"world_size": 3}, "batch_size=4 must be a multiple of world_size=3"),
-        ({"last_batch": "wrap"}, "last_batch='wrap' must be one of"),
-        ({"dataset": 0}, "dataset has 0 examples"),
-        ({"dataset": 9, "world_size": 2}, "has 1 examples for 2 processes"),
-    ],
-)
-def test_rejects_invalid_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        GlobalBatchSampler(**{"dataset": 10, "batch_size": 4, "seed": 17, **options})

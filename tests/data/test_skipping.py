@@ -179,19 +179,6 @@ def test_a_generator_that_the_sampler_creates_is_seeded():
     assert order(given) == torch.randperm(9, generator=plain).tolist()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(({"skip": x}, f"skip={x!r} must be a non-negative") for x in (-1, 1.0, True, "2")),
-        ({"skip": 1, "loader_state": {}}, "requires a loader with load_state_dict, and list has"),
-        ({"generators": [torch.empty(0)]}, r"generators has 1 states, but dataloader has 0"),
-    ],
-)
-def test_rejects_invalid_arguments(options, message):
-    with pytest.raises(ValueError, match=message):
-        seeded_batches([1, 2], 17, epoch=0, **options)
-
-
 # --- in the Trainer, and as the DataLoader does it ---
 
 

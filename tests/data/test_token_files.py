@@ -214,13 +214,6 @@ def test_paths_that_are_no_list_of_files_are_refused(paths, error, message):
         TokenFiles(paths, length=3)
 
 
-@pytest.mark.parametrize("name", ["length", "rows"])
-@pytest.mark.parametrize("value", [0, -1, 2.0, True])
-def test_a_count_that_is_no_positive_integer_is_refused(name, value, tmp_path):
-    with pytest.raises((TypeError, ValueError), match=name):
-        TokenFiles(written(tmp_path, 8), **{"length": 3, name: value})
-
-
 @pytest.mark.parametrize(
     ("tokens", "error", "message"),
     [

@@ -44,3 +44,9 @@ def test_accepts_a_single_vector_of_probabilities():
     smooth = smooth_labels(torch.tensor([1.0, 0.0]), smoothing=0.5, num_classes=2)
 
     assert smooth.tolist() == [0.75, 0.25]
+
+
+@pytest.mark.parametrize("index", [3, -1])
+def test_rejects_class_index_out_of_range(index):
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        smooth_labels(torch.tensor([0, index]), num_classes=3)

@@ -122,18 +122,6 @@ def test_a_run_creates_the_folder(tmp_path):
     assert path.read_text() == ""
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        *(({"flush_interval": x}, "flush_interval=.* at least 1") for x in (0, 1.5, "100", None)),
-        ({"overwrite": True, "append": True}, "overwrite=True and append=True"),
-    ],
-)
-def test_rejects_invalid_options(path, options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        JSONLinesLogger(path, **options)
-
-
 def test_writes_lines_at_each_flush_interval(path):
     logger = JSONLinesLogger(path, flush_interval=3)
     written = []

@@ -82,24 +82,6 @@ def test_layers_can_be_given():
     assert len(names_of(mlp(), layers=["0", ["3", "0.bias"]])[0]) == 2
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: layerwise_groups(mlp(), -1.0), "lr=-1.0 must be"),
-        (lambda: layerwise_groups(mlp(), 1.0, 0.0), "decay=0.0 must be"),
-        (lambda: layerwise_groups(3, 1.0), "model must be a torch.nn.Module"),
-        (lambda: layerwise_groups(nn.ReLU(), 1.0), "model=ReLU has no parameters"),
-        (lambda: layerwise_groups(mlp(), 1.0, layers="0"), "layers='0' must be a list of names"),
-        (lambda: layerwise_groups(mlp(), 1.0, layers=[3]), r"layers\[0\]=3 must be a name or"),
-        (lambda: layerwise_groups(mlp(), 1.0, layers=["0", "9"]), r"layers\[1\] has '9', which"),
-        (lambda: layerwise_groups(mlp(), 1.0, layers=["0"]), "lacks the parameter '3.weight'"),
-    ],
-)
-def test_invalid_arguments_are_rejected_by_name(call, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        call()
-
-
 def test_run_scales_the_rate_of_each_layer():
     model = mlp()
     state = make_trainer(

@@ -106,9 +106,3 @@ def test_entries_that_are_not_rows_are_refused():
 
     with pytest.raises(RuntimeError, match=r"sparse_dim\(\) == 2: pass gradient.to_dense\(\)"):
         RowAdagrad([weight]).step()
-
-
-@pytest.mark.parametrize("option", ["lr", "eps", "weight_decay"])
-def test_negative_options_are_refused(option):
-    with pytest.raises(ValueError, match=rf"^{option}=-1"):
-        RowAdagrad([nn.Parameter(torch.ones(2))], **{option: -1.0})

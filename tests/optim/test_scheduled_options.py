@@ -65,12 +65,6 @@ def test_power_decay_is_the_smaller_of_the_rate_and_a_power_of_the_remaining_tim
     assert values(above, total)[-1] == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("shape", [0, -1.0, math.inf, math.nan, True, None, "power"])
-def test_other_shapes_are_rejected(shape):
-    with pytest.raises((TypeError, ValueError), match=r"shape=.* or a power above 0"):
-        warmup_stable_decay("4ba", shape=shape)
-
-
 @pytest.mark.parametrize("strategy", ["cos", "linear"])
 def test_one_cycle_has_the_rates_of_pytorch_in_the_same_run(strategy):
     count, peak, share = 12, 0.2, 0.25
@@ -119,17 +113,7 @@ def test_one_cycle_may_only_rise_or_fall(share):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: one_cycle(1.5), r"pct_start=1.5 must be in \[0, 1\]"),
-        (lambda: one_cycle(anneal_strategy="cosine"), "anneal_strategy='cosine' must be 'cos' or"),
-        (lambda: one_cycle(anneal_strategy=1), "anneal_strategy=1 must be"),
-        (lambda: one_cycle(div_factor=0.5), "div_factor=0.5 must be at least 1"),
-        (lambda: per_option({"lr": 1.0}), r"schedules\['lr'\]=1.0 must be a schedule"),
-        (lambda: per_option({"lr": per_option({})}), r"schedules\['lr'\]=.* must be a schedule"),
-        (lambda: per_option([cosine()]), "must be a mapping of options"),
         (lambda: per_option({"lr": cosine()})(None), "has a value for each option"),
-        (lambda: scaling_rule(3, 1), "size=3 must be a function of a clock"),
-        (lambda: scaling_rule(len, 0), "base=0 must be"),
-        (lambda: scaling_rule(len, 1, -1.0), "power=-1.0 must be"),
         (lambda: scaling_rule(lambda _: 0, 1)(None), r"size\(clock\)=0 must be"),
         (
             lambda: make_trainer(schedulers=per_option({"betas": cosine()}), optimizers=ADAMW),

@@ -197,20 +197,6 @@ def test_without_matplotlib_there_are_words(monkeypatch):
             draw()
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda plan: plan.timeline("0.5dur"), "max_duration='0.5dur' is not the duration of a"),
-        (lambda plan: plan.timeline("0ep"), "max_duration='0ep' is not the duration of a run"),
-        (lambda plan: plan.timeline("soon"), "max_duration='soon'"),
-        (lambda plan: plan.timeline("1ep", 0), "epoch_length=0 must be at least 1"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make(Plan.compile([MixUp()]))
-
-
 def words_of(svg):
     return [text.text for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
