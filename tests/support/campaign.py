@@ -18,6 +18,17 @@ def drawn(cases: Iterable[Case], count: int) -> list[Case]:
     return cases if FULL else random.Random(0).sample(cases, min(count, len(cases)))
 
 
+def second_once(pairs: Iterable[tuple[Any, Case]]) -> list[tuple[Any, Case]]:
+    """Keep one pair with each second part, with the first parts in turn; in a campaign, all."""
+    pairs = list(pairs)
+    if FULL:
+        return pairs
+    found: dict[int, list[tuple[Any, Case]]] = {}
+    for pair in pairs:
+        found.setdefault(id(pair[1]), []).append(pair)
+    return [same[i % len(same)] for i, same in enumerate(found.values())]
+
+
 def each_once(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Combine values such that each is in a case; in a campaign, return all combinations."""
     if FULL:
