@@ -3,7 +3,7 @@
 import os
 import random
 from collections.abc import Iterable, Sequence
-from itertools import product
+from itertools import combinations, product
 from typing import Any, TypeVar
 
 Case = TypeVar("Case")
@@ -35,3 +35,14 @@ def each_once(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
         return list(product(*values))
     count = max(map(len, values))
     return [tuple(some[i % len(some)] for some in values) for i in range(count)]
+
+
+def each_pair(*values: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Combine values such that each two are together in a case; in a campaign, return all."""
+    cases = list(product(*values))
+    left = {pair for case in cases for pair in combinations(enumerate(case), 2)}
+    found = []
+    while left and not FULL:
+        found.append(max(cases, key=lambda case: len(left & {*combinations(enumerate(case), 2)})))
+        left -= {*combinations(enumerate(found[-1]), 2)}
+    return found or cases
