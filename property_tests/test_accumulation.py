@@ -12,11 +12,12 @@ from composable import Event
 from composable._support.tree import map_tensors
 from composable.algorithms import GhostBatchNorm
 from tests.support.algorithm_cases import algorithm_sets, cases_on, problems
+from tests.support.campaign import second_once
 from tests.support.data import IGNORED, batches
 from tests.support.models import CLASSES, FEATURES, mlp, same
 from tests.support.observers import Watch
 from tests.support.runs import PROBLEMS, make_trainer, trained
-from tests.support.strategies import few, seeds
+from tests.support.strategies import few, fewer, seeds
 
 DOUBLE = torch.float64
 
@@ -44,6 +45,7 @@ def gradients_of(model, loader, **options):
     return watch.values
 
 
+@few
 @given(splits(), st.integers(1, 12), st.integers(1, 8))
 def test_microbatches_give_the_gradients_of_the_plain_loss_of_the_batch(split, count, size):
     """Law of accumulation: Microbatches give the gradients of a loss that is a mean over
@@ -63,6 +65,7 @@ def test_microbatches_give_the_gradients_of_the_plain_loss_of_the_batch(split, c
 uneven = st.lists(st.integers(1, 5), min_size=1, max_size=6)
 
 
+@few
 @given(uneven, st.integers(2, 4), splits() | st.just({}))
 def test_batches_of_the_loader_give_the_gradients_of_one_batch(sizes, n, split):
     together = [sum(sizes[i : i + n]) for i in range(0, len(sizes), n)]
@@ -72,6 +75,7 @@ def test_batches_of_the_loader_give_the_gradients_of_one_batch(sizes, n, split):
     assert_close(ours, gradients_of(mlp(dtype=DOUBLE), batches(together, dtype=DOUBLE)))
 
 
+@few
 @given(st.integers(1, 20), st.integers(1, 4), st.integers(2, 4), seeds)
 def test_batches_of_the_loader_are_microbatches_bit_for_bit(count, size, n, seed):
     options = {"seed": seed, "max_duration": "2ep"}
@@ -104,7 +108,7 @@ def gradients_with(problem, algorithms, seed, **split):
     return gradients_of(model, loader, **options, **split)
 
 
-@few
+@fewer
 @pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 @given(splits(), sets_that_see_the_batch(), seeds)
 def test_with_any_algorithms_microbatches_give_the_gradients_of_the_batch(split, drawn, seed):
@@ -120,12 +124,12 @@ def test_with_any_algorithms_microbatches_give_the_gradients_of_the_batch(split,
     assert_close(in_parts, whole)
 
 
-EACH = [
+EACH = second_once(
     (problem, case)
     for problem in PROBLEMS
     for case in cases_on(problem)
     if case.kind is not GhostBatchNorm  # a model of one example at a time has no batch norm
-]
+)
 
 
 @pytest.mark.parametrize(("problem", "case"), EACH, ids=repr)
@@ -194,6 +198,7 @@ def count_labels(batch):
     ],
     ids=["tokens", "function"],
 )
+@few
 @given(split=splits(), batch=sequences())
 @example(split={"microbatch_size": 1}, batch=one_with_tokens(0))
 @example(split={"microbatch_size": 1}, batch=one_with_tokens(1))

@@ -14,7 +14,7 @@ from composable import Event
 from composable.algorithms import CutMix, LabelSmoothing, MixUp
 from composable.data import Indexed, InfoBatch, InfoBatchSampler
 from composable.functional import MixedTargets
-from tests.support.campaign import drawn
+from tests.support.campaign import drawn, each_once
 from tests.support.losses import OF_TORCH, RECOGNIZED, REFUSED, WEIGHTS
 from tests.support.runs import make_trainer
 from tests.support.split_losses import FEATURES, examples, model
@@ -135,7 +135,9 @@ def computes(loss, batch):
         return False
 
 
-CASES = list(dict.fromkeys([*product(FAULTY, METHODS), *drawn(product(LOSSES, METHODS), 20)]))
+CASES = list(
+    dict.fromkeys([*each_once(list(FAULTY), list(METHODS)), *drawn(product(LOSSES, METHODS), 30)])
+)
 
 
 @pytest.mark.filterwarnings("ignore")  # of losses, and of torch.func

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from composable import Algorithm, Event, Plan, Stage
 from tests.support.data import batches
 from tests.support.runs import make_trainer
+from tests.support.strategies import few
 
 PAIRS = [(event, event.partner) for event in Event if event.opens]
 SINGLE = [event for event in Event if event.partner is None]
@@ -40,6 +41,7 @@ def sets_of_listeners(draw, trace):
     return chosen
 
 
+@few
 @given(st.data())
 def test_the_trace_of_a_run_nests_like_brackets(data):
     trace = []

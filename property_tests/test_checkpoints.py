@@ -4,9 +4,9 @@ from tools.fuzz_checkpoints import check
 
 
 def test_a_mutated_checkpoint_is_refused_or_well_formed():
-    tally = check(75, 25)
+    tally = check(30, 12)
 
-    assert sum(tally.values()) >= 150
+    assert sum(tally.values()) >= 60
     assert {seen for kind, _, seen in tally if kind == "damaged"} <= {"refused", "unchanged"}
     assert {seen for kind, _, seen in tally if kind == "forged"} == {"refused", "loaded"}
     assert {seen for kind, _, seen in tally if kind == "altered"} == {"refused", "trained"}

@@ -38,7 +38,7 @@ from tests.support.algorithm_cases import (
 from tests.support.algorithms import Jitter
 from tests.support.outcomes import differences, left_by, outcome, resumed
 from tests.support.runs import VISION
-from tests.support.strategies import few
+from tests.support.strategies import few, fewer
 from tests.support.tracing import traced
 
 pytestmark = pytest.mark.filterwarnings(
@@ -93,7 +93,7 @@ TRIVIAL = {
 }
 
 
-@few
+@fewer
 @given(single)
 def test_trivial_combinations_are_the_algorithm(drawn):
     """Law of combinators: `identity` in a chain has no effect, and an empty chain equals
@@ -127,7 +127,7 @@ def test_trivial_combinations_are_the_algorithm(drawn):
 
 # SWA warns of a first part that is too short for it.
 @pytest.mark.filterwarnings("ignore::composable.algorithms.swa.NothingAveragedWarning")
-@few
+@fewer
 @given(
     unhurried,
     st.tuples(steps, steps).map(sorted) | st.sampled_from(["2ba", "3ba", "2ep"]),
@@ -159,6 +159,7 @@ def test_windows_and_turns_do_not_depend_on_how_the_run_is_fitted(drawn, window,
 # --- chain ---
 
 
+@few
 @given(on_a_problem(partial(algorithm_sets, min_size=3)))
 def test_chain_is_associative(drawn):
     """Law of combinators: `chain` is associative."""
@@ -170,7 +171,7 @@ def test_chain_is_associative(drawn):
     assert chain(chain(a, b), c) == chain(a, chain(b, c)) == chain(*algorithms)
 
 
-@few
+@fewer
 @given(on_a_problem(partial(algorithm_sets, min_size=1)))
 def test_a_chain_in_the_order_of_the_plan_trains_as_the_list_does(drawn):
     """Law of combinators: A chain in the order of the plan equals the list; a different order can
@@ -196,7 +197,7 @@ def test_a_chain_can_say_another_order_than_the_plan():
 # --- conditions and windows ---
 
 
-@few
+@fewer
 @given(single, st.lists(steps, min_size=3, max_size=3))
 def test_during_splits_at_any_point(drawn, points):
     """Law of combinators: `during` can be split at any point, and a window over the whole run has
@@ -210,6 +211,7 @@ def test_during_splits_at_any_point(drawn, points):
     assert alike(problem, split, during(start, end, a))
 
 
+@few
 @given(st.sampled_from(["ba", "ep", "sp", "dur"]), steps, steps)
 def test_a_window_is_half_open_in_every_unit(unit, start, end):
     """Law of combinators: Windows are half-open, in batches, epochs, samples and fractions, and do
@@ -232,6 +234,7 @@ def test_a_window_is_half_open_in_every_unit(unit, start, end):
 # --- turns ---
 
 
+@few
 @given(
     st.integers(1, 4),
     st.sampled_from(["ba", "ep"]),
@@ -254,6 +257,7 @@ def test_every_means_one_batch_or_all_batches_of_one_epoch_in_n(n, unit, parts):
 # --- choice ---
 
 
+@few
 @given(st.integers(0, 2**32), st.lists(st.sampled_from([0, 1]), min_size=2, max_size=4).filter(any))
 def test_choose_runs_one_part_at_all_events_of_a_batch(seed, weights):
     """Law of combinators: `choose` runs exactly one part per batch, the same one at all events of
@@ -275,6 +279,7 @@ def test_choose_runs_one_part_at_all_events_of_a_batch(seed, weights):
         assert sorted(k for one in marks for value, k in one if value == event) == [*range(12)]
 
 
+@fewer
 @given(algorithm_sets())
 def test_choice_does_not_depend_on_other_algorithms(others):
     """Law of combinators: `choose` runs exactly one part per batch, the same one at all events of
@@ -292,6 +297,7 @@ def test_choice_does_not_depend_on_other_algorithms(others):
 # --- hyperparameters that change ---
 
 
+@few
 @given(st.floats(0.0, 0.9), st.floats(0.0, 0.9))
 def test_an_annealed_hyperparameter_is_its_schedule_at_the_batch(start, end):
     """Law of combinators: The value of an annealed hyperparameter is that of its schedule at the

@@ -12,7 +12,7 @@ from tests.support.data import batches
 from tests.support.models import mlp, same, weights
 from tests.support.observers import Asks, Trace
 from tests.support.runs import make_trainer
-from tests.support.strategies import few, requests, wishes
+from tests.support.strategies import fewer, requests, wishes
 
 # Requests are drawn at random: some can't be met.
 pytestmark = pytest.mark.filterwarnings("ignore::composable.UnsupportedRequestWarning")
@@ -36,7 +36,7 @@ def wishes_in_two_orders(draw):
     return one, draw(st.permutations([*one, *twice]))
 
 
-@few
+@fewer
 @given(wishes_in_two_orders(), st.booleans())
 def test_order_and_repetition_of_requests_do_not_matter(orders, evaluates):
     def run(asked):

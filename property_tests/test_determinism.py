@@ -18,7 +18,7 @@ from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Gambler, Raise, Watch
 from tests.support.outcomes import differences, left_by
 from tests.support.runs import adam, make_trainer, trained, training_weights
-from tests.support.strategies import few, seeds
+from tests.support.strategies import few, fewer, seeds
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning"),
@@ -28,7 +28,7 @@ pytestmark = [
 LOADERS = st.sampled_from([batches, stream, shuffling_loader, noisy_loader])
 
 
-@few
+@fewer
 @given(LOADERS, algorithm_sets(), seeds, st.integers(1, 3))
 def test_the_same_seed_gives_the_same_weights_and_the_same_logged_losses(
     loader, algorithms, seed, split
@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_weights_and_the_same_logged_losses(
     assert sum("loss/train" in metrics for metrics in metrics_of_one) == 6
 
 
-@few
+@fewer
 @given(st.lists(seeds, min_size=2, max_size=2, unique=True))
 def test_another_seed_changes_order_dropout_and_draws(two_seeds):
     """Law of determinism: Another seed gives another data order, dropout and other random
@@ -87,7 +87,7 @@ NOW = ("batch", "timestamp", "memory", "averages", "key")
 """The fields that a step depends on, beside the model and its optimizers."""
 
 
-@few
+@fewer
 @given(st.data(), algorithm_sets(), seeds, st.integers(0, 5), st.integers(1, 3))
 def test_a_step_replayed_alone_gives_the_same_weights_and_loss(data, algorithms, seed, k, split):
     """Law of determinism: A step replayed in isolation, from the weights, optimizer, batch, memory
@@ -128,7 +128,7 @@ def test_a_step_replayed_alone_gives_the_same_weights_and_loss(data, algorithms,
 
 @pytest.mark.filterwarnings("ignore:the first [0-9]+ batches of the epoch are")  # of a stream
 # Nothing here depends on the length of the run, as a fraction of it ("0.5dur") would.
-@few
+@fewer
 @given(
     LOADERS,
     st.lists(
@@ -177,7 +177,7 @@ def generators():
     return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())  # noqa: NPY002
 
 
-@few
+@fewer
 @given(LOADERS, algorithm_sets(), seeds, st.integers(0, 2**32 - 1))
 def test_global_generators_of_the_caller_do_not_matter_and_are_restored(
     loader, algorithms, seed, seed_of_the_caller
@@ -212,6 +212,7 @@ def test_building_a_trainer_whose_callbacks_draw_restores_the_global_generators(
     assert generators() == before
 
 
+@few
 @given(seeds, st.integers(0, 5))
 def test_global_generators_of_the_caller_are_restored_after_an_error(seed, at):
     """Law of determinism: The state of the caller's global generators has no effect, and is

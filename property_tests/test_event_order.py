@@ -226,6 +226,7 @@ def runs(draw, *, asked=None):
     )
 
 
+@few
 @given(runs())
 @example(Run(asked=[(Event.FIT_START, 0, Control.STOP)]))
 @example(Run(asked=[(Event.ITERATION_START, 0, Control.STOP)], iteration_length="1ep"))

@@ -12,6 +12,7 @@ from tests.support.algorithm_cases import (
     everything,
     on_a_problem,
 )
+from tests.support.campaign import second_once
 from tests.support.runs import LANGUAGE, PROBLEMS, VISION
 from tests.support.strategies import few
 from tests.support.tracing import (
@@ -56,7 +57,7 @@ def test_plan_lists_calls_reads_and_writes_of_a_run(drawn, watchers, split):
     assert {firing.event for firing in trace.firings} >= {Event.INIT, Event.PREDICT_END}
 
 
-EACH = [(problem, case) for problem in PROBLEMS for case in cases_on(problem)]
+EACH = second_once((problem, case) for problem in PROBLEMS for case in cases_on(problem))
 
 
 @pytest.mark.parametrize(("problem", "case"), EACH, ids=repr)

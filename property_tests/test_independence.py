@@ -128,7 +128,7 @@ def streams(problem, listed, seed):
     return trace
 
 
-@few
+@fewer
 @given(one_and_others(), seeds)
 def test_adding_any_algorithms_leaves_the_draws_of_every_other_unchanged(drawn, seed):
     """Law of independence: Algorithms, also under combinators, do not change the numbers that
@@ -171,7 +171,7 @@ def changes_layers(case):
     return case.example.stage in (Stage.SURGERY, Stage.LAYOUT, Stage.PRECISION)
 
 
-@few
+@fewer
 @given(seed=seeds, algorithms=algorithm_sets(but=changes_layers))
 def test_adding_algorithms_does_not_shift_the_order_of_the_data_or_the_dropout(seed, algorithms):
     """Law of independence: Algorithms that do not change the examples change neither the data

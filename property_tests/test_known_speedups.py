@@ -24,7 +24,7 @@ from tests.comparison.synthetic import draw_study
 from tests.support.campaign import FULL
 
 KNOWN = ANSWERS | {f"by data: {name}": known for name, known in BY_DATA.items()}
-STUDIES = 2000 if FULL else 20
+STUDIES = 2000 if FULL else 12
 COVERAGE, WRONG, FOUND = 0.94, 0.04, 0.95
 
 

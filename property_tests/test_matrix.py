@@ -29,7 +29,7 @@ AGAIN = "the answers have changed: rewrite the page with `python -m tools.write_
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap maps some by a loop
 @pytest.mark.filterwarnings("ignore:.* should not be instantiated")  # by torch.compile itself
-@pytest.mark.parametrize("row", drawn(ROWS, 40), ids=repr)
+@pytest.mark.parametrize("row", drawn(ROWS, 20), ids=repr)
 def test_the_matrix_shows_the_answers_of_a_run(row):
     report = row.report().require(except_=row.expected_failures)
 

@@ -68,7 +68,7 @@ def meaning(case: AlgorithmCase) -> Meaning:
 
 @pytest.mark.parametrize("case", ALGORITHMS, ids=repr)
 @given(st.data(), st.integers(0, 2**32 - 1), st.integers(0, 3))
-@fewer
+@fewest
 def test_an_algorithm_does_exactly_what_its_function_does(case, data, seed, batch):
     """Law of methods: An algorithm gives exactly the result of its function."""
     name = data.draw(st.sampled_from([case.name, "Other"]))

@@ -18,7 +18,7 @@ from tests.support.models import conv_net, same, weights
 from tests.support.observers import MONITORS, Raise, Watch, watched, watched_by
 from tests.support.outcomes import differences, left_by
 from tests.support.runs import PROBLEMS, make_trainer, trained, training_weights
-from tests.support.strategies import few, seeds
+from tests.support.strategies import few, fewer, seeds
 
 
 def train(observers, model, loader, **options):
@@ -28,7 +28,7 @@ def train(observers, model, loader, **options):
     return training_weights(training)
 
 
-@few
+@fewer
 @given(watched(), algorithm_sets(), seeds, st.booleans())
 @pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning")
 @pytest.mark.filterwarnings("ignore:GradientNoise measured nothing")
@@ -73,6 +73,7 @@ raised_at = st.sampled_from(
 )
 
 
+@few
 @given(st.sampled_from(["with", "register"]), raised_at, st.integers(1, 3))
 def test_global_callbacks_have_no_lasting_effect(way, at, depth):
     training, plain = (

@@ -8,7 +8,7 @@ from composable import Plan
 from tests.support.algorithm_cases import algorithm_sets, combinations, everything, problems
 from tests.support.outcomes import differences, outcome
 from tests.support.runs import LANGUAGE, VISION
-from tests.support.strategies import few
+from tests.support.strategies import fewer
 
 pytestmark = pytest.mark.filterwarnings(
     # Noise and clipping write gradients in one stage: their names order them, and the plan warns.
@@ -25,7 +25,7 @@ def sets_in_two_orders(draw):
     return problem, chosen, draw(st.permutations(chosen))
 
 
-@few
+@fewer
 @given(sets_in_two_orders())
 @example((VISION, everything(VISION), everything(VISION)[::-1]))
 @example((LANGUAGE, everything(LANGUAGE), everything(LANGUAGE)[::-1]))

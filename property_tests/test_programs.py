@@ -265,7 +265,7 @@ def test_every_program_obeys_all_laws():
     run_state_machine_as_test(
         Programs,
         settings=settings(
-            max_examples=profile.max_examples if thorough else 6,
+            max_examples=profile.max_examples if thorough else 4,
             stateful_step_count=20 if thorough else 5,
         ),
     )

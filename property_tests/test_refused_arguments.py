@@ -21,7 +21,7 @@ from tests.support.refused import OF_FUNCTIONS, ROWS, TOGETHER
 from tools.fuzz_arguments import HOSTILE, fuzz
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-COUNT = len(HOSTILE) if FULL else 8  # for each argument
+COUNT = len(HOSTILE) if FULL else 5  # for each argument
 LONGEST = 60  # words of a message
 ALLOWS = re.compile(
     "must|need|fit|may have|a time is|is at least|add|leave|write|([gG]ive|[uU]se|[pP]ass) "

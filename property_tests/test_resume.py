@@ -50,13 +50,13 @@ from composable.optim import cosine, linear
 from composable.utils.reproducibility import seed_context
 from tests.support.algorithm_cases import algorithm_sets, cases_on
 from tests.support.algorithms import Draws, six_algorithms
-from tests.support.campaign import FULL, drawn
+from tests.support.campaign import FULL, drawn, second_once
 from tests.support.data import NoisyExamples, batches, examples, stream
 from tests.support.models import CLASSES, conv_net, mlp, same
 from tests.support.observers import MONITORS
 from tests.support.outcomes import differences, left_by
 from tests.support.runs import PROBLEMS, VISION, adam, plain_loop, sgd, trained
-from tests.support.strategies import few, fewer, single
+from tests.support.strategies import fewer, single
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::composable.AmbiguousOrderWarning"),
@@ -160,7 +160,7 @@ def logged(logger: InMemoryLogger) -> list[Any]:
 
 points = st.integers(0, POINTS - 1).map(lambda number: (number + POINTS // 2) % POINTS + 1)
 """The simplest is amid an epoch in the middle of the run."""
-EACH = [(problem, one) for problem in PROBLEMS for one in cases_on(problem)]
+EACH = second_once((problem, one) for problem in PROBLEMS for one in cases_on(problem))
 sets = st.sampled_from(PROBLEMS).flatmap(
     lambda problem: st.tuples(st.just(problem), algorithm_sets(problem))
 )
@@ -169,7 +169,7 @@ sets = st.sampled_from(PROBLEMS).flatmap(
 # --- algorithms ---
 
 
-@few
+@fewer
 @given(points, sets)
 def test_resumed_run_equals_the_uninterrupted_run(at, chosen):
     problem, algorithms = chosen

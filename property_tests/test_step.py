@@ -27,6 +27,7 @@ from tests.support.algorithm_cases import (
     instances_of,
     problems,
 )
+from tests.support.campaign import second_once
 from tests.support.outcomes import differences, left_by
 from tests.support.pairs import can_be_combined
 from tests.support.runs import PROBLEMS, VISION, FullMemory
@@ -163,7 +164,7 @@ def test_a_step_without_algorithms_has_the_bits_of_one_with_an_idle_one(options,
     assert differences(idle, train(configuration, [observer(Event)])) == []
 
 
-EACH = [(problem, one) for problem in PROBLEMS for one in cases_on(problem)]
+EACH = second_once((problem, one) for problem in PROBLEMS for one in cases_on(problem))
 
 
 @pytest.mark.parametrize(("problem", "case"), EACH, ids=repr)

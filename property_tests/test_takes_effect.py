@@ -37,7 +37,7 @@ def test_a_method_changes_outputs_within_three_steps_or_says_why_not(case, probl
     assert found is None or getattr(found, "reason", found) == case.no_effect
 
 
-@pytest.mark.parametrize(("case", "problem"), drawn(SWITCHES, 4), ids=repr)
+@pytest.mark.parametrize(("case", "problem"), drawn(SWITCHES, 2), ids=repr)
 def test_a_method_takes_effect_in_a_compiled_model(case, problem):
     """Law of methods: A switch takes effect: within three steps, training with an algorithm gives
     other outputs than training without it, also in a compiled model, or its case gives the reason

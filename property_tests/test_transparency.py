@@ -34,6 +34,7 @@ schedulers = st.sampled_from(
 
 
 @pytest.mark.filterwarnings("ignore:CosineAnnealingLR has T_max=4")
+@few
 @given(optimizers, counts, epochs, schedulers, st.booleans())
 def test_without_algorithms_the_weights_are_those_of_a_plain_loop(
     optimizer, count, epochs, scheduler, every_batch
@@ -69,6 +70,7 @@ def test_without_algorithms_the_weights_are_those_of_a_plain_loop(
     assert same(actual, expected)
 
 
+@few
 @given(optimizers, st.integers(6, 11), epochs, seeds, st.booleans())
 def test_with_dropout_and_shuffling_the_weights_are_those_of_a_plain_loop_that_seeds(
     optimizer, count, epochs, seed, convolutional
@@ -95,6 +97,7 @@ def test_with_dropout_and_shuffling_the_weights_are_those_of_a_plain_loop_that_s
     assert same(actual, weights(model))
 
 
+@few
 @given(optimizers, counts, epochs, seeds)
 def test_with_a_data_set_that_draws_the_weights_are_those_of_a_plain_loop_that_seeds(
     optimizer, count, epochs, seed

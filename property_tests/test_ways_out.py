@@ -21,7 +21,7 @@ from composable.core.evaluation_mode import evaluation_mode
 from composable.core.state import State
 from composable.loggers.wandb import WandBLogger
 from composable.optim import AdamWScheduleFree
-from tests.support.campaign import FULL
+from tests.support.campaign import FULL, each_once, each_pair
 from tests.support.data import batches
 from tests.support.models import CLASSES, SIDE, seeded
 
@@ -211,28 +211,10 @@ def check(trainer, given, folder, case):
         assert torch.stack(losses).mean().item() == pytest.approx(reported, rel=2e-2), name
 
 
-CASES = list(product(AVERAGES, SURGERY, ENDS, PRECISIONS))
-
-
-def pairwise(cases):
-    """Return cases that have each pair of values of two columns."""
-    left = {pair for case in cases for pair in pairs(case)}
-    found = []
-    while left:
-        found.append(max(cases, key=lambda case: len(left & pairs(case))))
-        left -= pairs(found[-1])
-    return found
-
-
-def pairs(case):
-    values = list(enumerate(case))
-    return {(a, b) for i, a in enumerate(values) for b in values[i + 1 :]}
-
-
 @pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 @pytest.mark.filterwarnings("ignore::composable.functional.NoEffectWarning")
 @pytest.mark.parametrize(
-    ("averages", "surgery", "end", "precision"), CASES if FULL else pairwise(CASES)
+    ("averages", "surgery", "end", "precision"), each_pair(AVERAGES, SURGERY, ENDS, PRECISIONS)
 )
 def test_every_way_out_of_a_run_gives_the_score_that_was_reported(
     averages, surgery, end, precision, tmp_path
@@ -245,8 +227,7 @@ def test_every_way_out_of_a_run_gives_the_score_that_was_reported(
 
 
 @pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
-@pytest.mark.parametrize("surgery", SURGERY)
-@pytest.mark.parametrize("averages", AVERAGES)
+@pytest.mark.parametrize(("averages", "surgery"), each_once(list(AVERAGES), list(SURGERY)))
 def test_every_way_out_of_the_best_checkpoint_gives_its_score(averages, surgery, tmp_path):
     options = {"save_best": "loss", "save_best_mode": "max", "load_best_at_end": True}
     trainer, given = ended(
@@ -294,8 +275,7 @@ def test_every_saved_checkpoint_has_the_weights_of_its_evaluation(averages, tmp_
 
 
 @pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
-@pytest.mark.parametrize("surgery", SURGERY)
-@pytest.mark.parametrize("averages", AVERAGES)
+@pytest.mark.parametrize(("averages", "surgery"), each_once(list(AVERAGES), list(SURGERY)))
 def test_training_continues_from_the_training_weights(averages, surgery, tmp_path):
     case, steps = (averages, surgery), ("2ba", "1ba", "2ba")
 

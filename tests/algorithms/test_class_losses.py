@@ -12,6 +12,7 @@ from composable import Event, State
 from composable.algorithms import CutMix, LabelSmoothing, MixUp
 from composable.batches.spec import BatchSpec
 from composable.losses.loss import TargetLoss
+from tests.support.campaign import each_pair
 from tests.support.models import CLASSES, seeded, weights
 from tests.support.observers import Watch
 from tests.support.runs import make_trainer
@@ -70,10 +71,12 @@ def trained(loss_fn, batch, dims, algorithms=()):
     return losses.values, weights(trainer.state.model)
 
 
-@pytest.mark.parametrize(("padded", "dims"), [(False, 0), (True, 0), (True, 2)])
-@pytest.mark.parametrize("algorithms", NEXT_TO_NOTHING)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_next_to_nothing_trains_as_without_it(loss, algorithms, padded, dims):
+@pytest.mark.parametrize(
+    ("loss", "algorithms", "shape"),
+    each_pair(LOSSES, NEXT_TO_NOTHING, [(False, 0), (True, 0), (True, 2)]),
+)
+def test_next_to_nothing_trains_as_without_it(loss, algorithms, shape):
+    padded, dims = shape
     batch = images(LOSSES[loss], padded, dims)
     expected = trained(LOSSES[loss], batch, dims)
 

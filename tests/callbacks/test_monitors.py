@@ -449,7 +449,7 @@ def noisy_examples(count, dim=3):
 @pytest.mark.parametrize(
     "options",
     [
-        {"grad_accum": 4},
+        pytest.param({"grad_accum": 4}, marks=pytest.mark.campaign),
         {"microbatch_size": 3},  # of 8 examples: 3, 3 and 2
         {"accumulate_batches": 2},
         {"grad_accum": 4, "precision": "amp_fp16"},

@@ -284,7 +284,7 @@ def test_the_command_resumes_after_an_interrupt_and_repeats_nothing(tmp_path, mo
     script.write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.setattr(stages, "_PROCESSES", 2)
+    monkeypatch.setattr(stages, "_PROCESSES", 1)
 
     def run(*options):
         monkeypatch.delitem(sys.modules, "points", raising=False)
@@ -308,8 +308,8 @@ def test_the_command_resumes_after_an_interrupt_and_repeats_nothing(tmp_path, mo
     assert len(study.results) == 8
     assert study.protocol.command.startswith(f"composable compare {script} --metric")
     assert [(one.arm, one.duration, one.processes) for one in study.costs] == [
-        ("baseline", "4ep", 2),
-        ("smoothing", "4ep", 2),
+        ("baseline", "4ep", 1),
+        ("smoothing", "4ep", 1),
     ]
 
     assert run("--no-repeat", "--seeds", "1") == 0  # starts no process

@@ -4,9 +4,6 @@ import copy
 import math
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -23,6 +20,7 @@ from composable.comparison.building import BuildError
 from composable.comparison.execution import ProcessRun, TrialProgress, Worker, Workers, pickled
 from composable.comparison.study_file import Cache
 from composable.comparison.trial import run_trial
+from tests.support.commands import Command
 from tests.support.comparison import build, build_or_die, compared, trial
 from tests.support.processes import forkserver, is_alive, wait_until
 
@@ -210,7 +208,7 @@ class Model(torch.nn.Linear):
     pass
 
 data = [(torch.ones(8, 4), torch.zeros(8).long())] * 4
-folder = Path(sys.argv[1])
+folder = Path.cwd()
 
 def build(algorithms, seed):
     if seed:
@@ -231,14 +229,11 @@ Workers(subject, Cache(folder / "cache", subject), 1, folder).train("trials", tr
 
 @pytest.mark.skipif(os.name != "posix", reason="sends SIGKILL")
 def test_a_comparison_that_is_killed_leaves_no_workers_and_keeps_finished_trials(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
     pid = tmp_path / "pid-1"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, script, tmp_path], env=environment) as process:
-        try:
-            wait_until(lambda: pid.exists() and pid.read_text(), 300)
-        finally:
-            process.send_signal(signal.SIGKILL)
+    process = Command(tmp_path, SCRIPT)
+    try:
+        wait_until(lambda: pid.exists() and pid.read_text(), 300)
+    finally:
+        process.kill()
     wait_until(lambda: not is_alive(int(pid.read_text())))
     assert len(list((tmp_path / "cache").iterdir())) == 1

@@ -13,6 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from composable.comparison import Comparison, Verdict, table
 from tests.comparison.studies import make_study
 from tests.comparison.synthetic import draw_data_study
+from tests.support.campaign import FULL, drawn
 from tests.support.commands import run_script
 
 HOSTILE = "</style><script>alert(1)</script> | `a` *b* \x1b[2J"
@@ -137,6 +138,10 @@ def test_tables_scroll_in_a_box_or_are_cards_on_a_phone(comparison):
     assert "..<" not in text  # a sentence has one full stop
 
 
+PLOTTED = ["eight arms", "long names", "failures", "a wide span of schedules", "amounts of data"]
+
+
+@pytest.mark.parametrize("comparison", STUDIES if FULL else PLOTTED, indirect=True)
 def test_the_plot_names_every_arm_and_hides_no_label(comparison):
     figure = comparison.plot()
     text = " ".join(one.get_text() for axes in figure.axes for one in labels_of(axes))
@@ -194,7 +199,7 @@ def test_of_many_arms_the_plot_shows_those_with_the_clearest_effects():
     assert "6 of 15 arms" in figure.get_supxlabel().replace("\n", " ")
 
 
-@pytest.mark.parametrize("name", ["long names", "failures", "one schedule"])
+@pytest.mark.parametrize("name", drawn(["long names", "failures", "one schedule"], 1))
 def test_saving_and_loading_gives_the_same_result(name, tmp_path):
     comparison = make(name)
     folder = comparison.save(tmp_path / "a" / "b")

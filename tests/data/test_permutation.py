@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from composable import Key
 from composable.data import GlobalBatchSampler, sampler
 from composable.data.permutation import permute
+from tests.support.campaign import each_once
 
 COUNT = 300
 
@@ -47,8 +48,7 @@ def test_every_part_is_computed_alone(length, seed, data):
     assert torch.equal(permute(positions[40:], length, Key(seed)), whole[40:])
 
 
-@pytest.mark.parametrize("length", [1000, 1024, 9973])
-@pytest.mark.parametrize("distance", [1, 2, 32, 100])
+@pytest.mark.parametrize(("length", "distance"), each_once([1000, 1024, 9973], [1, 2, 32, 100]))
 def test_positions_and_pairs_are_uniform(length, distance):
     drawn = orders(length) * 8 // length  # the eighth of the range
     places = torch.arange(length) * 8 // length

@@ -11,6 +11,7 @@ from composable.data import (
     PerExample,
     seeded_batches,
 )
+from tests.support.processes import forkserver
 
 OPTIONS = {"batch_size": 3, "seed": 17}
 
@@ -78,7 +79,7 @@ LOADERS = {
     ),
     "rows in a stream": lambda: of_dataset(Rows(packed())),
     "and its workers": lambda: of_dataset(
-        Rows(packed()), num_workers=1, multiprocessing_context="spawn"
+        Rows(packed()), num_workers=1, multiprocessing_context=forkserver
     ),
     "a part of the rows in a loader of its own": lambda: CustomLoader(
         Subset(packed(), range(4)), 2, collate_fn=list

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from composable.data import TokenFiles, seeded_batches, write_token_file
+from tests.support.processes import forkserver
 
 
 def written(folder, *sizes):
@@ -119,7 +120,7 @@ def test_a_loader_without_shuffling_reads_the_files_as_one_stream(tmp_path):
     assert firsts(seeded_batches(loader, 17, epoch=0, skip=2)) == [14, 17]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", forkserver])
 def test_rows_are_the_same_in_worker_processes(context, tmp_path):
     rows = TokenFiles(written(tmp_path, 100, 40), length=3)
     rows[0]  # the files are mapped before the workers start

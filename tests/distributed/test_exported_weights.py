@@ -13,6 +13,7 @@ from composable.checkpoint import load_weights
 from composable.distributed import DDP, FSDP2
 from composable.optim import SGDScheduleFree
 from tests.support import parallel_runs as runs
+from tests.support.campaign import each_once
 from tests.support.models import same, weights
 from tests.support.processes import run
 
@@ -57,8 +58,7 @@ def leave(folder, parallel, name, best):
     return {"said": said, "outputs": outputs, "loss": before}
 
 
-@pytest.mark.parametrize("best", [False, True])
-@pytest.mark.parametrize("name", AVERAGES)
+@pytest.mark.parametrize(("name", "best"), each_once(list(AVERAGES), [False, True]))
 def test_files_of_a_divided_model_have_the_weights_that_were_evaluated(name, best, tmp_path):
     first, second = run(leave, 2, str(tmp_path), FSDP2(shards=2), name, best)
 

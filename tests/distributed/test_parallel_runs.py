@@ -30,6 +30,7 @@ from composable.optim import (
 )
 from tests.support import parallel_requests as requests
 from tests.support import parallel_runs as runs
+from tests.support.campaign import each_once
 from tests.support.processes import Failed, attempt, run
 from tests.support.runs import make_trainer
 
@@ -144,7 +145,9 @@ SHARDED = {
 }
 
 
-@pytest.mark.parametrize("name", SHARDED)
+@pytest.mark.parametrize(
+    "name", [pytest.param("fsdp", marks=pytest.mark.campaign), "hsdp", "microbatches"]
+)
 def test_losses_of_sharded_models_are_equal_to_rounding(name):
     size, strategy = SHARDED[name]
     options = {**OF_SHARDED, "count": 33, **({"grad_accum": 2} if name == "microbatches" else {})}
@@ -161,7 +164,7 @@ OF_SHARDED = {
 }
 
 
-@pytest.mark.parametrize("parts", [{}, {"grad_accum": 2}])
+@pytest.mark.parametrize("parts", [pytest.param({}, marks=pytest.mark.campaign), {"grad_accum": 2}])
 def test_statistics_are_counted_once_where_activations_are_computed_again(parts):
     options = {"max_duration": "1ep", **parts}
     kept, again = (
@@ -183,22 +186,13 @@ def test_optimizers_of_sharded_models_step_as_those_of_whole_ones(optimizer):
 
 
 def test_sharded_model_ends_with_the_best_weights(tmp_path):
-    options = {**OF_SHARDED, "save_best": "loss", "save_best_mode": "max", "max_duration": "3ep"}
+    options = {**OF_SHARDED, "save_best": "loss", "save_best_mode": "max", "max_duration": "2ep"}
     options |= {"load_best_at_end": True, "algorithms": [EMA("2ba")]}
     copies = {"parallel": DDP(shards=2), "folder": str(tmp_path / "copies")}
     parts = {"parallel": FSDP2(), "folder": str(tmp_path / "parts")}
     (alone,) = run(fit, 1, {**options, **copies})
     both = run(fit, 2, {**options, **parts})
-    (last,) = run(
-        fit,
-        1,
-        {
-            **OF_SHARDED,
-            "algorithms": [EMA("2ba")],
-            "max_duration": "3ep",
-            "parallel": DDP(shards=2),
-        },
-    )
+    (last,) = run(fit, 1, {**OF_SHARDED, "algorithms": [EMA("2ba")], "parallel": DDP(shards=2)})
     for one in both:
         assert one["size"] == pytest.approx(alone["size"], rel=1e-5)
     assert alone["size"] != pytest.approx(last["size"], rel=1e-5)
@@ -208,8 +202,8 @@ def test_sharded_model_ends_with_the_best_weights(tmp_path):
 @pytest.mark.parametrize(
     "optimizer",
     [
-        OF_SHARDED["optimizers"],
-        partial(Muon, lr=0.01, dtype=torch.float64),
+        pytest.param(OF_SHARDED["optimizers"], marks=pytest.mark.campaign),
+        pytest.param(partial(Muon, lr=0.01, dtype=torch.float64), marks=pytest.mark.campaign),
         partial(Muon, lr=0.01, dtype=torch.float64, neuron_beta2=0.9, slow_momentum=0.98),
         wrapped_muon,
     ],
@@ -249,15 +243,17 @@ def test_signal_of_one_rank_ends_all_after_the_same_batch_and_the_run_resumes(ki
 
 
 @pytest.mark.parametrize(
-    ("size", "parallel"), [(2, DDP(shards=4, exact=True)), (2, FSDP2(shards=4))], ids=repr
+    ("parallel", "loss_fn"),
+    each_once(
+        [DDP(shards=4, exact=True), FSDP2(shards=4)], [runs.weighted, runs.RootInEvaluation()]
+    ),
 )
-@pytest.mark.parametrize("loss_fn", [runs.weighted, runs.RootInEvaluation()], ids=["mean", "root"])
-def test_loss_over_class_weights_is_the_same_on_several_processes(size, parallel, loss_fn):
+def test_loss_over_class_weights_is_the_same_on_several_processes(parallel, loss_fn):
     options = {"model": runs.plain_net, "loss_fn": loss_fn, "max_duration": "1ep", "count": 45}
     options["optimizers"] = partial(torch.optim.SGD, lr=0.1)
 
     (alone,) = run(fit, 1, {**options, "parallel": DDP(shards=1)})
-    several = run(fit, size, {**options, "parallel": parallel, "grad_accum": 2})[0]
+    several = run(fit, 2, {**options, "parallel": parallel, "grad_accum": 2})[0]
 
     assert several["losses"] == pytest.approx(alone["losses"], rel=1e-5)
     found, expected = (dict(one["metrics"]["eval"]) for one in (several, alone))
@@ -361,7 +357,7 @@ def test_fsdp_chooses_the_items_of_lists_and_what_is_asked_for():
 
 
 def test_every_process_ends_with_the_best_weights(tmp_path):
-    options = {"save_best": "loss", "save_best_mode": "max", "max_duration": "3ep"}
+    options = {"save_best": "loss", "save_best_mode": "max", "max_duration": "2ep"}
     (last,) = run(fit, 1, {**options, "folder": str(tmp_path / "last")})
     options["load_best_at_end"] = True
     (alone,) = run(fit, 1, {**options, "folder": str(tmp_path / "alone")})

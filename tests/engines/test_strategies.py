@@ -86,7 +86,7 @@ def derived(base):
 def classes_asked_for(path):
     """Return the names in the second arguments of `isinstance` and `issubclass`."""
     calls = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-    asking = (one for one in calls if ast.unparse(one.func) in ("isinstance", "issubclass"))
+    asking = (one for one in calls if getattr(one.func, "id", "") in ("isinstance", "issubclass"))
     return {name for one in asking for name in map(ast.unparse, ast.walk(one.args[1]))}
 
 

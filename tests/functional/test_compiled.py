@@ -15,12 +15,13 @@ import composable.functional as F
 from composable.functional import _compiled
 from composable.functional._operations import OPERATIONS, apply_operations
 from composable.functional.images import _kernels
+from tests.support.campaign import FULL
 from tests.support.commands import run_python
 from tests.support.tensors import noise, seeded
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(1, 64)
-MANY = settings(max_examples=60)
+MANY = settings(max_examples=60 if FULL else 25)
 SHEARS = [1 - 2**-20, -1 + 2**-20, 0.0, -0.0, 1e-9, -1e-9, 0.5, 1.0, -1.0, 2.0, -3.7, 100.0]
 FACTORS = [0.0, 0.49, 0.5, 0.51, 1.0, 1.49, 1.5, 1.51, 9.0, 100.0]
 # Strengths at which an operation changes its course, beside those that are drawn.

@@ -5,12 +5,12 @@ import torch
 from torch.testing import assert_close
 
 from tests.functional.test_surgeries import OWN, run
+from tests.support.campaign import each_once
 from tests.support.surgery import filled
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", OWN)
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(("name", "training"), each_once(list(OWN), [False, True]))
 def test_export_computes_the_same(name, training):
     surgery = OWN[name]
     model, x = surgery.operate(surgery.build()).train(training), surgery.inputs()

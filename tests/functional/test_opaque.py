@@ -9,6 +9,7 @@ from torch.func import grad, vmap
 import composable.functional as F
 from composable.functional import _compiled
 from composable.functional._operations import apply_by_mask, apply_operations
+from tests.support.campaign import each_once
 
 METHODS = {
     "randaugment": (partial(F.draw_randaugment, depth=3), F.apply_randaugment),
@@ -97,8 +98,10 @@ def test_strengths_have_the_gradient_of_autograd(draw, apply):
 
 @pytest.mark.compile
 @method
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("dtype", "layout"),
+    each_once([torch.uint8, torch.float32], [torch.contiguous_format, torch.channels_last]),
+)
 def test_compiled_images_are_equal_to_the_bit(draw, apply, dtype, layout):
     images, drawn = pictures(BATCH, dtype=dtype).to(memory_format=layout), draws(draw)[0]
     compiled = torch.compile(apply, fullgraph=True, backend="aot_eager")

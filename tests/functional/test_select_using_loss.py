@@ -19,7 +19,7 @@ def losses(batch=8, dtype=torch.float32):
     return torch.randperm(batch, generator=seeded()).to(dtype)
 
 
-def test_ranks_match_sampling_without_replacement():
+def test_ranks_match_sampling_without_replacement(unchecked):
     n, keep, draws = 4, 0.5, 10_000
     weights = [((rank + 0.5) / n) ** (1 / keep - 1) for rank in range(n)]
     expected = torch.zeros(n, dtype=torch.float64)  # how often each rank is among the two drawn

@@ -22,7 +22,7 @@ pytestmark = [
 def names(loop):
     """Return some of the algorithms that work in a loop, or all of them in a campaign."""
     all_ = [name for name in works_in(loop) if not (loop == "HF, mixin" and name in INDEXED)]
-    return list(dict.fromkeys(["EMA", SIX, *drawn(all_, 10)]))
+    return list(dict.fromkeys(["EMA", SIX, *drawn(all_, 4)]))
 
 
 NAMES = {loop: names(loop) for loop in loops.LOOPS}

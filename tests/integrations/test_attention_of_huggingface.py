@@ -164,7 +164,7 @@ def test_other_implementations_are_refused():
     assert model(tokens(6)).logits.shape == (2, 6, WORDS)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", [pytest.param("gpt2", marks=pytest.mark.campaign), "llama"])
 @pytest.mark.compile
 def test_compiles_to_one_graph(family):
     model, ids = changed(DECODERS[family]()), tokens(6)

@@ -1,7 +1,12 @@
 """The composition of the examples for modded-nanogpt's task, at its tiny size."""
 
+import io
 import re
+import runpy
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +15,7 @@ from composable import Callback
 from composable.data import TokenFiles
 from composable.loggers import InMemoryLogger
 from examples import nanogpt_speedrun, small_gpt
-from tests.support.commands import Command
+from tests.support.processes import run
 
 STEPS = 9
 FILES = {"train": 11, "validation": 6}  # of PyTorch's source
@@ -95,12 +100,17 @@ def test_it_resumes_to_the_bit_in_the_middle_of_a_file(folder, whole, tmp_path):
         assert torch.equal(weights(resumed)[name], expected), name
 
 
-def test_two_processes_train_as_one(folder, whole, tmp_path):
-    arguments = [folder, "--size", "tiny", "--steps", STEPS]
-    command = ["launch", "-n", "2", nanogpt_speedrun.__file__, *map(str, arguments)]
-    status, printed, errors = Command(tmp_path, command).finish(300)
+def launched(*arguments):
+    """Run the example as a process of `composable launch` does, and return what it prints."""
+    command, printed = [nanogpt_speedrun.__file__, *arguments], io.StringIO()
+    with mock.patch.object(sys, "argv", command), redirect_stdout(printed):
+        runpy.run_path(command[0], run_name="__main__")
+    return printed.getvalue()
 
-    assert status == 0, errors
+
+def test_two_processes_train_as_one(folder, whole):
+    printed, _ = run(launched, 2, str(folder), "--size", "tiny", "--steps", str(STEPS))
+
     assert f"{STEPS} steps in" in printed
     losses = [float(loss) for loss in re.findall(r"eval/loss (\S+)", printed)]
     expected = [float(loss) for loss in whole.history.series("metrics/eval/loss")]

@@ -27,7 +27,7 @@ TINY = {
         },
     },
     "loops": {"EPOCHS": 1},
-    "own_method": {"EPOCHS": [1, 2], "SEEDS": 2},
+    "own_method": {"EPOCHS": [1, 2], "SEEDS": 1},
     "small_gpt": {"STEPS": 3, "VOCABULARY": 300, "WIDTH": 32, "FOLDERS": ("optim",)},
     "stream": {
         "PRETRAINING": 2,

@@ -246,10 +246,13 @@ FUNCTIONS = {
     *("tempfile.mkstemp", "tempfile.NamedTemporaryFile", "logging.FileHandler"),
 }
 INTO_MEMORY = ("buffer", "file")
+LAST_NAMES = {"open", *METHODS, *(name.rpartition(".")[2] for name in FUNCTIONS)}
 
 
 def opens_to_write(call):
     """Return whether a call opens a file to write, by its name and its arguments."""
+    if getattr(call.func, "attr", getattr(call.func, "id", "")) not in LAST_NAMES:
+        return False
     name = ast.unparse(call.func)
     arguments = [ast.unparse(one) for one in [*call.args, *(k.value for k in call.keywords)]]
     if name == "os.open":

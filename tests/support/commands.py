@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from composable.cli import main
-from tests.support.processes import forkserver
+from tests.support.processes import forkserver, start_workers_as_usual
 from tests.support.signals import set_signals
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +97,7 @@ class Command(forkserver.Process):
         for number in (1, 2):
             os.dup2(os.open(self.written / str(number), os.O_WRONLY | os.O_CREAT), number)
         set_signals()
+        start_workers_as_usual()
         if isinstance(arguments, str):
             exec(compile(arguments, "script", "exec"), {"__name__": "__main__"})
         else:

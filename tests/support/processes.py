@@ -166,12 +166,21 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
+def start_workers_as_usual() -> None:
+    """Let the loaders of this process start their workers as those of a new interpreter do.
+
+    A process of a fork server starts one of its own, which imports torch for each worker.
+    """
+    multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
+
+
 def _serve(pipe: Any, rank: int, size: int, port: int) -> None:
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()})
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     import torch
 
+    start_workers_as_usual()
     torch.set_num_threads(1)
     seed = torch.initial_seed()  # of a new process
     while True:

@@ -19,7 +19,7 @@ def test_methods_with_another_number_of_graphs_exist():
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", drawn(METHODS, 10))
+@pytest.mark.parametrize("name", drawn(METHODS, 6))
 def test_method_trains_compiled_model(name):
     algorithm = METHODS[name]
     problem = next(one for one in PROBLEMS if algorithm.acts_on(one))

@@ -4,7 +4,6 @@ import os
 import signal
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from composable import Callback, Event
 from composable.checkpoint import files
 from composable.loggers import InMemoryLogger
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
-from tests.support.commands import run_python
+from tests.support.commands import Command
 from tests.support.data import batches, examples
 from tests.support.models import conv_net, same, seeded, weights
 from tests.support.observers import Watch
@@ -408,12 +407,9 @@ DYING = """
 
 def test_dead_worker_ends_the_run_and_callbacks_are_closed(tmp_path):
     # In a process of its own: the signal of a dead worker may come at any line of the test runner.
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(DYING))
-    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    status, output, error = Command(tmp_path, textwrap.dedent(DYING)).finish()
 
-    output, error = run_python(script, status=1, env=variables)
-
+    assert status == 1
     # Which of the two depends on what comes first: the signal, or the end of the connection.
     reports = ("DataLoader worker (pid", "a worker process of the loader died")
     assert any(report in error for report in reports)

@@ -145,7 +145,10 @@ def test_microbatches_are_weighted_in_each_precision(head, precision):
 
 @pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("head", [HEADS["causal"], NOT_MEANS["contrastive"]])
+@pytest.mark.parametrize(
+    "head",
+    [pytest.param(HEADS["causal"], marks=pytest.mark.campaign), NOT_MEANS["contrastive"]],
+)
 def test_compiled_model_gives_the_same_weights(head):
     options = {"loader": loader_of(head, 1), "max_duration": "2ba"}
     expected = fit(head, **options).state

@@ -4,12 +4,9 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,12 +15,12 @@ from torch.optim.lr_scheduler import StepLR
 from composable import Control, Event
 from composable.checkpoint import files
 from composable.loggers import InMemoryLogger, JSONLinesLogger, ProgressBarLogger
+from tests.support.commands import Command
 from tests.support.data import batches
 from tests.support.models import same, weights
 from tests.support.observers import Asks, Raise, Watch
 from tests.support.processes import wait_until
 from tests.support.runs import make_trainer, trained
-from tests.support.signals import set_signals
 
 
 def lines(path):
@@ -105,15 +102,15 @@ def test_progress_bar_is_closed():
 
 
 SCRIPT = """
-    import pathlib, sys, time
-    sys.modules["tabulate"] = None  # PyTorch would import it at exit, which loses the signal
+    import os, pathlib, time
     import torch
     from torch.utils.data import DataLoader, TensorDataset
     from composable import Callback
     from composable.loggers import JSONLinesLogger
     from tests.support.runs import make_trainer
 
-    folder = pathlib.Path(sys.argv[1])
+    os.setsid()  # the workers are in the group of a terminal's foreground process
+    folder = pathlib.Path.cwd()
 
     class Slow(Callback):
         def batch_end(self, state, logger):
@@ -144,24 +141,13 @@ SCRIPT = """
 
 @pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
 def test_ctrl_c_in_a_process_with_workers(tmp_path):
-    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
-    run = subprocess.Popen(
-        [sys.executable, tmp_path / "train.py", tmp_path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=set_signals,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    try:
-        wait_until(lambda: (tmp_path / "started").exists() or run.poll() is not None)
-        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the workers get it too
-        out, err = run.communicate(timeout=60)
-    finally:
-        run.kill()
+    run = Command(tmp_path, textwrap.dedent(SCRIPT))
+    wait_until(lambda: (tmp_path / "started").exists() or not run.is_alive())
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the workers get it too
+    status, out, err = run.finish()
 
-    assert run.returncode == -signal.SIGINT, err
+    assert status == 1, err
+    assert err.endswith("KeyboardInterrupt\n")
     assert "finishing this batch and saving a checkpoint" in err
     closed, interrupted, closed_again, then = out.splitlines()
     assert (closed, closed_again) == ("closed", "closed")

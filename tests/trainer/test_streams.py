@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from composable.data import ReplayedBatchesWarning
+from tests.support.campaign import each_once
 from tests.support.models import linear, same, weights
 from tests.support.runs import make_trainer
 
@@ -31,7 +32,7 @@ class Stream(IterableDataset):
 LOADERS = {
     "no workers": {},
     "2 workers": {"num_workers": 2},
-    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "persistent": {"num_workers": 1, "persistent_workers": True},
 }
 
 
@@ -66,7 +67,9 @@ def test_train_evaluate_predict_and_repeat(build):
     assert len(predictions[0]) == 3
 
 
-@pytest.mark.parametrize("batch", [4, 8])
+@pytest.mark.parametrize(
+    ("build", "batch"), each_once(list(LOADERS.values()), [8, 4]), indirect=["build"]
+)
 def test_resumed_run_is_exact(build, tmp_path, batch):
     options = {"save_folder": tmp_path, "save_interval": "4ba"}
     expected = weights(build(**options).fit().model)
