@@ -95,6 +95,7 @@ def traces() -> dict[str, list[CodeType]]:
     with tempfile.TemporaryDirectory() as folder:
         return {
             "a batch, nothing registered": trace_batch(),
+            "a batch with MixUp": trace_batch(MixUp()),
             "a batch with MixUp, LabelSmoothing and EMA": trace_batch(
                 MixUp(), LabelSmoothing(), EMA(half_life="2ba")
             ),

@@ -12,6 +12,8 @@ def send(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None)
 
     PyTorch returns a copy from a GPU with `non_blocking=True` before its values have arrived.
     """
+    if tensor.device == device and dtype in (None, tensor.dtype):
+        return tensor
     return tensor.to(device, dtype, non_blocking=device.type != "cpu")
 
 

@@ -24,7 +24,7 @@ CASE = Case(
         group=AUGMENTATION,
         summary="trains on convex combinations of pairs of examples and of their labels",
         changes="inputs and targets: convex combinations of pairs",
-        cost="+0.4 %",
+        cost="+0.2 %",
         evidence="wide: [Zhang et al. 2018](https://arxiv.org/abs/1710.09412)",
         use_for="image classification, long training, a network that overfits",
     ),
