@@ -7,7 +7,7 @@ import pytest
 from composable.checkpoint import find
 from composable.distributed import DDP, FSDP2
 from tests.support import parallel_runs as runs
-from tests.support.campaign import FULL
+from tests.support.campaign import FULL, drawn
 from tests.support.processes import Failed, attempt, run
 
 STRATEGIES = {"ddp": DDP(shards=2, exact=True), "fsdp": FSDP2(shards=2)}
@@ -20,7 +20,7 @@ def fit(options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp", marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("name", drawn(["fsdp", "ddp"], 1))
 def test_run_whose_processes_are_killed_loses_nothing_and_goes_on_to_the_bit(name, tmp_path):
     options = {"parallel": STRATEGIES[name], "model": runs.plain_net}
     options["max_duration"] = f"{EPOCHS}ep"

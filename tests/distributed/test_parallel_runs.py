@@ -30,7 +30,7 @@ from composable.optim import (
 )
 from tests.support import parallel_requests as requests
 from tests.support import parallel_runs as runs
-from tests.support.campaign import each_once
+from tests.support.campaign import drawn, each_once
 from tests.support.processes import Failed, attempt, run
 from tests.support.runs import make_trainer
 
@@ -145,9 +145,7 @@ SHARDED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("fsdp", marks=pytest.mark.campaign), "hsdp", "microbatches"]
-)
+@pytest.mark.parametrize("name", drawn(SHARDED, 2))
 def test_losses_of_sharded_models_are_equal_to_rounding(name):
     size, strategy = SHARDED[name]
     options = {**OF_SHARDED, "count": 33, **({"grad_accum": 2} if name == "microbatches" else {})}
@@ -164,7 +162,7 @@ OF_SHARDED = {
 }
 
 
-@pytest.mark.parametrize("parts", [pytest.param({}, marks=pytest.mark.campaign), {"grad_accum": 2}])
+@pytest.mark.parametrize("parts", drawn([{}, {"grad_accum": 2}], 1))
 def test_statistics_are_counted_once_where_activations_are_computed_again(parts):
     options = {"max_duration": "1ep", **parts}
     kept, again = (

@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from tests.functional.test_attention_methods import ADDED, CHANGES
+from tests.support.campaign import drawn
 from tests.support.hugging_face import WORDS, build, cached, tokens
 from tests.support.surgery import filled
 
@@ -164,7 +165,7 @@ def test_other_implementations_are_refused():
     assert model(tokens(6)).logits.shape == (2, 6, WORDS)
 
 
-@pytest.mark.parametrize("family", [pytest.param("gpt2", marks=pytest.mark.campaign), "llama"])
+@pytest.mark.parametrize("family", drawn(["gpt2", "llama"], 1))
 @pytest.mark.compile
 def test_compiles_to_one_graph(family):
     model, ids = changed(DECODERS[family]()), tokens(6)

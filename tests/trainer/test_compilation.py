@@ -333,12 +333,6 @@ def test_resumes_from_checkpoint(before, after, tmp_path):
     assert same(weights(second.state.model), weights(whole.state.model))
 
 
-def test_seed_determines_run(backend):
-    first, second = (fitted(counting_aot()) for _ in range(2))
-
-    assert same(weights(first.state.model), weights(second.state.model))
-
-
 # --- arguments ---
 
 
