@@ -2,6 +2,7 @@
 
 python -m tools.write_pages             # check the properties of new functions
 python -m tools.write_pages --matrix    # check those of all functions: takes minutes
+python -m tools.write_pages --exports   # write the exports only
 """
 
 import argparse
@@ -18,15 +19,18 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--matrix", action="store_true", help="check the properties of all again")
-    every = parser.parse_args().matrix
+    parser.add_argument("--exports", action="store_true", help="write no pages")
+    given = parser.parse_args()
     for name in PACKAGES:  # before anything imports the package
         package = ROOT / "composable" / name
         write(package / "__init__.py", exports(package))
+    if given.exports:
+        return
 
     from tests.support.function_cases import all_function_cases
     from tools import pages
 
-    recorded = {} if every else pages.recorded_answers()
+    recorded = {} if given.matrix else pages.recorded_answers()
     rows = [row for _, row in all_function_cases()]
     asked = pages.ask(row for row in rows if row.name not in recorded)
     for path, render in pages.pages({**recorded, **asked}).items():
