@@ -38,8 +38,9 @@ class Trace:
 
     def stop(self, module: int, *_: Any) -> None:
         """Keep nothing any more, as a hook after a call of a module."""
-        if module in self.called:
-            self.called.remove(module)
+        if module in self.called:  # the calls within this one have ended too
+            while self.called.pop() != module:
+                pass
         self.kept = None
 
     def keep(self, key: Any, tensor: Tensor) -> None:
