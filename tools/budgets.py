@@ -50,7 +50,7 @@ def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 
 def code_lines(text: str) -> int:
-    r"""Count the lines of a module that are no docstrings, comments or blanks.
+    r"""Count the lines of a module without docstrings, comments and blanks.
 
     Example:
         >>> code_lines("'A module.'\n\n# One.\none = (\n    1\n)\n")
