@@ -1,4 +1,4 @@
-"""Print how many functions and files of the package a batch, a save and a resume pass.
+"""Print the functions and files that a batch, a save and a resume pass, and their CPU time.
 
     python -m tools.run_paths            # the table of docs/design.md
     python -m tools.run_paths --files    # the files too
@@ -7,8 +7,10 @@ Frames are calls of functions and resumptions of generators, as `sys.setprofile`
 depend a little on the version of Python, which inlines comprehensions from 3.12 on.
 """
 
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -68,6 +70,14 @@ def trace_batch(*algorithms: Algorithm) -> list[CodeType]:
     return codes[starts[2] : starts[3]]
 
 
+def trace_batches() -> dict[str, list[CodeType]]:
+    """Return the functions of batches with nothing registered, and with one algorithm."""
+    return {
+        "a batch, nothing registered": trace_batch(),
+        "a batch with MixUp": trace_batch(MixUp()),
+    }
+
+
 def trace_save(folder: Path) -> list[CodeType]:
     """Return the functions of a save between two calls."""
     trainer = build()
@@ -94,13 +104,38 @@ def traces() -> dict[str, list[CodeType]]:
     """Return the functions of everything that is measured."""
     with tempfile.TemporaryDirectory() as folder:
         return {
-            "a batch, nothing registered": trace_batch(),
-            "a batch with MixUp": trace_batch(MixUp()),
+            **trace_batches(),
             "a batch with MixUp, LabelSmoothing and EMA": trace_batch(
                 MixUp(), LabelSmoothing(), EMA(half_life="2ba")
             ),
             "a save of a tiny model": trace_save(Path(folder)),
             **trace_resume(Path(folder)),
+        }
+
+
+def cpu_ms(function: Callable[[], object], repeats: int) -> float:
+    """Return the median of the milliseconds of CPU time of several calls."""
+    found = []
+    for _ in range(repeats):
+        began = time.process_time()
+        function()
+        found.append(1e3 * (time.process_time() - began))
+    return round(statistics.median(found), 1)
+
+
+def cpu_times(repeats: int = 15) -> dict[str, float]:
+    """Return the milliseconds of CPU time of a save, and of a resume beside the construction."""
+    trainer = build()
+    trainer.fit()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "saved")
+        save = partial(trainer.save_checkpoint, path, overwrite=True)
+        save(), build(load_path=path)  # imports
+        whole = cpu_ms(lambda: build(load_path=path), repeats)
+        return {
+            "ms of CPU of a save of a tiny model": cpu_ms(save, repeats),
+            "ms of CPU of a Trainer that resumes": whole,
+            "ms of CPU of a resume of a tiny model": round(whole - cpu_ms(build, repeats), 1),
         }
 
 
@@ -125,6 +160,8 @@ def table(found: dict[str, list[CodeType]]) -> str:
 if __name__ == "__main__":
     measured = traces()
     print(table(measured))
+    for name, milliseconds in cpu_times().items():
+        print(f"{milliseconds} {name}")
     if "--files" in sys.argv[1:]:
         for name, entered in measured.items():
             print(f"\n{name}:", *sorted(set(files_of(entered))), sep="\n  ")

@@ -1,12 +1,10 @@
 """The package stays within its budgets."""
 
-import json
-
 import pytest
 
-from tools.budgets import BUDGETS, measure
+from tools.budgets import budgets, measure
 
-ALLOWED = json.loads(BUDGETS.read_text())
+ALLOWED = budgets()
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +18,6 @@ def test_every_number_has_a_budget(found):
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_a_number_is_within_its_budget(name, found):
-    assert found[name] <= ALLOWED[name], (
+    assert found[name] <= ALLOWED[name]["now"], (
         f"{name}: cut, or raise the number in tools/budgets.json with a reason in the commit"
     )

@@ -264,7 +264,7 @@ class Reads(TorchDispatchMode):
 def test_calls_read_at_most_64_values_of_a_tensor_outside_of_steps(options, monkeypatch):
     model = nn.Sequential(nn.Linear(4, 200), nn.BatchNorm1d(200), nn.Linear(200, 3))
     reads = Reads(model)
-    exchange = [(evaluated_weights, name) for name in ("_copy", "_kept_copy", "equal_bits")]
+    exchange = [(evaluated_weights, name) for name in ("copy_into", "copy_of", "equal_bits")]
     exchange += [(ScheduleFree, "eval"), (ScheduleFree, "train"), (surgery, "copy_on_write")]
     for place, name in exchange:
         monkeypatch.setattr(place, name, reads.without(getattr(place, name)))
