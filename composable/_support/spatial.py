@@ -53,12 +53,14 @@ def select_rows(tensor: Tensor, rows: Tensor) -> Tensor:
 
 
 def may_write_out(*tensors: Tensor) -> bool:
-    """Check whether an operation on tensors supports `out=`: no gradients and no vmap."""
+    """Check whether an operation supports `out=`: without gradients, vmap and a compiled graph."""
+    if torch.compiler.is_compiling() or forward_ad._current_level >= 0:
+        return False
     for tensor in tensors:
         recorded = tensor.requires_grad and torch.is_grad_enabled()
         if recorded or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return False
-    return forward_ad._current_level < 0
+    return True
 
 
 def reflected(places: Tensor, length: int) -> Tensor:
