@@ -14,6 +14,7 @@ from composable import Algorithm, Event, IdleAlgorithmWarning, Stage
 from composable.algorithms import LabelSmoothing, MixUp, SnapshotDistillation, WholeLoss
 from composable.functional import distillation_loss
 from composable.losses.positions import positions_of
+from tests.support.campaign import each_once
 from tests.support.data import batches
 from tests.support.hub_models import HEADS
 from tests.support.models import conv_net, mlp, same, weights
@@ -164,8 +165,10 @@ SPLITS = {
 }
 
 
-@pytest.mark.parametrize("split", [{"grad_accum": 3}, {"accumulate_batches": 1, "grad_accum": 2}])
-@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize(
+    ("name", "split"),
+    each_once(list(SPLITS), [{"grad_accum": 3}, {"accumulate_batches": 1, "grad_accum": 2}]),
+)
 def test_a_batch_that_is_split_trains_as_a_whole_one(name, split):
     loss_fn, others = SPLITS[name]
     options = {"loader": DOUBLE, "algorithms": [taught(), *others], "loss_fn": loss_fn}

@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from composable.data import get_generator_states, seeded_batches
+from tests.support.campaign import each_pair
 
 
 def shuffled(*, persistent=True, workers=1):
@@ -22,9 +23,7 @@ def epoch_of(loader, epoch, **options):
     return [batch.tolist() for batch in seeded_batches(loader, 17, epoch=epoch, **options)]
 
 
-@pytest.mark.parametrize("skip", [0, 2])
-@pytest.mark.parametrize("epoch", [0, 1, 2])
-@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize(("epoch", "skip", "fresh"), each_pair([0, 1, 2], [0, 2], [True, False]))
 def test_order_is_the_same_after_a_resume(epoch, skip, fresh):
     loader = shuffled()
     for earlier in range(epoch):

@@ -8,6 +8,7 @@ import torch
 from composable.algorithms import SelectiveBackprop
 from composable.distributed import DDP, FSDP2
 from tests.support import parallel_messages, parallel_runs
+from tests.support.campaign import drawn
 from tests.support.processes import run
 
 SHARDED = {
@@ -85,7 +86,7 @@ UNREAD = {
 }
 
 
-@pytest.mark.parametrize("name", UNREAD)
+@pytest.mark.parametrize("name", drawn(UNREAD, 3))
 def test_no_step_waits_for_a_gpu(name):
     options = {**COPIED, **UNREAD[name]}
     few, many = (run(fit_as_on_a_gpu, 2, {**options, "count": count})[0] for count in (32, 64))

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from composable.functional import polar_express_coefficients
 from tests.support import muon_runs
+from tests.support.campaign import drawn
 from tests.support.processes import attempt, run
 
 
@@ -76,7 +77,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", drawn(CASES, 4))
 def test_steps_have_the_bits_of_one_process(name, alone):
     size, how, dtype = CASES[name]
     found, work = run(muon_runs.steps, size, how, dtype), alone[dtype]["work"]

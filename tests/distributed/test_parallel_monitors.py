@@ -7,6 +7,7 @@ import torch
 
 from composable.distributed import DDP, FSDP2
 from tests.support import parallel_monitors as runs
+from tests.support.campaign import drawn
 from tests.support.processes import run
 
 OPTIONS = {"optimizers": partial(torch.optim.SGD, lr=0.1), "count": 32, "grad_accum": 2}
@@ -17,7 +18,7 @@ def fit(options):
     return runs.fit(**options)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", drawn(STRATEGIES, 2))
 def test_monitors_of_several_processes(name):
     options = {**OPTIONS, "parallel": STRATEGIES[name]}
     (alone,) = run(fit, 1, {**OPTIONS, "parallel": DDP(shards=4), "monitored": True})

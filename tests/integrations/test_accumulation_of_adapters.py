@@ -16,6 +16,7 @@ from tests.integrations.loops import FULL, LOOPS, Run, dense_net, own_loop, trai
 from tests.integrations.table import SGD
 from tests.integrations.test_own_loop import LOOPS as PREPARED
 from tests.support.algorithms import six_algorithms
+from tests.support.campaign import each_once
 from tests.support.models import same, weights
 from tests.support.runs import training_weights
 
@@ -65,9 +66,11 @@ def test_matches_the_trainer_without_dropout(loop):  # which no callback can see
     assert t.state.timestamp.batch == 4
 
 
-@pytest.mark.parametrize("loop", FULL)
-@pytest.mark.parametrize(("count", "number"), [(20, 2), (18, 2), (18, 3), (10, 4), (6, 2)])
-def test_short_last_steps_and_batches_match_the_trainer(loop, count, number):
+@pytest.mark.parametrize(
+    ("loop", "sizes"), each_once(list(FULL), [(20, 2), (18, 2), (18, 3), (10, 4), (6, 2)])
+)
+def test_short_last_steps_and_batches_match_the_trainer(loop, sizes):
+    count, number = sizes
     # Without clipping by norm, which would hide gradients of another scale.
     run = Run([EMA("2ba")], net=dense_net, examples=count, accumulate_batches=number)
     t = LOOPS[loop](run)
@@ -197,8 +200,9 @@ def resumable(loop="own loop", saved=None):
     return t, train, lambda: [part.state_dict() for part in (t, model, optimizer)]
 
 
-@pytest.mark.parametrize("loop", ["own loop", "Fabric", "Accelerate"])
-@pytest.mark.parametrize("stop", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("loop", "stop"), each_once(["own loop", "Fabric", "Accelerate"], [2, 3, 4])
+)
 def test_loops_resume_between_steps(loop, stop):
     whole, train, _ = resumable(loop)
     train()

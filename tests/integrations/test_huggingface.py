@@ -147,7 +147,7 @@ def trained_by_us(name, **options):
     return ours(name, loader(name), model=net(name), inputs=probe(name), **KEYS, **options)
 
 
-@pytest.mark.parametrize("name", works_in("HF, mixin"))
+@pytest.mark.parametrize("name", drawn(works_in("HF, mixin"), 20))
 def test_mixin_matches_the_trainer(name, tmp_path):
     t = begin(name)
     made = run(Composed, t, tmp_path, name=name, adapter=t)

@@ -91,7 +91,7 @@ def fit(module, *callbacks, name="", **options):
 
 @pytest.mark.parametrize(
     ("name", "mixin"),
-    [(name, True) for name in works_in("Lightning, mixin")]
+    [(name, True) for name in drawn(works_in("Lightning, mixin"), 20)]
     + [(name, False) for name in drawn(works_in("Lightning, callback"), 10)],
 )
 def test_matches_the_trainer(name, mixin):

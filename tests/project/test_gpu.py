@@ -16,6 +16,7 @@ from benchmarks.gpu.packages import Missing, describe_error, lacking, unpack
 from benchmarks.gpu.page import TITLES, write_page
 from benchmarks.gpu.setting import Setting, run_cases
 from benchmarks.gpu.status import BEGIN, END, status_lines, write_status
+from tests.support.campaign import FULL
 from tests.support.processes import is_alive, wait_until
 
 TINY = Setting("cpu", "tiny")
@@ -27,7 +28,12 @@ def rows_of(part):
     return list(getattr(imported, function)(TINY))
 
 
-@pytest.mark.parametrize("part", [one for one in gpu.PARTS if one != "processes"])
+# Other tests run what is in the slowest two too.
+SLOW = {"features", "precisions"}
+PARTS = [one for one in gpu.PARTS if one != "processes" and (FULL or one not in SLOW)]
+
+
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.filterwarnings("ignore")
 def test_every_case_of_a_part_runs_on_a_cpu(part):
     rows = rows_of(part)

@@ -143,6 +143,7 @@ def test_model_with_own_loss_takes_dictionaries(backend):
     assert len(backend) == 2
 
 
+@pytest.mark.campaign  # tests/trainer/test_huggingface_models.py compiles another one
 def test_model_of_hugging_face_trains_as_it_is(backend):
     transformers = pytest.importorskip("transformers")
     from tests.support.hugging_face import build, tokens

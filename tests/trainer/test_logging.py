@@ -12,6 +12,7 @@ from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
 from composable.plan.effects import EffectError
 from tests.support.algorithm_cases import ALGORITHMS
+from tests.support.campaign import drawn
 from tests.support.data import batches
 from tests.support.models import linear
 from tests.support.runs import PROBLEMS, make_trainer
@@ -125,7 +126,7 @@ def test_undeclared_fields_are_still_found_beside_logs():
 
 
 @pytest.mark.filterwarnings("ignore:.*(differs from|this run of 1ba)")
-@pytest.mark.parametrize("case", ALGORITHMS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", drawn(ALGORITHMS, 16), ids=lambda case: case.name)
 def test_hyperparameters_count_the_modules_that_each_algorithm_replaced(case, logged, tmp_path):
     problem = next(one for one in PROBLEMS if case.acts_on(one))
 

@@ -1,6 +1,7 @@
 """The parts of a run: each saves and restores itself, and the schema of a checkpoint is theirs."""
 
 from functools import partial
+from itertools import product
 
 import attrs
 import pytest
@@ -17,6 +18,7 @@ from composable.core.stateful import Count
 from composable.resume.parts import ENGINE, Parts
 from composable.trainer.evaluated_weights import BestWeights
 from composable.trainer.run import Run
+from tests.support.campaign import drawn
 from tests.support.data import batches, examples, shuffling_loader
 from tests.support.models import linear, same, weights
 from tests.support.outcomes import differences
@@ -182,8 +184,7 @@ SPLITS = [{}, {"grad_accum": 2}, {"microbatch_size": 3}, {"microbatch_size": "au
 
 
 @pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
-@pytest.mark.parametrize("after", SPLITS, ids=str)
-@pytest.mark.parametrize("before", SPLITS, ids=str)
+@pytest.mark.parametrize(("before", "after"), drawn(product(SPLITS, SPLITS), 6), ids=str)
 def test_run_resumes_with_other_microbatches(before, after, tmp_path):
     options = {"train_dataloader": shuffling_loader(12), "algorithms": [EMA("2ba")]}
     make_trainer(save_folder=tmp_path, save_interval="2ba", **before, **options).fit()

@@ -81,8 +81,10 @@ def test_calls_of_another_script_are_its_own(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
-@pytest.mark.parametrize(("longer", "length"), [("20ba", 20), ("80sp", 20), ("4ep", 12)])
-@pytest.mark.parametrize("saved_at", [2, 3, 5])
+@pytest.mark.parametrize(
+    ("longer", "length", "saved_at"),
+    [(*one, at) for one, at in each_once([("20ba", 20), ("80sp", 20), ("4ep", 12)], [2, 3, 5])],
+)
 def test_duration_in_another_unit(longer, length, saved_at, tmp_path):
     options = {"save_folder": tmp_path, "save_interval": "1ba", "schedulers": cosine()}
     with pytest.raises(Stopped):
