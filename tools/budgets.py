@@ -160,23 +160,13 @@ def imports() -> frozenset[tuple[str, str]]:
 
 
 def inner_imports(package: str) -> dict[str, set[str]]:
-    """Return which modules of a package import which of it, in functions too, but not for types."""
+    """Return which modules of a package import which of it."""
     prefix = f"composable.{package}."
     found: dict[str, set[str]] = {name: set() for name in trees() if name.startswith(prefix)}
-    for module in found:
-        for node in run_nodes(trees()[module]):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
-                found[module] |= (names & found.keys()) - {module}
+    for one, other in all_imports():
+        if {one, other} <= found.keys() and one != other:
+            found[one].add(other)
     return found
-
-
-def run_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a module without what is under `TYPE_CHECKING`."""
-    for one in ast.iter_child_nodes(node):
-        if not (isinstance(one, ast.If) and ast.unparse(one.test) == "TYPE_CHECKING"):
-            yield one
-            yield from run_nodes(one)
 
 
 def closure(arrows: dict[str, set[str]], start: str) -> frozenset[str]:

@@ -66,12 +66,12 @@ def checked(
     return decorate
 
 
-def in_range(low: float, high: float = inf, *, ends: str = "[]") -> Check:
+def within(low: float, high: float = inf, *, ends: str = "[]") -> Check:
     """Return the check of a number in an interval: see `check_range`."""
     return partial(check_range, low=low, high=high, ends=ends)
 
 
-def at_least(low: int) -> Check:
+def minimum(low: int) -> Check:
     """Return the check of an integer of at least `low`."""
     return partial(check_count, low=low)
 

@@ -27,12 +27,12 @@ def passes(check: Callable[..., object], *args: Any, **options: Any) -> Validato
 
 def in_range(low: float, high: float = float("inf"), *, ends: str = "[]") -> Validator:
     """Require a number in an interval; a round bracket in `ends` excludes that end."""
-    return passes(checks.in_range(low, high, ends=ends))
+    return passes(checks.within(low, high, ends=ends))
 
 
 def integer_at_least(low: int) -> Validator:
     """Require an integer of at least `low`."""
-    return passes(checks.at_least(low))
+    return passes(checks.minimum(low))
 
 
 def one_of(*allowed: str) -> Validator:

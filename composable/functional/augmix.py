@@ -15,12 +15,12 @@ from torch import Tensor
 
 from composable._support.checks import (
     Check,
-    at_least,
     check_count,
     check_draw,
     check_generator,
     checked,
-    in_range,
+    minimum,
+    within,
 )
 from composable._support.devices import send
 from composable._support.pixels import Images, check_images, check_pixels, like_images, values_of
@@ -41,10 +41,10 @@ def check_depth(name: str, value: int) -> None:
 
 
 _options: dict[str, Check] = {
-    "severity": in_range(0, 10),
+    "severity": within(0, 10),
     "depth": check_depth,
-    "width": at_least(1),
-    "alpha": in_range(0, inf, ends="()"),
+    "width": minimum(1),
+    "alpha": within(0, inf, ends="()"),
     "augmentations": check_set,
     "generator": check_generator,
 }

@@ -21,8 +21,8 @@ from composable._support.checks import (
     check_size,
     check_tensor,
     checked,
-    in_range,
     optional,
+    within,
 )
 from composable._support.sampling import draw_uniform, generator_device
 from composable._support.spatial import check_spatial, is_dense, take
@@ -32,8 +32,8 @@ from .resized import ResizedBatch, resizing
 __all__ = ["ColOutDraw", "apply_colout", "colout", "draw_colout"]
 
 _options: dict[str, Check] = {
-    "p_row": in_range(0, 1, ends="[)"),
-    "p_col": in_range(0, 1, ends="[)"),
+    "p_row": within(0, 1, ends="[)"),
+    "p_col": within(0, 1, ends="[)"),
     "generator": check_generator,
 }
 

@@ -24,7 +24,7 @@ from composable._support.checks import (
     check_size,
     check_tensor,
     checked,
-    in_range,
+    within,
 )
 from composable._support.devices import from_numbers, send
 from composable._support.foreach import compute_dtype
@@ -38,7 +38,7 @@ __all__ = ["CutMixDraw", "apply_cutmix", "cutmix", "draw_cutmix"]
 
 _SEVERAL = "mix several with one draw: see draw_cutmix and apply_cutmix"
 _options: dict[str, Check] = {
-    "alpha": in_range(0, inf, ends="()"),
+    "alpha": within(0, inf, ends="()"),
     "uniform_sampling": check_flag,
     "per_sample": check_flag,
     "generator": check_generator,

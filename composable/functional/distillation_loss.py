@@ -11,14 +11,14 @@ from math import inf
 from jaxtyping import Float
 from torch import Tensor
 
-from composable._support.checks import check_blendable, check_tensor, checked, in_range
+from composable._support.checks import check_blendable, check_tensor, checked, within
 from composable._support.foreach import compute_dtype
 from composable._support.targets import check_class_dim, check_several_classes
 
 __all__ = ["distillation_loss"]
 
 
-@checked(temperature=in_range(0, inf, ends="()"), class_dim=check_class_dim)
+@checked(temperature=within(0, inf, ends="()"), class_dim=check_class_dim)
 def distillation_loss(
     logits: Float[Tensor, "batch ..."],
     teacher_logits: Float[Tensor, "batch ..."],

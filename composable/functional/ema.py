@@ -10,14 +10,14 @@ from math import inf
 
 from torch import Tensor
 
-from composable._support.checks import checked, in_range
+from composable._support.checks import checked, within
 
 from ._averages import lerp_tensors
 
 __all__ = ["ema", "ema_smoothing"]
 
 
-@checked(smoothing=in_range(0, 1))
+@checked(smoothing=within(0, 1))
 def ema(
     average: Mapping[str, Tensor], current: Mapping[str, Tensor], *, smoothing: float
 ) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def ema(
     return lerp_tensors(average, current, 1 - smoothing)
 
 
-@checked(half_life=in_range(0, inf, ends="()"), update_interval=in_range(0, inf, ends="()"))
+@checked(half_life=within(0, inf, ends="()"), update_interval=within(0, inf, ends="()"))
 def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
     r"""Compute the smoothing for which the weight of a value halves in `half_life`.
 

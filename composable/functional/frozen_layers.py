@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from composable._support.checks import check_module, check_range, checked, in_range
+from composable._support.checks import check_module, check_range, checked, within
 
 __all__ = ["FrozenLayers", "frozen_layers"]
 
@@ -21,7 +21,7 @@ class FrozenLayers(NamedTuple):
     parameters: tuple[str, ...]
 
 
-@checked(freeze_start=in_range(0, 1), freeze_level=in_range(0, 1))
+@checked(freeze_start=within(0, 1), freeze_level=within(0, 1))
 def frozen_layers(
     model: nn.Module,
     *,

@@ -22,7 +22,7 @@ from composable._support.checks import (
     check_partners,
     check_tensor,
     checked,
-    in_range,
+    within,
 )
 from composable._support.devices import send
 from composable._support.foreach import compute_dtype
@@ -36,7 +36,7 @@ __all__ = ["MixUpDraw", "apply_mixup", "draw_mixup", "mixup"]
 
 _SEVERAL = "mix several with one draw: see draw_mixup and apply_mixup"
 _options: dict[str, Check] = {
-    "alpha": in_range(0, inf, ends="()"),
+    "alpha": within(0, inf, ends="()"),
     "per_sample": check_flag,
     "generator": check_generator,
 }

@@ -18,7 +18,7 @@ from composable._support.checks import (
     check_draw,
     check_generator,
     checked,
-    in_range,
+    within,
 )
 from composable._support.pixels import Images, check_images, check_pixels
 
@@ -30,7 +30,7 @@ __all__ = ["RandAugmentDraw", "apply_randaugment", "draw_randaugment", "randaugm
 
 _options: dict[str, Check] = {
     "depth": check_count,
-    "severity": in_range(0, 10),
+    "severity": within(0, 10),
     "augmentations": check_set,
     "generator": check_generator,
 }

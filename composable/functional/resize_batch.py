@@ -16,14 +16,14 @@ from torch.nn.functional import interpolate
 
 from composable._support.checks import (
     Check,
-    at_least,
     check_flag,
     check_generator,
     check_one_of,
     check_size,
     check_tensor,
     checked,
-    in_range,
+    minimum,
+    within,
 )
 from composable._support.devices import from_numbers
 from composable._support.sampling import draw_uniform, numbers
@@ -34,8 +34,8 @@ from .resized import ResizedBatch, resizing
 __all__ = ["apply_crop", "draw_crop", "progressive_scale", "resize_batch", "scaled_size"]
 
 _scale: dict[str, Check] = {
-    "scale_factor": in_range(0, 1, ends="(]"),
-    "size_increment": at_least(1),
+    "scale_factor": within(0, 1, ends="(]"),
+    "size_increment": minimum(1),
 }
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
@@ -140,10 +140,10 @@ def scaled_size(
 
 
 @checked(
-    elapsed=in_range(0),
-    initial_scale=in_range(0, 1, ends="(]"),
-    finetune_fraction=in_range(0, 1),
-    delay_fraction=in_range(0, 1),
+    elapsed=within(0),
+    initial_scale=within(0, 1, ends="(]"),
+    finetune_fraction=within(0, 1),
+    delay_fraction=within(0, 1),
 )
 def progressive_scale(
     elapsed: float,

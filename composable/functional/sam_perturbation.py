@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable._support.checks import check_same_names, check_tensors, checked, in_range
+from composable._support.checks import check_same_names, check_tensors, checked, within
 from composable._support.foreach import foreach, foreach_, global_norm, per_dtype
 
 __all__ = ["sam_perturbation"]
 
 
-@checked(rho=in_range(0, inf, ends="[)"), epsilon=in_range(0, inf, ends="()"))
+@checked(rho=within(0, inf, ends="[)"), epsilon=within(0, inf, ends="()"))
 def sam_perturbation(
     params: Mapping[str, Tensor],
     grads: Mapping[str, Tensor | None],

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_tensor, checked, in_range
+from composable._support.checks import check_tensor, checked, within
 from composable.functional.select_using_loss import apply_selection, kept_count
 
 __all__ = ["select_highest"]
 
 
-@checked(keep=in_range(0, 1, ends="(]"))
+@checked(keep=within(0, 1, ends="(]"))
 def select_highest(losses: Shaped[Tensor, " *batch"], *, keep: float = 0.5) -> Int[Tensor, " kept"]:
     """Select the examples of a batch with the highest losses.
 

@@ -16,14 +16,14 @@ from composable._support.checks import (
     check_order,
     check_tensor,
     checked,
-    in_range,
+    within,
 )
 from composable._support.devices import send
 from composable._support.sampling import draw_exponential, generator_device
 
 __all__ = ["apply_selection", "draw_selection", "select_using_loss", "should_select"]
 
-_options: dict[str, Check] = {"keep": in_range(0, 1, ends="(]"), "generator": check_generator}
+_options: dict[str, Check] = {"keep": within(0, 1, ends="(]"), "generator": check_generator}
 
 
 @checked(**_options)
@@ -135,10 +135,10 @@ def apply_selection(
 
 
 @checked(
-    elapsed=in_range(0),
+    elapsed=within(0),
     batch_index=check_count,
-    start=in_range(0, 1),
-    end=in_range(0, 1),
+    start=within(0, 1),
+    end=within(0, 1),
     interrupt=check_count,
 )
 def should_select(

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from composable._support.checks import (
-    at_least,
     check_flag,
     check_order,
     check_tensor,
     checked,
-    in_range,
     kind_of,
+    minimum,
+    within,
 )
 from composable._support.targets import IGNORE_INDEX
 from composable._support.tree import map_tensors, named_tensors, tensors_of
@@ -33,7 +33,7 @@ _POSITIONS = ("position_ids", "positions")
 _BESIDE = (*_POSITIONS, "attention_mask")
 
 
-@checked(length=at_least(1), truncate=check_flag, preserve_end_of_sequence=check_flag)
+@checked(length=minimum(1), truncate=check_flag, preserve_end_of_sequence=check_flag)
 def set_sequence_length(
     batch: Any,
     length: int,
@@ -156,11 +156,11 @@ def sequence_length(batch: Any) -> int:
 
 
 @checked(
-    elapsed=in_range(0),
-    duration=in_range(0, 1),
-    min_seq_length=at_least(1),
-    max_seq_length=at_least(1),
-    step_size=at_least(1),
+    elapsed=within(0),
+    duration=within(0, 1),
+    min_seq_length=minimum(1),
+    max_seq_length=minimum(1),
+    step_size=minimum(1),
 )
 def warmed_up_length(
     elapsed: float,

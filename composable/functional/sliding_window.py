@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from composable._support.checks import at_least, check_count, check_order, checked, in_range
+from composable._support.checks import check_count, check_order, checked, minimum, within
 
 from .layers.attention import Attend, AttentionCall, AttentionChange
 from .register_attention import change_attention, is_causal
@@ -20,7 +20,7 @@ from .register_attention import change_attention, is_causal
 __all__ = ["sliding_window", "warmed_up_window"]
 
 
-@checked(every=at_least(1))
+@checked(every=minimum(1))
 def sliding_window(
     model: nn.Module, *, window: int | None, short_window: int | None = None, every: int = 2
 ) -> nn.Module:
@@ -86,11 +86,11 @@ def sliding_window(
 
 
 @checked(
-    elapsed=in_range(0),
-    duration=in_range(0, 1),
-    min_window=at_least(1),
-    max_window=at_least(1),
-    steps=at_least(1),
+    elapsed=within(0),
+    duration=within(0, 1),
+    min_window=minimum(1),
+    max_window=minimum(1),
+    steps=minimum(1),
 )
 def warmed_up_window(
     elapsed: float,

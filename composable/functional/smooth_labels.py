@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_integer, check_tensor, checked, in_range
+from composable._support.checks import check_integer, check_tensor, checked, within
 from composable._support.foreach import compute_dtype
 from composable._support.targets import (
     IGNORE_INDEX,
@@ -26,7 +26,7 @@ _ROUNDING = 0.02
 
 @checked(
     targets=check_tensor,
-    smoothing=in_range(0, 1),
+    smoothing=within(0, 1),
     ignore_index=check_integer,
     class_dim=check_class_dim,
 )

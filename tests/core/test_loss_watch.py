@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from composable.losses.watch import LossWatch, with_divisor
+from composable.losses.loss import divided_by
+from composable.losses.watch import LossWatch
 
 OUTPUTS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
 TARGETS = torch.tensor([0, 1, 2, 3, -100, 1])
@@ -49,7 +50,7 @@ FOLLOWED = {
         0.0,
     ),
     "another divisor": (
-        lambda: with_divisor(2 * F.mse_loss(OUTPUTS, OUTPUTS * 0), OUTPUTS.mean(), 24, SCALE),
+        lambda: divided_by(F.mse_loss(OUTPUTS, OUTPUTS * 0), 24, SCALE),
         [(1.0, 3)],
         0.0,
     ),
