@@ -178,7 +178,7 @@ def mean_over_labels(outputs, targets):
 @pytest.mark.parametrize(
     ("algorithms", "loss"),
     [*((one, nn.CrossEntropyLoss()) for one in ALGORITHMS), (ALGORITHMS[-1], mean_over_labels)],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 @fewest
 @given(
