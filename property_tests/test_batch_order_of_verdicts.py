@@ -168,3 +168,24 @@ def test_a_batch_of_fewer_labels_than_classes_changes_no_verdict_on_a_loss(name,
     outcomes = {outcome(OF_CLASSES[name], method, one) for one in (batches, batches[::-1])}
 
     assert outcomes in ({"right"}, {"refused"})
+
+
+@pytest.mark.parametrize("length", [2, 3, 6])
+@pytest.mark.parametrize("equal_first", [True, False])
+def test_a_batch_of_equally_many_labels_changes_no_verdict_on_a_mean_over_labels(
+    length, equal_first
+):
+    targets = torch.arange(4 * length).view(4, length) % 3
+    equal, unequal = targets.clone(), targets.clone()
+    equal[:, 0] = unequal[0, 0] = -100
+    batches = [(9 * torch.rand(4, length, FEATURES), one) for one in (equal, unequal)]
+
+    trainer = make_trainer(
+        nn.Linear(FEATURES, 3),
+        batches if equal_first else batches[::-1],
+        loss_fn=lambda o, t: F.cross_entropy(o.flatten(0, 1), t.flatten()),
+        algorithms=[MixUp(per_sample=True, interpolate_loss=True)],
+    )
+    with pytest.raises(ValueError, match="its examples give"):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 0

@@ -465,7 +465,8 @@ def _compare(
     once(state, agree_for_every_class)
     lowest = min(once.read(state, given.min()), default=0) if classes else 0
     if lowest < 0:
-        some = torch.arange(count, device=kept.device).view(kept.shape) % 2 == 1
+        at = torch.arange(count, device=kept.device).view(kept.shape)
+        some = (at % 2 == 1) & (at <= count // 2)  # so examples keep unequal numbers of labels
         once(
             state,
             lambda: agree(state, torch.where(some, lowest, labels_from(1))),
