@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from composable import Trainer
 from composable.data import seeded_batches
 from composable.utils.reproducibility import seed_step
+from tests.support.campaign import FULL
 from tests.support.data import (
     batches,
     count_tokens,
@@ -58,7 +59,8 @@ def make_trainer(model: nn.Module | None = None, loader: Any = None, **options: 
         "seed": 17,
         "device": DEVICE,
         "progress_bar": False,
-        "check_effects": True,
+        # A sixth of the time of all tests; property_tests/test_effects.py checks every algorithm.
+        "check_effects": FULL,
     }
     return Trainer(linear() if model is None else model, **{**defaults, **options})
 
