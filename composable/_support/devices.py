@@ -1,6 +1,6 @@
-"""Copies to a device that do not make the host wait for it, and the memory of a device."""
+"""Copies and reads that do not make the host wait for a device, and the memory of a device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,3 +26,15 @@ def memory_statistics(device: torch.device) -> Mapping[str, Any] | None:
     """Return the statistics of a device's allocator, by PyTorch's names; None if it has none."""
     read = getattr(torch.get_device_module(device), "memory_stats", None)
     return None if read is None else read(device)
+
+
+def numbers(tensor: Tensor, of: Callable[[Tensor], Tensor] = Tensor.detach) -> Any:
+    """Return values, or those `of` them, if that needs no synchronization, otherwise None.
+
+    Draws on the CPU are read without synchronization, even if the batch is on a GPU. In a compiled
+    graph and under `vmap` there are no values to read.
+    """
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+    if torch.compiler.is_compiling() or tensor.device.type != "cpu" or wrapped(tensor):
+        return None
+    return of(tensor).tolist()

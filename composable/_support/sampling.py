@@ -4,9 +4,8 @@ Samples are float64 tensors on the device of the generator, the CPU by default. 
 same samples for every device and dtype of the batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod, sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,15 +71,3 @@ def draw_weights(
     bound = 1 / sqrt(prod(shape[1:]) if fan_in is None else fan_in)
     drawn = torch.empty(tuple(shape), device=generator_device(generator))
     return drawn.uniform_(-bound, bound, generator=generator)
-
-
-def numbers(tensor: Tensor, of: Callable[[Tensor], Tensor] = Tensor.detach) -> Any:
-    """Return values, or those `of` them, if that needs no synchronization, otherwise None.
-
-    Draws on the CPU are read without synchronization, even if the batch is on a GPU. In a compiled
-    graph and under `vmap` there are no values to read.
-    """
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-    if torch.compiler.is_compiling() or tensor.device.type != "cpu" or wrapped(tensor):
-        return None
-    return of(tensor).tolist()

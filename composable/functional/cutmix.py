@@ -26,9 +26,9 @@ from composable._support.checks import (
     checked,
     within,
 )
-from composable._support.devices import from_numbers, send
+from composable._support.devices import from_numbers, numbers, send
 from composable._support.foreach import compute_dtype
-from composable._support.sampling import draw_beta, generator_device, numbers
+from composable._support.sampling import draw_beta, generator_device
 from composable._support.spatial import check_spatial, is_dense, may_write_out, select_rows
 
 from ._boxes import broadcast, clip_boxes, clip_region, draw_boxes, inside

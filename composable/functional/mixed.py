@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from composable._support.checks import check_integer
-from composable._support.devices import send
-from composable._support.sampling import numbers
+from composable._support.devices import numbers, send
 from composable._support.targets import (
     IGNORE_INDEX,
     check_class_dim,

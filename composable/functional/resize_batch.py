@@ -25,8 +25,8 @@ from composable._support.checks import (
     minimum,
     within,
 )
-from composable._support.devices import from_numbers
-from composable._support.sampling import draw_uniform, numbers
+from composable._support.devices import from_numbers, numbers
+from composable._support.sampling import draw_uniform
 from composable._support.spatial import check_spatial, take
 
 from .resized import ResizedBatch, resizing

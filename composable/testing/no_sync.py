@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composable._support.sampling import numbers
+from composable._support.devices import numbers
 
 __all__ = ["HostSyncError", "NoSync"]
 

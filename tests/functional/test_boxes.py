@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from composable._support.sampling import numbers
+from composable._support.devices import numbers
 from composable.functional._boxes import inside, place_boxes
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.checks import kind_of
+from composable._support.devices import numbers
 from composable._support.registry import class_name, named
-from composable._support.sampling import numbers
 
 __all__ = ["ResidualBlock"]
 
