@@ -48,7 +48,9 @@ def checked(
     """
 
     def decorate(function: Callable[P, R]) -> Checked[P, R]:
-        names = tuple(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
+        names = tuple(parameters)
+        required = {name for name in names if parameters[name].default is inspect.Parameter.empty}
 
         @wraps(function)
         def call(*args: P.args, **options: P.kwargs) -> R:
@@ -56,7 +58,8 @@ def checked(
             for name, value in given.items():
                 if name in each:
                     each[name](name, value)
-            if together is not None:
+            # Of a missing or unknown argument, the function itself says that it is.
+            if together is not None and required <= given.keys() <= parameters.keys():
                 together(**given)
             return function(*args, **options)
 

@@ -245,6 +245,7 @@ GRADS = [torch.ones(2), torch.ones(3)]
 
 OF_FUNCTIONS: Sequence[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     # draws of another batch, and targets of another one
+    (F.apply_mixup, (X,), r"^apply_mixup\(\) missing 2 required"),
     (F.mixup, (X.byte(), Y), r"floating-point dtype, not torch.uint8; .*\.float\(\) / 255"),
     (F.mixup, ((X, X), Y), "inputs must be a tensor, not a tuple.*apply_mixup"),
     (F.cutmix, ((X, X), Y), "inputs must be a tensor, not a tuple.*apply_cutmix"),
