@@ -122,7 +122,7 @@ def test_undeclared_fields_are_still_found_beside_logs():
             return state.log({"a": 1}).evolve(loss=None, outputs=3)
 
     with pytest.raises(EffectError, match=r"wrote state\.outputs"):
-        make_trainer(algorithms=Undeclared()).fit()
+        make_trainer(algorithms=Undeclared(), check_effects=True).fit()
 
 
 @pytest.mark.filterwarnings("ignore:.*(differs from|this run of 1ba)")

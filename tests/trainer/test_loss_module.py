@@ -204,4 +204,4 @@ def test_check_effects_sees_loss():
             state.loss_module.calls.add_(1)
 
     with pytest.raises(ObserverError, match=r"state.loss_module.calls in place"):
-        make_trainer(loss_fn=Scaled(), callbacks=change).fit()
+        make_trainer(loss_fn=Scaled(), callbacks=change, check_effects=True).fit()
