@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 from torch.testing import assert_close
 
@@ -96,3 +98,16 @@ def test_soft_targets_match_the_formula():
     numbers = MixedTargets(torch.tensor([4.0]), torch.tensor([8.0]), torch.tensor(0.75))
     assert numbers.soft().tolist() == [5.0]
     assert_close(torch.func.vmap(soft)(x, y), torch.stack(list(map(soft, x, y))))
+
+
+def test_a_graph_that_was_traced_without_a_nan_keeps_the_examples_for_others():
+    draw = MixUpDraw(torch.tensor([1, 0]), torch.tensor(0.5))
+    inputs = torch.tensor([[torch.inf], [-torch.inf]])
+
+    def mix(inputs):
+        return apply_mixup(inputs, torch.arange(2), draw).inputs
+
+    traced = make_fx(mix)(torch.rand(2, 1))
+    assert torch.equal(traced(inputs), mix(inputs))
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        assert mix(fake.from_tensor(inputs)).shape == (2, 1)
