@@ -32,9 +32,11 @@ def numbers(tensor: Tensor, of: Callable[[Tensor], Tensor] = Tensor.detach) -> A
     """Return values, or those `of` them, if that needs no synchronization, otherwise None.
 
     Draws on the CPU are read without synchronization, even if the batch is on a GPU. In a compiled
-    graph and under `vmap` there are no values to read.
+    graph, under `vmap` and in a mode such as `FakeTensorMode` there are no values to read.
     """
     wrapped = torch._C._functorch.is_functorch_wrapped_tensor
     if torch.compiler.is_compiling() or tensor.device.type != "cpu" or wrapped(tensor):
+        return None
+    if type(tensor) is not Tensor or torch._C._len_torch_dispatch_stack():
         return None
     return of(tensor).tolist()

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 import composable.functional as F
@@ -145,6 +146,14 @@ def test_result_matches_its_draw_in_dtype_and_layout(method, dtype, layout, stil
     assert torch.equal(x, before)
     if isinstance(result, F.MixedBatch):
         assert result.weight.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@linear_methods
+def test_a_graph_traced_with_one_draw_applies_others(method):
+    x = images(method, torch.float32)
+    one, other = (method.draw(x, generator=seeded(seed)) for seed in (3, 4))
+    traced = make_fx(method.apply)(x, one)
+    assert same(traced(x, other), method.apply(x, other))
 
 
 @every_method
