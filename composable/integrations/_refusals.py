@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from composable._support.surgery import WRAPPERS
 from composable.core.event import Event
 from composable.core.state import State
+from composable.core.time import Timestamp
 from composable.distributed.processes import Processes
 from composable.optim.building import check_optimizers
 from composable.plan.plan import Plan
@@ -28,6 +29,7 @@ _OF_THE_LOSS = (
     Event.AFTER_LOSS,
     Event.BEFORE_BACKWARD,
 )
+_BEFORE_TRAINING = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START}
 _OF_EVALUATED_BATCHES = {
     Event.EVAL_BATCH_START,
     Event.EVAL_BEFORE_FORWARD,
@@ -87,6 +89,13 @@ def refuse_without_loss(plan: Plan) -> None:
     refuse_unfired(plan, (Event.INIT,), "a step", "t.loss(outputs)", writes="loss_fn")
 
 
+def names_acting_in_training(plan: Plan) -> str:
+    """List the algorithms that act after the start of training, other than in evaluations."""
+    events = [event for event in Event if not event.name.startswith(("EVAL", "PREDICT"))]
+    acting = [plan.transforms(event) for event in events if event not in _BEFORE_TRAINING]
+    return ", ".join(dict.fromkeys(one.name for some in acting for one in some))
+
+
 def refuse_unfired(
     plan: Plan,
     events: Iterable[Event],
@@ -134,6 +143,24 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> Optimizer:
         )
     check_optimizers([optimizer], model)
     return optimizer
+
+
+def check_same_place(now: Timestamp, other: Timestamp) -> None:
+    """Raise a ValueError if two adapters on one loader are at different batches of an epoch."""
+    if now.batch_in_epoch != other.batch_in_epoch:
+        raise ValueError(
+            f"others= has an adapter at batch {other.batch_in_epoch} of its epoch, and t is at "
+            f"batch {now.batch_in_epoch}; load the t.state_dict() of both from one checkpoint."
+        )
+
+
+def check_unchanged(given: Any, batch: Any, plan: Plan) -> None:
+    """Raise if an algorithm changes a batch that another adapter returns."""
+    if batch is not given:
+        raise RuntimeError(
+            f"an adapter in others= ({names_acting_in_training(plan)}) changes the batch, and the "
+            "loop gets that of t; pass what changes batches to the adapter whose epoch is iterated."
+        )
 
 
 def modules_only_in(model: nn.Module, other: nn.Module) -> list[nn.Module]:

@@ -25,8 +25,13 @@ _SAVED: dict[str, type] = {
 
 def pack_state(state: State) -> dict[str, Any]:
     """Return the clock, the seed, the memory and the averages as plain containers and tensors."""
-    tensors, data = pack({name: getattr(state, name) for name in _SAVED})
+    tensors, data = pack(saved_fields(state))
     return {"tensors": tensors, "data": data}
+
+
+def saved_fields(state: State) -> dict[str, Any]:
+    """Return the fields of the state that checkpoints hold."""
+    return {name: getattr(state, name) for name in _SAVED}
 
 
 def unpack_state(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class StepEvents:
     _fire: Callable[[Event, State], State]
     _last: Event = Event.FIT_START
     """The last event of the batch, as far as the next call depends on it."""
+    _before: State | None = None
+    """The state before this batch, until it is counted."""
     _outer: State | None = None
     """The state at `BATCH_START`, with the batch before mixing."""
     _whole: State | None = None
@@ -65,6 +67,8 @@ class StepEvents:
     """The microbatches of this step."""
     _weights_of_losses: LossWeights = attrs.field(factory=LossWeights)
     """What the losses of microbatches are divided by."""
+    watching: bool = False
+    """Whether the steps of the optimizer are watched."""
     _stepped_early: int = 0
     """After how many microbatches the last step came, if after too few."""
     _unstepped: bool = False
@@ -182,6 +186,7 @@ class StepEvents:
         self._replaced = []
         if self._last not in _IN_BATCH:
             refuse_without_batch(self.plan)
+            self._before = self.state
         if self._last is not Event.BEFORE_BACKWARD:
             refuse_without_loss(self.plan)
         state = self._after_microbatch()
@@ -198,8 +203,9 @@ class StepEvents:
 
     def after_step(self) -> None:
         """Fire the events after the optimizer's step."""
+        self._last = Event.BEFORE_ZERO_GRAD  # also if an algorithm raises: the step was taken
         state = self._fire(Event.AFTER_OPTIMIZER_STEP, self.state)
-        self._advance(Event.BEFORE_ZERO_GRAD, self._fire(Event.BEFORE_ZERO_GRAD, state))
+        self.state = self._fire(Event.BEFORE_ZERO_GRAD, state)
 
     def end_complete_batch(self) -> None:
         """End the batch if its step was taken, or if it has all of its microbatches."""
@@ -212,6 +218,17 @@ class StepEvents:
             self._count(self._fire(Event.AFTER_ZERO_GRAD, self.state.evolve(gradients=None)))
         elif self._last in _IN_BATCH:
             self.skip_step()
+
+    def leave_batch(self) -> None:
+        """End the batch if its step was taken; otherwise return to the state before it.
+
+        For a loop that was left, by an exception or `break`. Weights, buffers and gradients stay.
+        """
+        if self._last is Event.BEFORE_ZERO_GRAD:
+            self.end_batch()
+        if self._before is not None:
+            self._unstepped = True  # it may have left gradients
+            self._forget_batch(self._before)
 
     def skip_step(self) -> None:
         """Count a batch whose step the loop skipped, without the events of the step.
@@ -229,6 +246,7 @@ class StepEvents:
                 "the epoch and the gradients would be wrong; pass the number of batches of a step."
             )
         self._micro.start()
+        self._before = self.state
         self._key, self._samples = self.state.key, 0
         self._own_key = self._key.of_batch(Processes.current().rank)
         self._started = time.perf_counter()
@@ -270,11 +288,16 @@ class StepEvents:
         samples = self._samples * Processes.current().size
         now = state.timestamp.next_batch(samples, seconds=seconds)
         state = state.evolve(timestamp=now, previous_timestamp=state.timestamp, frozen=frozenset())
+        self._forget_batch(drop_batch(state))  # also if an algorithm raises: it is counted
+        state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
+        self.state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))
+
+    def _forget_batch(self, state: State) -> None:
+        """Go on between two batches, at a state."""
         self._frozen.close()
         self._watched.close()
-        state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
-        self._outer = self._whole = None
-        state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))
+        self._micro.start()
+        self._before = self._outer = self._whole = None
         self._advance(Event.BEFORE_DATALOADER, state)
 
     def _check_cleared(self, _: Tensor) -> None:

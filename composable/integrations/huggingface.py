@@ -20,7 +20,6 @@ from composable._support.pretrained import saving_for_resume
 from composable._support.strict_json import load
 from composable.checkpoint.weights import read_file
 from composable.data.fetching import loader_length
-from composable.integrations._hooks import watch_steps
 from composable.integrations._refusals import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.resume.modules import module_tensors
@@ -103,7 +102,7 @@ class LoopAdapterCallback(TrainerCallback):
 
     def __init__(self, adapter: LoopAdapter) -> None:
         self.adapter = adapter
-        self._watched = ExitStack()
+        self._saving = ExitStack()
 
     def on_train_begin(
         self,
@@ -124,10 +123,10 @@ class LoopAdapterCallback(TrainerCallback):
             precision="amp_bf16" if args.bf16 else "amp_fp16" if args.fp16 else None,
         )
         self.adapter.check_modules(model)
-        self.adapter.check_clock(state.global_step)
-        self._watched.close()  # of a training that failed
-        self._watched = watch_steps(self.adapter, *self.adapter.state.optimizers)
-        self._watched.enter_context(saving_for_resume(refuse_loading))
+        self.adapter.start_at(state.global_step)
+        self.adapter.watch_steps()
+        self._saving.close()  # of a training that failed
+        self._saving.enter_context(saving_for_resume(refuse_loading))
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -152,7 +151,7 @@ class LoopAdapterCallback(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """End the training; the model has the weights with which it is evaluated."""
-        self._watched.close()
+        self._saving.close()
         self.adapter.finish()
         self.adapter.rest()
 

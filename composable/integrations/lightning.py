@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from composable._support.extras import needs
-from composable.integrations._hooks import watch_steps
 from composable.integrations._refusals import check_mixin
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.trainer.evaluated_weights import averaging_names
@@ -55,7 +54,6 @@ class LoopAdapterCallback(Callback):
     def __init__(self, adapter: LoopAdapter) -> None:
         self.adapter = adapter
         self._evaluation = ExitStack()
-        self._watched = ExitStack()
         self._scaled = False
         self._steps = 0
         self._accumulated = 1
@@ -76,12 +74,11 @@ class LoopAdapterCallback(Callback):
         )
         self.adapter.check_modules(pl_module)
         self._check_weights_only(trainer, pl_module)
-        self.adapter.check_clock(trainer.global_step)
+        self.adapter.start_at(trainer.global_step)
         self._steps = trainer.global_step
         self._accumulated = trainer.accumulate_grad_batches
         self._scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
-        self._watched.close()  # of a training that failed
-        self._watched = watch_steps(self.adapter, optimizer, before=self._scaled)
+        self.adapter.watch_steps(before=self._scaled)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the adapter, which Lightning saves in its checkpoints."""
@@ -158,7 +155,6 @@ class LoopAdapterCallback(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the training; the module has the weights with which it is evaluated."""
-        self._watched.close()
         self.adapter.finish()
         self.adapter.rest()
 

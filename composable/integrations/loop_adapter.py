@@ -1,7 +1,7 @@
 """The algorithms around the epochs, evaluations and checkpoints of an external loop."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -13,10 +13,16 @@ from composable.batches.precision import Precision
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.data.fetching import loader_length
-from composable.integrations._hooks import watch_steps
+from composable.integrations._hooks import check_owner, own_optimizers, watch_steps
 from composable.integrations._loaders import iterate_batches
-from composable.integrations._refusals import check_agreement, check_optimizer, refuse_unfired
-from composable.integrations._saved_state import pack_state, place, unpack_state
+from composable.integrations._refusals import (
+    check_agreement,
+    check_optimizer,
+    check_same_place,
+    check_unchanged,
+    refuse_unfired,
+)
+from composable.integrations._saved_state import pack_state, place, saved_fields, unpack_state
 from composable.integrations._step import StepEvents
 from composable.trainer import arguments as check
 from composable.trainer.evaluated_weights import EvaluatedWeights, averaging_names
@@ -37,23 +43,48 @@ class LoopAdapter(StepEvents):
 
     _resumed: bool = False
     """Whether a state was loaded, and no epoch has been started since."""
+    _started: bool = False
+    """Whether an epoch was started, and has not ended."""
     _lending: bool = False
     """Whether the model holds the weights for an evaluation."""
+    _steps: ExitStack = attrs.field(factory=ExitStack)
+    """Ends the watch over the steps of the optimizer."""
+    _iteration: object = None
+    """The iteration over `epoch` that watches the steps."""
     weights: EvaluatedWeights = attrs.field(init=False)
     """The weights for evaluations, and those that are trained."""
+    _initial: Mapping[str, Any] = attrs.field(init=False)
+    """The fields of the state when a training begins."""
+    _loaded: Mapping[str, Any] | None = None
+    """Those of the last checkpoint."""
+    _fixed_length: bool = attrs.field(init=False)
+    """Whether the length of epochs is not that of the loader."""
 
     def __attrs_post_init__(self) -> None:
         self.weights = EvaluatedWeights(lambda: self.plan, strict=True)
+        self._initial = saved_fields(self.state)
+        self._fixed_length = self.state.epoch_length is not None
+        own_optimizers(self)
 
     # --- for a handwritten loop ---
 
-    def epoch(self, loader: Iterable[Any], *, accumulate_batches: int = 1) -> Iterator[Any]:
+    def epoch(
+        self,
+        loader: Iterable[Any],
+        *,
+        accumulate_batches: int = 1,
+        others: Iterable["LoopAdapter"] = (),
+    ) -> Iterator[Any]:
         """Iterate over a loader once, and return each batch as the algorithms change it.
 
         The order of the batches and the random numbers of the model are those of a `Trainer` with
         this seed: the global generators are seeded for every epoch and batch. During the
-        iteration, hooks observe the steps of the optimizer. An epoch that is left by `break` ends
-        when the next one begins.
+        iteration, hooks observe the steps of the optimizer, which must not step outside of it.
+
+        A batch after which the optimizer does not step counts if the loop goes on with the next
+        one. If the loop is left during a batch, by an exception or `break`, without its step, the
+        clock, the seed and the memory of the algorithms are those before the batch; weights,
+        buffers and gradients stay as they are. The epoch ends when the next one begins.
 
         After `load_state_dict`, the first call returns the remaining batches of the epoch: none if
         the state was saved after its last step.
@@ -62,34 +93,63 @@ class LoopAdapter(StepEvents):
             loader: The batches.
             accumulate_batches: The number of batches for each step of the optimizer; the last step
                 of an epoch may have fewer. Divide the value of `loss` by it.
+            others: Adapters of other optimizers that train on the same batches, as of the
+                generator of a GAN beside its discriminator. They can't change the batches.
 
         Raises:
-            ValueError: There is no optimizer, or `accumulate_batches` is less than 1.
+            ValueError: There is no optimizer, `accumulate_batches` is less than 1, or an adapter is
+                at another batch.
+            RuntimeError: An optimizer was passed to another adapter since, the epoch was started
+                again during the iteration, or another adapter changes a batch.
         """
         check.check_loader("loader", loader)
-        self._check_followed("t.epoch(loader)")
-        self._set_lengths(loader_length(loader), accumulate_batches)
-        if self._resumed and self.state.timestamp.batch_in_epoch == self.state.epoch_length:
-            self._resumed = False
-            self.end_epoch()  # saved after its last batch: none remains
-            return
-        self.start_epoch()
+        adapters = (self, *others)
+        for one in adapters:
+            one._check_followed("t.epoch(loader)")
+            one.leave_batch()
+            one._set_lengths(loader_length(loader), accumulate_batches)
+            check_same_place(self.state.timestamp, one.state.timestamp)
         now = self.state.timestamp
+        if self._resumed and now.batch_in_epoch == self.state.epoch_length:
+            for one in adapters:
+                one._resumed = False
+                one.end_epoch()  # saved after its last batch: none remains
+            return
+        with ExitStack() as iterations:
+            own = [iterations.enter_context(one._iterating()) for one in adapters]
+            now = self.state.timestamp
+            for batch in iterate_batches(
+                loader,
+                self.state.key,
+                epoch=now.epoch,
+                first_step=(now.batch - now.batch_in_epoch) * accumulate_batches,
+                skip=now.batch_in_epoch * accumulate_batches,
+            ):
+                for one in adapters[1:]:
+                    check_unchanged(batch, one.start_batch(batch), one.plan)
+                yield self.start_batch(batch)
+                if [one._iteration for one in adapters] != own:
+                    raise RuntimeError(
+                        "t.epoch(loader) was called again during this iteration, so an adapter "
+                        "would count two batches at once; iterate over zip(loader, other_loader)."
+                    )
+                for one in adapters:
+                    one.end_complete_batch()
+            for one in adapters:
+                one.end_epoch()
+
+    @contextmanager
+    def _iterating(self) -> Iterator[object]:
+        """Start an epoch, and leave its last batch when the iteration ends, however it does."""
+        self.start_epoch()
+        self.watch_steps()
+        self._iteration = own = object()
         try:
-            with watch_steps(self, *self.state.optimizers):
-                for batch in iterate_batches(
-                    loader,
-                    self.state.key,
-                    epoch=now.epoch,
-                    first_step=(now.batch - now.batch_in_epoch) * accumulate_batches,
-                    skip=now.batch_in_epoch * accumulate_batches,
-                ):
-                    yield self.start_batch(batch)
-                    self.end_complete_batch()
+            yield own
         finally:
-            self._watched.close()
-            self._frozen.close()
-        self.end_epoch()
+            if self._iteration is own:  # otherwise a later iteration has left the batch
+                self._steps.close()
+                self.leave_batch()
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
@@ -134,13 +194,15 @@ class LoopAdapter(StepEvents):
         Raises:
             ValueError: It is not the value of `state_dict`.
         """
-        fields = unpack_state(saved)
+        self._loaded = unpack_state(saved)
         self.weights.forget()
-        self._frozen.close()
-        self._outer = self._whole = None
-        self._resumed = True
-        self._advance(Event.BEFORE_DATALOADER, self.state.evolve(**fields))
-        self.state = place(self.state, memory=self._resumed)
+        self._return_to(self._loaded)
+
+    def _return_to(self, fields: Mapping[str, Any], resumed: bool = True) -> None:
+        """Go on at the clock, the seed and the memory of a checkpoint or of the beginning."""
+        self._resumed, self._started, self._stepped_early = resumed, False, 0
+        self._forget_batch(self.state.evolve(**fields))
+        self.state = place(self.state, memory=True)
 
     # --- for adapters, in the order of a step ---
 
@@ -162,23 +224,32 @@ class LoopAdapter(StepEvents):
         """
         if precision is not None:
             self.state = self.state.evolve(precision=Precision(precision))
+        self._steps.close()  # of a training that failed
+        self.leave_batch()
         if self.weights.installed:  # trained before
             self.state = self.weights.remove(self.weights.adopt_changes(self.state))
         self.state = self.state.evolve(optimizers=(check_optimizer(optimizer, self.model),))
+        own_optimizers(self)
         self._set_lengths(loader_length, accumulate_batches)
         self.state = place(self.state, memory=self._resumed)
 
-    def check_clock(self, step: int) -> None:
-        """Check that the algorithms resume where the loop does.
+    def start_at(self, step: int) -> None:
+        """Start or resume a training where the loop does.
 
         Args:
-            step: The number of batches that the loop has trained on. 0 starts a training.
+            step: The number of batches that the loop has trained on. At 0, a training begins, also
+                after another one: the clock, the seed and the memory are those of the beginning.
+                At the step of the last checkpoint that was loaded, they are those of it.
 
         Raises:
             RuntimeError: The algorithms are at another batch.
         """
         now = self.state.timestamp.batch
-        if step and step != now:
+        if self._loaded and step == self._loaded["timestamp"].batch:
+            self._return_to(self._loaded)
+        elif not step and not self._resumed:
+            self._return_to(self._initial, resumed=False)
+        elif step != now:
             raise RuntimeError(
                 f"the loop resumes at step {step}, and the algorithms are at batch {now}, so "
                 "schedules and averages would be wrong; pass the value of t.state_dict() that was "
@@ -205,16 +276,18 @@ class LoopAdapter(StepEvents):
             RuntimeError: An algorithm replaced the model that the loop trains.
             ValueError: The processes have different seeds, or are at different batches.
         """
-        self.end_batch()
+        self.leave_batch()
+        check_owner(self)
         self.state = place(self.state, memory=self._resumed)
         check_agreement(self.state)
         resumed, self._resumed = self._resumed, False
         self._stepped_early = 0
-        if self.state.timestamp.batch_in_epoch not in (0, self.state.epoch_length) and resumed:
+        done = self.state.timestamp.batch_in_epoch
+        if (done not in (0, self.state.epoch_length) and resumed) or (self._started and not done):
             return
-        if self.state.timestamp.batch_in_epoch:
+        if done:
             self.end_epoch()
-        state = self.state
+        self._started, state = True, self.state
         if state.timestamp.epoch_in_iteration == 0:
             state = self._fire(Event.ITERATION_START, state)
         state = self._fire(Event.EPOCH_START, state)
@@ -254,8 +327,15 @@ class LoopAdapter(StepEvents):
         finally:
             self.weights.remove(outer)
 
+    def watch_steps(self, *, before: bool = True) -> None:
+        """Fire the events of a step when the optimizer steps; see `_hooks.watch_steps`."""
+        self._steps.close()
+        self._steps = watch_steps(self, before=before)
+
     def rest(self) -> None:
         """Leave the evaluated weights in the model, after training or between two calls."""
+        self._steps.close()
+        self.leave_batch()
         if not self.weights.installed:
             self.state = self.weights.install(self.state)
 
@@ -283,6 +363,7 @@ class LoopAdapter(StepEvents):
     def end_epoch(self) -> None:
         """Count the epoch."""
         self.end_batch()
+        self._started = False
         state = self.state.evolve(timestamp=self.state.timestamp.next_epoch())
         state = self._fire(Event.EPOCH_END, state)
         self.state = self._fire(Event.EPOCH_CHECKPOINT, state)
@@ -312,5 +393,6 @@ class LoopAdapter(StepEvents):
     def _set_lengths(self, loader_length: int | None, accumulate_batches: int) -> None:
         check_count("accumulate_batches", accumulate_batches, 1)
         self._micro.accumulate_batches = accumulate_batches
-        if self.state.epoch_length is None and loader_length is not None:
-            self.state = self.state.evolve(epoch_length=-(-loader_length // accumulate_batches))
+        if not self._fixed_length:
+            length = None if loader_length is None else -(-loader_length // accumulate_batches)
+            self.state = self.state.evolve(epoch_length=length)
