@@ -47,6 +47,7 @@ collect_ignore = ["docs/conf.py", "docs/contributing.md", "docs/adding_a_gradien
 # not installed, and the report begins with its name.
 ADAPTERS = {
     "accelerate": [  # tests/integrations/test_own_loop.py looks for itself
+        "property_tests/test_clock_of_loops.py",
         "property_tests/test_events_of_loops.py",
     ],
     "cloudpickle": [
@@ -55,6 +56,7 @@ ADAPTERS = {
     "lightning": [
         "docs/compare.md",
         "composable/integrations/lightning.py",
+        "property_tests/test_clock_of_loops.py",
         "property_tests/test_events_of_loops.py",
         "tests/integrations/test_lightning.py",
     ],
@@ -70,6 +72,7 @@ ADAPTERS = {
         "composable/models/huggingface.py",
         "docs/compare.md",
         "docs/models.md",
+        "property_tests/test_clock_of_loops.py",
         "property_tests/test_events_of_loops.py",
         "property_tests/test_own_losses.py",
         "tests/integrations/test_alibi_of_huggingface.py",

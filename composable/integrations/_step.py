@@ -293,7 +293,7 @@ class StepEvents:
         self.state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))
 
     def _forget_batch(self, state: State) -> None:
-        """Go on between two batches, at a state."""
+        """Return to the time between two batches."""
         self._frozen.close()
         self._watched.close()
         self._micro.start()

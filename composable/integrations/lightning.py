@@ -242,7 +242,12 @@ class LoopAdapterMixin:
         """Compute the loss of the batch that the algorithms return.
 
         Raises:
-            ValueError: The module has no `LoopAdapterCallback`.
+            RuntimeError: Lightning calls no `LoopAdapterCallback`, as in trials of its `Tuner`.
         """
+        if not self.adapter.watching:
+            raise RuntimeError(
+                "training_step() of LoopAdapterMixin was called without LoopAdapterCallback, as by "
+                "Lightning's Tuner, which removes all callbacks; tune a module without the mixin."
+            )
         self.adapter.start_batch(batch)
         return self.adapter.loss(self.adapter.state.forward())

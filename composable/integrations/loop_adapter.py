@@ -81,10 +81,11 @@ class LoopAdapter(StepEvents):
         this seed: the global generators are seeded for every epoch and batch. During the
         iteration, hooks observe the steps of the optimizer, which must not step outside of it.
 
-        A batch after which the optimizer does not step counts if the loop goes on with the next
+        A batch after which the optimizer does not step counts if the loop gets the next
         one. If the loop is left during a batch, by an exception or `break`, without its step, the
         clock, the seed and the memory of the algorithms are those before the batch; weights,
-        buffers and gradients stay as they are. The epoch ends when the next one begins.
+        buffers and gradients stay as they are. The epoch ends when the next one begins, or after
+        its last batch.
 
         After `load_state_dict`, the first call returns the remaining batches of the epoch: none if
         the state was saved after its last step.
@@ -148,8 +149,12 @@ class LoopAdapter(StepEvents):
             yield own
         finally:
             if self._iteration is own:  # otherwise a later iteration has left the batch
+                self._iteration = None
                 self._steps.close()
                 self.leave_batch()
+                now = self.state.timestamp
+                if self._started and now.batch_in_epoch == self.state.epoch_length:
+                    self.end_epoch()  # left after its last batch, as by zip
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:
@@ -199,7 +204,7 @@ class LoopAdapter(StepEvents):
         self._return_to(self._loaded)
 
     def _return_to(self, fields: Mapping[str, Any], resumed: bool = True) -> None:
-        """Go on at the clock, the seed and the memory of a checkpoint or of the beginning."""
+        """Restore the clock, the seed and the memory of a checkpoint or of the beginning."""
         self._resumed, self._started, self._stepped_early = resumed, False, 0
         self._forget_batch(self.state.evolve(**fields))
         self.state = place(self.state, memory=True)

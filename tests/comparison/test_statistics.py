@@ -211,10 +211,10 @@ def test_the_interval_of_a_ratio_of_costs_has_the_ratio(
         (found,) = intervals_of(np.full((1, 1), (logs[1] - logs[0]).mean()), [part])
         covered.append(found.low <= 0 <= found.high)
         pooled += part.degrees == (arms - 1) * (processes - 1)
-    assert np.mean(covered) >= 0.94
-    if len(set(spread)) == 1:  # the processes of all arms make many of the intervals narrower
-        assert pooled > 200
-        assert np.mean(covered) <= 0.99
+    assert np.mean(covered) >= 0.935
+    if len(set(spread)) == 1:  # about half of the intervals have the degrees of freedom of all arms
+        assert pooled > 400
+        assert np.mean(covered) <= 0.985
 
 
 def test_with_one_process_a_ratio_of_costs_has_the_error_of_its_rounds_and_of_processes() -> None:
