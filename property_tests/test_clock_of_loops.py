@@ -312,6 +312,36 @@ def test_a_training_that_starts_again_starts(kind, program, tmp_path_factory):
         assert ours[1] == theirs[1]
 
 
+def test_attempts_of_hugging_face_to_find_a_batch_size_leave_no_trace(tmp_path):
+    sizes, results = [], []
+    for finds in (True, False):
+        again = HuggingFaceAgain()
+
+        class Attempt(hugging_face.Composed):
+            def get_train_dataloader(self):
+                sizes.append(self._train_batch_size)
+                return DataLoader(self.train_dataset, self._train_batch_size)
+
+            def compute_loss(self, model, inputs, *args, **kwargs):
+                if len(inputs["labels"]) > 5:
+                    raise RuntimeError("CUDA out of memory.")
+                return super().compute_loss(model, inputs, *args, **kwargs)
+
+        size = {"auto_find_batch_size": finds, "per_device_train_batch_size": 8 if finds else 5}
+        model = again.t.model.model
+        Attempt(
+            model,
+            adapter=again.t,
+            args=hugging_face.arguments(tmp_path, **size),
+            train_dataset=hugging_face.Examples(),
+            optimizers=(of_lightning.SGD(model.parameters()), None),
+        ).train()
+        results.append(result_of(again.t))
+    assert sizes == [8, 7, 6, 5, 5]
+    assert same(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
+
+
 def trained_weights(t: Any) -> Any:
     """Return the weights that are trained; after a training, the model has the evaluated ones."""
     t.weights.remove(t.state)
