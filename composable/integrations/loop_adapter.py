@@ -131,8 +131,9 @@ class LoopAdapter(StepEvents):
                 yield self.start_batch(batch)
                 if [one._iteration for one in adapters] != own:
                     raise RuntimeError(
-                        "t.epoch(loader) was called again during this iteration, so an adapter "
-                        "would count two batches at once; iterate over zip(loader, other_loader)."
+                        "t.epoch(loader) or t.load_state_dict(saved) was called during this "
+                        "iteration, so the clock is not that of its batches; iterate over "
+                        "zip(loader, other_loader), or leave the loop before."
                     )
                 for one in adapters:
                     one.end_complete_batch()
@@ -205,6 +206,8 @@ class LoopAdapter(StepEvents):
 
     def _return_to(self, fields: Mapping[str, Any], resumed: bool = True) -> None:
         """Restore the clock, the seed and the memory of a checkpoint or of the beginning."""
+        self._steps.close()
+        self._iteration = None
         self._resumed, self._started, self._stepped_early = resumed, False, 0
         self._forget_batch(self.state.evolve(**fields))
         self.state = place(self.state, memory=True)

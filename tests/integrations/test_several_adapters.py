@@ -106,8 +106,19 @@ def test_the_last_adapter_owns_an_optimizer():
 
 def test_an_epoch_that_is_started_during_another_ends_it():
     t, _ = averaging()
-    with pytest.raises(RuntimeError, match="called again during this iteration"):
+    with pytest.raises(RuntimeError, match="was called during this iteration"):
         list(islice(zip(t.epoch(batches()), t.epoch(batches()), strict=False), 2))
+
+
+def test_a_state_that_is_loaded_during_an_epoch_ends_it():
+    t, optimizer = averaging()
+    saved = t.state_dict()
+    epoch = t.epoch(batches())
+    step(t, optimizer, next(epoch))
+    t.load_state_dict(saved)
+    with pytest.raises(RuntimeError, match="was called during this iteration"):
+        next(epoch)
+    assert t.state.timestamp.batch == 0
 
 
 def test_an_iteration_that_is_closed_late_changes_nothing():
