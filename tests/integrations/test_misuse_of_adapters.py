@@ -98,7 +98,7 @@ def test_lightning_rejects_mixin_without_its_callback():
 
         configure_optimizers = PlainModule.configure_optimizers
 
-    with pytest.raises(ValueError, match=r"LoopAdapterCallback does so: add it, or the mixin"):
+    with pytest.raises(RuntimeError, match=r"without LoopAdapterCallback, as by Lightning's Tuner"):
         fit(Module(start([EMA("2ba")], table.image_net())))
 
 
