@@ -99,8 +99,10 @@ class Run:
     after_dataloader: Step | None = attrs.field(init=False)
     """Fires the event for each batch of the loader that belongs to the step, if any listens."""
     step: Step = attrs.field(init=False)
-    schedule: Step | None = attrs.field(init=False)
-    """Sets the learning rates of the next batch, if they change after each batch."""
+    set_rates: Step | None = attrs.field(init=False)
+    """Sets the learning rates of a batch by the schedules, when it begins."""
+    step_schedulers: Step | None = attrs.field(init=False)
+    """Steps the PyTorch schedulers that step after each batch."""
     batch_end: Step | None = attrs.field(init=False)
     batch_checkpoint: Step | None = attrs.field(init=False)
     recorders: list["RunRecorder"] = attrs.field(factory=list)
@@ -121,8 +123,9 @@ class Run:
         self.after_dataloader = self.dispatcher.firing(Event.AFTER_DATALOADER)
         if self.microbatches.groups and self.after_dataloader is not None:
             self.after_dataloader = partial(each_batch(self.fire), Event.AFTER_DATALOADER)
-        steps = self.rates.steps_of_batch()
-        self.schedule = scheduling(self.dispatcher.firing, steps) if steps else None
+        before, after = self.rates.steps_before_batch(), self.rates.steps_after_batch()
+        self.set_rates = scheduling(self.dispatcher.firing, before) if before else None
+        self.step_schedulers = scheduling(self.dispatcher.firing, after) if after else None
         self.batch_end = self._firing_joined(Event.BATCH_END)
         self.batch_checkpoint = self._firing_joined(Event.BATCH_CHECKPOINT)
         self.step = build_step(
