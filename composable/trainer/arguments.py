@@ -357,12 +357,13 @@ def _warn_of_unmeasured(plan: Plan, state: State) -> None:
         )
 
 
-def check_start(run: "Run", longer: Time | None) -> State:
+def check_start(run: "Run", longer: Time | None, *, repeats: bool) -> State:
     """Check how long a run is to train, and return the state to start from.
 
     Args:
         run: The run.
         longer: How much longer to train; None for the rest of `max_duration`.
+        repeats: Whether the call continues one that was interrupted, which has its length.
 
     Raises:
         ValueError: The run has ended, or counts nothing in the unit of its length.
@@ -370,9 +371,12 @@ def check_start(run: "Run", longer: Time | None) -> State:
     from composable.trainer.loop import finished  # on use
 
     state, progress = run.state, run.progress
-    if longer is not None:
+    if longer is not None and not repeats:
         progress.fit_in_progress = progress.fit_in_progress and not finished(run, state)
         state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
+    elif progress.of_call and not repeats:
+        over, state = finished(run, state), state.evolve(max_duration=progress.whole)
+        progress.fit_in_progress &= not over or finished(run, state)
     check_iterations(state.max_duration, run.iteration_length)
     check_countable("max_duration", state.max_duration, run.data.count_tokens)
     if not progress.fit_in_progress and finished(run, state):
@@ -380,6 +384,7 @@ def check_start(run: "Run", longer: Time | None) -> State:
             f"max_duration={str(state.max_duration)!r} is reached, at {state!r}; call "
             "fit(duration=...) to train for longer."
         )
+    progress.of_call = longer is not None
     run.rates.check_warmup(state)
     run.rates.check_length(state)
     if state.max_duration is not None and counts_whole(state, state.max_duration):
@@ -398,11 +403,12 @@ def check_ready(run: "Run", duration: Any) -> None:
     Raises:
         ValueError: An argument is missing.
     """
-    state = run.state
+    state, progress = run.state, run.progress
+    whole = progress.whole if progress.of_call else state.max_duration
     missing = {
         "train_dataloader": run.data.loader is None,
         "optimizers": not state.optimizers,
-        "max_duration": state.max_duration is None and duration is None,
+        "max_duration": duration is None and whole is None,
     }
     for argument, absent in missing.items():
         if absent:

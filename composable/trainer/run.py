@@ -262,6 +262,10 @@ class Progress(SavedFields):
     """Whether a fit was started and has not ended."""
     calls: list[str | None] = saved(list[str | None], factory=list)
     """The `duration` of each call of `fit` that the script has made."""
+    of_call: bool = saved(bool, default=False)
+    """Whether the state has the length of a call with a duration, not that of the run."""
+    whole: Time | None = None
+    """The length of the run: that of the user, or what an algorithm made of it."""
     _repeated: int | None = None
     """How many of `calls` a restarted script has repeated; None if it makes calls of its own."""
 
@@ -274,7 +278,10 @@ class Progress(SavedFields):
     def repeats(self, duration: Time | None) -> bool:
         """Return whether a call of `fit` is one that the script made before it was restarted."""
         at, self._repeated = self._repeated, None
-        if at is None or self.calls[at : at + 1] != [_text(duration)]:
+        if at is None:
+            return False
+        if self.calls[at : at + 1] != [_text(duration)]:
+            del self.calls[at:]  # those of another script
             return False
         self._repeated = at + 1
         return True

@@ -157,9 +157,10 @@ class RunPart:
 
     def _duration(self, saved: Mapping[str, Any]) -> Time | None:
         """Return the saved duration, which algorithms may have changed, or a new request."""
-        requested = saved["progress"]["requested_duration"]
-        unchanged = self.run.progress.requested_duration == requested
-        return saved["max_duration"] if unchanged else self.run.state.max_duration
+        progress = saved["progress"]
+        unchanged = self.run.progress.requested_duration == progress["requested_duration"]
+        kept = unchanged or progress["of_call"]
+        return saved["max_duration"] if kept else self.run.state.max_duration
 
 
 def _trained(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Tensor]:
