@@ -147,10 +147,8 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     logs = run.dispatcher.logger.destinations
     batch, samples, tokens = loaded
     state = state.evolve_unchecked(batch=batch, outputs=None)
-    if run.after_dataloader is not None:
-        state = run.after_dataloader(state)
-    if run.set_rates is not None:
-        state = run.set_rates(state)
+    if run.begin_batch is not None:
+        state = run.begin_batch(state)
     if logs:
         rates.record()
     state = run.step(state)

@@ -28,7 +28,7 @@ from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import EvaluationLoop
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
 from composable.trainer.microbatches import Microbatches
-from composable.trainer.step import Step, build_step, scheduling
+from composable.trainer.step import Step, build_step, compose, scheduling
 from composable.trainer.training_data import TrainingData
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ class Run:
     after_dataloader: Step | None = attrs.field(init=False)
     """Fires the event for each batch of the loader that belongs to the step, if any listens."""
     step: Step = attrs.field(init=False)
-    set_rates: Step | None = attrs.field(init=False)
-    """Sets the learning rates of a batch by the schedules, when it begins."""
+    begin_batch: Step | None = attrs.field(init=False)
+    """Calls `after_dataloader`, and sets the learning rates of the batch by the schedules."""
     step_schedulers: Step | None = attrs.field(init=False)
     """Steps the PyTorch schedulers that step after each batch."""
     batch_end: Step | None = attrs.field(init=False)
@@ -124,7 +124,9 @@ class Run:
         if self.microbatches.groups and self.after_dataloader is not None:
             self.after_dataloader = partial(each_batch(self.fire), Event.AFTER_DATALOADER)
         before, after = self.rates.steps_before_batch(), self.rates.steps_after_batch()
-        self.set_rates = scheduling(self.dispatcher.firing, before) if before else None
+        set_rates = scheduling(self.dispatcher.firing, before) if before else None
+        begins = self.after_dataloader or set_rates
+        self.begin_batch = begins and compose(self.after_dataloader, set_rates)
         self.step_schedulers = scheduling(self.dispatcher.firing, after) if after else None
         self.batch_end = self._firing_joined(Event.BATCH_END)
         self.batch_checkpoint = self._firing_joined(Event.BATCH_CHECKPOINT)
