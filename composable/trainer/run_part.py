@@ -136,16 +136,17 @@ class RunPart:
         for i, (one, values) in enumerate(zip(state.optimizers, saved["optimizers"], strict=True)):
             with entry(f"optimizers/{i}"):
                 restore_optimizer(one, values, names)
-        if saved["timestamp"].batch_in_epoch:
+        now = saved["timestamp"]
+        if now.batch_in_epoch:
             with entry("data"):
-                run.data.check_position(saved["data"])
+                now = run.data.position(saved["data"], now)
         for algorithm in chain.from_iterable(map(occurrences, run.dispatcher.plan.algorithms)):
             name = algorithm.algorithm.name
             if name in saved["memory"]:
                 with entry(f"memory/{name}"):
                     algorithm.algorithm.check_memory(saved["memory"][name], state)
         run.state = state.evolve(
-            timestamp=saved["timestamp"],
+            timestamp=now,
             previous_timestamp=saved["previous_timestamp"],
             key=saved["key"],
             max_duration=self._duration(saved),

@@ -9,14 +9,21 @@ from typing import Any, TypeAlias
 
 import attrs
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from typing_extensions import TypedDict
 
 from composable._support.warn import warn_user
 from composable.checkpoint.errors import MismatchError
 from composable.core.state import State
 from composable.core.stateful import Count, Size
+from composable.core.time import Timestamp
 from composable.data.digest import digest_of
-from composable.data.fetching import has_plain_order, is_map_style, without_workers
+from composable.data.fetching import (
+    has_own_iteration,
+    has_plain_order,
+    is_map_style,
+    without_workers,
+)
 from composable.data.grouping import batches_of, total_weight
 from composable.data.order import (
     check_loader_state,
@@ -28,6 +35,7 @@ from composable.data.order import (
     set_generator_states,
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
+from composable.data.sampler import GlobalBatchSampler
 from composable.engines.engine import Engine
 from composable.resume.changes import ChangedRunWarning, check_as_many
 
@@ -51,6 +59,7 @@ class DataState(TypedDict):
     loader: Mapping[Any, Any] | None
     generators: list[Tensor]
     batches_per_step: Size
+    batch_size: Size
     shards: Size
     first_batch: FirstBatch | None
 
@@ -242,22 +251,44 @@ class TrainingData:
             "loader": self._read_loader_state() if positions is None else positions,
             "generators": self._epoch_generators(),
             "batches_per_step": self.batches_per_step,
+            "batch_size": self.batch_size,
             "shards": self.engine.shards.count,
             "first_batch": self._first_batch,
         }
 
-    def check_position(self, state: DataState) -> None:
-        """Check that a position within an epoch is one of this loader.
+    @property
+    def batch_size(self) -> int | None:
+        """The number of examples in a batch of the loaders of all processes, if it has a name."""
+        inner = getattr(self.loader, "batch_sampler", None)
+        size = getattr(self.loader, "batch_size", None) or getattr(inner, "batch_size", None)
+        if not isinstance(size, int):
+            return None
+        divided = self.engine.is_local and not isinstance(inner, GlobalBatchSampler)
+        return size * (self.engine.processes.size if divided else 1)
+
+    def position(self, state: DataState, now: Timestamp) -> Timestamp:
+        """Return a time within an epoch, in which its steps are counted as those of this loader.
 
         Raises:
-            MismatchError: It is not.
+            MismatchError: The position is not one of this loader.
         """
-        count, own = state["batches_per_step"], self.batches_per_step
-        if count != own:
+        self._check_state(state)
+        given = state["batches_per_step"], state["batch_size"]
+        own = self.batches_per_step, self.batch_size
+        before, size = (1, 1) if None in (given[1], own[1]) else (given[1], own[1])
+        read = now.batch_in_epoch * given[0] * before
+        steps, rest = divmod(read, own[0] * size)
+        follows = before != size and _follows_batches(self.loader)
+        if rest or follows:
+            why = f"the order of {follows} may differ" if follows else "no step begins there"
             raise MismatchError(
-                f"batches_per_step is {count}, and this run, which resumes within an "
-                f"epoch, has accumulate_batches={own}; change it at the end of an epoch."
+                f"the epoch was saved after {read} {'batches' if size == 1 else 'examples'}, with "
+                f"{_in_words(*given)}; with {_in_words(*own)}, {why}. Resume with those numbers, "
+                f"with others whose product divides {read}, or from the end of an epoch."
             )
+        return attrs.evolve(now, batch_in_epoch=steps)
+
+    def _check_state(self, state: DataState) -> None:
         if state["loader"] is None:
             return
         if not is_stateful(self.loader):
@@ -285,5 +316,25 @@ class TrainingData:
         with suppress(ValueError):  # at the end of an epoch, where a position is not used
             self._loader_state = self._own_position(state["loader"])
         self._generators = state["generators"]
-        self._first_batch, self._compares = state["first_batch"], True
+        self._first_batch = state["first_batch"]
+        self._compares = state["batch_size"] == self.batch_size
         self._prefetcher = None
+
+
+def _in_words(batches: int, size: int | None) -> str:
+    each = "" if size is None else f"batch_size={size}, "
+    return f"{each}accumulate_batches={batches}"
+
+
+def _follows_batches(loader: Any) -> str | None:
+    """Return the name of what may give its examples in another order with another batch size."""
+    plain = isinstance(loader, DataLoader) and not has_own_iteration(loader)
+    if not plain or hasattr(loader, "state_dict"):
+        return type(loader).__name__
+    if isinstance(loader.dataset, IterableDataset):
+        return f"{loader.num_workers} workers" if loader.num_workers > 1 else None
+    order = loader.batch_sampler
+    if type(order) is BatchSampler:
+        order = order.sampler
+    known = type(order) is GlobalBatchSampler or type(order).__module__.startswith("torch.")
+    return None if known else type(order).__name__
