@@ -21,6 +21,7 @@ from composable.data.fetching import (
     with_new_workers,
 )
 from composable.data.streams import (
+    begin_stream,
     check_stream_state,
     read_stream_state,
     stateful_stream_batches,
@@ -122,6 +123,8 @@ def seeded_batches(
         _set_generators(dataloader, generators, "generators")
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
+    if skip and loader_state is not None and is_stateful_stream(dataloader):
+        begin_stream(dataloader, loader_state)  # so that it can be read before the first batch
     wanted = Epoch(as_key(seed), epoch, first_step, skip, parts)
     return _reported_batches(dataloader, wanted, loader_state)
 
@@ -220,6 +223,9 @@ def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Iterator[Any
 
 
 def _begin(dataloader: Any) -> Iterator[Any]:
+    if hasattr(dataloader, "_initial_iter_for_state_dict"):
+        # torchdata's loader: its workers, which may persist, began before the epoch was set.
+        dataloader._iterator, dataloader._initial_iter_for_state_dict = None, False
     if _has_state(dataloader) or not isinstance(dataloader, DataLoader):
         return iter(dataloader)
     return (

@@ -99,7 +99,6 @@ class TrainingData:
     def batches(self, state: State) -> Iterator["Loaded"]:
         """Iterate over the batches of the epoch that have not been trained on."""
         now, count = state.timestamp, self.batches_per_step
-        loader_state, self._loader_state = self._loader_state, None
         self._generators = self._epoch_generators()
         batches = self._read(
             () if self.loader is None else self.loader,  # a DataLoader may have no length
@@ -107,7 +106,7 @@ class TrainingData:
             epoch=now.epoch,
             first_step=(now.batch - now.batch_in_epoch) * count,
             skip=now.batch_in_epoch * count,  # an earlier fit may have stopped in this epoch
-            loader_state=loader_state,
+            loader_state=self._loader_state,
             generators=self._generators,
         )
         loaded = self.engine.announced(self._loaded(batches, state))
@@ -135,6 +134,7 @@ class TrainingData:
             count = partial(total_weight, weight=count)
             tokens = tokens and partial(total_weight, weight=tokens)
         for batch in batches:
+            self._loader_state = None
             if begins:
                 begins, step = False, now.batch * self.batches_per_step
                 digest = digest_of(batches_of(batch)[0])
@@ -187,7 +187,7 @@ class TrainingData:
 
     def _read_loader_state(self) -> Any:
         """Return the state of the loader after the batches that were trained on."""
-        if self._loader_state is not None:  # loaded or paused, and not used yet
+        if self._loader_state is not None:  # loaded or paused, and no batch was read since
             return self._loader_state
         if self._prefetcher is not None and self._prefetcher.is_ahead:
             return self._state_ahead
