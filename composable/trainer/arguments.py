@@ -115,8 +115,39 @@ def check_duration(max_duration: TimeLike, name: str = "max_duration") -> Time:
     return length
 
 
-def check_loader(name: str, loader: Any) -> Any:
-    """Check that a loader has batches, and can be iterated more than once."""
+def check_endless(name: str, time: Time | None, loader: Any) -> None:
+    """Check that a length of training is reached, if a function stands for a loader."""
+    from composable.data.fetching import function_arity  # on use
+
+    if time is None or function_arity(loader) is None:
+        return
+    if time.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION):
+        raise ValueError(
+            f"{name}={str(time)!r} is in {time.unit.plural}, and train_dataloader is a function, "
+            "whose batches may have no end; pass a number of batches, such as '1000ba', or an "
+            "iterable whose epochs end."
+        )
+
+
+def check_loader(name: str, loader: Any, *, by_step: bool = False) -> Any:
+    """Check that a loader has batches, and can be iterated more than once.
+
+    Args:
+        name: The name of the argument.
+        loader: The loader, or a function in its place.
+        by_step: Whether a function may return the batch of a step.
+    """
+    from composable.data.fetching import function_arity, loader_length  # on use
+
+    arity = function_arity(loader)
+    if arity == 0 or (arity == 2 and by_step):
+        return loader
+    if arity is not None:
+        more = ", or a function (key, step) that returns the batch of a step" if by_step else ""
+        raise TypeError(
+            f"{name}={loader!r} must be an iterable of batches, or a function without arguments "
+            f"that returns an iterator over them{more}."
+        )
     if not isinstance(loader, Iterable) or isinstance(loader, (str, bytes, torch.Tensor)):
         kind = "<a tensor>" if isinstance(loader, torch.Tensor) else repr(loader)
         raise TypeError(
@@ -129,10 +160,8 @@ def check_loader(name: str, loader: Any) -> Any:
     if hasattr(loader, "__next__"):
         raise TypeError(
             f"{name}={loader!r} is an iterator, which is exhausted after one epoch; pass what it "
-            "iterates over, such as a list or a DataLoader."
+            "iterates over, such as a list or a DataLoader, or the function that returns it."
         )
-    from composable.data.fetching import loader_length  # on use
-
     if loader_length(loader) == 0:
         raise ValueError(
             f"{name} is empty; check the dataset, and drop_last with a batch_size above the number "
@@ -378,6 +407,7 @@ def check_start(run: "Run", longer: Time | None, *, repeats: bool) -> State:
         over, state = finished(run, state), state.evolve(max_duration=progress.whole)
         progress.fit_in_progress &= not over or finished(run, state)
     check_iterations(state.max_duration, run.iteration_length)
+    check_endless("duration", longer, run.data.loader)
     check_countable("max_duration", state.max_duration, run.data.count_tokens)
     if not progress.fit_in_progress and finished(run, state):
         raise ValueError(

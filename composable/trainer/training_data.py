@@ -19,6 +19,7 @@ from composable.core.stateful import Count, Size
 from composable.core.time import Timestamp
 from composable.data.digest import digest_of
 from composable.data.fetching import (
+    function_arity,
     has_own_iteration,
     has_plain_order,
     is_map_style,
@@ -118,8 +119,10 @@ class TrainingData:
 
     def _read(self, loader: Iterable[Any], state: State, **where: Any) -> Iterator[Any]:
         """Iterate over the batches of the steps, from a place on: see `seeded_batches`."""
-        parts = self.engine.index_shards(self.loader)
-        batches = seeded_batches(loader, state.key, parts=parts, **where)
+        parts, key = self.engine.index_shards(self.loader), state.key
+        if self.engine.is_local and function_arity(loader) is not None:
+            key = key.fold("process", self.engine.processes.rank)
+        batches = seeded_batches(loader, key, parts=parts, **where)
         return self.engine.steps(batches, parts, state.batch_spec, self.batches_per_step)
 
     def _loaded(self, batches: Iterator[Any], state: State) -> Iterator["Loaded"]:
