@@ -131,7 +131,8 @@ def seeded_batches(
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
     if skip and loader_state is not None and is_stateful_stream(dataloader):
-        begin_stream(dataloader, loader_state)  # so that it can be read before the first batch
+        # Its position can be read before the first batch.
+        begin_stream(dataloader, loader_state)  # type: ignore[arg-type]  # a DataLoader
     wanted = Epoch(as_key(seed), epoch, first_step, skip, parts)
     return _reported_batches(dataloader, wanted, loader_state)
 

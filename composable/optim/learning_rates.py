@@ -157,7 +157,7 @@ class LearningRates:
             )
 
     def set(self, clock: HasTime) -> None:
-        """Set the learning rates of the schedules at the time of `clock`."""
+        """Set the learning rates of a batch that begins at the time of `clock`, by schedules."""
         values: dict[int, float] = {}  # of each schedule, by its id
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -171,10 +171,6 @@ class LearningRates:
                     # The key that PyTorch uses too: it is saved and loaded with the optimizer.
                     initial = group.setdefault(f"initial_{option}", _number(group[option]))
                     write_option(group, initial * factor, option)
-
-    def steps_before_batch(self) -> Sequence[Step]:
-        """Return what sets the learning rates of a batch when it begins: all schedules."""
-        return [self.set] if self.schedules else []
 
     def steps_after_batch(self) -> Sequence[Step]:
         """Return the steps of the PyTorch schedulers after each batch, one by one."""

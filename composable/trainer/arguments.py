@@ -119,13 +119,12 @@ def check_endless(name: str, time: Time | None, loader: Any) -> None:
     """Check that a length of training is reached, if a function stands for a loader."""
     from composable.data.fetching import function_arity  # on use
 
-    if time is None or function_arity(loader) is None:
-        return
-    if time.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION):
+    in_epochs = time is not None and time.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION)
+    if in_epochs and function_arity(loader) is not None:
         raise ValueError(
-            f"{name}={str(time)!r} is in {time.unit.plural}, and train_dataloader is a function, "
-            "whose batches may have no end; pass a number of batches, such as '1000ba', or an "
-            "iterable whose epochs end."
+            f"{name}={str(time)!r} counts epochs, and train_dataloader is a function, whose "
+            "batches may have no end; pass a number of batches, such as '1000ba', or an iterable "
+            "whose epochs end."
         )
 
 
@@ -139,19 +138,14 @@ def check_loader(name: str, loader: Any, *, by_step: bool = False) -> Any:
     """
     from composable.data.fetching import function_arity, loader_length  # on use
 
-    arity = function_arity(loader)
-    if arity == 0 or (arity == 2 and by_step):
+    if function_arity(loader) in ((0, 2) if by_step else (0,)):
         return loader
-    if arity is not None:
-        more = ", or a function (key, step) that returns the batch of a step" if by_step else ""
-        raise TypeError(
-            f"{name}={loader!r} must be an iterable of batches, or a function without arguments "
-            f"that returns an iterator over them{more}."
-        )
     if not isinstance(loader, Iterable) or isinstance(loader, (str, bytes, torch.Tensor)):
         kind = "<a tensor>" if isinstance(loader, torch.Tensor) else repr(loader)
+        more = ", or a function (key, step) that returns the batch of a step" if by_step else ""
         raise TypeError(
-            f"{name}={kind} must be an iterable of batches, such as a torch.utils.data.DataLoader."
+            f"{name}={kind} must be an iterable of batches, such as a torch.utils.data.DataLoader, "
+            f"or a function without arguments that returns an iterator over them{more}."
         )
     if isinstance(loader, dict):
         raise TypeError(

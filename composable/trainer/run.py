@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -123,8 +123,8 @@ class Run:
         self.after_dataloader = self.dispatcher.firing(Event.AFTER_DATALOADER)
         if self.microbatches.groups and self.after_dataloader is not None:
             self.after_dataloader = partial(each_batch(self.fire), Event.AFTER_DATALOADER)
-        before, after = self.rates.steps_before_batch(), self.rates.steps_after_batch()
-        set_rates = scheduling(self.dispatcher.firing, before) if before else None
+        rates, after = self.rates, self.rates.steps_after_batch()
+        set_rates = scheduling(self.dispatcher.firing, [rates.set]) if rates.schedules else None
         begins = self.after_dataloader or set_rates
         self.begin_batch = begins and compose(self.after_dataloader, set_rates)
         self.step_schedulers = scheduling(self.dispatcher.firing, after) if after else None
@@ -179,8 +179,8 @@ class Run:
                 self.state = self.weights.remove(self.state)
 
     @property
-    def train_dataloader(self) -> Iterable[Any] | None:
-        """The loader of the training data."""
+    def train_dataloader(self) -> Any:
+        """The loader of the training data, or the function in its place."""
         return self.data.loader
 
     @property
@@ -279,9 +279,8 @@ class Progress(SavedFields):
 
     def repeats(self, duration: Time | None) -> bool:
         """Return whether a call of `fit` is one that the script made before it was restarted."""
-        at, self._repeated = self._repeated, None
-        if at is None:
-            return False
+        at = len(self.calls) if self._repeated is None else self._repeated
+        self._repeated = None
         if self.calls[at : at + 1] != [_text(duration)]:
             del self.calls[at:]  # those of another script
             return False

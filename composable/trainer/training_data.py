@@ -72,7 +72,7 @@ _LOCAL, _NOT_PLAIN = "local", "not plain data"
 class TrainingData:
     """The training loader, and the position in it."""
 
-    loader: Iterable[Any] | None
+    loader: Any
     count_tokens: Callable[[Any], int] | None = None
     batches_per_step: int = 1
     copies: Copies | None = None
@@ -175,10 +175,7 @@ class TrainingData:
             return True
         if not is_map_style(self.loader) or is_stateful(self.loader):
             return False
-        return within_epoch or (
-            has_plain_order(self.loader)  # type: ignore[arg-type]  # a DataLoader
-            and not get_generators(self.loader)
-        )
+        return within_epoch or (has_plain_order(self.loader) and not get_generators(self.loader))
 
     def fetch_ahead(self, state: State) -> State:
         """Fetch the next batch of the epoch, start to copy it to the device; return the state."""
@@ -276,18 +273,19 @@ class TrainingData:
             MismatchError: The position is not one of this loader.
         """
         self._check_state(state)
-        given = state["batches_per_step"], state["batch_size"]
-        own = self.batches_per_step, self.batch_size
-        before, size = (1, 1) if None in (given[1], own[1]) else (given[1], own[1])
-        read = now.batch_in_epoch * given[0] * before
-        steps, rest = divmod(read, own[0] * size)
+        sizes, count = (state["batch_size"], self.batch_size), state["batches_per_step"]
+        before, size = (one if one and all(sizes) else 1 for one in sizes)
+        read = now.batch_in_epoch * (count or 1) * before
+        steps, rest = divmod(read, self.batches_per_step * size)
         follows = before != size and _follows_batches(self.loader)
         if rest or follows:
             why = f"the order of {follows} may differ" if follows else "no step begins there"
+            cure = "with those" if follows else f"with numbers whose product divides {read}"
             raise MismatchError(
                 f"the epoch was saved after {read} {'batches' if size == 1 else 'examples'}, with "
-                f"{_in_words(*given)}; with {_in_words(*own)}, {why}. Resume with those numbers, "
-                f"with others whose product divides {read}, or from the end of an epoch."
+                f"accumulate_batches={count} and batch_size={sizes[0]}; with "
+                f"{self.batches_per_step} and {sizes[1]}, {why}. Resume {cure}, or from the end of "
+                "an epoch."
             )
         return attrs.evolve(now, batch_in_epoch=steps)
 
@@ -322,11 +320,6 @@ class TrainingData:
         self._first_batch = state["first_batch"]
         self._compares = state["batch_size"] == self.batch_size
         self._prefetcher = None
-
-
-def _in_words(batches: int, size: int | None) -> str:
-    each = "" if size is None else f"batch_size={size}, "
-    return f"{each}accumulate_batches={batches}"
 
 
 def _follows_batches(loader: Any) -> str | None:

@@ -65,4 +65,4 @@ def test_a_batch_size_that_does_not_divide_is_refused_by_each_process(tmp_path):
 
     for one in attempt(partial(read, divided, 8, str(tmp_path), "1ep"), 2):
         assert one.kind == "MismatchError"
-        assert "after 4 examples, with batch_size=4" in one.message
+        assert "after 4 examples, with accumulate_batches=1 and batch_size=4" in one.message
