@@ -150,8 +150,9 @@ class Run:
             logging = word("LOG")
         return (
             word("BEFORE_DATALOADER", "AFTER_DATALOADER")
+            + (steps if self.schedulers == "schedule" else "")
             + batch
-            + (steps if self.schedulers in ("schedule", "every batch") else "")
+            + (steps if self.schedulers == "every batch" else "")
             + word("BATCH_END")
             + logging
             + self.evaluates

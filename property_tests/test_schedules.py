@@ -1,9 +1,11 @@
 """Law: the learning rate of batch k is the schedule at k times the initial one, and no more."""
 
 import math
+import tempfile
 from fractions import Fraction
 from functools import partial
 
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from composable import Clock, Control, Event
+from composable.loggers import InMemoryLogger
 from composable.optim import (
     constant,
     cosine,
@@ -26,9 +29,9 @@ from composable.optim import (
     warmup_stable_decay,
 )
 from composable.optim.periodic import Step
-from tests.support.data import batches
+from tests.support.data import batches, stream
 from tests.support.models import mlp
-from tests.support.observers import Watch
+from tests.support.observers import Raise, Watch
 from tests.support.runs import make_trainer
 from tests.support.strategies import few
 
@@ -265,3 +268,51 @@ def test_group_follows_its_own_schedule_and_the_common_ones(run, other, common):
 
     shared = 0.5 if common else 1.0
     assert_close(rates, [[0.5 * a * shared, 0.25 * b * shared] for a, b in expected])
+
+
+@pytest.mark.filterwarnings("ignore::composable.data.ReplayedBatchesWarning")
+@few
+@given(
+    loader=st.sampled_from([batches, stream]),
+    fits=st.sampled_from([["6ba"], ["2ep"], ["1ba", "1ep", "3ba"], ["2ba", "3ba", "1ba"]]),
+    stop=st.sampled_from([Event.BATCH_START, Event.BATCH_END, Event.AFTER_SAVE, Event.EPOCH_END]),
+    stopped_at=st.integers(0, 6),
+    split=st.sampled_from([{}, {"grad_accum": 2}, {"accumulate_batches": 2}]),
+)
+def test_a_table_of_n_rates_trains_n_batches_each_with_its_own(
+    loader, fits, stop, stopped_at, split
+):
+    """Law of schedules: A table of N rates trains N batches, batch i with rate i, also after a
+    resume at any point.
+    """
+    data = loader(12 * split.get("accumulate_batches", 1))
+    table, used = [0.5**i for i in range(6)], {}
+
+    def note(state):
+        used[state.timestamp.batch] = state.optimizers[0].param_groups[0]["lr"]
+
+    with tempfile.TemporaryDirectory() as folder:
+        options = {
+            "schedulers": lambda clock: table[clock.timestamp.batch],
+            "save_folder": folder,
+            "save_interval": "1ba",
+            "autoresume": True,
+            "max_duration": None,
+            **split,
+        }
+        for callback in (Raise(KeyboardInterrupt(), stop, stopped_at), None):
+            logs = InMemoryLogger()
+            observers = [
+                Watch(Event.AFTER_OPTIMIZER_STEP, read=note),
+                *([callback] * bool(callback)),
+            ]
+            trainer = make_trainer(mlp(), data, callbacks=observers, loggers=logs, **options)
+            try:
+                for duration in fits:
+                    state = trainer.fit(duration=duration)
+            except KeyboardInterrupt:
+                continue
+
+    assert state.timestamp.batch == 6
+    assert [used[i] for i in range(6)] == [0.1 * rate for rate in table]
+    assert logs.series("lr") == [0.1 * rate for rate in table]

@@ -24,6 +24,9 @@ class Event(Enum):
                     if batch is None:
                         break
                     # <AFTER_DATALOADER>
+                    # <BEFORE_SCHEDULER_STEP>
+                    set_learning_rates()  # by schedules, which are functions of time
+                    # <AFTER_SCHEDULER_STEP>
                     # <BATCH_START>
                     # <BEFORE_TRAIN_BATCH>
                     for microbatch in split(batch):  # twice, if a second pass is requested
@@ -44,7 +47,7 @@ class Event(Enum):
                     optimizer.zero_grad()
                     # <AFTER_ZERO_GRAD>
                     # <BEFORE_SCHEDULER_STEP>
-                    scheduler.step()  # schedulers that step once a batch
+                    scheduler.step()  # PyTorch schedulers that step once a batch
                     # <AFTER_SCHEDULER_STEP>
                     # <BATCH_END>
                     # <LOG>  # if due or requested
@@ -53,7 +56,7 @@ class Event(Enum):
                     save()  # if requested
                 # <LOG>  # if due only now, since the length of the epoch was unknown
                 # <BEFORE_SCHEDULER_STEP>
-                scheduler.step()  # schedulers that step once an epoch
+                scheduler.step()  # PyTorch schedulers that step once an epoch
                 # <AFTER_SCHEDULER_STEP>
                 # <EPOCH_END>
                 evaluate()  # if due or requested
@@ -146,9 +149,9 @@ class Event(Enum):
     AFTER_ZERO_GRAD = "after_zero_grad"
     """After the gradients are set to None."""
     BEFORE_SCHEDULER_STEP = "before_scheduler_step"
-    """Before a scheduler sets the learning rate of the next batch or epoch."""
+    """Before a PyTorch scheduler steps, or the schedules set the learning rates of a batch."""
     AFTER_SCHEDULER_STEP = "after_scheduler_step"
-    """After a scheduler sets the learning rate of the next batch or epoch."""
+    """After a PyTorch scheduler steps, or the schedules set the learning rates of a batch."""
     BATCH_END = "batch_end"
     """After a batch; the timestamp counts it."""
     LOG = "log"
@@ -252,6 +255,6 @@ _AFTER_BATCH = {
     event
     for event in Event
     if event.name.startswith(("EVAL", "PREDICT"))
-    or event.name.endswith(("_SCHEDULER_STEP", "_CHECKPOINT", "_SAVE", "BATCH_END"))
+    or event.name.endswith(("_CHECKPOINT", "_SAVE", "BATCH_END"))
     or event in (Event.LOG, Event.EPOCH_END, Event.ITERATION_END, Event.FIT_END)
 }

@@ -6,6 +6,7 @@ random numbers. The random numbers of a batch then depend neither on the number 
 earlier batches, so an epoch can start at any batch.
 """
 
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
@@ -38,6 +39,7 @@ __all__ = [
     "current_fetch",
     "enter_epoch",
     "fetch_by_workers",
+    "function_arity",
     "has_own_iteration",
     "has_plain_order",
     "in_epoch",
@@ -148,6 +150,18 @@ def loader_length(loader: Any) -> int | None:
         return len(loader)
     except (TypeError, NotImplementedError):  # of an abstract base class
         return None
+
+
+def function_arity(loader: Any) -> int | None:
+    """Return the number of arguments of a function that stands for a loader; None for a loader.
+
+    Without arguments it returns an iterator over batches, and with two, the key of the run and the
+    number of a batch, it returns that batch.
+    """
+    if isinstance(loader, (Iterable, type)) or not callable(loader):
+        return None
+    parameters = inspect.signature(loader).parameters.values()
+    return sum(one.default is one.empty and one.kind < one.VAR_POSITIONAL for one in parameters)
 
 
 def is_map_style(dataloader: object) -> bool:

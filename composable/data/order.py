@@ -1,7 +1,10 @@
 """Iterate over batches in an order that depends only on the seed and the epoch."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, count, islice
 from typing import Any, TypeVar
 
 import torch
@@ -15,12 +18,14 @@ from composable.data.fetching import (
     Parts,
     fetch_by_workers,
     fetch_in_process,
+    function_arity,
     has_own_iteration,
     in_epoch,
     is_map_style,
     with_new_workers,
 )
 from composable.data.streams import (
+    begin_stream,
     check_stream_state,
     read_stream_state,
     stateful_stream_batches,
@@ -41,6 +46,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+log = logging.getLogger("composable")
 
 
 class ReplayedBatchesWarning(UserWarning):
@@ -52,7 +58,7 @@ class MovedGeneratorWarning(UserWarning):
 
 
 def seeded_batches(
-    dataloader: Iterable[T],
+    dataloader: Iterable[T] | Callable[..., Any],
     seed: int | Key,
     *,
     epoch: int,
@@ -74,16 +80,18 @@ def seeded_batches(
     not in persistent or spawned workers of a loader inside of them: let such an iterable have a
     `set_epoch` that passes it on.
 
-    With `skip`, iteration starts at that batch. A list and a `DataLoader` of a map-style dataset
-    start there directly, without loading the skipped batches. A loader with a `state_dict`
-    (torchdata's `StatefulDataLoader`) starts from `loader_state`. Any other loader fetches and
-    discards the skipped batches, with a warning.
+    With `skip`, iteration starts at that batch. A list, a `DataLoader` of a map-style dataset and a
+    function of a key and the number of a batch start there directly, without loading the skipped
+    batches. A loader with a `state_dict` (torchdata's `StatefulDataLoader`) starts from
+    `loader_state`. Any other loader fetches and discards the skipped batches, with a warning before
+    and a line in the log `composable` after, which has the seconds.
 
     The `Trainer` iterates over its loader with this function; use it to get the same batches in
     your own loop.
 
     Args:
-        dataloader: Any iterable of batches.
+        dataloader: Any iterable of batches, a function that returns an iterator over batches, or a
+            function of a key and the number of a batch in the run that returns the batch.
         seed: The seed of the run, or its `Key`.
         epoch: The epoch, from 0.
         first_step: Number of batches that the run trained on before this epoch.
@@ -122,6 +130,9 @@ def seeded_batches(
         _set_generators(dataloader, generators, "generators")
     elif skip and loader_state is None:
         _report_generator(dataloader, skip)
+    if skip and loader_state is not None and is_stateful_stream(dataloader):
+        # Its position can be read before the first batch.
+        begin_stream(dataloader, loader_state)  # type: ignore[arg-type]  # a DataLoader
     wanted = Epoch(as_key(seed), epoch, first_step, skip, parts)
     return _reported_batches(dataloader, wanted, loader_state)
 
@@ -197,12 +208,16 @@ def _reported_batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any
 def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Iterator[Any]]:
     """Yield the only iterator over the batches of a loader that fetches."""
     key, number, step, skip, _ = epoch
-    if is_stateful_stream(dataloader):
+    if function_arity(dataloader) == 2:
+        seed_fetch(key, step + skip)
+        batches = map(partial(dataloader, key.fold("batches")), count(step + skip))
+        yield _seeded(batches, key, step + skip)
+    elif is_stateful_stream(dataloader):
         if skip and state is None:
             _report_replay(dataloader, skip)
         begin, state = (skip, state) if skip and state is not None else (0, None)
         whole = Epoch(key, number, step)  # workers receive it, and no parts of a stream are fetched
-        yield islice(stateful_stream_batches(dataloader, whole, begin, state), skip - begin, None)
+        yield _after(stateful_stream_batches(dataloader, whole, begin, state), skip - begin)
     elif skip and state is not None:
         dataloader.load_state_dict(state)
         seed_epoch(key, number)
@@ -216,10 +231,24 @@ def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Iterator[Any
         if skip:
             _report_replay(dataloader, skip)
         seed_epoch(key, number)
-        yield islice(_seeded(_begin(dataloader), key, step), skip, None)
+        yield _after(_seeded(_begin(dataloader), key, step), skip)
+
+
+def _after(batches: Iterator[T], skip: int) -> Iterator[T]:
+    """Yield the batches after the first ones, and log what it took to fetch these."""
+    began = time.perf_counter()
+    skipped = sum(1 for _ in islice(batches, skip))
+    if skip:
+        log.warning("skipped %d batches in %.1f s", skipped, time.perf_counter() - began)
+    yield from batches
 
 
 def _begin(dataloader: Any) -> Iterator[Any]:
+    if function_arity(dataloader) is not None:
+        return iter(dataloader())
+    if hasattr(dataloader, "_initial_iter_for_state_dict"):
+        # torchdata's loader: its workers, which may persist, began before the epoch was set.
+        dataloader._iterator, dataloader._initial_iter_for_state_dict = None, False
     if _has_state(dataloader) or not isinstance(dataloader, DataLoader):
         return iter(dataloader)
     return (
@@ -344,7 +373,8 @@ def _report_replay(dataloader: object, skip: int) -> None:
     remedy = (
         "save the value of read_loader_state(loader), and pass it as loader_state"
         if is_stateful(dataloader)
-        else "use a DataLoader of a map-style dataset, a list, or a loader with a state_dict"
+        else "use a DataLoader of a map-style dataset, a list, a loader with a state_dict, or a "
+        "function (key, step) that returns a batch"
     )
     warn_user(
         f"the first {skip} batches of the epoch are fetched and discarded, because a "

@@ -25,6 +25,7 @@ from composable.utils.reproducibility import seed_epoch, seed_fetch
 
 __all__ = [
     "UnshardedStreamWarning",
+    "begin_stream",
     "check_stream_state",
     "read_stream_state",
     "stateful_stream_batches",
@@ -76,6 +77,8 @@ class Position:
     """The number of batches that each worker has returned."""
     states: list[Any]
     """The state of each worker's dataset after them; None before its first batch."""
+    begun: bool = False
+    """Whether a batch was returned: before that, the dataset is not where it will begin."""
 
     @classmethod
     def of(cls, dataloader: DataLoader[Any], state: Mapping[str, Any] | None) -> "Position":
@@ -84,7 +87,7 @@ class Position:
         if state is not None:
             parts = {name: copy.deepcopy(state[name]) for name in _PARTS}
             return cls(dataloader.dataset, workers, **parts)
-        return cls(dataloader.dataset, workers, 0, 0, [0] * workers, [None] * workers)
+        return cls(dataloader.dataset, workers, 0, 0, [0] * workers, [None] * max(workers, 1))
 
     def record(self, fetched: "Fetched") -> None:
         """Count a batch of a worker."""
@@ -95,7 +98,7 @@ class Position:
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain values."""
         parts = {name: copy.deepcopy(getattr(self, name)) for name in _PARTS}
-        if not self.num_workers:
+        if self.begun and not self.num_workers:
             given = (self.samples, True) if _counts_samples(self.dataset) else ()
             parts["states"] = [copy.deepcopy(self.dataset.state_dict(*given))]
         return {"num_workers": self.num_workers, **parts}
@@ -103,6 +106,12 @@ class Position:
 
 _PARTS = ("turn", "samples", "batches", "states")
 _positions: WeakKeyDictionary[DataLoader[Any], Position] = WeakKeyDictionary()
+
+
+def begin_stream(dataloader: DataLoader[Any], state: Mapping[str, Any] | None) -> Position:
+    """Return the position of a loader in an epoch that begins at a state, and keep it."""
+    position = _positions[dataloader] = Position.of(dataloader, state)
+    return position
 
 
 def read_stream_state(dataloader: DataLoader[Any]) -> dict[str, Any] | None:
@@ -171,7 +180,7 @@ def stateful_stream_batches(
     """
     _check_shard(dataloader)
     key, step = epoch.key, epoch.step
-    position = _positions[dataloader] = Position.of(dataloader, state)
+    position = begin_stream(dataloader, state)
     counts = _counts_samples(dataloader.dataset)
     if position.num_workers:
         batches = _track_workers(dataloader, epoch, position)
@@ -185,6 +194,7 @@ def stateful_stream_batches(
     for following, batch in enumerate(batches, step + skip + 1):
         if counts:
             position.samples += _count_samples(batch)
+        position.begun = True
         yield batch
         seed_fetch(key, following)
 

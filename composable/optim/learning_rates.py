@@ -42,7 +42,7 @@ class LearningRates:
     Args:
         optimizers: The optimizers whose learning rates are set.
         schedules: Functions of time whose product scales the learning rate of every batch, or
-            another option.
+            another option. They are called when the batch begins.
         every_batch: PyTorch schedulers that step after each batch.
         every_epoch: PyTorch schedulers that step after each epoch.
         plateaus: `ReduceLROnPlateau` schedulers, which step after the evaluation of an epoch.
@@ -157,9 +157,7 @@ class LearningRates:
             )
 
     def set(self, clock: HasTime) -> None:
-        """Set the learning rates of the schedules at the time of `clock`."""
-        if not self.schedules:
-            return
+        """Set the learning rates of a batch that begins at the time of `clock`, by schedules."""
         values: dict[int, float] = {}  # of each schedule, by its id
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -174,12 +172,9 @@ class LearningRates:
                     initial = group.setdefault(f"initial_{option}", _number(group[option]))
                     write_option(group, initial * factor, option)
 
-    def steps_of_batch(self) -> Sequence[Step]:
-        """Return what sets the learning rates of the next batch: the schedules, as their product.
-
-        Or the PyTorch schedulers that step after each batch, one by one.
-        """
-        return [self.set] if self.schedules else _steps(self.every_batch)
+    def steps_after_batch(self) -> Sequence[Step]:
+        """Return the steps of the PyTorch schedulers after each batch, one by one."""
+        return _steps(self.every_batch)
 
     def steps_of_epoch(self) -> Sequence[Step]:
         """Return what sets the learning rates of the next epoch: each PyTorch scheduler."""

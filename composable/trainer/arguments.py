@@ -115,12 +115,37 @@ def check_duration(max_duration: TimeLike, name: str = "max_duration") -> Time:
     return length
 
 
-def check_loader(name: str, loader: Any) -> Any:
-    """Check that a loader has batches, and can be iterated more than once."""
+def check_endless(name: str, time: Time | None, loader: Any) -> None:
+    """Check that a length of training is reached, if a function stands for a loader."""
+    from composable.data.fetching import function_arity  # on use
+
+    in_epochs = time is not None and time.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION)
+    if in_epochs and function_arity(loader) is not None:
+        raise ValueError(
+            f"{name}={str(time)!r} counts epochs, and train_dataloader is a function, whose "
+            "batches may have no end; pass a number of batches, such as '1000ba', or an iterable "
+            "whose epochs end."
+        )
+
+
+def check_loader(name: str, loader: Any, *, by_step: bool = False) -> Any:
+    """Check that a loader has batches, and can be iterated more than once.
+
+    Args:
+        name: The name of the argument.
+        loader: The loader, or a function in its place.
+        by_step: Whether a function may return the batch of a step.
+    """
+    from composable.data.fetching import function_arity, loader_length  # on use
+
+    if function_arity(loader) in ((0, 2) if by_step else (0,)):
+        return loader
     if not isinstance(loader, Iterable) or isinstance(loader, (str, bytes, torch.Tensor)):
         kind = "<a tensor>" if isinstance(loader, torch.Tensor) else repr(loader)
+        more = ", or a function (key, step) that returns the batch of a step" if by_step else ""
         raise TypeError(
-            f"{name}={kind} must be an iterable of batches, such as a torch.utils.data.DataLoader."
+            f"{name}={kind} must be an iterable of batches, such as a torch.utils.data.DataLoader, "
+            f"or a function without arguments that returns an iterator over them{more}."
         )
     if isinstance(loader, dict):
         raise TypeError(
@@ -129,10 +154,8 @@ def check_loader(name: str, loader: Any) -> Any:
     if hasattr(loader, "__next__"):
         raise TypeError(
             f"{name}={loader!r} is an iterator, which is exhausted after one epoch; pass what it "
-            "iterates over, such as a list or a DataLoader."
+            "iterates over, such as a list or a DataLoader, or the function that returns it."
         )
-    from composable.data.fetching import loader_length  # on use
-
     if loader_length(loader) == 0:
         raise ValueError(
             f"{name} is empty; check the dataset, and drop_last with a batch_size above the number "
@@ -357,12 +380,13 @@ def _warn_of_unmeasured(plan: Plan, state: State) -> None:
         )
 
 
-def check_start(run: "Run", longer: Time | None) -> State:
+def check_start(run: "Run", longer: Time | None, *, repeats: bool) -> State:
     """Check how long a run is to train, and return the state to start from.
 
     Args:
         run: The run.
         longer: How much longer to train; None for the rest of `max_duration`.
+        repeats: Whether the call continues one that was interrupted, which has its length.
 
     Raises:
         ValueError: The run has ended, or counts nothing in the unit of its length.
@@ -370,16 +394,21 @@ def check_start(run: "Run", longer: Time | None) -> State:
     from composable.trainer.loop import finished  # on use
 
     state, progress = run.state, run.progress
-    if longer is not None:
+    if longer is not None and not repeats:
         progress.fit_in_progress = progress.fit_in_progress and not finished(run, state)
         state = state.evolve(max_duration=state.timestamp.get(longer.unit) + longer)
+    elif progress.of_call and not repeats:
+        over, state = finished(run, state), state.evolve(max_duration=progress.whole)
+        progress.fit_in_progress &= not over or finished(run, state)
     check_iterations(state.max_duration, run.iteration_length)
+    check_endless("duration", longer, run.data.loader)
     check_countable("max_duration", state.max_duration, run.data.count_tokens)
     if not progress.fit_in_progress and finished(run, state):
         raise ValueError(
             f"max_duration={str(state.max_duration)!r} is reached, at {state!r}; call "
             "fit(duration=...) to train for longer."
         )
+    progress.of_call = longer is not None
     run.rates.check_warmup(state)
     run.rates.check_length(state)
     if state.max_duration is not None and counts_whole(state, state.max_duration):
@@ -398,11 +427,12 @@ def check_ready(run: "Run", duration: Any) -> None:
     Raises:
         ValueError: An argument is missing.
     """
-    state = run.state
+    state, progress = run.state, run.progress
+    whole = progress.whole if progress.of_call else state.max_duration
     missing = {
         "train_dataloader": run.data.loader is None,
         "optimizers": not state.optimizers,
-        "max_duration": state.max_duration is None and duration is None,
+        "max_duration": duration is None and whole is None,
     }
     for argument, absent in missing.items():
         if absent:

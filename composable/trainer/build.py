@@ -177,7 +177,7 @@ def build_run(
             auto=options.microbatch_size == "auto",
             groups=engine.has_shards or options.accumulate_batches > 1,
         ),
-        progress=Progress(options.max_duration),
+        progress=Progress(options.max_duration, whole=state.max_duration),
         log_interval=options.log_interval,
         iteration_length=options.iteration_length,
         loss_scaler=engine.scaler,

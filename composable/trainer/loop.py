@@ -3,7 +3,7 @@
     for iteration in iterations:            # train
         for epoch in epochs:                # train_epoch
             for batch in dataloader:        # train_batch
-                step; schedule; log; evaluate; save
+                set rates; step; schedulers; log; evaluate; save
 
 Algorithms act, and callbacks observe, in `fire`. The step is composed in `composable.trainer.step`.
 """
@@ -40,7 +40,6 @@ def start(run: Run, max_duration: Time | None) -> None:
     run.weights.best = None
     run.state = state = run.state.evolve(max_duration=max_duration)
     zero_grad(state)
-    run.rates.set(state)
     if run.progress.fit_in_progress:  # resumed: the algorithms have acted at its start
         run.dispatcher.run_callbacks(Event.FIT_START, state)
         return
@@ -107,7 +106,6 @@ def train_epoch(run: Run, state: State) -> State:
     elif run.dispatcher.pop(Control.END_EPOCH):  # requested before an interruption
         return end_epoch(run, state)
     run.rates.optimizers = state.optimizers  # an algorithm may have replaced them
-    run.rates.set(state)
     run.rates.check_epoch()
     complete = state.timestamp.batch_in_epoch == state.epoch_length
     batches, over = run.data.batches(state), complete and finished(run, state)
@@ -144,13 +142,13 @@ def next_batch(run: Run, state: State, batches: Iterator[Loaded]) -> Any:
 
 
 def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State:
-    """Train on one batch, and then schedule, log, evaluate and save what is due."""
+    """Set its learning rates, train on a batch, and then log, evaluate and save what is due."""
     rates, before = run.rates, state
     logs = run.dispatcher.logger.destinations
     batch, samples, tokens = loaded
     state = state.evolve_unchecked(batch=batch, outputs=None)
-    if run.after_dataloader is not None:
-        state = run.after_dataloader(state)
+    if run.begin_batch is not None:
+        state = run.begin_batch(state)
     if logs:
         rates.record()
     state = run.step(state)
@@ -163,8 +161,8 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     )
     if run.flops_counter is not None:
         state = run.count_flops(run.flops_counter, state)
-    if run.schedule is not None:
-        state = run.schedule(state)
+    if run.step_schedulers is not None:
+        state = run.step_schedulers(state)
     if run.batch_end is not None:
         state = run.batch_end(state)
     if logs:

@@ -99,7 +99,7 @@ def _load_patterns(given: Sequence[str]) -> Sequence[str]:
 
 def _loader(name: str, loader: Any) -> None:
     if loader is not None:
-        check.check_loader(name, loader)
+        check.check_loader(name, loader, by_step=True)
 
 
 def _loggers(given: OneOrSeveral[Destination] | str) -> OneOrSeveral[Destination]:
@@ -161,7 +161,8 @@ class DataOptions:
     """The batches of a run, and how each is split.
 
     Args:
-        train_dataloader: An iterable of batches.
+        train_dataloader: An iterable of batches; or a function without arguments that returns an
+            iterator over batches, or a function (key, step) that returns a batch.
         max_duration: The length of training: "10ep", "1000ba", or an integer of epochs.
         iteration_length: The number of epochs in an iteration; the whole run if None.
         grad_accum: The number of microbatches into which each batch is split.
@@ -172,7 +173,9 @@ class DataOptions:
         count_tokens: A function of the batch that counts its tokens for `timestamp.token`.
     """
 
-    train_dataloader: Iterable[Any] | None = attrs.field(default=None, validator=_valid(_loader))
+    train_dataloader: Iterable[Any] | Callable[..., Any] | None = attrs.field(
+        default=None, validator=_valid(_loader)
+    )
     max_duration: Time | None = attrs.field(default=None, converter=_duration)
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(_count))

@@ -80,6 +80,7 @@ class TrainerOptions(
                 f"grad_accum={self.grad_accum} and microbatch_size={self.microbatch_size!r} "
                 "exclude each other; pass the number of microbatches or their size."
             )
+        check.check_endless("max_duration", self.max_duration, self.train_dataloader)
         check.check_separate_streams(self.train_dataloader, evaluators)
         check.check_countable("log_interval", self.log_interval, self.count_tokens)
         for evaluator in evaluators:

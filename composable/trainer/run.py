@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,7 +28,7 @@ from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import EvaluationLoop
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
 from composable.trainer.microbatches import Microbatches
-from composable.trainer.step import Step, build_step, scheduling
+from composable.trainer.step import Step, build_step, compose, scheduling
 from composable.trainer.training_data import TrainingData
 
 if TYPE_CHECKING:
@@ -99,8 +99,10 @@ class Run:
     after_dataloader: Step | None = attrs.field(init=False)
     """Fires the event for each batch of the loader that belongs to the step, if any listens."""
     step: Step = attrs.field(init=False)
-    schedule: Step | None = attrs.field(init=False)
-    """Sets the learning rates of the next batch, if they change after each batch."""
+    begin_batch: Step | None = attrs.field(init=False)
+    """Calls `after_dataloader`, and sets the learning rates of the batch by the schedules."""
+    step_schedulers: Step | None = attrs.field(init=False)
+    """Steps the PyTorch schedulers that step after each batch."""
     batch_end: Step | None = attrs.field(init=False)
     batch_checkpoint: Step | None = attrs.field(init=False)
     recorders: list["RunRecorder"] = attrs.field(factory=list)
@@ -121,8 +123,11 @@ class Run:
         self.after_dataloader = self.dispatcher.firing(Event.AFTER_DATALOADER)
         if self.microbatches.groups and self.after_dataloader is not None:
             self.after_dataloader = partial(each_batch(self.fire), Event.AFTER_DATALOADER)
-        steps = self.rates.steps_of_batch()
-        self.schedule = scheduling(self.dispatcher.firing, steps) if steps else None
+        rates, after = self.rates, self.rates.steps_after_batch()
+        set_rates = scheduling(self.dispatcher.firing, [rates.set]) if rates.schedules else None
+        begins = self.after_dataloader or set_rates
+        self.begin_batch = begins and compose(self.after_dataloader, set_rates)
+        self.step_schedulers = scheduling(self.dispatcher.firing, after) if after else None
         self.batch_end = self._firing_joined(Event.BATCH_END)
         self.batch_checkpoint = self._firing_joined(Event.BATCH_CHECKPOINT)
         self.step = build_step(
@@ -174,8 +179,8 @@ class Run:
                 self.state = self.weights.remove(self.state)
 
     @property
-    def train_dataloader(self) -> Iterable[Any] | None:
-        """The loader of the training data."""
+    def train_dataloader(self) -> Any:
+        """The loader of the training data, or the function in its place."""
         return self.data.loader
 
     @property
@@ -259,6 +264,10 @@ class Progress(SavedFields):
     """Whether a fit was started and has not ended."""
     calls: list[str | None] = saved(list[str | None], factory=list)
     """The `duration` of each call of `fit` that the script has made."""
+    of_call: bool = saved(bool, default=False)
+    """Whether the state has the length of a call with a duration, not that of the run."""
+    whole: Time | None = None
+    """The length of the run: that of the user, or what an algorithm made of it."""
     _repeated: int | None = None
     """How many of `calls` a restarted script has repeated; None if it makes calls of its own."""
 
@@ -270,8 +279,10 @@ class Progress(SavedFields):
 
     def repeats(self, duration: Time | None) -> bool:
         """Return whether a call of `fit` is one that the script made before it was restarted."""
-        at, self._repeated = self._repeated, None
-        if at is None or self.calls[at : at + 1] != [_text(duration)]:
+        at = len(self.calls) if self._repeated is None else self._repeated
+        self._repeated = None
+        if self.calls[at : at + 1] != [_text(duration)]:
+            del self.calls[at:]  # those of another script
             return False
         self._repeated = at + 1
         return True

@@ -136,16 +136,17 @@ class RunPart:
         for i, (one, values) in enumerate(zip(state.optimizers, saved["optimizers"], strict=True)):
             with entry(f"optimizers/{i}"):
                 restore_optimizer(one, values, names)
-        if saved["timestamp"].batch_in_epoch:
+        now = saved["timestamp"]
+        if now.batch_in_epoch:
             with entry("data"):
-                run.data.check_position(saved["data"])
+                now = run.data.position(saved["data"], now)
         for algorithm in chain.from_iterable(map(occurrences, run.dispatcher.plan.algorithms)):
             name = algorithm.algorithm.name
             if name in saved["memory"]:
                 with entry(f"memory/{name}"):
                     algorithm.algorithm.check_memory(saved["memory"][name], state)
         run.state = state.evolve(
-            timestamp=saved["timestamp"],
+            timestamp=now,
             previous_timestamp=saved["previous_timestamp"],
             key=saved["key"],
             max_duration=self._duration(saved),
@@ -157,9 +158,10 @@ class RunPart:
 
     def _duration(self, saved: Mapping[str, Any]) -> Time | None:
         """Return the saved duration, which algorithms may have changed, or a new request."""
-        requested = saved["progress"]["requested_duration"]
-        unchanged = self.run.progress.requested_duration == requested
-        return saved["max_duration"] if unchanged else self.run.state.max_duration
+        progress = saved["progress"]
+        unchanged = self.run.progress.requested_duration == progress["requested_duration"]
+        kept = unchanged or progress["of_call"]
+        return saved["max_duration"] if kept else self.run.state.max_duration
 
 
 def _trained(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Tensor]:

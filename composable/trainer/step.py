@@ -41,7 +41,7 @@ from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["Step", "build_step", "computes_loss", "scheduling"]
+__all__ = ["Step", "build_step", "compose", "computes_loss", "scheduling"]
 
 Step: TypeAlias = Callable[[State], State]
 Gradients: TypeAlias = Callable[..., State]

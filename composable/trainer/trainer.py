@@ -122,7 +122,8 @@ class Trainer:
 
         Args:
             duration: How much longer to train: "2ep", "100ba", or an integer of epochs. If the
-                last fit ended within an epoch, the rest of it counts as the first.
+                last fit ended within an epoch, the rest of it counts as the first. A later call
+                without it trains until the `max_duration` of the Trainer.
 
         Raises:
             ValueError: An argument that training needs is missing, or training has ended.
@@ -139,7 +140,7 @@ class Trainer:
         if not self._checkpoints.resumed:
             run.dispatcher.clear()
         self._checkpoints.resumed = False
-        state = check.check_start(run, None if repeats else longer)
+        state = check.check_start(run, longer, repeats=repeats)
         if not repeats:
             run.progress.add_call(longer)
         with self._fitting():

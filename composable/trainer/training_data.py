@@ -9,14 +9,22 @@ from typing import Any, TypeAlias
 
 import attrs
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from typing_extensions import TypedDict
 
 from composable._support.warn import warn_user
 from composable.checkpoint.errors import MismatchError
 from composable.core.state import State
 from composable.core.stateful import Count, Size
+from composable.core.time import Timestamp
 from composable.data.digest import digest_of
-from composable.data.fetching import has_plain_order, is_map_style, without_workers
+from composable.data.fetching import (
+    function_arity,
+    has_own_iteration,
+    has_plain_order,
+    is_map_style,
+    without_workers,
+)
 from composable.data.grouping import batches_of, total_weight
 from composable.data.order import (
     check_loader_state,
@@ -28,6 +36,7 @@ from composable.data.order import (
     set_generator_states,
 )
 from composable.data.prefetch import Copies, Prefetcher, on_device
+from composable.data.sampler import GlobalBatchSampler
 from composable.engines.engine import Engine
 from composable.resume.changes import ChangedRunWarning, check_as_many
 
@@ -51,6 +60,7 @@ class DataState(TypedDict):
     loader: Mapping[Any, Any] | None
     generators: list[Tensor]
     batches_per_step: Size
+    batch_size: Size
     shards: Size
     first_batch: FirstBatch | None
 
@@ -62,7 +72,7 @@ _LOCAL, _NOT_PLAIN = "local", "not plain data"
 class TrainingData:
     """The training loader, and the position in it."""
 
-    loader: Iterable[Any] | None
+    loader: Any
     count_tokens: Callable[[Any], int] | None = None
     batches_per_step: int = 1
     copies: Copies | None = None
@@ -90,7 +100,6 @@ class TrainingData:
     def batches(self, state: State) -> Iterator["Loaded"]:
         """Iterate over the batches of the epoch that have not been trained on."""
         now, count = state.timestamp, self.batches_per_step
-        loader_state, self._loader_state = self._loader_state, None
         self._generators = self._epoch_generators()
         batches = self._read(
             () if self.loader is None else self.loader,  # a DataLoader may have no length
@@ -98,7 +107,7 @@ class TrainingData:
             epoch=now.epoch,
             first_step=(now.batch - now.batch_in_epoch) * count,
             skip=now.batch_in_epoch * count,  # an earlier fit may have stopped in this epoch
-            loader_state=loader_state,
+            loader_state=self._loader_state,
             generators=self._generators,
         )
         loaded = self.engine.announced(self._loaded(batches, state))
@@ -110,8 +119,10 @@ class TrainingData:
 
     def _read(self, loader: Iterable[Any], state: State, **where: Any) -> Iterator[Any]:
         """Iterate over the batches of the steps, from a place on: see `seeded_batches`."""
-        parts = self.engine.index_shards(self.loader)
-        batches = seeded_batches(loader, state.key, parts=parts, **where)
+        parts, key = self.engine.index_shards(self.loader), state.key
+        if self.engine.is_local and function_arity(loader) is not None:
+            key = key.fold("process", self.engine.processes.rank)
+        batches = seeded_batches(loader, key, parts=parts, **where)
         return self.engine.steps(batches, parts, state.batch_spec, self.batches_per_step)
 
     def _loaded(self, batches: Iterator[Any], state: State) -> Iterator["Loaded"]:
@@ -126,6 +137,7 @@ class TrainingData:
             count = partial(total_weight, weight=count)
             tokens = tokens and partial(total_weight, weight=tokens)
         for batch in batches:
+            self._loader_state = None
             if begins:
                 begins, step = False, now.batch * self.batches_per_step
                 digest = digest_of(batches_of(batch)[0])
@@ -163,10 +175,7 @@ class TrainingData:
             return True
         if not is_map_style(self.loader) or is_stateful(self.loader):
             return False
-        return within_epoch or (
-            has_plain_order(self.loader)  # type: ignore[arg-type]  # a DataLoader
-            and not get_generators(self.loader)
-        )
+        return within_epoch or (has_plain_order(self.loader) and not get_generators(self.loader))
 
     def fetch_ahead(self, state: State) -> State:
         """Fetch the next batch of the epoch, start to copy it to the device; return the state."""
@@ -178,7 +187,7 @@ class TrainingData:
 
     def _read_loader_state(self) -> Any:
         """Return the state of the loader after the batches that were trained on."""
-        if self._loader_state is not None:  # loaded or paused, and not used yet
+        if self._loader_state is not None:  # loaded or paused, and no batch was read since
             return self._loader_state
         if self._prefetcher is not None and self._prefetcher.is_ahead:
             return self._state_ahead
@@ -242,22 +251,45 @@ class TrainingData:
             "loader": self._read_loader_state() if positions is None else positions,
             "generators": self._epoch_generators(),
             "batches_per_step": self.batches_per_step,
+            "batch_size": self.batch_size,
             "shards": self.engine.shards.count,
             "first_batch": self._first_batch,
         }
 
-    def check_position(self, state: DataState) -> None:
-        """Check that a position within an epoch is one of this loader.
+    @property
+    def batch_size(self) -> int | None:
+        """The number of examples in a batch of the loaders of all processes, if it has a name."""
+        inner = getattr(self.loader, "batch_sampler", None)
+        size = getattr(self.loader, "batch_size", None) or getattr(inner, "batch_size", None)
+        if not isinstance(size, int):
+            return None
+        divided = self.engine.is_local and not isinstance(inner, GlobalBatchSampler)
+        return size * (self.engine.processes.size if divided else 1)
+
+    def position(self, state: DataState, now: Timestamp) -> Timestamp:
+        """Return a time within an epoch, in which its steps are counted as those of this loader.
 
         Raises:
-            MismatchError: It is not.
+            MismatchError: The position is not one of this loader.
         """
-        count, own = state["batches_per_step"], self.batches_per_step
-        if count != own:
+        self._check_state(state)
+        sizes, count = (state["batch_size"], self.batch_size), state["batches_per_step"]
+        before, size = (one if one and all(sizes) else 1 for one in sizes)
+        read = now.batch_in_epoch * (count or 1) * before
+        steps, rest = divmod(read, self.batches_per_step * size)
+        follows = before != size and _follows_batches(self.loader)
+        if rest or follows:
+            why = f"the order of {follows} may differ" if follows else "no step begins there"
+            cure = "with those" if follows else f"with numbers whose product divides {read}"
             raise MismatchError(
-                f"batches_per_step is {count}, and this run, which resumes within an "
-                f"epoch, has accumulate_batches={own}; change it at the end of an epoch."
+                f"the epoch was saved after {read} {'batches' if size == 1 else 'examples'}, with "
+                f"accumulate_batches={count} and batch_size={sizes[0]}; with "
+                f"{self.batches_per_step} and {sizes[1]}, {why}. Resume {cure}, or from the end of "
+                "an epoch."
             )
+        return attrs.evolve(now, batch_in_epoch=steps)
+
+    def _check_state(self, state: DataState) -> None:
         if state["loader"] is None:
             return
         if not is_stateful(self.loader):
@@ -285,5 +317,20 @@ class TrainingData:
         with suppress(ValueError):  # at the end of an epoch, where a position is not used
             self._loader_state = self._own_position(state["loader"])
         self._generators = state["generators"]
-        self._first_batch, self._compares = state["first_batch"], True
+        self._first_batch = state["first_batch"]
+        self._compares = state["batch_size"] == self.batch_size
         self._prefetcher = None
+
+
+def _follows_batches(loader: Any) -> str | None:
+    """Return the name of what may give its examples in another order with another batch size."""
+    plain = isinstance(loader, DataLoader) and not has_own_iteration(loader)
+    if not plain or hasattr(loader, "state_dict"):
+        return type(loader).__name__
+    if isinstance(loader.dataset, IterableDataset):
+        return f"{loader.num_workers} workers" if loader.num_workers > 1 else None
+    order = loader.batch_sampler
+    if type(order) is BatchSampler:
+        order = order.sampler
+    known = type(order) is GlobalBatchSampler or type(order).__module__.startswith("torch.")
+    return None if known else type(order).__name__

@@ -15,7 +15,7 @@ from composable._support.extras import needs
 from composable._support.tree import leaves_of, map_tensors, tensors_of
 from composable.checkpoint.compare import same_bits
 from composable.core.state import State
-from composable.data.fetching import is_map_style, without_workers
+from composable.data.fetching import function_arity, is_map_style, without_workers
 from composable.data.grouping import batches_of
 from composable.data.order import get_generator_states, is_stateful, set_generator_states
 from composable.engines.modules import all_modules
@@ -52,7 +52,7 @@ class TrialRun:
         name = "train_dataloader" if loader is None else "batches"
         if given is None:
             raise ValueError("train_dataloader=None: pass it to the Trainer, or pass batches.")
-        listed = isinstance(given, (list, tuple))
+        listed = isinstance(given, (list, tuple)) or function_arity(given) == 2
         if not listed and (not is_map_style(given) or is_stateful(given)):
             raise ValueError(
                 f"{name}={type(given).__name__} has a position, which reading it would "

@@ -20,6 +20,7 @@ FILES = {
 WAY = [
     ("trainer/loop.py", "train_epoch", "fetch the next batch", "BEFORE_DATALOADER"),
     ("trainer/loop.py", "train_batch", "move it to the device, count it", "AFTER_DATALOADER"),
+    ("trainer/step.py", "scheduling", "set learning rates by schedules", "*_SCHEDULER_STEP"),
     ("trainer/step.py", "build_step", "start the step", "BATCH_START"),
     ("trainer/step.py", "optimizer_step", "freeze parameters", "BEFORE_TRAIN_BATCH"),
     (None, "sum_gradients", "split, if there are microbatches or shards", None),
@@ -29,7 +30,7 @@ WAY = [
     ("trainer/step.py", "optimizer_step", "check that the loss is finite", "AFTER_TRAIN_BATCH"),
     ("trainer/step.py", "build_step", "step the optimizers", "BEFORE/AFTER_OPTIMIZER_STEP"),
     ("trainer/step.py", "build_step", "free the gradients", "BEFORE/AFTER_ZERO_GRAD"),
-    ("trainer/step.py", "scheduling", "set the next learning rates", "BEFORE/AFTER_SCHEDULER_STEP"),
+    ("trainer/step.py", "scheduling", "step PyTorch's schedulers", "BEFORE/AFTER_SCHEDULER_STEP"),
     ("trainer/loop.py", "log", "log what is due", "BATCH_END, LOG"),
     (None, "Evaluation, Checkpoints", "evaluate, save what is due", "EVAL_*, BATCH_CHECKPOINT"),
 ]

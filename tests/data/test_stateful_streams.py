@@ -1,11 +1,13 @@
 """A DataLoader of an iterable dataset with a state resumes from it, with and without workers."""
 
+import copy
 import warnings
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from composable import Event
 from composable.checkpoint import MismatchError
 from composable.data import (
     ReplayedBatchesWarning,
@@ -17,6 +19,7 @@ from tests.data.loaders import numbers, read
 from tests.data.streams import Counted, Live, Plain, Stateful
 from tests.support.campaign import drawn, each_once
 from tests.support.models import linear, same, weights
+from tests.support.observers import Raise
 from tests.support.outcomes import resumes_exactly
 from tests.support.runs import make_trainer
 
@@ -57,6 +60,25 @@ def test_resumes_from_the_state_of_the_batches_that_were_returned(dataset, worke
 
         assert first + rest == whole
         assert read(again, epoch=2) == read(loader(), epoch=2)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("counts", [(0, 2), (1, 0, 2), (2, 0, 0, 1), (3, 1, 0)])
+@pytest.mark.parametrize(("dataset", "workers"), each_once(list(DATASETS), list(WORKERS)))
+def test_a_state_that_is_read_before_the_first_batch_resumes_too(dataset, workers, counts):
+    def loader():
+        return DataLoader(DATASETS[dataset](), 2, **WORKERS[workers])
+
+    done, state = [], None
+    for count in counts:
+        again = loader()
+        where = {"skip": len(done), "loader_state": state} if done else {}
+        batches = seeded_batches(again, 17, epoch=1, first_step=4, **where)
+        done += [numbers(next(batches)) for _ in range(count)]
+        state = read_loader_state(again)
+        batches.close()
+
+    assert done + read(loader(), skip=len(done), loader_state=state) == read(loader())
 
 
 def test_a_resume_reads_no_example_again():
@@ -169,6 +191,53 @@ def test_a_run_that_is_saved_before_it_continues_keeps_the_position(tmp_path):
     assert same(weights(build(load_path=again).fit().model), expected)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_run_that_ends_before_its_first_batch_keeps_the_position(workers, tmp_path):
+    def build(**options):
+        loader = DataLoader(Labelled(), 2, num_workers=workers)
+        return make_trainer(linear(), loader, check_effects=False, **options)
+
+    expected = weights(build(save_folder=tmp_path, save_interval="3ba").fit().model)
+    (point,) = tmp_path.glob("*-ba3")
+    again = build(load_path=point, callbacks=Raise(Ended(), Event.BEFORE_DATALOADER, 3))
+    with pytest.raises(Ended):
+        again.fit()
+    saved = again.save_checkpoint(tmp_path / "again")
+
+    assert same(weights(build(load_path=saved).fit().model), expected)
+
+
+class Ended(Exception):
+    pass
+
+
+class Persistent:
+    """A loader like that of torchdata, whose worker keeps its copy of the data set."""
+
+    def __init__(self, dataset):
+        self.dataset, self._iterator, self._initial_iter_for_state_dict = dataset, None, False
+
+    def __iter__(self):
+        self._iterator = copy.deepcopy(self.dataset) if self._iterator is None else self._iterator
+        return iter(list(self._iterator))
+
+    def state_dict(self):
+        if self._iterator is None:
+            self._iterator, self._initial_iter_for_state_dict = copy.deepcopy(self.dataset), True
+        return self._iterator.state_dict()
+
+    def load_state_dict(self, state):
+        self._iterator = None
+        self.dataset.load_state_dict(state)
+
+
+def test_persistent_workers_of_a_loader_with_a_state_know_each_epoch():
+    loader = Persistent(Stateful())
+    loader.state_dict()
+    for epoch in range(3):
+        assert read(loader, epoch=epoch) == read(Persistent(Stateful()), epoch=epoch)
+
+
 @pytest.mark.filterwarnings("ignore::composable.resume.ChangedRunWarning")
 def test_another_number_of_workers_is_an_error(tmp_path):
     def build(workers, **options):
@@ -230,7 +299,7 @@ def test_libraries_resume_exactly(kind, workers, tmp_path):
     pytest.importorskip(kind)
 
     def loader():
-        options = {"num_workers": workers, "batch_size": 2}
+        options = {"num_workers": workers, "batch_size": 2, "persistent_workers": workers > 0}
         if kind == "torchdata":
             from torchdata.stateful_dataloader import StatefulDataLoader
 

@@ -91,4 +91,5 @@ def test_run_scales_the_rate_of_each_layer():
         max_duration="3ba",
     ).fit()
 
-    assert [g["lr"] for g in state.optimizers[0].param_groups] == [0.1, 0.2 * cosine()(state)]
+    factor = cosine()(state.evolve(timestamp=state.previous_timestamp))  # of the last batch
+    assert [g["lr"] for g in state.optimizers[0].param_groups] == [0.1, 0.2 * factor]

@@ -107,6 +107,7 @@ def test_state_of_the_parts(run):
         "num_fits": 1,
         "fit_in_progress": True,
         "calls": ["5ba"],
+        "of_call": True,
     }
     assert saved["evaluation"] == {"last_run": {"eval": 5}}
     assert saved["microbatches"] == {"size": 2}
