@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from composable import SplitLossError
+from composable import Event, SplitLossError
 from composable.algorithms import LabelSmoothing, MixUp
 from composable.distributed import DDP
 from property_tests.test_accumulation import gradients_of
@@ -65,6 +65,50 @@ def test_loss_of_a_whole_is_that_of_its_parts_or_refused(name, sizes, split, see
         return
 
     assert_close(found, expected)
+
+
+AFTER_PASSES = (
+    *(Event.AFTER_TRAIN_BATCH, Event.BEFORE_OPTIMIZER_STEP, Event.AFTER_OPTIMIZER_STEP),
+    *(Event.AFTER_ZERO_GRAD, Event.BATCH_END, Event.BATCH_CHECKPOINT),
+)
+
+
+def seen_after(loader, **options):
+    """Return what a callback reads of a batch after its forward passes, or the errors' messages."""
+    seen = {}
+
+    def read(event, state, logger):
+        if event in AFTER_PASSES:
+            for name in ("inputs", "targets", "outputs", "loss"):
+                try:
+                    seen[event, name] = getattr(state, name)
+                except (AttributeError, ValueError) as error:
+                    seen[event, name] = str(error)
+
+    make_trainer(model(), loader, max_duration="1ba", callbacks=[read], **options).fit()
+    return seen
+
+
+@fewest
+@given(sizes=sizes, split=all_splits(), seed=st.integers(0, 99))
+@example(sizes=[5, 2], split={"microbatch_size": 2}, seed=0)
+@example(sizes=[5, 2], split={"microbatch_size": 20}, seed=0)
+@example(sizes=[5, 2, 3], split={"accumulate_batches": None, "grad_accum": 2}, seed=1)
+@example(sizes=[4, 5], split={"parallel": DDP(shards=3)}, seed=2)
+def test_a_callback_reads_a_split_batch_as_a_whole_or_not_at_all(sizes, split, seed):
+    """Law of accumulation: After its forward passes, a callback reads of a split batch what it
+    reads of a whole one, or an error that names what to read instead."""
+    whole, parts, options = whole_and_parts(sizes, split, seed=seed)
+    expected = seen_after(whole)
+
+    found = seen_after(parts, **options)
+
+    assert found.keys() == expected.keys()
+    for (event, name), value in found.items():
+        if isinstance(value, str):
+            assert "AFTER_FORWARD" in value if name == "outputs" else "batch.batches" in value
+        else:
+            assert_close(value, expected[event, name])
 
 
 @pytest.mark.parametrize("name", LOSSES)
