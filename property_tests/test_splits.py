@@ -97,7 +97,8 @@ def seen_after(loader, **options):
 @example(sizes=[4, 5], split={"parallel": DDP(shards=3)}, seed=2)
 def test_a_callback_reads_a_split_batch_as_a_whole_or_not_at_all(sizes, split, seed):
     """Law of accumulation: After its forward passes, a callback reads of a split batch what it
-    reads of a whole one, or an error that names what to read instead."""
+    reads of a whole one, or an error that names what to read instead.
+    """
     whole, parts, options = whole_and_parts(sizes, split, seed=seed)
     expected = seen_after(whole)
 
