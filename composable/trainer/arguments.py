@@ -3,12 +3,15 @@
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import attrs
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.batches.model_call import is_transformers_model
 from composable.batches.precision import Precision
@@ -463,6 +466,23 @@ def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
                 f"precision={precision.name!r}, so it would divide by 0; pass eps=1e-4, or "
                 f"precision='amp_{precision.name}', which keeps the weights in float32."
             )
+
+
+def check_schedules(state: State, rates: "LearningRates") -> None:
+    """Call each schedule at the start of a run of known length, with copies of the groups."""
+    if state.max_duration is None:
+        return
+    groups = [
+        {name: one.clone() if isinstance(one, torch.Tensor) else one for name, one in group.items()}
+        for optimizer in rates.optimizers
+        for group in optimizer.param_groups
+    ]
+    try:
+        copies: Any = (SimpleNamespace(param_groups=groups),)
+        attrs.evolve(rates, optimizers=copies).set(state)
+    except Exception as error:
+        add_note(error, "raised by schedulers, which are called when the Trainer is built.")
+        raise
 
 
 def check_schedule_free(
