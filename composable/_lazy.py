@@ -13,6 +13,7 @@ its own, where `TYPE_CHECKING` is true and the import statement only records nam
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import resolve_name
 from types import CodeType, ModuleType
@@ -42,12 +43,7 @@ class _LazyPackage(ModuleType):
     def __getattr__(self, name: str) -> Any:
         source = self.__dict__["_sources"].get(name)
         if source is None:
-            from composable._other_trainers import CLASSES, advice_on  # only for an error
-
-            if name in CLASSES:  # not an AttributeError: `from package import name` would drop it
-                missing = f"cannot import name {name!r} from {self.__name__!r}"
-                raise ImportError(f"{missing}{advice_on(name, CLASSES)}.", name=name)
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            return _explain_name(self.__name__, name)
         if source.module == self.__name__:
             value = import_module(f"{self.__name__}.{name}")
         else:
@@ -61,6 +57,8 @@ class _LazyPackage(ModuleType):
         source = self._sources.get(name)
         if isinstance(value, ModuleType) and source and source.module != self.__name__:
             value = getattr(import_module(source.module), source.name)
+        if type(value) is ModuleType:  # it has advice on names, as this package has
+            value.__dict__.setdefault("__getattr__", partial(_explain_class, value.__name__))
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
@@ -69,6 +67,21 @@ class _LazyPackage(ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted(self._sources)
+
+
+def _explain_name(module: str, name: str) -> Any:
+    from composable._other_trainers import CLASSES, advice_on  # only for an error
+
+    if name in CLASSES:  # not an AttributeError: `from package import name` would drop it
+        missing = f"cannot import name {name!r} from {module!r}"
+        raise ImportError(f"{missing}{advice_on(name, CLASSES)}.", name=name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def _explain_class(module: str, name: str) -> Any:
+    if name.islower() and name != "dist":  # perhaps a submodule that is not imported yet
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    return _explain_name(module, name)
 
 
 def export_lazily(package: str) -> None:

@@ -24,11 +24,6 @@ __all__ = ["FLOPS", "FrozenStateError", "State", "state_facts"]
 FLOPS = "flops"
 """The entry of the memory that has the floating-point operations so far."""
 
-_NOT_KEPT = (
-    "state.outputs is not kept for a batch that was split into microbatches, shards or batches of "
-    "the loader: they would need the memory that the split saves. Read the outputs for each part "
-    "at AFTER_FORWARD, where state.targets has its targets."
-)
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -386,8 +381,6 @@ class State:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name == "outputs":
-            raise AttributeError(_NOT_KEPT, name=name, obj=self)
         return explain_attribute(self, name, STATE)
 
     def __repr__(self) -> str:

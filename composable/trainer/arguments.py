@@ -1,5 +1,6 @@
 """Check arguments: an error names the argument, its value, what is allowed, and what to do."""
 
+import copy
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -472,13 +473,10 @@ def check_schedules(state: State, rates: "LearningRates") -> None:
     """Call each schedule at the start of a run of known length, with copies of the groups."""
     if state.max_duration is None:
         return
-    groups = [
-        {name: one.clone() if isinstance(one, torch.Tensor) else one for name, one in group.items()}
-        for optimizer in rates.optimizers
-        for group in optimizer.param_groups
-    ]
+    groups = [group for optimizer in rates.optimizers for group in optimizer.param_groups]
+    options = copy.deepcopy([{**group, "params": []} for group in groups])
+    copies: Any = (SimpleNamespace(param_groups=options),)
     try:
-        copies: Any = (SimpleNamespace(param_groups=groups),)
         attrs.evolve(rates, optimizers=copies).set(state)
     except Exception as error:
         add_note(error, "raised by schedulers, which are called when the Trainer is built.")

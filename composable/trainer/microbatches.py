@@ -150,7 +150,6 @@ def each_part(
         whole, key, own = state.batch, state.key, state.loss_fn
         shards = shards_in(whole)
         before = Buffers.of(state) if len(shards) > 1 else None
-        count = 0
         for i, shard in enumerate(shards):
             if before is not None and i:
                 before.restore()
@@ -159,8 +158,8 @@ def each_part(
             parts = microbatches.of(shard, state.batch_spec, equal_parts, last=last)
             state = add_shard(state, sums, parts, own)
             sums.add(state)
-            count += len(parts)
-        state = state if count == 1 else state.without_outputs()
+        if len(shards) > 1 or len(parts) > 1:
+            state = state.without_outputs()
         return state.evolve_unchecked(batch=whole, loss_fn=own, key=key)
 
     def add_shard(state: State, sums: Sums, parts: list[Microbatch], loss_fn: Any) -> State:

@@ -49,7 +49,9 @@ def test_outputs_of_a_split_batch_are_refused_by_name_until_there_are_others():
     split = state(outputs=1).without_outputs()
 
     for one in (split, split.evolve(loss=None), pickle.loads(pickle.dumps(split))):
-        with pytest.raises(AttributeError, match=r"state.outputs is not kept.*at AFTER_FORWARD"):
+        with pytest.raises(
+            AttributeError, match=r"for a batch that was split are not kept.*at AFTER_FORWARD"
+        ):
             one.outputs  # noqa: B018
     assert split.evolve(outputs=2).outputs == 2
 
