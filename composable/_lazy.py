@@ -58,7 +58,8 @@ class _LazyPackage(ModuleType):
         if isinstance(value, ModuleType) and source and source.module != self.__name__:
             value = getattr(import_module(source.module), source.name)
         if type(value) is ModuleType:  # it has advice on names, as this package has
-            value.__dict__.setdefault("__getattr__", partial(_explain_class, value.__name__))
+            explain = partial(_explain_name, value.__name__, has_modules=True)
+            value.__dict__.setdefault("__getattr__", explain)
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
@@ -69,19 +70,15 @@ class _LazyPackage(ModuleType):
         return sorted(self._sources)
 
 
-def _explain_name(module: str, name: str) -> Any:
-    from composable._other_trainers import CLASSES, advice_on  # only for an error
+def _explain_name(module: str, name: str, *, has_modules: bool = False) -> Any:
+    # A name of `has_modules` in lower case is perhaps one that is not imported yet.
+    if not has_modules or not name.islower() or name == "dist":
+        from composable._other_trainers import CLASSES, advice_on  # only for an error
 
-    if name in CLASSES:  # not an AttributeError: `from package import name` would drop it
-        missing = f"cannot import name {name!r} from {module!r}"
-        raise ImportError(f"{missing}{advice_on(name, CLASSES)}.", name=name)
+        if name in CLASSES:  # not an AttributeError: `from package import name` would drop it
+            missing = f"cannot import name {name!r} from {module!r}"
+            raise ImportError(f"{missing}{advice_on(name, CLASSES)}.", name=name)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
-
-
-def _explain_class(module: str, name: str) -> Any:
-    if name.islower() and name != "dist":  # perhaps a submodule that is not imported yet
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    return _explain_name(module, name)
 
 
 def export_lazily(package: str) -> None:

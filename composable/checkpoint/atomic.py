@@ -218,12 +218,9 @@ def _exchange(first: Path, second: Path) -> bool:
     """Exchange two folders in one step, and return whether the system can."""
     import ctypes  # on use
 
-    try:
-        exchange = ctypes.CDLL(None).renameat2
-    except (AttributeError, OSError, TypeError):  # not Linux
-        return False
+    call = os.name != "nt" and getattr(ctypes.CDLL(None), "renameat2", None)  # of Linux
     here, both = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
-    return not exchange(here, os.fsencode(first), here, os.fsencode(second), both)
+    return bool(call and not call(here, os.fsencode(first), here, os.fsencode(second), both))
 
 
 def clean(target: Path, remove: Remove = remove_files) -> None:

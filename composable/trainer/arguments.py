@@ -488,12 +488,17 @@ def check_schedule_free(
 ) -> None:
     """Warn about a schedule or an average beside a schedule-free optimizer."""
     from composable.optim.multi import schedule_free_parts  # on use
+    from composable.optim.schedules import Constant
 
     found = schedule_free_parts(optimizers)
     if not found:
         return
     own = type(found[0]).__name__
-    changing = [one for one in rates.all if not _is_constant(one)]
+    changing = [
+        one
+        for one in rates.all
+        if not isinstance(one, Constant) or one.warmup.value or one.duration is not None
+    ]
     if changing:
         warn_user(
             f"schedulers contains {changing[0]!r}, and {own} needs no schedule: its average takes "
@@ -508,15 +513,6 @@ def check_schedule_free(
             f"Drop {averages[0]}, or use another optimizer.",
             UserWarning,
         )
-
-
-def _is_constant(schedule: Any) -> bool:
-    """Return whether a schedule has one value during the whole run."""
-    from composable.optim.schedules import Constant  # on use
-
-    return (
-        isinstance(schedule, Constant) and not schedule.warmup.value and schedule.duration is None
-    )
 
 
 def _averages(algorithm: Algorithm) -> bool:
