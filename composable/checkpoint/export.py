@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.paths import open_to_write, replacing
+from composable._support.paths import open_to_write, replacing, write_atomically
 from composable.batches.model_call import has_adapters, is_transformers_model
 from composable.checkpoint.atomic import new_folder
 from composable.checkpoint.errors import CheckpointExistsError, UnsavableError
@@ -74,7 +74,8 @@ def _write_folder(model: nn.Module, weights: dict[str, Tensor], path: Path) -> N
         inner.save_pretrained(partial, state_dict={n: t.cpu() for n, t in own.items()})
         check = _check_adapter if has_adapters(inner) else _check_folder
         check(inner, own, partial, path)
-        (partial / _LIST).write_text("\n".join([_LIST, *sorted(_names(partial))]))
+        names = "\n".join([_LIST, *sorted(_names(partial))])
+        write_atomically(partial / _LIST, names.encode())
 
 
 def _check_place(path: Path, _: bool) -> None:
