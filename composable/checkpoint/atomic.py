@@ -211,6 +211,7 @@ def new_folder(target: Path, check: Check = _check_place) -> Iterator[Path]:
         if not (os.path.lexists(target) and _exchange(folder, target)):
             commit(folder, target)
         _sync(target.parent)
+        remove(folder)  # the old one, if they were exchanged
     clean(target, remove)
 
 
