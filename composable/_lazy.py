@@ -13,6 +13,7 @@ its own, where `TYPE_CHECKING` is true and the import statement only records nam
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import resolve_name
 from types import CodeType, ModuleType
@@ -42,12 +43,7 @@ class _LazyPackage(ModuleType):
     def __getattr__(self, name: str) -> Any:
         source = self.__dict__["_sources"].get(name)
         if source is None:
-            from composable._other_trainers import CLASSES, advice_on  # only for an error
-
-            if name in CLASSES:  # not an AttributeError: `from package import name` would drop it
-                missing = f"cannot import name {name!r} from {self.__name__!r}"
-                raise ImportError(f"{missing}{advice_on(name, CLASSES)}.", name=name)
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+            return _explain_name(self.__name__, name)
         if source.module == self.__name__:
             value = import_module(f"{self.__name__}.{name}")
         else:
@@ -61,6 +57,9 @@ class _LazyPackage(ModuleType):
         source = self._sources.get(name)
         if isinstance(value, ModuleType) and source and source.module != self.__name__:
             value = getattr(import_module(source.module), source.name)
+        if type(value) is ModuleType:  # it has advice on names, as this package has
+            explain = partial(_explain_name, value.__name__, has_modules=True)
+            value.__dict__.setdefault("__getattr__", explain)
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Callable[[str], ModuleType], tuple[str]]:
@@ -69,6 +68,17 @@ class _LazyPackage(ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted(self._sources)
+
+
+def _explain_name(module: str, name: str, *, has_modules: bool = False) -> Any:
+    # A name of `has_modules` in lower case is perhaps one that is not imported yet.
+    if not has_modules or not name.islower() or name == "dist":
+        from composable._other_trainers import CLASSES, advice_on  # only for an error
+
+        if name in CLASSES:  # not an AttributeError: `from package import name` would drop it
+            missing = f"cannot import name {name!r} from {module!r}"
+            raise ImportError(f"{missing}{advice_on(name, CLASSES)}.", name=name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def export_lazily(package: str) -> None:

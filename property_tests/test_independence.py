@@ -67,7 +67,7 @@ class OnlyNoise(nn.Module):
         self.scale = nn.Parameter(torch.ones(3))
 
     def forward(self, inputs):
-        noise = torch.rand(len(inputs), 3)
+        noise = torch.rand(len(inputs), 3, device=inputs.device)
         if self.training:  # not as a teacher
             self.noise = noise
         return self.scale * noise

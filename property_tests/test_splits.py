@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.testing import assert_close
 
-from composable import SplitLossError
+from composable import Event, SplitLossError
 from composable.algorithms import LabelSmoothing, MixUp
 from composable.distributed import DDP
 from property_tests.test_accumulation import gradients_of
 from tests.support.campaign import each_once
 from tests.support.losses import OF_TORCH, RECOGNIZED, REFUSED, WEIGHTS, WITH_EFFECTS
 from tests.support.models import weights
-from tests.support.runs import make_trainer
+from tests.support.runs import DEVICE, make_trainer
 from tests.support.split_losses import LOSSES, examples, model, parts_of
 from tests.support.strategies import fewest, single
 
@@ -67,6 +67,51 @@ def test_loss_of_a_whole_is_that_of_its_parts_or_refused(name, sizes, split, see
     assert_close(found, expected)
 
 
+AFTER_PASSES = (
+    *(Event.AFTER_TRAIN_BATCH, Event.BEFORE_OPTIMIZER_STEP, Event.AFTER_OPTIMIZER_STEP),
+    *(Event.AFTER_ZERO_GRAD, Event.BATCH_END, Event.BATCH_CHECKPOINT),
+)
+
+
+def seen_after(loader, **options):
+    """Return what a callback reads of a batch after its forward passes, or the errors' messages."""
+    seen = {}
+
+    def read(event, state, logger):
+        if event in AFTER_PASSES:
+            for name in ("inputs", "targets", "outputs", "loss"):
+                try:
+                    seen[event, name] = getattr(state, name)
+                except (AttributeError, ValueError) as error:
+                    seen[event, name] = str(error)
+
+    make_trainer(model(), loader, max_duration="1ba", callbacks=[read], **options).fit()
+    return seen
+
+
+@fewest
+@given(sizes=sizes, split=all_splits(), seed=st.integers(0, 99))
+@example(sizes=[5, 2], split={"microbatch_size": 2}, seed=0)
+@example(sizes=[5, 2], split={"microbatch_size": 20}, seed=0)
+@example(sizes=[5, 2, 3], split={"accumulate_batches": None, "grad_accum": 2}, seed=1)
+@example(sizes=[4, 5], split={"parallel": DDP(shards=3)}, seed=2)
+def test_a_callback_reads_a_split_batch_as_a_whole_or_not_at_all(sizes, split, seed):
+    """Law of accumulation: After its forward passes, a callback reads of a split batch what it
+    reads of a whole one, or an error that names what to read instead.
+    """
+    whole, parts, options = whole_and_parts(sizes, split, seed=seed)
+    expected = seen_after(whole)
+
+    found = seen_after(parts, **options)
+
+    assert found.keys() == expected.keys()
+    for (event, name), value in found.items():
+        if isinstance(value, str):
+            assert "AFTER_FORWARD" in value if name == "outputs" else "batch.batches" in value
+        else:
+            assert_close(value, expected[event, name])
+
+
 @pytest.mark.parametrize("name", LOSSES)
 @fewest
 @given(sizes=sizes, seed=st.integers(0, 99))
@@ -103,13 +148,23 @@ def test_refusal_comes_before_any_weight_changes_and_names_the_cures(name, split
     assert_close(weights(trained), weights(model()), rtol=0, atol=0)
 
 
+def loss_in_bfloat16(name, loader, **options):
+    """Return the loss of a step, or the error of a loss that autocast on CUDA refuses."""
+    single = {"loss_fn": LOSSES[name], "precision": "amp_bf16", "max_duration": "1ba"}
+    trainer = make_trainer(model(torch.float32), loader, **single, **options)
+    if DEVICE == "cuda" and name.startswith("BCELoss,"):
+        with pytest.raises(RuntimeError, match="BCELoss are unsafe to autocast"):
+            trainer.fit()
+        return 0.0
+    return trainer.fit().loss
+
+
 @pytest.mark.parametrize(("name", "split"), each_once([*OF_TORCH, *RECOGNIZED], SPLITS), ids=str)
 def test_losses_in_bfloat16_are_those_of_the_whole_to_rounding(name, split):
     whole, parts, options = whole_and_parts([7, 6], split, dtype=torch.float32)
-    single = {"loss_fn": LOSSES[name], "precision": "amp_bf16", "max_duration": "1ba"}
 
-    expected = make_trainer(model(torch.float32), whole, **single).fit().loss
-    found = make_trainer(model(torch.float32), parts, **single, **options).fit().loss
+    expected = loss_in_bfloat16(name, whole)
+    found = loss_in_bfloat16(name, parts, **options)
 
     assert float(found) == pytest.approx(float(expected), rel=0.02)
 

@@ -190,7 +190,7 @@ def seen_at(event, *others):
 
     def look(self, state, logger):
         loss = None if state.loss is None else state.loss.detach().clone()
-        seen.append([state.timestamp.batch, state.inputs, state.outputs, loss])
+        seen.append([state.timestamp.batch, state.inputs, getattr(state, "outputs", "split"), loss])
 
     callback = observer(others)
     setattr(type(callback), event.value, look)

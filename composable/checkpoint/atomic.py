@@ -12,9 +12,10 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from composable._support.paths import create_descriptor
 from composable.checkpoint.errors import (
@@ -44,6 +45,10 @@ __all__ = [
     "writable",
     "write_file",
 ]
+
+
+Check: TypeAlias = Callable[[Path, bool], None]
+Remove: TypeAlias = Callable[[Path], None]
 
 
 class _Output:
@@ -99,79 +104,6 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-@contextmanager
-def staging(target: Path, overwrite: bool) -> Iterator[Path]:
-    """Create a temporary folder next to the target, locked while its writer is alive.
-
-    Raises:
-        CheckpointExistsError: The target may not be overwritten.
-    """
-    if not os.path.lexists(target):  # after an interrupted overwrite
-        for aside in _leftovers(target, "replaced")[:1]:
-            os.rename(aside, target)
-    _check_place(target, overwrite)
-    lock = None
-    try:
-        while True:
-            partial = beside(target, "partial")
-            os.mkdir(partial)
-            lock = _lock(partial)
-            if lock is None or is_still(partial, lock):
-                break
-            os.close(lock)  # another process deleted the folder before it was locked
-            lock = None
-        yield partial
-    except BaseException:
-        remove_files(partial)
-        raise
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def commit(partial: Path, target: Path) -> None:
-    """Rename a temporary folder to the target, which is deleted once the new one is on disk."""
-    _sync_folder(partial)
-    aside = beside(target, "replaced")
-    try:
-        if os.path.lexists(target):
-            os.rename(target, aside)
-        os.rename(partial, target)
-    except BaseException:
-        with suppress(OSError):
-            if not os.path.lexists(target):
-                os.rename(aside, target)
-        raise
-    _sync_folder(target.parent)  # before anything is deleted
-
-
-@contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """Write a folder of any files under a temporary name, and rename it if no error is raised."""
-    partial = beside(target, "partial")
-    os.mkdir(partial)
-    try:
-        yield partial
-        _sync_folder(partial)
-        os.rename(partial, target)
-        _sync_folder(target.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def clean(target: Path) -> None:
-    """Delete temporary folders of earlier writers of the target, unless they are still running."""
-    with suppress(OSError):
-        for aside in _leftovers(target, "replaced"):
-            remove_files(aside)
-        for partial in _leftovers(target, "partial"):
-            lock = _lock(partial)
-            if lock is not None:
-                remove_files(partial)
-                os.close(lock)
-
-
 def _check_place(target: Path, overwrite: bool) -> None:
     if not os.path.lexists(target):
         return
@@ -205,6 +137,110 @@ def remove_files(folder: Path) -> None:
         os.rmdir(folder)
 
 
+@contextmanager
+def staging(
+    target: Path, overwrite: bool, check: Check = _check_place, remove: Remove = remove_files
+) -> Iterator[Path]:
+    """Create a temporary folder next to the target, locked while its writer is alive.
+
+    Args:
+        target: The folder that is written.
+        overwrite: Whether an existing one may be replaced.
+        check: Raises an error if the target must not be replaced. By default, only a checkpoint is.
+        remove: Deletes a temporary folder. By default, only the files of a checkpoint.
+
+    Raises:
+        CheckpointExistsError: The target may not be overwritten.
+    """
+    if not os.path.lexists(target):  # after an interrupted overwrite
+        for aside in _leftovers(target, "replaced")[:1]:
+            os.rename(aside, target)
+    check(target, overwrite)
+    lock = None
+    try:
+        while True:
+            partial = beside(target, "partial")
+            os.mkdir(partial)
+            lock = _lock(partial)
+            if lock is None or is_still(partial, lock):
+                break
+            os.close(lock)  # another process deleted the folder before it was locked
+            lock = None
+        yield partial
+    except BaseException:
+        remove(partial)
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def commit(partial: Path, target: Path) -> None:
+    """Rename a temporary folder to the target, which is deleted once the new one is on disk."""
+    _sync(partial)
+    aside = beside(target, "replaced")
+    try:
+        if os.path.lexists(target):
+            os.rename(target, aside)
+        os.rename(partial, target)
+    except BaseException:
+        with suppress(OSError):
+            if not os.path.lexists(target):
+                os.rename(aside, target)
+        raise
+    _sync(target.parent)  # before anything is deleted
+
+
+@contextmanager
+def new_folder(target: Path, check: Check = _check_place) -> Iterator[Path]:
+    """Write a folder of any files under a temporary name, and rename it if no error is raised.
+
+    A folder that it replaces is exchanged with it, in one step. Where the system can't do that, the
+    old one is renamed first; after a kill in between, the next writer restores its name.
+
+    Args:
+        target: The folder.
+        check: Raises an error if the target must not be replaced. By default, nothing is.
+    """
+    remove = partial(shutil.rmtree, ignore_errors=True)
+    with staging(target, False, check, remove) as folder:
+        yield folder
+        for path in (*folder.rglob("*"), folder):
+            _sync(path)
+        check(target, False)  # again: the files took their time
+        if not (os.path.lexists(target) and _exchange(folder, target)):
+            commit(folder, target)
+        _sync(target.parent)
+        remove(folder)  # the old one, if they were exchanged
+    clean(target, remove)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two folders in one step, and return whether the system can."""
+    import ctypes  # on use
+
+    call = os.name != "nt" and getattr(ctypes.CDLL(None), "renameat2", None)  # of Linux
+    here, both = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
+    return bool(call and not call(here, os.fsencode(first), here, os.fsencode(second), both))
+
+
+def clean(target: Path, remove: Remove = remove_files) -> None:
+    """Delete temporary folders of earlier writers of the target, unless they are still running.
+
+    Args:
+        target: The folder that is written.
+        remove: As of `staging`.
+    """
+    with suppress(OSError):
+        for aside in _leftovers(target, "replaced"):
+            remove(aside)
+        for partial in _leftovers(target, "partial"):
+            lock = _lock(partial)
+            if lock is not None:
+                remove(partial)
+                os.close(lock)
+
+
 def _lock(folder: Path) -> int | None:
     """Lock a folder; return None if it is locked already or locks are not supported."""
     if fcntl is None:
@@ -227,10 +263,10 @@ def is_still(folder: Path, descriptor: int) -> bool:
         return False
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync(path: Path) -> None:
     if os.name == "nt":  # folders cannot be synced
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

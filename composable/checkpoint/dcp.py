@@ -79,8 +79,6 @@ def export_dcp(
     with writable(target), new_folder(target) as partial, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         save(weights, storage_writer=FileSystemWriter(partial), no_dist=True)
-        if os.path.lexists(target):
-            raise CheckpointExistsError(f"{target} exists: use another folder.")
     return target
 
 

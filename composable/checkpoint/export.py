@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.paths import open_to_write, replacing
+from composable._support.paths import open_to_write, replacing, write_atomically
 from composable.batches.model_call import has_adapters, is_transformers_model
 from composable.checkpoint.atomic import new_folder
 from composable.checkpoint.errors import CheckpointExistsError, UnsavableError
@@ -20,6 +20,8 @@ from composable.functional import batch_norm_statistics
 __all__ = ["export_weights"]
 
 _SUFFIX = ".safetensors"
+_LIST = "exported_files.txt"
+"""The file of an exported folder that lists its files, so that another export may replace it."""
 
 
 def export_weights(model: nn.Module, path: Path, processes: Processes, *, overwrite: bool) -> Path:
@@ -29,7 +31,7 @@ def export_weights(model: nn.Module, path: Path, processes: Processes, *, overwr
         model: The model, whose parameters may be sharded.
         path: A file with the suffix ".safetensors", or a folder for a model of Transformers.
         processes: The processes, of which rank 0 writes.
-        overwrite: Replace the file.
+        overwrite: Replace the file. A folder is replaced if it has nothing but exported files.
     """
     weights = {name: _whole(name, value) for name, value in model.state_dict().items()}
 
@@ -66,16 +68,30 @@ def _whole(name: str, value: Any) -> Tensor:
 
 def _write_folder(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
     inner, prefix = _transformers_model(model, path)
-    if os.path.lexists(path) and (not path.is_dir() or any(path.iterdir())):
-        raise CheckpointExistsError(
-            f"{path} exists and is not an empty folder; pass another path, or empty it."
-        )
     own = {name.removeprefix(prefix): value for name, value in weights.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with new_folder(path) as partial:
+    with new_folder(path, _check_place) as partial:
         inner.save_pretrained(partial, state_dict={n: t.cpu() for n, t in own.items()})
         check = _check_adapter if has_adapters(inner) else _check_folder
         check(inner, own, partial, path)
+        names = "\n".join([_LIST, *sorted(_names(partial))])
+        write_atomically(partial / _LIST, names.encode())
+
+
+def _check_place(path: Path, _: bool) -> None:
+    """Check that a path is free, or a folder with nothing but exported files."""
+    listed = path / _LIST
+    known = listed.read_text().split("\n") if listed.is_file() else ()
+    is_folder = path.is_dir() and not path.is_symlink()
+    foreign = sorted(_names(path).difference(known)) if is_folder else [path.name]
+    if os.path.lexists(path) and foreign:
+        raise CheckpointExistsError(
+            f"{path} exists, and {foreign[0]!r} is not from export_weights: use another path."
+        )
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
 def _transformers_model(model: nn.Module, path: Path) -> tuple[Any, str]:

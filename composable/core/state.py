@@ -120,7 +120,8 @@ class State:
     batch: Any = None
     """The current batch."""
     outputs: Any = None
-    """The outputs of the model for the batch, or for its last microbatch."""
+    """The outputs of the model, from `AFTER_FORWARD` on. A batch that is split has them for each of
+    its parts, up to `AFTER_BACKWARD`; they are not kept, and reading them later is an error."""
     loss: Tensor | None = None
     """The loss of the batch. It is attached to the autograd graph only between `AFTER_LOSS` and the
     backward pass."""
@@ -185,8 +186,8 @@ class State:
             if name in _CONVERTERS:
                 changes[name] = _CONVERTERS[name](changes[name])
         fields = self.__dict__ | changes  # measured: with many fields a third faster than {**, **}
-        if len(fields) != _COUNT:
-            unknown = sorted(changes.keys() - _FIELDS)
+        odd = len(fields) != _COUNT or "outputs" not in fields
+        if odd and (unknown := sorted(changes.keys() - _FIELDS)):
             raise TypeError(f"State has no field {unknown}: it has {sorted(_FIELDS)}.")
         new: State = _new(State)  # measured: a third of the cost of the generated constructor
         _set(new, "__dict__", fields)
@@ -200,6 +201,12 @@ class State:
         """
         new: State = _new(State)
         _set(new, "__dict__", self.__dict__ | changes)
+        return new
+
+    def without_outputs(self) -> "State":
+        """Return this state without the field `outputs`: reading it is an error."""
+        new: State = _new(State)
+        _set(new, "__dict__", {n: value for n, value in self.__dict__.items() if n != "outputs"})
         return new
 
     @property

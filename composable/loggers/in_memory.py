@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from composable._other_trainers import METHODS, explain_attribute
 from composable._support.html import panel, sparkline, table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Columns, Rows, to_numbers
@@ -118,6 +119,9 @@ class InMemoryLogger(LoggerDestination):
             ValueError: The state is something else.
         """
         self._numbers, self._pending = unpack_records(state), []
+
+    def __getattr__(self, name: str) -> Any:
+        return explain_attribute(self, name, METHODS)
 
     def __repr__(self) -> str:
         names = ", ".join(self.latest) or "nothing"

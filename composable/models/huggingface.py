@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from composable._other_trainers import explain_arguments
 from composable._support.checks import check_module
 from composable.batches.model_call import batch_spec_of, keyword_call_of
 from composable.losses.loss import OutputLoss
@@ -73,3 +74,6 @@ class HuggingFaceModel(nn.Module):
     def metrics(self, train: bool) -> Any:
         """Return the metrics."""
         return self._metrics
+
+
+explain_arguments(HuggingFaceModel)

@@ -123,11 +123,11 @@ def _build(given: Any, parameters: Any) -> Optimizer:
     if not isinstance(given, Optimizer) and callable(given):
         try:
             optimizer = given(parameters)
-        except AttributeError as error:
+        except (AttributeError, TypeError) as error:
             add_note(
                 error,
-                "a function in optimizers gets the parameters of the model, and not the model: "
-                "lambda parameters: torch.optim.SGD(parameters, lr=0.1).",
+                "raised by a function in optimizers, which gets the parameters of the model, and "
+                "not the model: lambda parameters: torch.optim.SGD(parameters, lr=0.1).",
             )
             raise
     if not isinstance(optimizer, Optimizer):

@@ -70,7 +70,7 @@ class CheckedAlgorithm:
         return new
 
     def _check_fields(self, event: Event, old: State, new: State) -> None:
-        written = {name for name, value in vars(new).items() if value is not vars(old)[name]}
+        written = {name for name, value in vars(new).items() if value is not vars(old).get(name)}
         for name in sorted(written - set(self.algorithm.writes) - {"to_log", "replaced_modules"}):
             raise EffectError(
                 f"{self.name} wrote state.{name} at {event.name}, but declares only that it writes "
@@ -128,7 +128,7 @@ def fingerprint(state: State) -> dict[str, Fingerprint]:
     """
     found: dict[str, Fingerprint] = {}
     for field in _CHECKED:
-        _add(found, f"state.{field}", getattr(state, field))
+        _add(found, f"state.{field}", vars(state).get(field))
     return found
 
 

@@ -1,14 +1,18 @@
 """Check arguments: an error names the argument, its value, what is allowed, and what to do."""
 
+import copy
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import attrs
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.batches.model_call import is_transformers_model
 from composable.batches.precision import Precision
@@ -495,17 +499,36 @@ def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
             )
 
 
+def check_schedules(state: State, rates: "LearningRates") -> None:
+    """Call each schedule at the start of a run of known length, with copies of the groups."""
+    if state.max_duration is None:
+        return
+    groups = [group for optimizer in rates.optimizers for group in optimizer.param_groups]
+    options = copy.deepcopy([{**group, "params": []} for group in groups])
+    copies: Any = (SimpleNamespace(param_groups=options),)
+    try:
+        attrs.evolve(rates, optimizers=copies).set(state)
+    except Exception as error:
+        add_note(error, "raised by schedulers, which are called when the Trainer is built.")
+        raise
+
+
 def check_schedule_free(
     optimizers: Iterable[Optimizer], rates: "LearningRates", plan: Plan
 ) -> None:
     """Warn about a schedule or an average beside a schedule-free optimizer."""
     from composable.optim.multi import schedule_free_parts  # on use
+    from composable.optim.schedules import Constant
 
     found = schedule_free_parts(optimizers)
     if not found:
         return
     own = type(found[0]).__name__
-    changing = [one for one in rates.all if not _is_constant(one)]
+    changing = [
+        one
+        for one in rates.all
+        if not isinstance(one, Constant) or one.warmup.value or one.duration is not None
+    ]
     if changing:
         warn_user(
             f"schedulers contains {changing[0]!r}, and {own} needs no schedule: its average takes "
@@ -520,15 +543,6 @@ def check_schedule_free(
             f"Drop {averages[0]}, or use another optimizer.",
             UserWarning,
         )
-
-
-def _is_constant(schedule: Any) -> bool:
-    """Return whether a schedule has one value during the whole run."""
-    from composable.optim.schedules import Constant  # on use
-
-    return (
-        isinstance(schedule, Constant) and not schedule.warmup.value and schedule.duration is None
-    )
 
 
 def _averages(algorithm: Algorithm) -> bool:

@@ -158,6 +158,8 @@ def each_part(
             parts = microbatches.of(shard, state.batch_spec, equal_parts, last=last)
             state = add_shard(state, sums, parts, own)
             sums.add(state)
+        if len(shards) > 1 or len(parts) > 1:
+            state = state.without_outputs()
         return state.evolve_unchecked(batch=whole, loss_fn=own, key=key)
 
     def add_shard(state: State, sums: Sums, parts: list[Microbatch], loss_fn: Any) -> State:

@@ -340,9 +340,10 @@ class Trainer:
 
         Args:
             path: A file that ends in ".safetensors", whose names are those of the model's state
-                dict; or for a model of Transformers a folder, which `from_pretrained` reads. Its
-                parent folders are made.
-            overwrite: Replace an existing file. A folder that is not empty is never replaced.
+                dict; or for a model of Transformers a folder, which `from_pretrained` reads, with
+                the list `exported_files.txt`. Its parent folders are made.
+            overwrite: Replace an existing file. A folder that this method wrote is replaced in any
+                case, and one with other files never.
 
         Returns:
             The path.
@@ -350,7 +351,7 @@ class Trainer:
         Raises:
             RuntimeError: It was called while the Trainer runs, or `from_pretrained` would not build
                 the model, since layers of it were replaced.
-            CheckpointExistsError: The path exists.
+            CheckpointExistsError: The file exists, or the folder has other files.
             UnsavableError: The state dict has other values than tensors, or `from_pretrained` would
                 build another model.
             ValueError: The path is a folder, and the model is not one of Transformers.

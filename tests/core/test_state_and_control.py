@@ -1,6 +1,7 @@
 """The state is a value; requests are flags."""
 
 import json
+import pickle
 
 import attrs
 import pytest
@@ -36,11 +37,23 @@ def test_every_field_can_be_evolved():
         assert getattr(before.evolve(**{field.name: value}), field.name) == value
 
 
-def test_an_unknown_field_is_answered_with_the_known_ones():
+@pytest.mark.parametrize("one", [state(), state().without_outputs()], ids=["whole", "split"])
+def test_an_unknown_field_is_answered_with_the_known_ones(one):
     with pytest.raises(
         TypeError, match=r"State has no field \['losss'\]: it has \['averages', 'batch'"
     ):
-        state().evolve(losss=1)
+        one.evolve(losss=1)
+
+
+def test_outputs_of_a_split_batch_are_refused_by_name_until_there_are_others():
+    split = state(outputs=1).without_outputs()
+
+    for one in (split, split.evolve(loss=None), pickle.loads(pickle.dumps(split))):
+        with pytest.raises(
+            AttributeError, match=r"for a batch that was split are not kept.*at AFTER_FORWARD"
+        ):
+            one.outputs  # noqa: B018
+    assert split.evolve(outputs=2).outputs == 2
 
 
 @pytest.mark.parametrize("name", ["loss", "model", "anything"])

@@ -26,6 +26,7 @@ from composable._other_trainers import (
 )
 from composable.callbacks import EarlyStopper
 from composable.core.results import Results
+from composable.loggers import InMemoryLogger
 from composable.trainer.options import TrainerOptions
 from tests.support.data import batches
 from tests.support.folded import folded
@@ -39,9 +40,11 @@ OURS = set(inspect.signature(TrainerOptions).parameters)
 
 def of_transformers():
     transformers = pytest.importorskip("transformers")
-    fields = dataclasses.fields(transformers.TrainingArguments)
-    parameters = list(inspect.signature(transformers.Trainer.__init__).parameters)
-    return [*(field.name for field in fields), *parameters[1:]]
+    accelerate = pytest.importorskip("accelerate")
+    fields = dataclasses.fields(transformers.Seq2SeqTrainingArguments)
+    classes = (transformers.Trainer, accelerate.Accelerator)
+    parameters = [name for one in classes for name in inspect.signature(one).parameters]
+    return [*(field.name for field in fields), *parameters]
 
 
 def of_lightning():
@@ -135,7 +138,7 @@ def test_what_an_advice_names_exists(advice):
 
 
 def test_no_entry_is_a_name_that_exists():
-    state = State(torch.nn.Linear(1, 1))
+    state = State(torch.nn.Linear(1, 1)).without_outputs()
     assert set(ARGUMENTS) & OURS == set()
     assert {name for name in METHODS if hasattr(Trainer, name)} == set()
     assert {name for name in STATE if name in dir(state)} == set()
@@ -163,7 +166,7 @@ def test_trainer_advises_on_a_method(name):
 @folded("name", STATE)
 def test_state_advises_on_a_field(name):
     with pytest.raises(AttributeError, match=re.escape(as_text(STATE[name]))):
-        getattr(State(linear()), name)
+        getattr(State(linear()).without_outputs(), name)
 
 
 def test_state_without_a_field_of_another_trainer_is_as_before():
@@ -193,6 +196,26 @@ def test_packages_advise_on_a_class(package, name):
         exec(f"from {package} import {name}")
 
 
+@pytest.mark.parametrize(
+    ("package", "name", "advice"),
+    [
+        ("trainer", "Trainer", "import it from composable itself"),
+        ("metrics", "CrossEntropy", "the loss of an evaluation is 'metrics/eval/loss'"),
+        ("utils", "dist", "see composable.distributed.Processes"),
+    ],
+)
+def test_modules_advise_on_a_name_too(package, name, advice):
+    with pytest.raises(ImportError, match=f"cannot import name '{name}'.*{re.escape(advice)}"):
+        exec(f"from composable.{package} import {name}")
+    with pytest.raises(ImportError, match=r"cannot import name 'Nothing'.*\)$"):
+        exec(f"from composable.{package} import Nothing")
+
+
+def test_a_logger_advises_on_a_method():
+    with pytest.raises(AttributeError, match=r"; the values .* are trainer.history.series\(name\)"):
+        InMemoryLogger().get_timeseries("loss/train")
+
+
 CASES = [
     (kind, name) for kind, table in CLASS_ARGUMENTS.items() if kind != "Algorithm" for name in table
 ]
@@ -200,7 +223,8 @@ CASES = [
 
 @folded("kind,name", [*CASES, ("MixUp", "input_key"), ("EMA", "target_key")])
 def test_classes_advise_on_an_argument(kind, name):
-    cls = getattr(composable.algorithms, kind, None) or getattr(composable.callbacks, kind)
+    packages = (composable.algorithms, composable.callbacks, composable.models)
+    cls = next(getattr(one, kind) for one in packages if kind in one.__all__)
     advice = {**CLASS_ARGUMENTS["Algorithm"], **CLASS_ARGUMENTS[kind]}[name]
 
     assert name not in inspect.signature(cls).parameters

@@ -23,6 +23,7 @@ NAMES = {
         "methods": """
             fit eval predict add_callback close save_checkpoint save_checkpoint_to_save_folder
             export_for_inference saved_checkpoints
+            get_timeseries
         """,
         "state": """
             model optimizers schedulers batch outputs loss timestamp previous_timestamp max_duration
@@ -44,6 +45,8 @@ NAMES = {
             colout_batch compute_ema cutmix_batch cutout_batch freeze_layers mixup_batch
             randaugment_image resize_batch select_using_loss set_batch_sequence_length
             should_selective_backprop smooth_labels
+            Algorithm Callback Event Precision State Time TimeUnit Timestamp
+            Trainer CrossEntropy LanguageCrossEntropy LanguagePerplexity MaskedAccuracy dist
         """,
         "class arguments": """
             Algorithm.input_key Algorithm.target_key EMA.ema_decay SWA.device ColOut.resize_target
@@ -53,6 +56,8 @@ NAMES = {
             CheckpointSaver.latest_filename CheckpointSaver.remote_file_name EarlyStopper.comp
             ThresholdStopper.comp ThresholdStopper.stop_on_batch OptimizerMonitor.batch_log_interval
             ActivationMonitor.ignore_module_types SpeedMonitor.time_unit RuntimeEstimator.time_unit
+            HuggingFaceModel.tokenizer HuggingFaceModel.use_logits HuggingFaceModel.eval_metrics
+            HuggingFaceModel.shift_labels HuggingFaceModel.peft_config
         """,
         "metrics": """
             loss/train/total MulticlassAccuracy CrossEntropy LanguagePerplexity
@@ -124,6 +129,11 @@ NAMES = {
             ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph
             ddp_backend ddp_timeout fsdp fsdp_config deepspeed debug skip_memory_metrics do_train
             do_eval do_predict resume_from_checkpoint local_rank
+            sortish_sampler predict_with_generate generation_max_length generation_num_beams
+            generation_config device_placement split_batches mixed_precision cpu dataloader_config
+            deepspeed_plugin fsdp_plugin torch_tp_plugin megatron_lm_plugin rng_types log_with
+            project_dir project_config gradient_accumulation_plugin step_scheduler_with_optimizer
+            kwargs_handlers dynamo_backend dynamo_plugin deepspeed_plugins
         """,
         "methods": """
             train evaluate predict training_step prediction_step compute_loss create_optimizer
@@ -196,6 +206,19 @@ NAMES = {
             log_interval recovery_interval checkpoint_hist workers save_images amp amp_dtype
             apex_amp native_amp no_ddp_bb pin_mem no_prefetcher output experiment eval_metric tta
             local_rank use_multi_epochs_loader log_wandb torchcompile grad_accum_steps device
+            config train_num_samples val_num_samples input_img_mode input_key target_key
+            dataset_trust_remote_code pretrained_path in_chans fast_norm head_init_scale
+            head_init_bias torchcompile_mode model_dtype synchronize_step device_modules
+            layer_decay_min_scale layer_decay_no_opt_scale sched_on_updates lr_base lr_base_size
+            lr_base_scale warmup_prefix train_crop_mode color_jitter_prob grayscale_prob
+            gaussian_blur_prob bce_sum bce_pos_weight model_ema_warmup val_interval wandb_project
+            wandb_tags wandb_resume_id train_img_sizes train_batch_sizes train_size_probs
+            train_size_schedule train_size_schedule_spread train_size_random_mix
+            train_batches_per_epoch variable_batch_loss_scale naflex_loader naflex_train_seq_lens
+            naflex_max_seq_len naflex_patch_sizes naflex_patch_size_probs naflex_loss_scale
+            naflex_patchify_channels_first kd_model_name kd_distill_type kd_loss_type
+            distill_loss_weight task_loss_weight kd_temperature kd_student_feature_dim
+            kd_teacher_feature_dim kd_token_distill_type
         """,
         "classes": """
             Mixup FastCollateMixup RandomErasing AugMixDataset ModelEma ModelEmaV2 ModelEmaV3

@@ -501,6 +501,7 @@ class Unpacked(nn.Linear):
     ("model", "options", "note"),
     [
         (nn.Linear, {"optimizers": lambda m: torch.optim.SGD(m.parameters())}, "and not the model"),
+        (nn.Linear, {"optimizers": lambda: 1}, "raised by a function in optimizers"),
         (nn.Linear, {"schedulers": StepLR}, r"partial\(StepLR, \.\.\.\)"),
         (Unpacked, {"loss_fn": None}, "called with the whole batch, here a tuple"),
     ],

@@ -1,6 +1,7 @@
 """Weights for plain PyTorch and for Transformers."""
 
 import copy
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -17,8 +18,10 @@ from transformers import (
 import composable.functional as F
 from composable import Algorithm, Event
 from composable.algorithms import EMA, Alibi, BlurPool, GatedLinearUnits, GhostBatchNorm, Rotary
+from composable.checkpoint import atomic, export
 from composable.checkpoint.errors import CheckpointExistsError, UnsavableError
 from composable.models import HuggingFaceModel
+from tests.checkpoint.faulty_os import FaultyOS, Killed
 from tests.support.data import batches
 from tests.support.hugging_face import build
 from tests.support.models import conv_net, linear, same, seeded, weights
@@ -140,14 +143,84 @@ def test_nothing_is_overwritten(tmp_path):
 
     with pytest.raises(CheckpointExistsError, match=r"model\.safetensors exists.*overwrite=True"):
         trainer.export_weights(file)
-    with pytest.raises(CheckpointExistsError, match="folder exists and is not an empty folder"):
+    with pytest.raises(CheckpointExistsError, match=r"folder exists, and 'notes\.txt' is not from"):
         on_text(gpt()).export_weights(folder)
+    with pytest.raises(CheckpointExistsError, match=r"model\.safetensors exists, and 'model"):
+        export_folder(gpt(), file)
     with pytest.raises(ValueError, match=r"must end in '\.safetensors'"):
         trainer.export_weights(tmp_path / "other")
     assert file.read_text() == (folder / "notes.txt").read_text() == "mine"
     trainer.export_weights(file, overwrite=True)
     assert same(load_file(file), weights(trainer.state.model))
     assert sorted(one.name for one in tmp_path.iterdir()) == ["folder", "model.safetensors"]
+
+
+def export_folder(model, folder):
+    export._write_folder(model, model.state_dict(), folder)
+
+
+def exported(folder):
+    """Return the weights of a folder, or None if there is none."""
+    if not folder.exists():
+        return None
+    return weights(GPT2LMHeadModel.from_pretrained(folder))
+
+
+def model_with(value):
+    model = gpt()
+    with torch.no_grad():
+        model.transformer.ln_f.bias.fill_(value)
+    return model
+
+
+def test_a_script_that_is_run_twice_replaces_its_folder(tmp_path):
+    for value in (1.0, 2.0):
+        trainer = make_trainer(model_with(value), TEXT, loss_fn=None)
+        path = trainer.export_weights(tmp_path / "model")
+        assert same(exported(path), weights(trainer.state.model))
+    assert [one.name for one in tmp_path.iterdir()] == ["model"]
+
+    (path / "tokenizer.json").write_text("mine")
+    with pytest.raises(
+        CheckpointExistsError, match=r"'tokenizer\.json' is not from export_weights"
+    ):
+        trainer.export_weights(path)
+    (path / "tokenizer.json").unlink()
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(CheckpointExistsError, match="link exists, and 'link' is not from"):
+        trainer.export_weights(tmp_path / "link")
+
+
+@pytest.mark.parametrize("exchanges", [True, False], ids=["exchanged", "renamed"])
+def test_a_kill_at_any_call_leaves_the_old_folder_or_the_new_one(tmp_path, monkeypatch, exchanges):
+    old, new, last = map(model_with, (1.0, 2.0, 3.0))
+    if not exchanges:
+        monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
+    seen = []
+    for at in range(99):
+        folder = tmp_path / str(at) / "model"
+        export_folder(old, folder)
+        with monkeypatch.context() as patch:
+            fault = FaultyOS(at, Killed)
+            patch.setattr(atomic, "os", fault)
+            with suppress(Killed):
+                export_folder(new, folder)
+        fault.bury()
+        found = exported(folder)
+        if found is None and not exchanges:  # between the two renames
+            (aside,) = folder.parent.glob(".model.*.replaced")
+            found = exported(aside)
+        assert same(found, weights(old)) or same(found, weights(new))
+        seen.append(found["transformer.ln_f.bias"][0].item())
+
+        export_folder(last, folder)
+        assert same(exported(folder), weights(last))
+        assert [one.name for one in folder.parent.iterdir()] == ["model"]
+        if len(fault.made) <= at:
+            break
+    assert at > 10
+    assert seen == sorted(seen)
+    assert set(seen) == {1.0, 2.0}
 
 
 def test_values_that_are_no_tensors_are_an_error(tmp_path):

@@ -36,7 +36,7 @@ struct Event {
   Clock clock = {};
 };
 
-inline std::atomic<c10::StreamId> next_stream{1};  // 0 is the default stream
+inline std::atomic<c10::StreamId> next_stream{0};  // 32 as in CUDA's pool: a wait of the host updates all clocks
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
@@ -62,7 +62,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getStream(Device device) const override { return stream(device, streams[index_of(device)]); }
   c10::Stream getDefaultStream(Device device) const override { return stream(device, 0); }
-  c10::Stream getNewStream(Device device, int) const override { return stream(device, next_stream++); }
+  c10::Stream getNewStream(Device device, int) const override { return stream(device, 1 + next_stream++ % 32); }
   c10::Stream getStreamFromGlobalPool(Device device, bool) const override { return getNewStream(device, 0); }
   c10::Stream exchangeStream(c10::Stream stream) const override {
     auto before = getStream(stream.device());
