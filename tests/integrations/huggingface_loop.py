@@ -83,7 +83,7 @@ class Composed(LoopAdapterMixin, Plain):
     compute_loss = LoopAdapterMixin.compute_loss
 
 
-def arguments(folder, **changes):
+def arguments(folder, kind=TrainingArguments, **changes):
     defaults = {
         "num_train_epochs": 2,
         "lr_scheduler_type": "constant",
@@ -93,7 +93,7 @@ def arguments(folder, **changes):
         "save_strategy": "no",
         "disable_tqdm": True,
     }
-    return TrainingArguments(folder, **{**defaults, **changes})
+    return kind(str(folder), **{**defaults, **changes})
 
 
 def start(run, folder, *, mixin=True, model=None, net=Classifier, changes=(), **options):
