@@ -23,9 +23,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PER_BATCH = (Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.BEFORE_TRAIN_BATCH)
 """The events of each batch of the loader; of a step, the Trainer prepares all of them first."""
 KEYS = {"input_key": "pixel_values", "target_key": "labels", "loss_fn": None}
-
-
-images = partial(dataset, "")
+IMAGES = partial(dataset, "")
 
 
 @attrs.frozen(eq=False)
@@ -45,7 +43,7 @@ class Run:
     loss_fn: Any = cross_entropy
     options: Any = attrs.field(factory=dict)
     """Further options of the adapter, and of the Trainer."""
-    data: Any = images
+    data: Any = IMAGES
     """Returns a number of inputs and targets."""
     keyed: bool = False
     """Whether batches are dictionaries, as in Hugging Face's Trainer."""
@@ -76,30 +74,24 @@ class Run:
         return {"pixel_values": inputs, "labels": targets} if self.keyed else inputs
 
     def adapter(self, model: nn.Module, optimizer: Any = None, **options: Any) -> LoopAdapter:
-        return adapt_loop(
-            self.algorithms,
-            model,
-            optimizer,
-            **{**self._options(), "precision": self._precision(), **options},
-        )
+        options = {**self._options(), "precision": self._amp(str), **options}
+        return adapt_loop(self.algorithms, model, optimizer, **options)
 
     def autocast(self) -> Any:
-        if self.precision == "fp32":
-            return nullcontext()
-        return torch.autocast("cpu", DTYPES[self.precision])
+        dtype = DTYPES.get(self.precision)
+        return torch.autocast("cpu", dtype) if dtype else nullcontext()
 
     def scaler(self) -> GradScaler | None:
         return GradScaler("cpu", init_scale=self.scale) if self.precision == "fp16" else None
 
     def trainer(self, **options: Any) -> Trainer:
-        amp = partial(Precision, initial_scale=self.scale)
         return Trainer(
             self.net(),
             train_dataloader=self.loader(),
             optimizers=self.optimizer,
             algorithms=self.algorithms,
             accumulate_batches=self.accumulate_batches,
-            precision=self._precision() if self.precision == "fp32" else amp(self._precision()),
+            precision=self._amp(partial(Precision, initial_scale=self.scale)),
             device="cpu",
             progress_bar=False,
             **{**self._options(), **options},
@@ -110,14 +102,13 @@ class Run:
         trainer = self.trainer(**options)
         trainer.fit()
         if self.evaluates:
-            self.seen.extend(
-                trainer.predict([self.probe() if self.keyed else (self.probe(), None)])
-            )
-        own = training_weights(trainer)
-        return _result(own, trainer.state.model, trainer.state.timestamp)
+            probe = self.probe() if self.keyed else (self.probe(), None)
+            self.seen.extend(trainer.predict([probe]))
+        own, evaluated = training_weights(trainer), weights(trainer.state.model)
+        return _result(own, evaluated, trainer.state.timestamp)
 
-    def _precision(self) -> str:
-        return "fp32" if self.precision == "fp32" else f"amp_{self.precision}"
+    def _amp(self, kind: Any) -> Any:
+        return "fp32" if self.precision == "fp32" else kind(f"amp_{self.precision}")
 
     def _options(self) -> dict[str, Any]:
         given = KEYS if self.keyed else {"loss_fn": self.loss_fn}
@@ -164,48 +155,50 @@ def trained(t: LoopAdapter) -> list[Tensor]:
 
 
 def _result(own: Any, evaluated: Any, now: Any) -> list[Tensor]:
-    evaluated = weights(evaluated) if isinstance(evaluated, nn.Module) else evaluated
-    clock = torch.tensor([now.batch, now.epoch])
-    return [*own.values(), *evaluated.values(), clock]
+    return [*own.values(), *evaluated.values(), torch.tensor([now.batch, now.epoch])]
 
 
 # --- loops that are written by hand ---
 
 
-def _epochs(run: Run, t: LoopAdapter, loader: Any, parts: Any, folder: Any, resume: Any) -> Any:
-    """Iterate over the inputs, with whether a step follows; save the parts, or resume from them."""
-    if resume is not None:
-        saved = torch.load(folder / f"{resume}", weights_only=True)
-        for part, state in zip(parts, saved, strict=True):
-            part.load_state_dict(state)
-    for _ in range(t.state.timestamp.epoch, run.epochs):
-        first = t.state.timestamp.batch_in_epoch * run.accumulate_batches + 1
-        batches = t.epoch(loader, accumulate_batches=run.accumulate_batches)
-        for i, batch in enumerate(batches, first):
-            steps = i % run.accumulate_batches == 0 or i == len(loader)
-            yield batch[0], steps
-            if steps and folder is not None and resume is None:
-                t.end_step()  # a scaler may have skipped it
-                saved = [part.state_dict() for part in parts]
-                torch.save(saved, folder / f"{t.state.timestamp.batch}")
-    if run.evaluates:
-        with t.evaluating() as model:
-            run.seen.append(model(run.probe()))
+@attrs.frozen
+class _ByHand:
+    """The epochs of a loop, from a step of a folder if there is one."""
+
+    run: Run
+    folder: Any = None
+    resume: int | None = None
+
+    def batches(self, t: LoopAdapter, loader: Any, *parts: Any) -> Any:
+        """Iterate over the inputs, with whether a step follows; load the parts, or save them."""
+        number, parts = self.run.accumulate_batches, (t, t.model, *filter(None, parts))
+        if self.resume is not None:
+            saved = torch.load(self.folder / f"{self.resume}", weights_only=True)
+            for part, state in zip(parts, saved, strict=True):
+                part.load_state_dict(state)
+        for _ in range(t.state.timestamp.epoch, self.run.epochs):
+            first = t.state.timestamp.batch_in_epoch * number + 1
+            for i, batch in enumerate(t.epoch(loader, accumulate_batches=number), first):
+                yield batch[0], (steps := i % number == 0 or i == len(loader))
+                if steps and self.folder is not None and self.resume is None:
+                    t.end_step()  # a scaler may have skipped it
+                    saved = [part.state_dict() for part in parts]
+                    torch.save(saved, self.folder / f"{t.state.timestamp.batch}")
+        if self.run.evaluates:
+            with t.evaluating() as model:
+                self.run.seen.append(model(self.run.probe()))
 
 
-def own_loop(run: Run, folder: Any = None, resume: int | None = None) -> LoopAdapter:
+def own_loop(run: Run, *place: Any, **resume: Any) -> LoopAdapter:
     model = run.net()
-    optimizer, scaler = (
-        run.optimizer(model.parameters()),
-        run.scaler() or GradScaler("cpu", enabled=False),
-    )
+    optimizer = run.optimizer(model.parameters())
+    scaler = run.scaler() or GradScaler("cpu", enabled=False)
     t = run.adapter(model, optimizer)
-    parts = t, t.model, optimizer, scaler
-    wrapped = t.model
+    wrapped, between = t.model, run.between or (lambda t: None)
     if run.processes > 1:
         wrapped = DistributedDataParallel(t.model, find_unused_parameters=True)
-    between = run.between or (lambda t: None)
-    for inputs, steps in _epochs(run, t, run.loader(), parts, folder, resume):
+    batches = _ByHand(run, *place, **resume).batches(t, run.loader(), optimizer, scaler)
+    for inputs, steps in batches:
         with nullcontext() if steps or wrapped is t.model else wrapped.no_sync():
             with run.autocast():
                 loss = t.loss(wrapped(inputs)) / run.accumulate_batches
@@ -219,7 +212,7 @@ def own_loop(run: Run, folder: Any = None, resume: int | None = None) -> LoopAda
     return t
 
 
-def accelerate(run: Run, folder: Any = None, resume: int | None = None) -> LoopAdapter:
+def accelerate(run: Run, *place: Any, **resume: Any) -> LoopAdapter:
     from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.state import AcceleratorState
 
@@ -236,8 +229,7 @@ def accelerate(run: Run, folder: Any = None, resume: int | None = None) -> LoopA
     optimizer = accelerator.prepare(raw)
     t = run.adapter(model, optimizer)  # the page passes the optimizer without its wrapper
     model, loader = accelerator.prepare(t.model, run.loader())
-    parts = [t, t.model, raw, *([scaler] if scaler else [])]
-    for inputs, _ in _epochs(run, t, loader, parts, folder, resume):
+    for inputs, _ in _ByHand(run, *place, **resume).batches(t, loader, raw, scaler):
         with accelerator.accumulate(model):
             with run.autocast() if run.precision == "fp16" else nullcontext():
                 loss = t.loss(model(inputs))
@@ -247,7 +239,7 @@ def accelerate(run: Run, folder: Any = None, resume: int | None = None) -> LoopA
     return t
 
 
-def fabric(run: Run, folder: Any = None, resume: int | None = None) -> LoopAdapter:
+def fabric(run: Run, *place: Any, **resume: Any) -> LoopAdapter:
     from lightning.fabric import Fabric
     from lightning.fabric.plugins import MixedPrecision
 
@@ -260,8 +252,7 @@ def fabric(run: Run, folder: Any = None, resume: int | None = None) -> LoopAdapt
     t = run.adapter(model, raw)
     model, optimizer = made.setup(t.model, raw)
     loader = made.setup_dataloaders(run.loader())
-    parts = [t, t.model, raw, *([scaler] if scaler else [])]
-    for inputs, steps in _epochs(run, t, loader, parts, folder, resume):
+    for inputs, steps in _ByHand(run, *place, **resume).batches(t, loader, raw, scaler):
         with made.no_backward_sync(model, enabled=not steps):
             made.backward(t.loss(model(inputs)) / run.accumulate_batches)
         if steps:
@@ -273,25 +264,22 @@ def fabric(run: Run, folder: Any = None, resume: int | None = None) -> LoopAdapt
 # --- loops of other trainers ---
 
 
-def lightning(*args: Any, **options: Any) -> LoopAdapter:
-    from tests.integrations.lightning_loop import train  # the library takes seconds to import
-
-    return train(*args, **options)
-
-
-def hugging_face(*args: Any, **options: Any) -> LoopAdapter:
-    from tests.integrations.huggingface_loop import train
-
+def _trainer(library: str, *args: Any, **options: Any) -> LoopAdapter:
+    """Import the loop of a library, which takes seconds, and train."""
+    if library == "lightning":
+        from tests.integrations.lightning_loop import train
+    else:
+        from tests.integrations.huggingface_loop import train
     return train(*args, **options)
 
 
 _OTHERS = {
     "Fabric": ("lightning", fabric),
     "Accelerate": ("accelerate", accelerate),
-    "Lightning, mixin": ("lightning", partial(lightning, mixin=True)),
-    "HF, mixin": ("transformers", partial(hugging_face, mixin=True)),
-    "Lightning, callback": ("lightning", partial(lightning, mixin=False)),
-    "HF, callback": ("transformers", partial(hugging_face, mixin=False)),
+    "Lightning, mixin": ("lightning", partial(_trainer, "lightning", mixin=True)),
+    "HF, mixin": ("transformers", partial(_trainer, "transformers", mixin=True)),
+    "Lightning, callback": ("lightning", partial(_trainer, "lightning", mixin=False)),
+    "HF, callback": ("transformers", partial(_trainer, "transformers", mixin=False)),
 }
 LOOPS: dict[str, Any] = {"own loop": own_loop}
 """By name: `loop(run, folder=None, resume=None)` trains, and saves after each step in the folder;

@@ -39,19 +39,18 @@ def begin(algorithms=(), model=None, **options):
     return Run(algorithms).adapter(model, options.pop("optimizer", optimizer), **options), optimizer
 
 
-def steps(t, optimizer, loader, *, epochs=2):
-    """Train with the loop of the page, and stop after each batch."""
-    for _ in range(epochs):
-        for inputs, _ in t.epoch(loader):
-            t.loss(t.model(inputs)).backward()
+def steps(t, optimizer, loader, loss=lambda t, batch: t.loss(t.model(batch[0]))):
+    """Train for two epochs with the loop of the page, and stop after each batch."""
+    for _ in range(2):
+        for batch in t.epoch(loader):
+            loss(t, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
             yield
 
 
-def train(*args, **options):
-    for _ in steps(*args, **options):
-        pass
+def train(*args):
+    return [None for _ in steps(*args)]
 
 
 # --- epochs and batches ---
@@ -59,8 +58,7 @@ def train(*args, **options):
 
 def test_epoch_left_by_break_ends_when_the_next_begins():
     t, optimizer = begin([EMA("1ba")])
-    for _ in range(2):
-        next(steps(t, optimizer, batches()))
+    next(steps(t, optimizer, batches())), next(steps(t, optimizer, batches()))
 
     assert t.state.timestamp.epoch == 1
     with t.evaluating():
@@ -77,33 +75,24 @@ def test_lengths_are_those_of_any_loader(loader):
     assert t.state.timestamp.sample == 2 * sum(len(inputs) for inputs, _ in loader)
 
 
-def noted(event_of_interest=None, **options):
-    """Return the events of an epoch with two batches to a step, and the states at them."""
+def test_each_microbatch_has_its_events_and_random_numbers():
     seen = []
 
     def note(event, state):
-        seen.append((event, state))
+        seen.append((event, state.batch))
         return state
 
-    algorithms = [*options.pop("algorithms", []), FunctionAlgorithm(note)]
-    own_loop(Run(algorithms, accumulate_batches=2, epochs=1, **options))
-    return [one for one in seen if event_of_interest in (None, one[0])]
+    run = Run([MixUp(), FunctionAlgorithm(note)], accumulate_batches=2, epochs=1)
+    own_loop(run)
 
-
-def test_events_of_batches_fire_for_each_microbatch():
-    seen = [event for event, _ in noted()]
-
-    assert [seen.count(event) for event in PER_BATCH] == [5, 4, 4]
-    assert [seen.count(e) for e in (Event.BATCH_START, Event.AFTER_TRAIN_BATCH)] == [2, 2]
-
-
-def test_each_microbatch_has_random_numbers_of_its_own():
-    seen = noted(Event.AFTER_FORWARD, algorithms=[MixUp()])
-
-    for i, ((_, state), (inputs, targets)) in enumerate(zip(seen, Run().loader(), strict=True)):
+    events = [event for event, _ in seen]
+    assert [events.count(event) for event in PER_BATCH] == [5, 4, 4]
+    assert [events.count(e) for e in (Event.BATCH_START, Event.AFTER_TRAIN_BATCH)] == [2, 2]
+    mixed = [batch for event, batch in seen if event is Event.AFTER_FORWARD]
+    for i, (batch, (inputs, targets)) in enumerate(zip(mixed, run.loader(), strict=True)):
         key = Key(17).fold("batch", 1) if i % 2 else Key(17)
         expected = mixup(inputs, targets, generator=key.fold("MixUp", i // 2).generator())
-        assert torch.equal(state.batch[0], expected.inputs)
+        assert torch.equal(batch[0], expected.inputs)
 
 
 def test_first_batch_of_a_step_decides_what_is_frozen():
@@ -126,11 +115,7 @@ def test_first_batch_of_a_step_decides_what_is_frozen():
 def test_model_with_its_own_loss_needs_no_loss_fn_and_ema_no_max_duration():
     algorithms = [LabelSmoothing(), EMA("2ba")]
     t, optimizer = begin(algorithms, Classifier(mlp()), loss_fn=None, max_duration=None)
-    for _ in range(2):
-        for batch in t.epoch(batches()):
-            t.loss(t.model(batch)).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    train(t, optimizer, batches(), lambda t, batch: t.loss(t.model(batch)))
 
     expected = by_trainer(Classifier(mlp()), batches(), loss_fn=None, algorithms=algorithms)
     assert "EMA" in t.state.averages
@@ -138,15 +123,14 @@ def test_model_with_its_own_loss_needs_no_loss_fn_and_ema_no_max_duration():
 
 
 def test_algorithm_that_reads_no_loss_works_without_it():
+    def loss(t, batch):
+        return cross_entropy(t.model(batch[0]), batch[1])
+
     t, optimizer = begin([CLIP])
-    for _ in range(2):
-        for inputs, targets in t.epoch(batches()):
-            cross_entropy(t.model(inputs), targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    train(t, optimizer, batches(), loss)
 
     assert same(weights(t.model), by_trainer(mlp(), batches(), algorithms=[CLIP]))
-    cross_entropy(t.model(inputs), targets).backward()
+    loss(t, batches()[0]).backward()
     before = t.state
     optimizer.step()
     assert t.state is before  # the loop is over
@@ -232,8 +216,7 @@ def test_saved_state_has_the_seed_and_the_clock_and_does_not_change():
     for name in ("key", "timestamp", "previous_timestamp"):
         assert getattr(other.state, name) == getattr(t.state, name)
     assert t.state.previous_timestamp.batch == 1
-    for _ in going:
-        pass
+    assert len(list(going)) == 4
     assert same(list(saved["tensors"].values()), list(before["tensors"].values()))
 
 
@@ -271,23 +254,20 @@ def test_rejects_invalid_arguments(options, error, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "step", "error", "message"),
+    ("options", "act", "error", "message"),
     [
-        ({}, False, RuntimeError, "called twice for one batch"),
-        ({}, True, TypeError, "closure"),
-        ({"loss_fn": None}, False, ValueError, "needs a loss; pass loss_fn to adapt_loop"),
+        ({}, lambda loss, _: (loss(), loss()), RuntimeError, "called twice for one batch"),
+        ({}, lambda loss, optimizer: optimizer.step(loss), TypeError, "closure"),
+        ({"loss_fn": None}, lambda loss, _: loss(), ValueError, "pass loss_fn to adapt_loop"),
     ],
 )
-def test_rejects_second_losses_closures_and_missing_losses(options, step, error, message):
+def test_rejects_second_losses_closures_and_missing_losses(options, act, error, message):
     t, optimizer = begin([], **options)
-    epoch = t.epoch(batches())
-    inputs, _ = next(epoch)
-
-    def loss():
-        return t.loss(t.model(inputs))
+    inputs, _ = next(epoch := t.epoch(batches()))
 
     with pytest.raises(error, match=message):
-        optimizer.step(loss) if step else (loss(), loss())
+        act(lambda: t.loss(t.model(inputs)), optimizer)
+    epoch.close()
 
 
 @pytest.mark.parametrize(
