@@ -46,7 +46,7 @@ collect_ignore = ["docs/conf.py", "docs/contributing.md", "docs/adding_a_gradien
 # The adapters and their tests need the library that they adapt to. They are skipped where it is
 # not installed, and the report begins with its name.
 ADAPTERS = {
-    "accelerate": [  # tests/integrations/test_own_loop.py looks for itself
+    "accelerate": [  # tests/integrations/loops.py looks for itself
         "property_tests/test_clock_of_loops.py",
         "property_tests/test_events_of_loops.py",
     ],
@@ -58,7 +58,10 @@ ADAPTERS = {
         "composable/integrations/lightning.py",
         "property_tests/test_clock_of_loops.py",
         "property_tests/test_events_of_loops.py",
+        "tests/integrations/lightning_loop.py",
+        "tests/integrations/test_examples_of_the_page.py",
         "tests/integrations/test_lightning.py",
+        "tests/integrations/test_misuse_of_adapters.py",
     ],
     "numba": [
         "composable/functional/images/_kernels.py",
@@ -78,7 +81,9 @@ ADAPTERS = {
         "tests/integrations/test_alibi_of_huggingface.py",
         "tests/integrations/test_encodings.py",
         "tests/integrations/test_gated_linear_units_of_huggingface.py",
+        "tests/integrations/test_examples_of_the_page.py",
         "tests/integrations/test_huggingface.py",
+        "tests/integrations/test_misuse_of_adapters.py",
         "tests/models/test_huggingface.py",
         "tests/trainer/test_huggingface_models.py",
     ],

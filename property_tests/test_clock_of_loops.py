@@ -6,7 +6,6 @@ from typing import Any
 import attrs
 import lightning.pytorch as L
 import pytest
-import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable.algorithms import EMA, GradientClipping, MixUp
 from composable.integrations.huggingface import LogitsModel
-from tests.integrations import test_huggingface as hugging_face
-from tests.integrations import test_lightning as of_lightning
-from tests.integrations.loops import Run, dense_net
+from tests.integrations import huggingface_loop, lightning_loop
+from tests.integrations.loops import Run, own_weights, trained
+from tests.integrations.table import dense_net
 from tests.support.data import examples
-from tests.support.models import same, weights
+from tests.support.models import same
 
 LEAVES = {"raise", "raise in backward", "break"}
 """What leaves a loop during a batch, without its step."""
@@ -31,8 +30,7 @@ class StopError(Exception):
     """Stops a training."""
 
 
-def algorithms() -> list[Any]:
-    return [MixUp(), EMA("3ba"), GradientClipping("norm", 1.0)]
+RUN = Run([MixUp(), EMA("3ba"), GradientClipping("norm", 1.0)], dense_net, examples=14)
 
 
 @attrs.define
@@ -62,8 +60,8 @@ class Loop:
 
     def __init__(self, kind: str = "own loop") -> None:
         self.model = dense_net()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.t = Run(algorithms()).adapter(self.model, self.optimizer, epoch_length=None)
+        self.optimizer = RUN.optimizer(self.model.parameters())
+        self.t = RUN.adapter(self.model, self.optimizer)
         self.prepare: Any = lambda loader: loader
         self.wrapped: Any = self.optimizer
         if kind == "Fabric":
@@ -125,19 +123,6 @@ class Loop:
         if len(counted) == steps:
             self.t.end_epoch()
 
-    def result(self) -> Any:
-        """Return the weights, those of an evaluation, the algorithms' memory and the clock."""
-        return result_of(self.t)
-
-
-def result_of(t: Any) -> Any:
-    own = [one.clone() for one in weights(t.model).values()]
-    with t.evaluating() as model:
-        averaged = [one.clone() for one in weights(model).values()]
-    now = t.state.timestamp
-    clock = now.batch, now.epoch, now.batch_in_epoch, now.sample, t.state.epoch_length
-    return [*own, *averaged], clock
-
 
 outcomes = st.lists(st.sampled_from(OUTCOMES), min_size=1, max_size=3)
 
@@ -159,9 +144,9 @@ def test_a_batch_that_is_left_without_its_step_leaves_no_trace(kind, program, pa
 
         now = loop.t.state.timestamp
         assert (now.batch, now.epoch, now.batch_in_epoch) == attrs.astuple(clock)
-    ours, theirs = loop.result(), expected.result()
-    assert same(ours[0], theirs[0])
-    assert ours[1] == theirs[1]
+    assert same(trained(loop.t), trained(expected.t))
+    assert loop.t.state.timestamp.sample == expected.t.state.timestamp.sample
+    assert loop.t.state.epoch_length == expected.t.state.epoch_length
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -185,8 +170,7 @@ def test_a_run_that_was_left_is_saved_and_resumed_to_the_same_bits(parts, outcom
     for _ in range(second.t.state.timestamp.epoch, 2):
         second.epoch(["step", "step"], parts, length=2 * parts)
 
-    assert same(second.result()[0], whole.result()[0])
-    assert second.result()[1][:-1] == whole.result()[1][:-1]  # a loop that is over has no length
+    assert same(trained(second.t), trained(whole.t))
 
 
 def test_an_attempt_with_another_batch_size_leaves_no_trace():
@@ -197,8 +181,8 @@ def test_an_attempt_with_another_batch_size_leaves_no_trace():
     loop.epoch(["step"], 1, length=1)
     expected.epoch(["step"], 1, length=1)
 
-    assert same(loop.result()[0], expected.result()[0])
-    assert loop.result()[1] == expected.result()[1]
+    assert same(trained(loop.t), trained(expected.t))
+    assert loop.t.state.epoch_length == expected.t.state.epoch_length == 1
 
 
 # --- trainings of other trainers that start again ---
@@ -208,14 +192,10 @@ class LightningAgain:
     """Trains a Lightning module, which can fail."""
 
     def __init__(self) -> None:
-        self.t = Run(algorithms()).adapter(dense_net(), epoch_length=None)
-
-    @property
-    def model(self) -> Any:
-        return self.t.model
+        self.t = RUN.adapter(dense_net())
 
     def train(self, size: int, fails_at: int | None, after: bool, folder: Any) -> None:
-        class Failing(of_lightning.Composed):
+        class Failing(lightning_loop.Composed):
             def training_step(self, batch, batch_idx):
                 if not after and self.global_step == fails_at:
                     raise StopError
@@ -226,35 +206,32 @@ class LightningAgain:
                 if after and trainer.global_step == fails_at:
                     raise StopError
 
-        trainer = L.Trainer(
-            accelerator="cpu",
-            max_epochs=2,
-            callbacks=[FailsAfter()],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        trainer.fit(Failing(self.t), DataLoader(TensorDataset(*examples(12, images=True)), size))
+        run = attrs.evolve(RUN, batch_size=size)
+        lightning_loop.fit(lightning_loop.trainer_of(run, FailsAfter()), Failing(self.t, run))
 
 
 class HuggingFaceAgain:
     """Trains with a Trainer of Hugging Face, which can fail."""
 
     def __init__(self) -> None:
-        model = LogitsModel(hugging_face.Classifier(dense_net()))
-        options = {**hugging_face.KEYS, "epoch_length": None}
-        self.t = Run(algorithms()).adapter(model, **options)
+        model = LogitsModel(huggingface_loop.Classifier(dense_net()))
+        self.t = attrs.evolve(RUN, keyed=True).adapter(model)
 
-    @property
-    def model(self) -> Any:
-        return self.t.model
+    def start(self, kind: Any, size: int, folder: Any, *callbacks: Any, **changes: Any) -> Any:
+        model = self.t.model.model
+        made = kind(
+            model,
+            adapter=self.t,
+            args=huggingface_loop.arguments(folder, **changes),
+            train_dataset=RUN.dicts(RUN.data(RUN.examples)),
+            optimizers=(RUN.optimizer(model.parameters()), None),
+            callbacks=list(callbacks),
+        )
+        made.run = attrs.evolve(RUN, batch_size=size)
+        return made
 
     def train(self, size: int, fails_at: int | None, after: bool, folder: Any) -> None:
-        class Failing(hugging_face.Composed):
-            def get_train_dataloader(self):
-                return DataLoader(self.train_dataset, size)
-
+        class Failing(huggingface_loop.Composed):
             def compute_loss(self, *args, **kwargs):
                 if not after and self.state.global_step == fails_at:
                     raise StopError
@@ -265,19 +242,10 @@ class HuggingFaceAgain:
                 if after and state.global_step == fails_at:
                     raise StopError
 
-        model = self.t.model.model
-        Failing(
-            model,
-            adapter=self.t,
-            args=hugging_face.arguments(folder),
-            train_dataset=hugging_face.Examples(),
-            optimizers=(of_lightning.SGD(model.parameters()), None),
-            callbacks=[FailsAfter()],
-        ).train()
+        self.start(Failing, size, folder, FailsAfter()).train()
 
 
-AGAIN = {"Lightning": (LightningAgain, 12), "Hugging Face": (HuggingFaceAgain, 14)}
-"""With the number of examples in an epoch."""
+AGAIN = {"Lightning": LightningAgain, "Hugging Face": HuggingFaceAgain}
 trainings = st.lists(
     st.tuples(st.sampled_from([4, 6]), st.none() | st.integers(1, 4), st.booleans()),
     min_size=2,
@@ -286,9 +254,6 @@ trainings = st.lists(
 
 
 @pytest.mark.parametrize("kind", AGAIN)
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
-@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 @given(program=trainings)
 @settings(max_examples=6)
 def test_a_training_that_starts_again_starts(kind, program, tmp_path_factory):
@@ -296,55 +261,36 @@ def test_a_training_that_starts_again_starts(kind, program, tmp_path_factory):
     with the same weights, whatever the adapter trained before and however that ended.
     """
     folder = tmp_path_factory.mktemp("again")
-    make, count = AGAIN[kind]
-    again = make()
+    again = AGAIN[kind]()
     for size, fails_at, after in program:
-        steps = 2 * -(-count // size)
-        fresh = make()
-        fresh.model.load_state_dict(trained_weights(again.t))
+        steps = 2 * -(-RUN.examples // size)
+        fresh = AGAIN[kind]()
+        fresh.t.model.load_state_dict(own_weights(again.t))
         for one in (again, fresh):
             with contextlib.suppress(StopError):
                 one.train(size, fails_at, after, folder)
 
         assert again.t.state.timestamp.batch == min(fails_at or steps, steps)
-        ours, theirs = result_of(again.t), result_of(fresh.t)
-        assert same(ours[0], theirs[0])
-        assert ours[1] == theirs[1]
+        assert same(trained(again.t), trained(fresh.t))
 
 
 def test_attempts_of_hugging_face_to_find_a_batch_size_leave_no_trace(tmp_path):
     sizes, results = [], []
-    for finds in (True, False):
+
+    class Attempt(huggingface_loop.Composed):
+        def get_train_dataloader(self):
+            sizes.append(self._train_batch_size)
+            return DataLoader(self.train_dataset, self._train_batch_size)
+
+        def compute_loss(self, model, inputs, *args, **kwargs):
+            if len(inputs["labels"]) > 5:
+                raise RuntimeError("CUDA out of memory.")
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    for finds, size in ((True, 8), (False, 5)):
         again = HuggingFaceAgain()
-
-        class Attempt(hugging_face.Composed):
-            def get_train_dataloader(self):
-                sizes.append(self._train_batch_size)
-                return DataLoader(self.train_dataset, self._train_batch_size)
-
-            def compute_loss(self, model, inputs, *args, **kwargs):
-                if len(inputs["labels"]) > 5:
-                    raise RuntimeError("CUDA out of memory.")
-                return super().compute_loss(model, inputs, *args, **kwargs)
-
-        size = {"auto_find_batch_size": finds, "per_device_train_batch_size": 8 if finds else 5}
-        model = again.t.model.model
-        Attempt(
-            model,
-            adapter=again.t,
-            args=hugging_face.arguments(tmp_path, **size),
-            train_dataset=hugging_face.Examples(),
-            optimizers=(of_lightning.SGD(model.parameters()), None),
-        ).train()
-        results.append(result_of(again.t))
+        changes = {"auto_find_batch_size": finds, "per_device_train_batch_size": size}
+        again.start(Attempt, size, tmp_path, **changes).train()
+        results.append(trained(again.t))
     assert sizes == [8, 7, 6, 5, 5]
-    assert same(results[0][0], results[1][0])
-    assert results[0][1] == results[1][1]
-
-
-def trained_weights(t: Any) -> Any:
-    """Return the weights that are trained; after a training, the model has the evaluated ones."""
-    t.weights.remove(t.state)
-    own = {name: one.clone() for name, one in t.model.state_dict().items()}
-    t.rest()
-    return own
+    assert same(*results)

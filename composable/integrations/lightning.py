@@ -129,6 +129,7 @@ class LoopAdapterCallback(Callback):
         Raises:
             ValueError: It has changed since the start.
         """
+        self.adapter.resume_epoch()  # Lightning starts none if the last step of one was saved
         if trainer.accumulate_grad_batches != self._accumulated:
             raise ValueError(
                 f"accumulate_grad_batches={trainer.accumulate_grad_batches} must not change during "

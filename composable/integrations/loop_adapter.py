@@ -302,6 +302,11 @@ class LoopAdapter(StepEvents):
         self._check_model(state, "at EPOCH_START")
         self._advance(Event.BEFORE_DATALOADER, self._fire(Event.BEFORE_DATALOADER, state))
 
+    def resume_epoch(self) -> None:
+        """Start an epoch if a state was loaded, and none has been started since."""
+        if self._resumed:
+            self.start_epoch()
+
     @contextmanager
     def evaluation_weights(self) -> Iterator[nn.Module]:
         """Give the model the averaged weights; the loop sets modes and gradients itself."""
@@ -379,6 +384,8 @@ class LoopAdapter(StepEvents):
     def finish(self) -> None:
         """Fire the events at the end of training."""
         self.end_batch()
+        if self._resumed and self.state.timestamp.batch_in_epoch == self.state.epoch_length:
+            self.end_epoch()  # of a state that was saved after the last batch of the training
         state = self.state.evolve(timestamp=self.state.timestamp.next_iteration())
         for event in (Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END):
             state = self._fire(event, state)

@@ -1,31 +1,29 @@
-"""One training in each of the loops that the adapter supports, to compare them."""
+"""The loops that the adapter supports, and the Trainer: each trains a run, for comparison."""
 
-import warnings
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+from composable import Event, Precision, Trainer
 from composable.integrations import LoopAdapter, adapt_loop
-from composable.utils.reproducibility import seed_context
-from tests.integrations.table import SGD, image_net, own_weights
-from tests.support.data import examples
-from tests.support.models import CLASSES, weights
+from tests.integrations.table import INDEXED, OPTIONS, SETS, SGD, dataset, image_net, net
+from tests.support.models import weights
+from tests.support.runs import training_weights
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def dense_net() -> nn.Module:
-    """Build a model without random numbers, batch statistics and slow convolutions."""
-    with seed_context(0):
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(128, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, CLASSES)
-        )
+PER_BATCH = (Event.BEFORE_DATALOADER, Event.AFTER_DATALOADER, Event.BEFORE_TRAIN_BATCH)
+"""The events of each batch of the loader; of a step, the Trainer prepares all of them first."""
+KEYS = {"input_key": "pixel_values", "target_key": "labels", "loss_fn": None}
+IMAGES = partial(dataset, "")
 
 
 @attrs.frozen(eq=False)
@@ -43,230 +41,249 @@ class Run:
     """The first loss scale of fp16."""
     optimizer: Any = SGD
     loss_fn: Any = cross_entropy
-    seen: list[Any] = attrs.field(factory=list)
-    """What an own loop yields."""
+    options: Any = attrs.field(factory=dict)
+    """Further options of the adapter, and of the Trainer."""
+    data: Any = IMAGES
+    """Returns a number of inputs and targets."""
+    keyed: bool = False
+    """Whether batches are dictionaries, as in Hugging Face's Trainer."""
+    batches: Any = None
+    """Builds another loader."""
+    processes: int = 1
+    between: Any = None
+    """What an own loop calls with the adapter, after each backward pass and each step."""
+    evaluates: bool = False
+    seen: list[Tensor] = attrs.field(factory=list)
+    """The outputs in evaluations."""
 
-    def loader(self) -> DataLoader[Any]:
-        return DataLoader(TensorDataset(*examples(self.examples, images=True)), self.batch_size)
+    def __str__(self) -> str:
+        return " ".join(type(one).__name__ for one in self.algorithms)
+
+    def loader(self) -> Any:
+        if self.batches is not None:
+            return self.batches()
+        data = self.data(self.examples)
+        return DataLoader(self.dicts(data) if self.keyed else TensorDataset(*data), self.batch_size)
+
+    def dicts(self, data: Any) -> list[dict[str, Any]]:
+        return [{"pixel_values": x, "labels": y} for x, y in zip(*data, strict=True)]
+
+    def probe(self) -> Any:
+        """Return the input of evaluations."""
+        inputs, targets = self.data(5)
+        return {"pixel_values": inputs, "labels": targets} if self.keyed else inputs
 
     def adapter(self, model: nn.Module, optimizer: Any = None, **options: Any) -> LoopAdapter:
-        precision = "fp32" if self.precision == "fp32" else f"amp_{self.precision}"
-        length = -(-self.examples // (self.batch_size * self.accumulate_batches))
-        defaults = {"loss_fn": self.loss_fn, "precision": precision, "epoch_length": length}
-        return adapt_loop(
-            list(self.algorithms),
-            model,
-            optimizer,
-            max_duration=f"{self.epochs}ep",
-            seed=17,
-            **{**defaults, **options},
-        )
+        options = {**self._options(), "precision": self._amp(str), **options}
+        return adapt_loop(self.algorithms, model, optimizer, **options)
 
     def autocast(self) -> Any:
-        if self.precision == "fp32":
-            return nullcontext()
-        return torch.autocast("cpu", DTYPES[self.precision])
+        dtype = DTYPES.get(self.precision)
+        return torch.autocast("cpu", dtype) if dtype else nullcontext()
 
     def scaler(self) -> GradScaler | None:
         return GradScaler("cpu", init_scale=self.scale) if self.precision == "fp16" else None
 
+    def trainer(self, **options: Any) -> Trainer:
+        defaults = {
+            "train_dataloader": self.loader(),
+            "optimizers": self.optimizer,
+            "algorithms": self.algorithms,
+            "accumulate_batches": self.accumulate_batches,
+            "precision": self._amp(partial(Precision, initial_scale=self.scale)),
+            "device": "cpu",
+            "progress_bar": False,
+        }
+        return Trainer(self.net(), **{**defaults, **self._options(), **options})
 
-def own_loop(run: Run) -> LoopAdapter:
+    def by_trainer(self, **options: Any) -> list[Tensor]:
+        """Train with the Trainer, and return what `trained` does."""
+        trainer = self.trainer(**options)
+        trainer.fit()
+        if self.evaluates:
+            probe = self.probe() if self.keyed else (self.probe(), None)
+            self.seen.extend(trainer.predict([probe]))
+        own, evaluated = training_weights(trainer), weights(trainer.state.model)
+        return _result(own, evaluated, trainer.state.timestamp)
+
+    def _amp(self, kind: Any) -> Any:
+        return "fp32" if self.precision == "fp32" else kind(f"amp_{self.precision}")
+
+    def _options(self) -> dict[str, Any]:
+        given = KEYS if self.keyed else {"loss_fn": self.loss_fn}
+        return {"max_duration": f"{self.epochs}ep", "seed": 17, **given, **self.options}
+
+
+@cache
+def row(name: str, *, keyed: bool = False, **changes: Any) -> Run:
+    """Return the run of a row of the table, on models of Transformers if it is keyed."""
+    build: Any = net
+    algorithms = SETS[name]
+    if keyed:
+        from tests.integrations.huggingface_loop import keyed_net as build
+
+        if name in INDEXED:  # it takes the labels for them
+            algorithms = [attrs.evolve(one, index_key="labels") for one in algorithms]
+    defaults = {
+        "net": partial(build, name),
+        "data": partial(dataset, name),
+        "examples": 14 if keyed else 10,
+        "batch_size": 5 if keyed else 4,
+        "options": OPTIONS.get(name, {}),
+        "keyed": keyed,
+        "evaluates": True,
+    }
+    return Run(algorithms, **{**defaults, **changes})
+
+
+def own_weights(t: LoopAdapter) -> dict[str, Tensor]:
+    """Return the weights that are trained; after a training, the model has the evaluated ones."""
+    if not t.weights.installed:
+        return weights(t.model)
+    t.state = t.weights.remove(t.state)
+    own = weights(t.model)
+    t.state = t.weights.install(t.state)
+    return own
+
+
+def trained(t: LoopAdapter) -> list[Tensor]:
+    """Return the weights that a loop trains, those that it evaluates, and the clock."""
+    with t.evaluating() as model:
+        evaluated = weights(model)
+    return _result(own_weights(t), evaluated, t.state.timestamp)
+
+
+def _result(own: Any, evaluated: Any, now: Any) -> list[Tensor]:
+    return [*own.values(), *evaluated.values(), torch.tensor([now.batch, now.epoch])]
+
+
+# --- loops that are written by hand ---
+
+
+@attrs.frozen
+class _ByHand:
+    """The epochs of a loop, from a step of a folder if there is one."""
+
+    run: Run
+    folder: Any = None
+    resume: int | None = None
+
+    def batches(self, t: LoopAdapter, loader: Any, *parts: Any) -> Any:
+        """Iterate over the inputs, with whether a step follows; load the parts, or save them."""
+        number, parts = self.run.accumulate_batches, (t, t.model, *filter(None, parts))
+        if self.resume is not None:
+            saved = torch.load(self.folder / f"{self.resume}", weights_only=True)
+            for part, state in zip(parts, saved, strict=True):
+                part.load_state_dict(state)
+        for _ in range(t.state.timestamp.epoch, self.run.epochs):
+            first = t.state.timestamp.batch_in_epoch * number + 1
+            for i, batch in enumerate(t.epoch(loader, accumulate_batches=number), first):
+                yield batch[0], (steps := i % number == 0 or i == len(loader))
+                if steps and self.folder is not None and self.resume is None:
+                    t.end_step()  # a scaler may have skipped it
+                    saved = [part.state_dict() for part in parts]
+                    torch.save(saved, self.folder / f"{t.state.timestamp.batch}")
+        if self.run.evaluates:
+            with t.evaluating() as model:
+                self.run.seen.append(model(self.run.probe()))
+
+
+def own_loop(run: Run, *place: Any, **resume: Any) -> LoopAdapter:
     model = run.net()
     optimizer = run.optimizer(model.parameters())
-    t = run.adapter(model, optimizer)
     scaler = run.scaler() or GradScaler("cpu", enabled=False)
-    for _ in range(run.epochs):
-        loader = run.loader()
-        batches = t.epoch(loader, accumulate_batches=run.accumulate_batches)
-        for i, (inputs, targets) in enumerate(batches, 1):
-            run.seen.append((inputs, targets))
+    t = run.adapter(model, optimizer)
+    wrapped, between = t.model, run.between or (lambda t: None)
+    if run.processes > 1:
+        wrapped = DistributedDataParallel(t.model, find_unused_parameters=True)
+    batches = _ByHand(run, *place, **resume).batches(t, run.loader(), optimizer, scaler)
+    for inputs, steps in batches:
+        with nullcontext() if steps or wrapped is t.model else wrapped.no_sync():
             with run.autocast():
-                loss = t.loss(t.model(inputs)) / run.accumulate_batches
+                loss = t.loss(wrapped(inputs)) / run.accumulate_batches
             scaler.scale(loss).backward()
-            if i % run.accumulate_batches == 0 or i == len(loader):
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad()
+        between(t)
+        if steps:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            between(t)
     return t
 
 
-def accelerate(run: Run) -> LoopAdapter:
-    from accelerate import Accelerator
+def accelerate(run: Run, *place: Any, **resume: Any) -> LoopAdapter:
+    from accelerate import Accelerator, DistributedDataParallelKwargs
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state(reset_partial_state=True)  # it is shared by the process
-    mixed = "bf16" if run.precision == "bf16" else "no"
     accelerator = Accelerator(
-        cpu=True, mixed_precision=mixed, gradient_accumulation_steps=run.accumulate_batches
+        cpu=True,
+        mixed_precision="bf16" if run.precision == "bf16" else "no",
+        gradient_accumulation_steps=run.accumulate_batches,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
-    accelerator.scaler = run.scaler()  # Accelerate creates one on a GPU only
+    accelerator.scaler = scaler = run.scaler()  # Accelerate creates one on a GPU only
     model = run.net()
-    optimizer = run.optimizer(model.parameters())
-    t = run.adapter(model, optimizer)
-    model, optimizer, loader = accelerator.prepare(t.model, optimizer, run.loader())
-    for _ in range(run.epochs):
-        for inputs, _ in t.epoch(loader, accumulate_batches=run.accumulate_batches):
-            with accelerator.accumulate(model):
-                with run.autocast() if run.precision == "fp16" else nullcontext():
-                    loss = t.loss(model(inputs))
-                accelerator.backward(loss)
-                optimizer.step()
-                optimizer.zero_grad()
+    raw = run.optimizer(model.parameters())
+    optimizer = accelerator.prepare(raw)
+    t = run.adapter(model, optimizer)  # the page passes the optimizer without its wrapper
+    model, loader = accelerator.prepare(t.model, run.loader())
+    for inputs, _ in _ByHand(run, *place, **resume).batches(t, loader, raw, scaler):
+        with accelerator.accumulate(model):
+            with run.autocast() if run.precision == "fp16" else nullcontext():
+                loss = t.loss(model(inputs))
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
     return t
 
 
-def fabric(run: Run) -> LoopAdapter:
+def fabric(run: Run, *place: Any, **resume: Any) -> LoopAdapter:
     from lightning.fabric import Fabric
     from lightning.fabric.plugins import MixedPrecision
 
-    names = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
-    plugins = [MixedPrecision(names[run.precision], "cpu", run.scaler())] if run.scaler() else []
-    precision = names.get(run.precision) if not plugins else None
+    scaler = run.scaler()
+    plugins = [MixedPrecision("16-mixed", "cpu", scaler)] if scaler else []
+    precision = "bf16-mixed" if run.precision == "bf16" else None
     made = Fabric(accelerator="cpu", devices=1, precision=precision, plugins=plugins)
     model = run.net()
     raw = run.optimizer(model.parameters())
     t = run.adapter(model, raw)
     model, optimizer = made.setup(t.model, raw)
     loader = made.setup_dataloaders(run.loader())
-    for _ in range(run.epochs):
-        batches = t.epoch(loader, accumulate_batches=run.accumulate_batches)
-        for i, (inputs, _) in enumerate(batches, 1):
-            accumulating = i % run.accumulate_batches != 0 and i != len(loader)
-            with made.no_backward_sync(model, enabled=accumulating):
-                made.backward(t.loss(model(inputs)) / run.accumulate_batches)
-            if not accumulating:
-                optimizer.step()
-                optimizer.zero_grad()
+    for inputs, steps in _ByHand(run, *place, **resume).batches(t, loader, raw, scaler):
+        with made.no_backward_sync(model, enabled=not steps):
+            made.backward(t.loss(model(inputs)) / run.accumulate_batches)
+        if steps:
+            optimizer.step()
+            optimizer.zero_grad()
     return t
 
 
-def _lightning(run: Run, *, mixin: bool) -> LoopAdapter:
-    import lightning.pytorch as L
-    from lightning.pytorch.plugins import MixedPrecision
-
-    from composable.integrations.lightning import LoopAdapterCallback
-    from tests.integrations.test_lightning import Composed, Plain
-
-    t = run.adapter(run.net(), precision="fp32")  # the callback knows that of the trainer
-    precision = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": None}[run.precision]
-    plugins = [MixedPrecision("16-mixed", "cpu", run.scaler())] if run.scaler() else []
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=run.epochs,
-        accumulate_grad_batches=run.accumulate_batches,
-        precision=precision,
-        plugins=plugins,
-        callbacks=[] if mixin else [LoopAdapterCallback(t)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    module = (Composed if mixin else Plain)(t if mixin else t.model, run.optimizer)
-    with _quiet():
-        trainer.fit(module, run.loader())
-    return t
+# --- loops of other trainers ---
 
 
-def lightning_mixin(run: Run) -> LoopAdapter:
-    return _lightning(run, mixin=True)
+def _trainer(library: str, *args: Any, **options: Any) -> LoopAdapter:
+    """Import the loop of a library, which takes seconds, and train."""
+    if library == "lightning":
+        from tests.integrations.lightning_loop import train
+    else:
+        from tests.integrations.huggingface_loop import train
+    return train(*args, **options)
 
 
-def lightning_callback(run: Run) -> LoopAdapter:
-    return _lightning(run, mixin=False)
-
-
-class Examples(torch.utils.data.Dataset):
-    """The examples of a run as dictionaries."""
-
-    def __init__(self, run: Run) -> None:
-        self.inputs, self.labels = examples(run.examples, images=True)
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return {"pixel_values": self.inputs[i], "labels": self.labels[i]}
-
-
-def _hugging_face(run: Run, folder: Any, *, mixin: bool) -> LoopAdapter:
-    from accelerate.state import AcceleratorState
-
-    from composable.integrations.huggingface import LogitsModel, LoopAdapterCallback
-    from tests.integrations.test_huggingface import KEYS, Classifier, Composed, Plain, arguments
-
-    AcceleratorState._reset_state(reset_partial_state=True)  # it is shared by the process
-    t = run.adapter(LogitsModel(Classifier(run.net()), loss_fn=run.loss_fn), **KEYS)
-
-    class Here(Composed if mixin else Plain):  # type: ignore[misc]
-        def get_train_dataloader(self):
-            return DataLoader(self.train_dataset, batch_size=run.batch_size)
-
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            with run.autocast() if run.precision == "fp16" else nullcontext():
-                return super().compute_loss(*args, **kwargs)
-
-    options = {
-        "gradient_accumulation_steps": run.accumulate_batches,
-        "bf16": run.precision == "bf16",
-    }
-    args = arguments(folder, **options)
-    args.num_train_epochs = run.epochs
-    model = t.model.model
-    here = Here(
-        model,
-        args=args,
-        train_dataset=Examples(run),
-        optimizers=(run.optimizer(model.parameters()), None),
-        **({"adapter": t} if mixin else {"callbacks": [LoopAdapterCallback(t)]}),
-    )
-    here.accelerator.scaler = run.scaler()  # Accelerate creates one on a GPU only
-    here.train()
-    return t
-
-
-def hugging_face_mixin(run: Run) -> LoopAdapter:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        return _hugging_face(run, folder, mixin=True)
-
-
-def hugging_face_callback(run: Run) -> LoopAdapter:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        return _hugging_face(run, folder, mixin=False)
-
-
-def _quiet() -> ExitStack:
-    stack = ExitStack()
-    stack.enter_context(warnings.catch_warnings())
-    for message in (
-        "`isinstance.treespec, LeafSpec.` is",
-        "The '.*_dataloader' does not have many",
-        "You defined a `validation_step` but have no",
-    ):
-        warnings.filterwarnings("ignore", message)
-    return stack
-
-
-LOOPS = {
-    "own loop": own_loop,
-    "Fabric": fabric,
-    "Accelerate": accelerate,
-    "Lightning, mixin": lightning_mixin,
-    "HF, mixin": hugging_face_mixin,
-    "Lightning, callback": lightning_callback,
-    "HF, callback": hugging_face_callback,
+_OTHERS = {
+    "Fabric": ("lightning", fabric),
+    "Accelerate": ("accelerate", accelerate),
+    "Lightning, mixin": ("lightning", partial(_trainer, "lightning", mixin=True)),
+    "HF, mixin": ("transformers", partial(_trainer, "transformers", mixin=True)),
+    "Lightning, callback": ("lightning", partial(_trainer, "lightning", mixin=False)),
+    "HF, callback": ("transformers", partial(_trainer, "transformers", mixin=False)),
 }
+LOOPS: dict[str, Any] = {"own loop": own_loop}
+"""By name: `loop(run, folder=None, resume=None)` trains, and saves after each step in the folder;
+or resumes from the step in it. It returns the adapter."""
+LOOPS |= {name: loop for name, (library, loop) in _OTHERS.items() if find_spec(library)}
 FULL = [name for name in LOOPS if "callback" not in name]
 """The loops that call `start_batch` and `loss`."""
-
-
-def trained(t: LoopAdapter) -> list[torch.Tensor]:
-    """Return the weights, and those of an evaluation."""
-    own = list(own_weights(t).values())
-    with t.evaluating() as model:
-        return [*own, *weights(model).values()]
+BY_HAND = [name for name in FULL if "mixin" not in name]

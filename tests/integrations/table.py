@@ -1,46 +1,37 @@
-"""The table of docs/integrations.md, and what its cells are compared with."""
+"""The table of docs/integrations.md, and what an algorithm of its rows is trained on."""
 
 from functools import partial
 
-import attrs
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
 
-from composable import Trainer
-from composable.algorithms import SelectiveBackprop
-from composable.integrations import adapt_loop
+from composable.algorithms import SWA, SelectiveBackprop
 from composable.utils.reproducibility import seed_context
 from tests.support.algorithms import six_algorithms
 from tests.support.cases import all_cases
 from tests.support.data import examples
 from tests.support.integrations import PAGE, SIX
-from tests.support.models import CLASSES, Attention, Hidden, Places, same, weights
-from tests.support.runs import VISION, training_weights
+from tests.support.models import CLASSES, Attention, Hidden, Places
+from tests.support.runs import VISION
 
 WITHIN = "a window that begins within an epoch"
+EARLY = "averages that are complete when training ends"
 CASES = {case.algorithm.name: case.algorithm for case in all_cases() if case.algorithm}
 SETS = {
     **{name: [case.external_example] for name, case in CASES.items()},
     SIX: six_algorithms(),
     WITHIN: [SelectiveBackprop(start=0.2, end=1.0, interrupt=0)],
+    EARLY: [SWA(swa_start="1ba", swa_end="1dur", update_interval="1ba")],
 }
 ON_SEQUENCES = {name for name, case in CASES.items() if not case.acts_on(VISION)}
 INDEXED = {name for name, case in CASES.items() if hasattr(case.example, "index_key")}
 """They need the index of each example."""
-ASKS = r"requests a .*, which an external loop does not support"
 OPTIONS = {name: case.external_options for name, case in CASES.items()}
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
-def table():
-    """Return the cells of the table of algorithms, by loop and algorithm."""
-    return cells("loops: written by tools/write_pages.py", "loops")
-
-
-def cells(begin, end):
-    """Return the cells of the table of the page between two marks, by loop and row."""
+def cells(begin="loops: written by tools/write_pages.py", end="loops"):
+    """Return the cells of a table of the page, between two marks, by loop and row."""
     text = PAGE.read_text().partition(f"<!-- {begin} -->")[2].partition(f"<!-- end of {end}")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     head, _, *rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in lines]
@@ -51,15 +42,12 @@ def cells(begin, end):
 
 def works_in(loop):
     """Return the algorithms that work in a loop, according to the page."""
-    return [name for (where, name), cell in table().items() if where == loop and cell == "yes"]
+    return [name for (where, name), cell in cells().items() if where == loop and cell == "yes"]
 
 
 def refused_in(loop):
     """Return the algorithms that don't work in a loop, according to the page."""
-    return [name for (where, name), cell in table().items() if where == loop and cell != "yes"]
-
-
-# --- what an algorithm is tried on ---
+    return [name for (where, name), cell in cells().items() if where == loop and cell != "yes"]
 
 
 def image_net():
@@ -76,6 +64,14 @@ def image_net():
             nn.LayerNorm(4),
             nn.Dropout(0.25),
             nn.Linear(4, CLASSES),
+        )
+
+
+def dense_net():
+    """Build a model without random numbers, batch statistics and slow convolutions."""
+    with seed_context(0):
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(128, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, CLASSES)
         )
 
 
@@ -104,92 +100,9 @@ def net(name):
         return WordNet()
 
 
-def dataset(name, count=10):
+def dataset(name, count):
     """Images, or sequences of 16 tokens, and their classes."""
     inputs, targets = examples(count, images=True)
     if name in ON_SEQUENCES:
         inputs = inputs.flatten(1)[:, :16].clamp(-2, 2).mul(2).round().long() + 4
     return inputs, targets
-
-
-def data(name=""):
-    """Return the examples in batches, of which the last is short."""
-    return list(zip(*(part.split(4) for part in dataset(name)), strict=True))
-
-
-def loader(name="", **options):
-    """Build a DataLoader of the same examples."""
-    return DataLoader(TensorDataset(*dataset(name)), batch_size=4, **options)
-
-
-def probe(name=""):
-    """Return inputs for evaluation."""
-    return dataset(name, 5)[0]
-
-
-# --- runs ---
-
-
-def start(algorithms, model, **options):
-    """LoopAdapter of a run like `ours`."""
-    defaults = {"loss_fn": cross_entropy, "max_duration": "2ep", "seed": 17}
-    return adapt_loop(algorithms, model, **{**defaults, **options})
-
-
-def begin(name, model=None, **options):
-    """LoopAdapter of the run of a row."""
-    options = {**OPTIONS.get(name, {}), **options}
-    return start(set_of(name, options), net(name) if model is None else model, **options)
-
-
-def set_of(name, options):
-    """Return the algorithms of a row; one that needs indices takes the labels for them."""
-    if name in INDEXED and options.get("target_key") == "labels":
-        return [attrs.evolve(one, index_key="labels") for one in SETS[name]]
-    return SETS[name]
-
-
-def ours(
-    name, batches=None, *, model=None, algorithms=None, optimizers=SGD, inputs=None, **options
-):
-    """Train with our Trainer, and return the weights and the outputs in evaluation."""
-    defaults = {"loss_fn": cross_entropy, "max_duration": "2ep", "seed": 17, "device": "cpu"}
-    trainer = Trainer(
-        net(name) if model is None else model,
-        train_dataloader=data(name) if batches is None else batches,
-        optimizers=optimizers,
-        algorithms=set_of(name, options) if algorithms is None else algorithms,
-        progress_bar=False,
-        **{**defaults, **OPTIONS.get(name, {}), **options},
-    )
-    trainer.fit()
-    evaluated = trainer.predict([(probe(name), None) if inputs is None else inputs])
-    return [*training_weights(trainer).values(), *evaluated]
-
-
-def own_weights(t):
-    """Return the weights that are trained; after a training, the model has the evaluated ones."""
-    if not t.weights.installed:
-        return weights(t.model)
-    t.state = t.weights.remove(t.state)
-    own = weights(t.model)
-    t.state = t.weights.install(t.state)
-    return own
-
-
-def evaluated(t, inputs):
-    """Return the weights of a model that are trained, and its outputs in evaluation."""
-    own = own_weights(t).values()
-    with t.evaluating() as model:
-        return [*own, model(inputs)]
-
-
-def acts(name, result, **options):
-    """Return whether an algorithm changes the result, so that a comparison is meaningful."""
-    plain = ours(name, algorithms=[], **options)
-    return len(plain) != len(result) or not same(plain, result) or layouts(plain) != layouts(result)
-
-
-def layouts(tensors):
-    """Return the memory layouts of tensors."""
-    return [tensor.stride() for tensor in tensors]

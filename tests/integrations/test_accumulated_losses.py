@@ -1,5 +1,7 @@
 """The loss of a step of several microbatches in an external loop: that of the whole, or refused."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,10 +9,11 @@ from torch.nn.functional import cross_entropy, mse_loss, normalize
 
 from composable import SplitLossError
 from composable.algorithms import LabelSmoothing
-from composable.integrations import adapt_loop
+from tests.integrations.loops import Run, own_loop
 from tests.support.models import mlp, same, weights
 
 TARGETS = torch.tensor([0, 1, 2, 2, 2, 0, 1, 2, -100, 2, -100, -100])
+SGD = partial(torch.optim.SGD, lr=0.1)
 SIZES = [[4, 4, 4], [5, 4, 3], [5, 4], [2, 2, 2]]
 
 
@@ -23,45 +26,25 @@ def root(outputs, targets):
     return mse_loss(outputs, outputs.detach() * 0).sqrt()
 
 
-def without_two(outputs, targets):
-    return cross_entropy(outputs, targets.clamp(min=0), ignore_index=2)
-
-
 LOSSES = {
     "mean": cross_entropy,
     "weights": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])),
-    "another ignore_index": without_two,
+    "another ignore_index": lambda x, y: cross_entropy(x, y.clamp(min=0), ignore_index=2),
     "sum": nn.CrossEntropyLoss(reduction="sum"),
 }
 
 
 def parts_of(sizes):
     inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    return [
-        (inputs[end - n : end], TARGETS[end - n : end]) for n, end in zip(sizes, ends, strict=True)
-    ]
-
-
-def whole(loss_fn, parts):
-    model = mlp()
-    inputs, targets = (torch.cat(one) for one in zip(*parts, strict=True))
-    loss = loss_fn(model(inputs), targets)
-    loss.backward()
-    torch.optim.SGD(model.parameters(), lr=0.1).step()
-    return loss.item(), model
+    parts = (one[: sum(sizes)].split(sizes) for one in (inputs, TARGETS))
+    return list(zip(*parts, strict=True))
 
 
 def accumulated(loss_fn, parts, algorithms=(), **options):
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    t = adapt_loop(algorithms, model, optimizer, loss_fn=loss_fn, seed=17, **options)
-    for inputs, _ in t.epoch(parts, accumulate_batches=3):
-        (t.loss(model(inputs)) / 3).backward()
-        if len(t._micro.sizes) == len(parts):
-            optimizer.step()
-            optimizer.zero_grad()
-    return t.state.loss.item(), model
+    sizes = {"accumulate_batches": 3, "epochs": 1, "batches": lambda: parts}
+    run = Run(algorithms, mlp, loss_fn=loss_fn, options=options, optimizer=SGD, **sizes)
+    t = own_loop(run)
+    return t.state.loss.item(), t.model
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
@@ -71,16 +54,19 @@ def test_step_is_that_of_the_whole_batch(name, sizes):
 
     loss, model = accumulated(LOSSES[name], parts)
 
-    expected, plain = whole(LOSSES[name], parts)
-    assert loss == pytest.approx(expected)
+    plain = mlp()
+    inputs, targets = (torch.cat(one) for one in zip(*parts, strict=True))
+    expected = LOSSES[name](plain(inputs), targets)
+    expected.backward()
+    SGD(plain.parameters()).step()
+    assert loss == pytest.approx(expected.item())
     torch.testing.assert_close(weights(model), weights(plain))
 
 
 @pytest.mark.parametrize("loss_fn", [contrastive, root])
 def test_loss_of_the_whole_alone_is_refused_before_a_weight_changes(loss_fn):
-    model = mlp()
-    t = adapt_loop([], model, torch.optim.SGD(model.parameters()), loss_fn=loss_fn, seed=17)
-    parts = parts_of([4, 4, 4])
+    model, parts = mlp(), parts_of([4, 4, 4])
+    t = Run(loss_fn=loss_fn).adapter(model, SGD(model.parameters()))
 
     inputs, _ = next(t.epoch(parts, accumulate_batches=3))
     with pytest.raises(SplitLossError, match="loss_mean_over="):
@@ -95,11 +81,12 @@ def of_tokens(outputs, targets):
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "none in the first part"])
 def test_loss_of_a_microbatch_has_the_size_of_a_mean_of_tokens(masked):
     targets = torch.arange(16).reshape(2, 8) % 3
-    first = torch.full_like(targets, -100) if masked else targets
-    parts = [(torch.randn(2, 8, 4), one) for one in (first, targets)]
+    parts = [(torch.randn(2, 8, 4), targets) for _ in range(2)]
+    if masked:
+        parts[0] = parts[0][0], torch.full_like(targets, -100)
     model = nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    t = adapt_loop([], model, optimizer, loss_fn=of_tokens, seed=17)
+    optimizer = SGD(model.parameters())
+    t = Run(loss_fn=of_tokens).adapter(model, optimizer)
 
     found = []
     for inputs, labels in t.epoch(parts, accumulate_batches=2):
@@ -108,7 +95,6 @@ def test_loss_of_a_microbatch_has_the_size_of_a_mean_of_tokens(masked):
         (found[-1][0] / 2).backward()
         if len(found) == 2:
             optimizer.step()
-            optimizer.zero_grad()
 
     (one, mean), (other, second) = found
     size = 8 if masked else 1  # of the examples, of which none has a weight

@@ -4,19 +4,14 @@ from functools import cache, partial
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 
-from composable import Trainer
 from composable.distributed import DDP
-from tests.integrations.table import INDEXED, SETS, SGD, SIX, net, works_in
+from tests.integrations.loops import LOOPS
+from tests.integrations.table import INDEXED, SIX, works_in
 from tests.support import adapters_under_ddp as loops
 from tests.support.campaign import drawn
 from tests.support.processes import attempt, run
-
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
-]
+from tests.support.runs import training_weights
 
 
 def names(loop):
@@ -25,23 +20,18 @@ def names(loop):
     return list(dict.fromkeys(["EMA", SIX, *drawn(all_, 4)]))
 
 
-NAMES = {loop: names(loop) for loop in loops.LOOPS}
+NAMES = {loop: names(loop) for loop in loops.TESTED if loop in LOOPS}
+every_loop = pytest.mark.parametrize("loop", NAMES)
 
 
-def by_us(loop, name, **options):
+@cache
+def by_us(loop, name, **changes):
     """Train with the Trainer of this library: one process, two shards."""
-    defaults = {"loss_fn": cross_entropy, "device": "cpu", "seed": 17, "progress_bar": False}
-    trainer = Trainer(
-        net(name),
-        train_dataloader=loops.global_batches(loop, name),
-        optimizers=SGD,
-        algorithms=SETS[name],
-        parallel=DDP(shards=loops.SIZE),
-        **{**defaults, **loops.options(name), **options},
-    )
+    run = loops.of_row(name, batches=lambda: loops.global_batches(loop, name), **changes)
+    trainer = run.trainer(parallel=DDP(shards=loops.SIZE))
     trainer.fit()
-    trainer._run.take_training_weights()
-    return trainer.state
+    model = trainer.state.model
+    return loops.outcome(model, training_weights(trainer), model.state_dict(), trainer.state)
 
 
 @cache
@@ -50,40 +40,28 @@ def trained(loop):
     return run(loops.train, loops.SIZE, loop, NAMES[loop], seconds=150)
 
 
-def assert_close(actual, expected):
-    """Compare lists of numbers, to rounding."""
-    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected))
-
-
-@pytest.mark.parametrize("loop", loops.LOOPS)
-def test_processes_train_as_the_trainer_does_on_one(loop):
+@every_loop
+def test_processes_train_and_evaluate_as_the_trainer_does_on_one(loop):
     for name in NAMES[loop]:
         first, second = (one[name] for one in trained(loop))
-        state = by_us(loop, name)
+        expected = by_us(loop, name)
 
         assert first == second, name
-        assert_close(first["trained"], loops.numbers(state.model.parameters()))
-        assert first["clock"] == [state.timestamp.batch, state.timestamp.sample], name
-
-
-@pytest.mark.parametrize("loop", loops.LOOPS)
-def test_averages_for_an_evaluation_are_those_of_the_trainer(loop):
-    first = trained(loop)[0]["EMA"]
-    average = by_us(loop, "EMA").averages["EMA"]
-
-    assert_close(
-        first["evaluated"], loops.numbers(average[n] for n, _ in net("EMA").named_parameters())
-    )
-    assert first["evaluated"] != first["trained"]
+        assert first["clock"] == expected["clock"], name
+        for part in ("trained", "evaluated"):
+            torch.testing.assert_close(*(torch.tensor(one[part]) for one in (first, expected)))
+    average = trained(loop)[0]["EMA"]
+    assert average["evaluated"] != average["trained"]
 
 
 def test_accumulated_microbatches_train_as_in_the_trainer():
-    results = run(partial(loops.train, accumulate=2), loops.SIZE, "own loop", [SIX], seconds=150)
-    state = by_us("own loop", SIX, accumulate_batches=2, max_duration="2ba")
+    train = partial(loops.train, accumulate_batches=2)
+    first, second = (one[SIX] for one in run(train, loops.SIZE, "own loop", [SIX], seconds=150))
+    expected = by_us("own loop", SIX, accumulate_batches=2)
 
-    assert results[0] == results[1]
-    assert results[0][SIX]["clock"] == [2, 32]
-    assert_close(results[0][SIX]["trained"], loops.numbers(state.model.parameters()))
+    assert first == second
+    assert first["clock"] == expected["clock"] == [2, 32]
+    torch.testing.assert_close(*(torch.tensor(one["trained"]) for one in (first, expected)))
 
 
 def test_fetches_and_dropout_differ_between_processes():

@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from composable.algorithms import EMA, GradientClipping
 from composable.integrations import adapt_loop
-from tests.integrations.loops import Run, dense_net, own_loop, trained
-from tests.integrations.table import SGD
-from tests.integrations.test_huggingface import Examples, arguments, resnet
+from tests.integrations.huggingface_loop import arguments, resnet
+from tests.integrations.loops import Run, row, trained
+from tests.integrations.table import SGD, dense_net
 from tests.support.integrations import PAGE
 from tests.support.models import same
 
@@ -23,64 +23,48 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
 ]
-ALGORITHMS = [EMA("10ba"), GradientClipping("norm", 0.05)]
+ALGORITHMS = [EMA("2ba"), GradientClipping("norm", 0.05)]
+RUN = Run(ALGORITHMS, dense_net, accumulate_batches=2, examples=20, epochs=1)
 
 
-def shown(heading):
-    """Return the code of a section of the page."""
+def executed(heading, **names):
+    """Execute the code of a section of the page, and return its adapter."""
     text = PAGE.read_text().partition(f"### {heading}\n")[2]
     section = re.split(r"^##+ ", text, maxsplit=1, flags=re.M)[0]
     code = [line[4:] for line in section.splitlines() if line.startswith("    ") or not line]
-    return "\n".join(line for line in code if not line.startswith("pip install"))
+    source = "\n".join(line for line in code if not line.startswith("pip install"))
+    names |= {"adapt_loop": adapt_loop, "algorithms": ALGORITHMS, "cross_entropy": cross_entropy}
+    exec(source.replace("max_epochs=10", "max_epochs=1, logger=False"), names)
+    return names["t"]
 
 
 @pytest.mark.parametrize("heading", ["With Fabric", "With Accelerate"])
 def test_loop_of_the_page_accumulates(heading):
     AcceleratorState._reset_state(reset_partial_state=True)
-    run = Run(ALGORITHMS, net=dense_net, accumulate_batches=2, examples=20, epochs=1)
-    model = run.net()
-    names = {
-        "adapt_loop": adapt_loop,
-        "algorithms": ALGORITHMS,
-        "cross_entropy": cross_entropy,
-        "fabric": Fabric(accelerator="cpu", devices=1),
-        "accelerator": Accelerator(cpu=True, gradient_accumulation_steps=2),
-        "loader": run.loader(),
-        "model": model,
-        "optimizer": SGD(model.parameters()),
-    }
-    exec(shown(heading), names)
+    t = executed(
+        heading,
+        fabric=Fabric(accelerator="cpu", devices=1),
+        accelerator=Accelerator(cpu=True, gradient_accumulation_steps=2),
+        loader=RUN.loader(),
+        model=(model := dense_net()),
+        optimizer=SGD(model.parameters()),
+    )
 
-    assert names["t"].state.timestamp.batch == 3
-    assert same(trained(names["t"]), trained(own_loop(run)))
+    assert t.state.timestamp.batch == 3
+    assert same(trained(t), RUN.by_trainer())
 
 
 def test_lightning_of_the_page_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {
-        "L": L,
-        "adapt_loop": adapt_loop,
-        "algorithms": ALGORITHMS,
-        "cross_entropy": cross_entropy,
-        "loader": Run().loader(),
-        "net": dense_net(),
-        "torch": torch,
-    }
-    code = shown("Lightning").replace("max_epochs=10", "max_epochs=1, logger=False")
-    exec(code, names)
+    t = executed("Lightning", L=L, loader=Run().loader(), net=dense_net(), torch=torch)
 
-    assert names["t"].state.timestamp.batch == 4
+    assert t.state.timestamp.batch == 4
 
 
 def test_hugging_face_of_the_page_trains(tmp_path):
-    names = {
-        "adapt_loop": adapt_loop,
-        "algorithms": ALGORITHMS,
-        "args": arguments(tmp_path),
-        "model": resnet().model,
-        "train": Examples(),
-        "transformers": transformers,
-    }
-    exec(shown("Hugging Face"), names)
+    run = row("EMA", keyed=True)
+    train = run.dicts(run.data(14))
+    model, args = resnet().model, arguments(tmp_path)
+    t = executed("Hugging Face", args=args, model=model, train=train, transformers=transformers)
 
-    assert names["t"].state.timestamp.epoch == 2
+    assert t.state.timestamp.epoch == 2

@@ -1,193 +1,165 @@
-"""The algorithms in a loop written by hand, without a library and with Accelerate or Fabric."""
+"""The adapter in a loop written by hand: batches, evaluations, states, and what it refuses."""
 
-import importlib.util
+import io
 from contextlib import suppress
-from functools import partial
 
+import attrs
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from composable import Event, during
-from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp, NoOpModel
+from composable import Event, Key
+from composable.algorithms import (
+    EMA,
+    BlurPool,
+    GradientClipping,
+    LabelSmoothing,
+    MixUp,
+    NoOpModel,
+    SelectiveBackprop,
+)
 from composable.core.algorithm import FunctionAlgorithm
-from composable.integrations.external_loop import UnsupportedRequestError
+from composable.functional import mixup
 from composable.models import Classifier
-from tests.integrations import table
-from tests.integrations.table import (
-    ASKS,
-    SETS,
-    SGD,
-    SIX,
-    WITHIN,
-    acts,
-    loader,
-    ours,
-    refused_in,
-    start,
-    works_in,
-)
-from tests.support.campaign import drawn
-from tests.support.data import batches, noisy_loader
+from tests.integrations.loops import PER_BATCH, Run, own_loop, row, trained
+from tests.integrations.table import SGD, SIX, dense_net, image_net
+from tests.support.data import batches
 from tests.support.models import mlp, same, weights
-from tests.support.runs import trained
+from tests.support.runs import trained as by_trainer
+
+CLIP = GradientClipping("norm", 0.05)
 
 
-def accelerate():
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    return accelerator.prepare, accelerator.backward
-
-
-def fabric():
-    from lightning.fabric import Fabric
-
-    made = Fabric(accelerator="cpu", devices=1)
-
-    def prepare(model, optimizer, loader):
-        return *made.setup(model, optimizer), made.setup_dataloaders(loader)
-
-    return prepare, made.backward
-
-
-LIBRARIES = {"accelerate": ("Accelerate", accelerate), "lightning": ("Fabric", fabric)}
-LOOPS = {"own loop": lambda: (lambda *parts: parts, torch.Tensor.backward)} | dict(
-    one for library, one in LIBRARIES.items() if importlib.util.find_spec(library)
-)
-
-
-def begin(algorithms, model=None, **options):
-    """LoopAdapter and their optimizer."""
+def begin(algorithms=(), model=None, **options):
+    """Return an adapter and its optimizer."""
     model = mlp() if model is None else model
     optimizer = SGD(model.parameters())
-    return start(algorithms, model, optimizer=optimizer, **options), optimizer
+    options = {"loss_fn": cross_entropy, **options}
+    return Run(algorithms).adapter(model, options.pop("optimizer", optimizer), **options), optimizer
 
 
-def row(name):
-    """LoopAdapter of a row of the table, and their optimizer."""
-    model = table.net(name)
-    optimizer = SGD(model.parameters())
-    return table.begin(name, model, optimizer=optimizer), optimizer
-
-
-def evaluated(t, name):
-    """Return the weights and the outputs in evaluation."""
-    return table.evaluated(t, table.probe(name))
-
-
-def steps(t, optimizer, loader, *, epochs=2, model=None, backward=torch.Tensor.backward):
-    """Train with the loop of the page, and stop after each batch."""
-    model = t.model if model is None else model
-    for _ in range(epochs):
-        for inputs, _ in t.epoch(loader):
-            backward(t.loss(model(inputs)))
+def steps(t, optimizer, loader, loss=lambda t, batch: t.loss(t.model(batch[0]))):
+    """Train for two epochs with the loop of the page, and stop after each batch."""
+    for _ in range(2):
+        for batch in t.epoch(loader):
+            loss(t, batch).backward()
             optimizer.step()
             optimizer.zero_grad()
             yield
 
 
-def train(t, optimizer, loader, **options):
-    """Train with the loop of the page."""
-    for _ in steps(t, optimizer, loader, **options):
-        pass
+def train(*args):
+    return [None for _ in steps(*args)]
 
 
-def train_with(loop, name, loader):
-    """Train with the loop of a library, and return the weights and outputs."""
-    prepare, backward = LOOPS[loop]()
-    t, optimizer = row(name)
-    model, wrapped, loader = prepare(t.model, optimizer, loader)
-    train(t, wrapped, loader, model=model, backward=backward)
-    return evaluated(t, name)
-
-
-def tried(loop):
-    """Return the algorithms to train within a loop: with a library around it, some of them."""
-    return works_in(loop) if loop == "own loop" else drawn(works_in(loop), 12)
-
-
-@pytest.mark.parametrize(("loop", "name"), [(loop, name) for loop in LOOPS for name in tried(loop)])
-def test_matches_the_trainer(loop, name):
-    result = train_with(loop, name, loader(name))
-
-    assert same(result, ours(name, loader(name)))
-    assert acts(name, result)
-
-
-@pytest.mark.parametrize(
-    ("loop", "name"), [(loop, name) for loop in LOOPS for name in refused_in(loop)]
-)
-def test_rejects_algorithm(loop, name):
-    with pytest.raises(UnsupportedRequestError, match=ASKS):
-        train_with(loop, name, loader(name))
-
-
-@pytest.mark.parametrize(
-    ("loop", "build"),
-    [
-        *((loop, partial(loader, shuffle=True)) for loop in LOOPS),
-        *((loop, partial(noisy_loader, images=True)) for loop in LOOPS),
-    ],
-)
-def test_loader_draws_as_in_the_trainer(loop, build):
-    assert same(train_with(loop, "MixUp", build()), ours("MixUp", build()))
-
-
-def test_epoch_length_is_that_of_the_loader():
-    t, optimizer = row(WITHIN)
-
-    train(t, optimizer, table.data())
-
-    assert same(evaluated(t, WITHIN), ours(WITHIN))
-    assert t.state.timestamp.sample == 20
-
-
-def recorded(run, around):
-    """Return what an algorithm sees at the events of a run."""
-    seen = []
-
-    def note(event, state):
-        targets = state.batch and type(state.targets).__name__
-        loss = state.loss is not None and state.loss.requires_grad
-        gradients = state.gradients is None, sorted(state.current_gradients())
-        time = state.timestamp.batch, state.timestamp.epoch
-        seen.append((event, time, targets, loss, gradients))
-        return state
-
-    run(around(note))
-    return seen
-
-
-@pytest.mark.parametrize(
-    "around",
-    [
-        lambda note: [FunctionAlgorithm(note)],
-        lambda note: [note, MixUp(), GradientClipping("norm", 0.5)],
-        lambda note: during("1ba", "3ba", note),
-    ],
-)
-def test_events_and_states_match_the_trainer(around):
-    def here(algorithms):
-        t, optimizer = begin(algorithms)
-        train(t, optimizer, batches())
-        t.finish()
-
-    expected = recorded(lambda algorithms: trained(mlp(), batches(), algorithms=algorithms), around)
-
-    assert expected
-    assert recorded(here, around) == expected
+# --- epochs and batches ---
 
 
 def test_epoch_left_by_break_ends_when_the_next_begins():
     t, optimizer = begin([EMA("1ba")])
-    for _ in range(2):
-        next(steps(t, optimizer, batches()))
+    next(steps(t, optimizer, batches())), next(steps(t, optimizer, batches()))
 
     assert t.state.timestamp.epoch == 1
     with t.evaluating():
         assert t.state.timestamp.batch == 2  # the last batch counts too
+
+
+@pytest.mark.parametrize("loader", [batches(), batches(18)])
+def test_lengths_are_those_of_any_loader(loader):
+    t, optimizer = begin([within := SelectiveBackprop(start=0.2, end=1.0, interrupt=0)])
+
+    train(t, optimizer, loader)
+
+    assert same(weights(t.model), by_trainer(mlp(), loader, algorithms=[within]))
+    assert t.state.timestamp.sample == 2 * sum(len(inputs) for inputs, _ in loader)
+
+
+def test_each_microbatch_has_its_events_and_random_numbers():
+    seen = []
+
+    def note(event, state):
+        seen.append((event, state.batch))
+        return state
+
+    run = Run([MixUp(), FunctionAlgorithm(note)], accumulate_batches=2, epochs=1)
+    own_loop(run)
+
+    events = [event for event, _ in seen]
+    assert [events.count(event) for event in PER_BATCH] == [5, 4, 4]
+    assert [events.count(e) for e in (Event.BATCH_START, Event.AFTER_TRAIN_BATCH)] == [2, 2]
+    mixed = [batch for event, batch in seen if event is Event.AFTER_FORWARD]
+    for i, (batch, (inputs, targets)) in enumerate(zip(mixed, run.loader(), strict=True)):
+        key = Key(17).fold("batch", 1) if i % 2 else Key(17)
+        expected = mixup(inputs, targets, generator=key.fold("MixUp", i // 2).generator())
+        assert torch.equal(batch[0], expected.inputs)
+
+
+def test_first_batch_of_a_step_decides_what_is_frozen():
+    seen = []
+
+    def freeze(event, state):
+        if event is Event.BEFORE_TRAIN_BATCH:
+            names = [name for name, _ in state.model.named_parameters()]
+            return state.evolve(frozen={names[len(seen) % 4]})
+        if event is Event.AFTER_BACKWARD:
+            seen.append((state.frozen, frozenset(state.current_gradients())))
+        return state
+
+    own_loop(Run([FunctionAlgorithm(freeze)], dense_net, accumulate_batches=2, epochs=1))
+
+    assert [frozen for frozen, _ in seen] == [{"1.weight"}] * 2 + [{"2.weight"}] * 2
+    assert all(frozen.isdisjoint(gradients) for frozen, gradients in seen)
+
+
+def test_model_with_its_own_loss_needs_no_loss_fn_and_ema_no_max_duration():
+    algorithms = [LabelSmoothing(), EMA("2ba")]
+    t, optimizer = begin(algorithms, Classifier(mlp()), loss_fn=None, max_duration=None)
+    train(t, optimizer, batches(), lambda t, batch: t.loss(t.model(batch)))
+
+    expected = by_trainer(Classifier(mlp()), batches(), loss_fn=None, algorithms=algorithms)
+    assert "EMA" in t.state.averages
+    assert same(weights(t.model), expected)
+
+
+def test_algorithm_that_reads_no_loss_works_without_it():
+    def loss(t, batch):
+        return cross_entropy(t.model(batch[0]), batch[1])
+
+    t, optimizer = begin([CLIP])
+    train(t, optimizer, batches(), loss)
+
+    assert same(weights(t.model), by_trainer(mlp(), batches(), algorithms=[CLIP]))
+    loss(t, batches()[0]).backward()
+    before = t.state
+    optimizer.step()
+    assert t.state is before  # the loop is over
+
+
+def test_skipped_steps_that_clear_gradients_are_accepted():
+    t, optimizer = begin([CLIP])
+    for i, (inputs, _) in enumerate(t.epoch(batches(16))):
+        loss = t.loss(t.model(inputs))
+        optimizer.zero_grad(set_to_none=bool(i % 2))
+        loss.backward()
+        if i % 3 == 0:
+            optimizer.step()
+
+    assert t.state.timestamp.batch == 4
+
+
+# --- evaluations ---
+
+
+@pytest.mark.parametrize(
+    "run", [row(SIX), Run([CLIP, EMA("2ba")], dense_net, accumulate_batches=2)]
+)
+def test_evaluations_before_and_after_each_step_change_nothing(run):
+    def evaluate(t):
+        with t.evaluating() as model:
+            model(run.probe())
+
+    assert same(trained(own_loop(attrs.evolve(run, between=evaluate))), run.by_trainer())
 
 
 def test_evaluation_restores_weights_modes_and_gradients():
@@ -207,45 +179,95 @@ def test_evaluation_restores_weights_modes_and_gradients():
     assert torch.is_grad_enabled()
 
 
-def test_evaluation_in_an_epoch_changes_no_weight():
-    t, optimizer = row(SIX)
-    for _ in steps(t, optimizer, table.data()):
-        with t.evaluating() as model:
-            model(table.probe())
-
-    assert same(evaluated(t, SIX), ours(SIX))
+# --- states ---
 
 
-def test_model_with_its_own_loss_needs_no_loss_fn_and_ema_no_max_duration():
-    algorithms = [*SETS["LabelSmoothing"], EMA("2ba")]
-    t, optimizer = begin(algorithms, Classifier(mlp()), loss_fn=None, max_duration=None)
-    for _ in range(2):
-        for batch in t.epoch(batches()):
-            t.loss(t.model(batch)).backward()
+def saved_and_loaded(tree):
+    """Return what torch reads of a saved tree without running code."""
+    torch.save(tree, file := io.BytesIO())
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_state_is_not_saved_in_a_step_or_an_evaluation(number):
+    t, optimizer = begin([EMA("2ba")])
+    for i, (inputs, _) in enumerate(t.epoch(batches(16), accumulate_batches=number), 1):
+        loss = t.loss(t.model(inputs))
+        loss.backward()
+        with pytest.raises(RuntimeError, match=r"in the middle of a batch"):
+            t.state_dict()
+        if i % number == 0:
             optimizer.step()
             optimizer.zero_grad()
-
-    assert "EMA" in t.state.averages
-    assert same(
-        weights(t.model), trained(Classifier(mlp()), batches(), loss_fn=None, algorithms=algorithms)
-    )
+    with t.evaluating(), pytest.raises(RuntimeError, match=r"weights of an evaluation"):
+        t.state_dict()
 
 
-def test_gradients_are_clipped_after_unscaling():
-    t, optimizer = begin([GradientClipping("norm", 0.01)])
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for _ in range(2):
-        for inputs, _ in t.epoch(batches()):
-            scaler.scale(t.loss(t.model(inputs))).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
+def test_saved_state_has_the_seed_and_the_clock_and_does_not_change():
+    t, optimizer = begin([EMA("2ba")])
+    going = steps(t, optimizer, batches())
+    next(going), next(going)
+    saved = t.state_dict()
+    before = saved_and_loaded(saved)
+    other, _ = begin([EMA("2ba")], seed=18)
+    other.load_state_dict(before)
 
-    theirs = trained(mlp(), batches(), algorithms=[GradientClipping("norm", 0.01)])
-    torch.testing.assert_close(weights(t.model), theirs)
+    for name in ("key", "timestamp", "previous_timestamp"):
+        assert getattr(other.state, name) == getattr(t.state, name)
+    assert t.state.previous_timestamp.batch == 1
+    assert len(list(going)) == 4
+    assert same(list(saved["tensors"].values()), list(before["tensors"].values()))
 
 
-# Errors
+@pytest.mark.parametrize("broken", [{}, {"tensors": {}, "data": {}}, {"tensors": {}, "data": 3}])
+def test_rejects_a_state_that_is_none(broken):
+    t, _ = begin([EMA("2ba")])
+
+    with pytest.raises(ValueError, match=r"saved must be the value of t\.state_dict\(\)"):
+        t.load_state_dict(broken)
+
+    assert t.state.timestamp.batch == 0
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"optimizer": "SGD"}, TypeError, "optimizer='SGD' must be a torch.optim.Optimizer"),
+        ({"optimizer": SGD(mlp().parameters())}, ValueError, "none of the model's parameters"),
+        ({"optimizer": None}, ValueError, r"call t\.follow\(optimizer\) first"),
+        ({"loss_fn": "mse"}, TypeError, "loss_fn='mse' must be a function"),
+        ({"max_duration": "0.5dur"}, ValueError, "max_duration='0.5dur' must not be a fraction"),
+        ({"epoch_length": 0}, ValueError, "epoch_length=0 must be at least 1"),
+        ({"seed": -1}, ValueError, "seed=-1 is out of range"),
+        ({"precision": "amp"}, ValueError, "precision='amp' is chosen by the external loop"),
+        ({"precision": "bf16-mixed"}, ValueError, "'amp_bf16' here"),
+        ({"precision": torch.bfloat16}, TypeError, "precision=torch.bfloat16 must be one of"),
+    ],
+)
+def test_rejects_invalid_arguments(options, error, message):
+    with pytest.raises(error, match=message):
+        next(begin(**options)[0].epoch(batches()))
+
+
+@pytest.mark.parametrize(
+    ("options", "act", "error", "message"),
+    [
+        ({}, lambda loss, _: (loss(), loss()), RuntimeError, "called twice for one batch"),
+        ({}, lambda loss, optimizer: optimizer.step(loss), TypeError, "closure"),
+        ({"loss_fn": None}, lambda loss, _: loss(), ValueError, "pass loss_fn to adapt_loop"),
+    ],
+)
+def test_rejects_second_losses_closures_and_missing_losses(options, act, error, message):
+    t, optimizer = begin([], **options)
+    inputs, _ = next(epoch := t.epoch(batches()))
+
+    with pytest.raises(error, match=message):
+        act(lambda: t.loss(t.model(inputs)), optimizer)
+    epoch.close()
 
 
 @pytest.mark.parametrize(
@@ -258,19 +280,6 @@ def test_rejects_step_without_the_loss_that_an_algorithm_needs(algorithm, event)
 
     with pytest.raises(RuntimeError, match=rf"{algorithm.name} acts at {event}.*t\.loss\("):
         t.before_step()
-
-
-def test_algorithm_that_reads_no_loss_works_without_it():
-    t, optimizer = begin([GradientClipping("norm", 0.5)])
-    for _ in range(2):
-        for inputs, targets in t.epoch(batches()):
-            cross_entropy(t.model(inputs), targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    assert same(
-        weights(t.model), trained(mlp(), batches(), algorithms=[GradientClipping("norm", 0.5)])
-    )
 
 
 @pytest.mark.parametrize(("at", "how"), [("EPOCH_START", ""), ("EVAL_START", " by one with other")])
@@ -286,40 +295,46 @@ def test_rejects_replaced_model(at, how):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("every", "options", "error", "message"),
     [
-        ({"optimizer": "SGD"}, TypeError, "optimizer='SGD' must be a torch.optim.Optimizer"),
-        ({"optimizer": SGD(mlp().parameters())}, ValueError, "none of the model's parameters"),
-        ({"loss_fn": "mse"}, TypeError, "loss_fn='mse' must be a function"),
-        ({"max_duration": "0.5dur"}, ValueError, "max_duration='0.5dur' must not be a fraction"),
-        ({"epoch_length": 0}, ValueError, "epoch_length=0 must be at least 1"),
-        ({"seed": -1}, ValueError, "seed=-1 is out of range"),
-        ({}, ValueError, r"call t\.follow\(optimizer\) first"),
+        (2, {"accumulate_batches": 1}, RuntimeError, "pass accumulate_batches=n to t.epoch"),
+        (4, {"accumulate_batches": 2}, RuntimeError, "pass accumulate_batches=n to t.epoch"),
+        (2, {"accumulate_batches": 4}, RuntimeError, "stepped after 2 batches in the midd"),
+        (-2, {"accumulate_batches": 2}, RuntimeError, "step at the end of an epoch too"),
+        (2, {"accumulate_batches": 0}, ValueError, "accumulate_batches=0 must be at least 1"),
+        (2, {"accumulate_batches": "2"}, TypeError, "accumulate_batches='2' must be an integer"),
     ],
 )
-def test_rejects_invalid_arguments(options, error, message):
-    with pytest.raises(error, match=message):
-        next(start([], mlp(), **options).epoch(batches()))
+def test_rejects_loops_that_accumulate_otherwise(every, options, error, message):
+    t, optimizer = begin([CLIP])
 
-
-@pytest.mark.parametrize(
-    ("options", "step", "error", "message"),
-    [
-        ({}, False, RuntimeError, "called twice for one batch"),
-        ({}, True, TypeError, "closure"),
-        ({"loss_fn": None}, False, ValueError, "needs a loss; pass loss_fn to adapt_loop"),
-    ],
-)
-def test_rejects_microbatches_closures_and_missing_losses(options, step, error, message):
-    t, optimizer = begin([], **options)
-    epoch = t.epoch(batches())
-    inputs, _ = next(epoch)
-
-    def loss():
-        return t.loss(t.model(inputs))
-
-    def act():
-        return optimizer.step(loss) if step else (loss(), loss())
+    def train():
+        for _ in range(2):
+            for i, (inputs, _) in enumerate(t.epoch(batches(20), **options), 1):
+                t.loss(t.model(inputs)).backward()
+                if i % every == 0 or (every > 0 and i == 5):
+                    optimizer.step()
+                    optimizer.zero_grad()
 
     with pytest.raises(error, match=message):
-        act()
+        train()
+
+
+@pytest.mark.parametrize("part", [lambda model: model, lambda model: model[:3]])
+def test_rejects_gradients_of_the_model_before_surgery(part):
+    model = image_net()
+    t, optimizer = begin([BlurPool(min_channels=0)], model)
+    loader = Run().loader()
+
+    inputs, _ = next(epoch := t.epoch(loader))
+    with pytest.raises(RuntimeError, match=r"calls \w+ of the model that was passed to adapt_loop"):
+        part(model)(inputs)
+    epoch.close()
+
+    model(inputs)  # outside of the loop
+    t, optimizer = begin([BlurPool(min_channels=0)], model)
+    for inputs, _ in t.epoch(loader):
+        with torch.no_grad():
+            model(inputs)
+        t.loss(t.model(inputs)).backward()
+        optimizer.step()

@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
-from composable import Trainer
 from composable.algorithms import EMA, GradientClipping, SeqLengthWarmup, SquaredReLUs
-from composable.integrations import adapt_loop
 from composable.integrations.huggingface import LogitsModel, LoopAdapterMixin
+from tests.integrations.huggingface_loop import arguments
+from tests.integrations.loops import Run
 from tests.support.adapters import adapters, text, with_lora
 from tests.support.hugging_face import WORDS, llama
 from tests.support.models import same
@@ -39,58 +39,50 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0", eos_token="0")
 
 
-def build(folder, algorithms, model=None, **options):
-    t = adapt_loop(
+def run_of(algorithms, number=1):
+    return Run(
         algorithms,
-        LogitsModel(with_lora() if model is None else model, loss_fn=next_token_loss),
+        with_lora,
+        epochs=1,
+        accumulate_batches=number,
+        optimizer=partial(torch.optim.AdamW, lr=RATE, weight_decay=0.0),
+        loss_fn=next_token_loss,
+        batches=text,
+    )
+
+
+def build(folder, algorithms, model=None, **options):
+    t = run_of(algorithms).adapter(
+        LogitsModel(model or with_lora(), loss_fn=next_token_loss),
+        loss_fn=None,
         input_key="input_ids",
         target_key="labels",
-        max_duration="1ep",
-        seed=17,
     )
+    defaults = {
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 1,
+        "learning_rate": RATE,
+        "weight_decay": 0.0,
+        "optim": "adamw_torch",
+        "train_sampling_strategy": "sequential",
+        "logging_steps": 1,
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
     rows = [{"input_ids": row.tolist()} for batch in text() for row in batch["input_ids"]]
-    config = SFTConfig(
-        str(folder),
-        **{
-            "per_device_train_batch_size": 4,
-            "num_train_epochs": 1,
-            "learning_rate": RATE,
-            "lr_scheduler_type": "constant",
-            "weight_decay": 0.0,
-            "max_grad_norm": 0.0,
-            "optim": "adamw_torch",
-            "train_sampling_strategy": "sequential",
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": [],
-            "use_cpu": True,
-            "bf16": False,
-            "disable_tqdm": True,
-            "gradient_checkpointing": False,
-            **options,
-        },
-    )
     data = datasets.Dataset.from_list(rows)
-    tuner = Tuner(
-        t.model.model, adapter=t, args=config, train_dataset=data, eval_dataset=data,
+    return t, Tuner(
+        t.model.model,
+        adapter=t,
+        args=arguments(folder, SFTConfig, **{**defaults, **options}),
+        train_dataset=data,
+        eval_dataset=data,
         processing_class=tokenizer(),
-    )  # fmt: skip
-    return t, tuner
-
-
-def by_trainer(*algorithms, **options):
-    trainer = Trainer(
-        with_lora(),
-        train_dataloader=text(),
-        algorithms=list(algorithms),
-        loss_fn=next_token_loss,
-        optimizers=partial(torch.optim.AdamW, lr=RATE, weight_decay=0.0),
-        max_duration="1ep",
-        progress_bar=False,
-        device="cpu",
-        seed=17,
-        **options,
     )
+
+
+def by_trainer(*options):
+    trainer = run_of(*options).trainer()
     trainer.fit()
     return trainer
 
@@ -103,7 +95,7 @@ def test_adapters_are_those_of_the_trainer(tmp_path, accumulated):
     t, tuner = build(tmp_path, ALGORITHMS, gradient_accumulation_steps=accumulated)
     tuner.train()
 
-    expected = by_trainer(*ALGORITHMS, accumulate_batches=accumulated)
+    expected = by_trainer(ALGORITHMS, accumulated)
     for name, value in adapters(expected.state.model).items():
         torch.testing.assert_close(adapters(t.model.model)[name], value)
     loss = expected.eval(text())["eval"]["loss"]
@@ -116,7 +108,7 @@ def test_what_is_logged_is_a_mean_also_of_accumulated_batches(tmp_path):
 
     logged = [one["loss"] for one in tuner.state.log_history if "loss" in one]
     assert len(logged) == 2
-    expected = by_trainer(accumulate_batches=2).state.loss.item()
+    expected = by_trainer([], 2).state.loss.item()
     assert logged[-1] == pytest.approx(expected, rel=1e-3)
 
 

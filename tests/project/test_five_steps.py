@@ -34,7 +34,7 @@ LAWS = [
 FURTHER_LAWS = [
     "property_tests/test_refused_arguments.py",
     "tests/project/test_pages.py",
-    "tests/integrations/test_own_loop.py",
+    "tests/integrations/test_laws_of_loops.py",
     "property_tests/test_accumulation.py",
     "property_tests/test_algorithm_cases.py",
     "property_tests/test_explain.py",

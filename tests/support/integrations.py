@@ -1,19 +1,20 @@
 """What works in the loops of other libraries, and why some algorithms are refused there."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs/integrations.md"
 
-LOOPS = {
-    "own loop": "test_own_loop.py",
-    "Fabric": "test_own_loop.py",
-    "Accelerate": "test_own_loop.py",
-    "Lightning, callback": "test_lightning.py",
-    "Lightning, mixin": "test_lightning.py",
-    "HF, callback": "test_huggingface.py",
-    "HF, mixin": "test_huggingface.py",
-}
-"""The loops that docs/integrations.md compares, each with the file of its tests."""
+LOOPS = (
+    "own loop",
+    "Fabric",
+    "Accelerate",
+    "Lightning, callback",
+    "Lightning, mixin",
+    "HF, callback",
+    "HF, mixin",
+)
+"""The loops that docs/integrations.md compares."""
 
 CALLBACKS = ("Lightning, callback", "HF, callback")
 SIX = "six of them together"
@@ -76,55 +77,35 @@ def everywhere(reason: str) -> dict[str, str]:
     return dict.fromkeys(LOOPS, reason)
 
 
-_ACCUMULATION, _PRECISION, _RESUME = (
-    f"test_{name}_of_adapters.py::" for name in ("accumulation", "precision", "resume")
-)
 _ITERATED = ("own loop", "Fabric", "Accelerate")
 _FULL = (*_ITERATED, "Lightning, mixin", "HF, mixin")
+_AVERAGED = (*_FULL, "Lightning, callback")
+
+
+def _tested(test: str, loops: Iterable[str] = LOOPS) -> dict[str, str]:
+    return dict.fromkeys(loops, f"test_laws_of_loops.py::test_{test}")
+
 
 FEATURES = {
-    "gradient accumulation": dict.fromkeys(
-        LOOPS, f"{_ACCUMULATION}test_matches_the_trainer_without_dropout"
+    "gradient accumulation": _tested("accumulated_steps_are_those_of_the_trainer"),
+    "accumulation of batches of several sizes": _tested(
+        "short_last_steps_and_batches_match_the_trainer", _FULL
     ),
-    "accumulation of batches of several sizes": dict.fromkeys(
-        _FULL, f"{_ACCUMULATION}test_short_last_steps_and_batches_match_the_trainer"
+    "mixed precision in bfloat16": _tested("precisions_match_the_trainer"),
+    "mixed precision in float16, with a loss scaler": _tested("precisions_match_the_trainer"),
+    "fused optimizers with a loss scaler": _tested(
+        "precisions_and_fused_optimizers_match_a_loop_by_hand"
     ),
-    "mixed precision in bfloat16": dict.fromkeys(
-        LOOPS, f"{_PRECISION}test_matches_the_precision_of_the_trainer"
+    "exact resume": _tested("resumed_training_is_that_of_the_trainer"),
+    "exact resume with accumulation": _tested("resumed_training_is_that_of_the_trainer"),
+    "evaluation with averages": _tested(
+        "algorithms_train_and_evaluate_as_in_the_trainer", _AVERAGED
     ),
-    "mixed precision in float16, with a loss scaler": dict.fromkeys(
-        LOOPS, f"{_PRECISION}test_matches_the_precision_of_the_trainer"
+    "dropout, seeded as in the `Trainer`, also for microbatches": _tested(
+        "accumulated_steps_are_those_of_the_trainer", _FULL
     ),
-    "fused optimizers with a loss scaler": dict.fromkeys(
-        LOOPS, f"{_PRECISION}test_fused_optimizers_step_with_unscaled_gradients"
-    ),
-    "exact resume": {
-        **dict.fromkeys(
-            _ITERATED, f"{_RESUME}test_prepared_loaders_resume_exactly_with_random_datasets"
-        ),
-        "Lightning, mixin": f"{_RESUME}test_lightning_resumes_exactly",
-        "Lightning, callback": f"{_RESUME}test_lightning_callback_resumes_exactly",
-        "HF, mixin": f"{_RESUME}test_hugging_face_resumes_exactly",
-        "HF, callback": f"{_RESUME}test_hugging_face_callback_resumes_with_the_state_only",
-    },
-    "exact resume with accumulation": {
-        **dict.fromkeys(_ITERATED, f"{_ACCUMULATION}test_loops_resume_between_steps"),
-        "Lightning, mixin": f"{_RESUME}test_lightning_resumes_exactly",
-        "Lightning, callback": f"{_RESUME}test_lightning_callback_resumes_exactly",
-        "HF, mixin": f"{_RESUME}test_hugging_face_resumes_exactly",
-        "HF, callback": f"{_RESUME}test_hugging_face_callback_resumes_with_the_state_only",
-    },
-    "evaluation with averages": {
-        **dict.fromkeys(_ITERATED, "test_own_loop.py::test_matches_the_trainer"),
-        "Lightning, mixin": "test_lightning.py::test_matches_the_trainer",
-        "Lightning, callback": "test_lightning.py::test_matches_the_trainer",
-        "HF, mixin": "test_huggingface.py::test_averaged_weights_are_used_for_evaluation",
-    },
-    "dropout, seeded as in the `Trainer`, also for microbatches": dict.fromkeys(
-        _FULL, f"{_ACCUMULATION}test_matches_the_trainer"
-    ),
-    "data order of the `Trainer`, also of random datasets": dict.fromkeys(
-        _ITERATED, "test_own_loop.py::test_loader_draws_as_in_the_trainer"
+    "data order of the `Trainer`, also of random datasets": _tested(
+        "loaders_draw_as_in_the_trainer", _ITERATED
     ),
     "a second pass over a batch (`SAM`)": {},
 }
