@@ -161,7 +161,7 @@ def function_arity(loader: Any) -> int | None:
     if isinstance(loader, (Iterable, type)) or not callable(loader):
         return None
     parameters = inspect.signature(loader).parameters.values()
-    return sum(one.default is one.empty and one.kind < one.VAR_POSITIONAL for one in parameters)
+    return sum(one.default is one.empty and one.kind <= one.VAR_POSITIONAL for one in parameters)
 
 
 def is_map_style(dataloader: object) -> bool:
