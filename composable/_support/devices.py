@@ -39,4 +39,9 @@ def numbers(tensor: Tensor, of: Callable[[Tensor], Tensor] = Tensor.detach) -> A
         return None
     if type(tensor) is not Tensor or torch._C._len_torch_dispatch_stack():
         return None
-    return of(tensor).tolist()
+    return read(of(tensor))
+
+
+def read(draw: Tensor) -> Any:
+    """Return the values of a draw on the CPU, also in a mode; `NoSync` allows it."""
+    return draw.tolist()

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composable._support.devices import numbers
+from composable._support.devices import read
 
 __all__ = ["HostSyncError", "NoSync"]
 
-_NUMBERS = inspect.unwrap(numbers).__code__
+_READ = inspect.unwrap(read).__code__
 # Operations that depend on values, not only on shapes: on a GPU each waits for all queued work.
 _WAITING = {
     "_local_scalar_dense",  # item(), float(), bool(), if
@@ -108,7 +108,7 @@ class _NoReading(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
-        if func in _READS and sys._getframe(1).f_code is not _NUMBERS:
+        if func in _READS and sys._getframe(1).f_code is not _READ:
             raise HostSyncError(func.__name__)
         elsewhere = func is Tensor.new_tensor or given.get("device") not in (None, "cpu")
         if func in _BUILDS and elsewhere and not any(isinstance(one, Tensor) for one in args[-1:]):
