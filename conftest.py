@@ -49,6 +49,7 @@ ADAPTERS = {
     "accelerate": [  # tests/integrations/loops.py looks for itself
         "property_tests/test_clock_of_loops.py",
         "property_tests/test_events_of_loops.py",
+        "tests/integrations/test_table.py",
     ],
     "cloudpickle": [
         "tests/comparison/test_execution.py",
@@ -62,6 +63,7 @@ ADAPTERS = {
         "tests/integrations/test_examples_of_the_page.py",
         "tests/integrations/test_lightning.py",
         "tests/integrations/test_misuse_of_adapters.py",
+        "tests/integrations/test_table.py",
     ],
     "numba": [
         "composable/functional/images/_kernels.py",
@@ -84,6 +86,7 @@ ADAPTERS = {
         "tests/integrations/test_examples_of_the_page.py",
         "tests/integrations/test_huggingface.py",
         "tests/integrations/test_misuse_of_adapters.py",
+        "tests/integrations/test_table.py",
         "tests/models/test_huggingface.py",
         "tests/trainer/test_huggingface_models.py",
     ],
