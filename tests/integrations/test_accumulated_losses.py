@@ -13,6 +13,7 @@ from tests.integrations.loops import Run, own_loop
 from tests.support.models import mlp, same, weights
 
 TARGETS = torch.tensor([0, 1, 2, 2, 2, 0, 1, 2, -100, 2, -100, -100])
+SGD = partial(torch.optim.SGD, lr=0.1)
 SIZES = [[4, 4, 4], [5, 4, 3], [5, 4], [2, 2, 2]]
 
 
@@ -25,38 +26,23 @@ def root(outputs, targets):
     return mse_loss(outputs, outputs.detach() * 0).sqrt()
 
 
-def without_two(outputs, targets):
-    return cross_entropy(outputs, targets.clamp(min=0), ignore_index=2)
-
-
 LOSSES = {
     "mean": cross_entropy,
     "weights": nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])),
-    "another ignore_index": without_two,
+    "another ignore_index": lambda x, y: cross_entropy(x, y.clamp(min=0), ignore_index=2),
     "sum": nn.CrossEntropyLoss(reduction="sum"),
 }
 
 
 def parts_of(sizes):
     inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
-    ends = torch.tensor(sizes).cumsum(0).tolist()
-    return [
-        (inputs[end - n : end], TARGETS[end - n : end]) for n, end in zip(sizes, ends, strict=True)
-    ]
+    parts = (one[: sum(sizes)].split(sizes) for one in (inputs, TARGETS))
+    return list(zip(*parts, strict=True))
 
 
 def accumulated(loss_fn, parts, algorithms=(), **options):
-    sgd = partial(torch.optim.SGD, lr=0.1)
-    run = Run(
-        algorithms,
-        mlp,
-        accumulate_batches=3,
-        epochs=1,
-        optimizer=sgd,
-        loss_fn=loss_fn,
-        options=options,
-        batches=lambda: parts,
-    )
+    sizes = {"accumulate_batches": 3, "epochs": 1, "batches": lambda: parts}
+    run = Run(algorithms, mlp, loss_fn=loss_fn, options=options, optimizer=SGD, **sizes)
     t = own_loop(run)
     return t.state.loss.item(), t.model
 
@@ -72,7 +58,7 @@ def test_step_is_that_of_the_whole_batch(name, sizes):
     inputs, targets = (torch.cat(one) for one in zip(*parts, strict=True))
     expected = LOSSES[name](plain(inputs), targets)
     expected.backward()
-    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    SGD(plain.parameters()).step()
     assert loss == pytest.approx(expected.item())
     torch.testing.assert_close(weights(model), weights(plain))
 
@@ -80,7 +66,7 @@ def test_step_is_that_of_the_whole_batch(name, sizes):
 @pytest.mark.parametrize("loss_fn", [contrastive, root])
 def test_loss_of_the_whole_alone_is_refused_before_a_weight_changes(loss_fn):
     model, parts = mlp(), parts_of([4, 4, 4])
-    t = Run(loss_fn=loss_fn).adapter(model, torch.optim.SGD(model.parameters()))
+    t = Run(loss_fn=loss_fn).adapter(model, SGD(model.parameters()))
 
     inputs, _ = next(t.epoch(parts, accumulate_batches=3))
     with pytest.raises(SplitLossError, match="loss_mean_over="):
@@ -99,7 +85,7 @@ def test_loss_of_a_microbatch_has_the_size_of_a_mean_of_tokens(masked):
     if masked:
         parts[0] = parts[0][0], torch.full_like(targets, -100)
     model = nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters())
     t = Run(loss_fn=of_tokens).adapter(model, optimizer)
 
     found = []

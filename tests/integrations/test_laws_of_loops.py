@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.amp import GradScaler
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Event
 from composable.algorithms import (
@@ -22,20 +21,10 @@ from composable.algorithms import (
 from composable.core.algorithm import FunctionAlgorithm
 from composable.functional import clip_gradients, ema
 from tests.integrations.loops import BY_HAND, DTYPES, FULL, LOOPS, Run, own_loop, row, trained
-from tests.integrations.table import (
-    EARLY,
-    SETS,
-    SGD,
-    SIX,
-    WITHIN,
-    dataset,
-    dense_net,
-    refused_in,
-    works_in,
-)
+from tests.integrations.table import EARLY, SETS, SIX, WITHIN, dense_net, refused_in, works_in
 from tests.support.algorithms import six_algorithms
 from tests.support.campaign import drawn, each_once
-from tests.support.data import noisy_loader
+from tests.support.data import noisy_loader, shuffling_loader
 from tests.support.models import same, weights
 
 CLIP = GradientClipping("norm", 0.05)
@@ -63,23 +52,23 @@ def expected(run):
 
 # --- algorithms ---
 
-OPTIMIZERS = {"SGD": SGD, "AdamW": partial(torch.optim.AdamW)}
+CHANGES = {"": {}, "AdamW": {"optimizer": partial(torch.optim.AdamW)}}
 DRAWN = {"own loop": 99, "Fabric": 12, "Accelerate": 12}
 ROWS = [
     *(
-        (loop, name, "SGD")
+        (loop, name, "")
         for loop in LOOPS
         for name in drawn(works_in(loop), DRAWN.get(loop, 20 if "mixin" in loop else 10))
     ),
     *((loop, SIX, "AdamW") for loop in FULL if "mixin" in loop),
-    *((loop, WITHIN, "SGD") for loop in FULL if "mixin" in loop or loop == "own loop"),
-    *((loop, EARLY, "SGD") for loop in LOOPS if loop == "Lightning, callback"),
+    *((loop, WITHIN, "") for loop in FULL if "mixin" in loop or loop == "own loop"),
+    *((loop, EARLY, "") for loop in LOOPS if loop == "Lightning, callback"),
 ]
 
 
-@pytest.mark.parametrize(("loop", "name", "optimizer"), ROWS)
-def test_algorithms_train_and_evaluate_as_in_the_trainer(loop, name, optimizer):
-    run = row(name, keyed=is_keyed(loop), optimizer=OPTIMIZERS[optimizer])
+@pytest.mark.parametrize(("loop", "name", "change"), ROWS)
+def test_algorithms_train_and_evaluate_as_in_the_trainer(loop, name, change):
+    run = row(name, keyed=is_keyed(loop), **CHANGES[change])
     t = LOOPS[loop](run)
 
     result, outputs = expected(run)
@@ -93,7 +82,7 @@ def test_algorithms_train_and_evaluate_as_in_the_trainer(loop, name, optimizer):
     + [(name, True) for name in SETS if "HF, mixin" in LOOPS],
 )
 def test_every_row_changes_the_result(name, keyed):
-    run = row(name, keyed=keyed, optimizer=SGD)
+    run = row(name, keyed=keyed)
     ours, plain = (
         [*result, *outputs]
         for result, outputs in map(expected, (run, attrs.evolve(run, algorithms=())))
@@ -123,15 +112,9 @@ def test_refused_algorithms_raise(loop, name):
 
 
 @pytest.mark.parametrize("loop", BY_HAND)
-@pytest.mark.parametrize(
-    "batches",
-    [
-        lambda: DataLoader(TensorDataset(*dataset("", 10)), 4, shuffle=True),
-        partial(noisy_loader, images=True),
-    ],
-)
-def test_loaders_draw_as_in_the_trainer(loop, batches):
-    run = row("MixUp", batches=batches)
+@pytest.mark.parametrize("build", [shuffling_loader, noisy_loader])
+def test_loaders_draw_as_in_the_trainer(loop, build):
+    run = row("MixUp", batches=partial(build, images=True))
 
     assert same(trained(LOOPS[loop](run)), run.by_trainer())
 
@@ -316,7 +299,7 @@ def test_smoothed_loss_in_bfloat16_matches_that_of_torch():
 
 STATEFUL = ["EMA", "SWA", "LayerFreezing", "ProgressiveResizing", SIX]
 """Rows with a clock or a memory: six steps, or four of two batches each."""
-NOISY = partial(noisy_loader, images=True)
+NOISY = row(SIX, batches=partial(noisy_loader, images=True))
 HALVED = Run([*six_algorithms()[:2], *ON_GRADIENTS], accumulate_batches=2, examples=24)
 BY_CALLBACK = [Run(ON_GRADIENTS, dense_net, accumulate_batches=n) for n in (1, 2)]
 CLIPPED = [attrs.evolve(run, algorithms=[CLIP]) for run in BY_CALLBACK]
@@ -329,8 +312,11 @@ IN_MIXINS = [
     *[(SIX, 1, 2), (SIX, 1, 3), (SIX, 2, 1), ("EMA", 2, 3), ("EMA", 1, 6)],
 ]
 RESUMED = [
-    *(("own loop", row(name), at) for name, at in each_once(works_in("own loop"), range(1, 7))),
-    *((loop, row(SIX, batches=NOISY), at) for loop in BY_HAND for at in (2, 3, 4)),
+    *(
+        ("own loop", row(name, keyed=False), at)
+        for name, at in each_once(works_in("own loop"), range(1, 7))
+    ),
+    *((loop, NOISY, at) for loop in BY_HAND for at in (2, 3, 4)),
     *((loop, HALVED, at) for loop, at in each_once(BY_HAND, [2, 3, 4])),
     *(
         (loop, row(name, keyed=is_keyed(loop), accumulate_batches=number), at)
