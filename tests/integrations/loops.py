@@ -85,17 +85,16 @@ class Run:
         return GradScaler("cpu", init_scale=self.scale) if self.precision == "fp16" else None
 
     def trainer(self, **options: Any) -> Trainer:
-        return Trainer(
-            self.net(),
-            train_dataloader=self.loader(),
-            optimizers=self.optimizer,
-            algorithms=self.algorithms,
-            accumulate_batches=self.accumulate_batches,
-            precision=self._amp(partial(Precision, initial_scale=self.scale)),
-            device="cpu",
-            progress_bar=False,
-            **{**self._options(), **options},
-        )
+        defaults = {
+            "train_dataloader": self.loader(),
+            "optimizers": self.optimizer,
+            "algorithms": self.algorithms,
+            "accumulate_batches": self.accumulate_batches,
+            "precision": self._amp(partial(Precision, initial_scale=self.scale)),
+            "device": "cpu",
+            "progress_bar": False,
+        }
+        return Trainer(self.net(), **{**defaults, **self._options(), **options})
 
     def by_trainer(self, **options: Any) -> list[Tensor]:
         """Train with the Trainer, and return what `trained` does."""

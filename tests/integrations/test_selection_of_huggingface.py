@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import default_collate
 
-from composable import Event, Trainer
+from composable import Event
 from composable.algorithms import SelectiveBackprop
+from tests.integrations.loops import Run
 from tests.support.hugging_face import WORDS, build
 from tests.support.observers import Watch
 
@@ -40,18 +41,9 @@ class AveragingClassifier(Classifier):
 
 
 def trainer_of(model, batch, **options):
-    return Trainer(
-        model,
-        train_dataloader=[batch],
-        max_duration="2ba",
-        optimizers=torch.optim.SGD(model.parameters(), 0.1),
-        algorithms=SelectiveBackprop(start=0.0, keep=0.5, interrupt=0),
-        input_key="input_ids",
-        progress_bar=False,
-        device="cpu",
-        seed=17,
-        **options,
-    )
+    run = Run([SelectiveBackprop(0.0, keep=0.5, interrupt=0)], lambda: model, epochs=2)
+    options |= {"loss_fn": None, "input_key": "input_ids", "train_dataloader": [batch]}
+    return run.trainer(**options)
 
 
 @pytest.mark.parametrize("kind", [dict, transformers.BatchEncoding])

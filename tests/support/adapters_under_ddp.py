@@ -38,19 +38,22 @@ def of_row(name: str, *, accumulate_batches: int = 1, **changes: Any) -> Run:
     )
 
 
+def images(name: str = "") -> TensorDataset:
+    return TensorDataset(*dataset(name, COUNT))
+
+
 def global_batches(loop: str, name: str) -> list[Any]:
     """Return the batches of all processes together, of which each has one shard."""
     order = torch.arange(COUNT)
     if loop in INTERLEAVED:
         order = order.view(-1, BATCH, SIZE).transpose(1, 2).flatten()
-    return [TensorDataset(*dataset(name, COUNT))[part] for part in order.split(SIZE * BATCH)]
+    return [images(name)[part] for part in order.split(SIZE * BATCH)]
 
 
 def divided(name: str = "") -> DataLoader[Any]:
     """Build a loader of this process's part of the data."""
-    data = TensorDataset(*dataset(name, COUNT))
-    own: Any = DistributedSampler(data, SIZE, int(os.environ["RANK"]), shuffle=False)
-    return DataLoader(data, BATCH, sampler=own)
+    own: Any = DistributedSampler(images(name), SIZE, int(os.environ["RANK"]), shuffle=False)
+    return DataLoader(images(name), BATCH, sampler=own)
 
 
 def train(loop: str, names: list[str], **changes: Any) -> dict[str, Any]:
@@ -59,13 +62,12 @@ def train(loop: str, names: list[str], **changes: Any) -> dict[str, Any]:
     # The other variables that `torchrun` sets, by which Lightning recognizes it.
     os.environ.update(LOCAL_WORLD_SIZE=str(SIZE), GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")
     start()
-    return {name: outcome_of(LOOPS[loop](run_in(loop, name, **changes))) for name in names}
 
+    def run(name: str) -> Run:  # no library divides the loaders of some loops
+        parts = {"batches": partial(divided, name)} if loop in INTERLEAVED else {}
+        return of_row(name, processes=SIZE, **parts, **changes)
 
-def run_in(loop: str, name: str, **changes: Any) -> Run:
-    """Return the run of a row, with a loader of a part of the data where no library divides it."""
-    parts = {"batches": partial(divided, name)} if loop in INTERLEAVED else {}
-    return of_row(name, processes=SIZE, **parts, **changes)
+    return {name: outcome_of(LOOPS[loop](run(name))) for name in names}
 
 
 def outcome_of(t: LoopAdapter) -> dict[str, Any]:
@@ -96,16 +98,14 @@ def start() -> None:
 def different_seeds() -> None:
     """Train with another seed on each process."""
     start()
-    model = dense_net()
-    t = Run().adapter(model, SGD(model.parameters()), seed=dist.get_rank())
+    t = Run().adapter(model := dense_net(), SGD(model.parameters()), seed=dist.get_rank())
     next(t.epoch(divided()))
 
 
 def noise() -> list[list[float]]:
     """Return the first batch of an epoch, and the dropout of its forward pass."""
     start()
-    model = dense_net()
-    t = Run().adapter(model, SGD(model.parameters()))
+    t = Run().adapter(model := dense_net(), SGD(model.parameters()))
     inputs, _ = next(t.epoch(DataLoader(NoisyExamples(COUNT, images=True), BATCH)))
     return [inputs.flatten().tolist(), torch.rand(4).tolist()]
 
