@@ -60,7 +60,7 @@ def test_every_file_has_the_weights_that_were_scored(load_best, tmp_path):
         "save_strategy": "epoch",
         "load_best_model_at_end": load_best,
         "metric_for_best_model": "loss",
-        "greater_is_better": True,  # so that the first is the best
+        "greater_is_better": False,  # so that the first is the best
     }
     t, made = start(RUN, tmp_path, changes=saving)
     made.train()
@@ -70,7 +70,8 @@ def test_every_file_has_the_weights_that_were_scored(load_best, tmp_path):
     for folder, loss in zip(folders, logged, strict=True):
         loaded = ResNetForImageClassification.from_pretrained(folder)
         assert score_of(loaded) == pytest.approx(loss)
-    expected = max(logged) if load_best else logged[-1]
+    expected = min(logged) if load_best else logged[-1]
+    assert min(logged) != logged[-1]
     assert score_of(t.model.model) == pytest.approx(expected)
     assert made.evaluate()["eval_loss"] == pytest.approx(expected)
     made.save_model(tmp_path / "last")

@@ -48,6 +48,7 @@ def test_model_has_the_average_after_an_exception_in_evaluation():
 
     average = t.state.averages["EMA"]["0.weight"]
     assert torch.equal(t.model[0].weight, average)  # as after any training
+    assert t.state_dict()  # which is refused in an evaluation
     t.state = t.weights.remove(t.state)
     assert not torch.equal(t.model[0].weight, average)
     assert torch.is_grad_enabled()
