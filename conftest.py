@@ -48,6 +48,7 @@ collect_ignore = ["docs/conf.py", "docs/contributing.md", "docs/adding_a_gradien
 ADAPTERS = {
     "accelerate": [  # tests/integrations/loops.py looks for itself
         "property_tests/test_events_of_loops.py",
+        "tests/integrations/test_table.py",
     ],
     "cloudpickle": [
         "tests/comparison/test_execution.py",
@@ -60,6 +61,7 @@ ADAPTERS = {
         "tests/integrations/test_examples_of_the_page.py",
         "tests/integrations/test_lightning.py",
         "tests/integrations/test_misuse_of_adapters.py",
+        "tests/integrations/test_table.py",
     ],
     "numba": [
         "composable/functional/images/_kernels.py",
@@ -81,6 +83,7 @@ ADAPTERS = {
         "tests/integrations/test_examples_of_the_page.py",
         "tests/integrations/test_huggingface.py",
         "tests/integrations/test_misuse_of_adapters.py",
+        "tests/integrations/test_table.py",
         "tests/models/test_huggingface.py",
         "tests/trainer/test_huggingface_models.py",
     ],

@@ -98,20 +98,22 @@ def test_every_file_has_the_weights_that_were_scored(weights_only, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [Plain, Composed])
-def test_file_after_a_training_continues_it(kind, tmp_path):
-    def run(epochs, path=None):
+def test_files_of_epochs_and_of_trainings_continue_them(kind, tmp_path):
+    def run(epochs, path=None, *callbacks):
         t, module = begin(kind)
-        callbacks = [LoopAdapterCallback(t)] if kind is Plain else []
-        trainer = trainer_of(RUN, *callbacks, max_epochs=epochs)
+        own = [LoopAdapterCallback(t)] if kind is Plain else []
+        trainer = trainer_of(RUN, *own, *callbacks, max_epochs=epochs)
         fit(trainer, module, path)
         return t, trainer
 
     whole, _ = run(3)
-    first, trainer = run(1)
-    trainer.save_checkpoint(path := tmp_path / "run.ckpt")
+    saver = ModelCheckpoint(tmp_path, filename="epoch", save_on_train_epoch_end=True)
+    first, trainer = run(1, None, saver)
+    trainer.save_checkpoint(path := tmp_path / "training.ckpt")
     assert torch.equal(torch.load(path)["state_dict"]["net.0.weight"], first.model[0].weight)
 
-    assert same(trained(run(3, path)[0]), trained(whole))
+    for one in (path, tmp_path / "epoch.ckpt"):
+        assert same(trained(run(3, one)[0]), trained(whole))
 
 
 def test_weights_alone_need_the_mixin(tmp_path):
