@@ -57,7 +57,8 @@ class Run:
     """The outputs in evaluations."""
 
     def __str__(self) -> str:
-        return " ".join(type(one).__name__ for one in self.algorithms)
+        names = [type(one).__name__ for one in self.algorithms]
+        return " ".join([*names, self.precision, f"{self.accumulate_batches} to a step"])
 
     def loader(self) -> Any:
         if self.batches is not None:
