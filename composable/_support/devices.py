@@ -39,9 +39,9 @@ def numbers(tensor: Tensor, of: Callable[[Tensor], Tensor] = Tensor.detach) -> A
         return None
     if type(tensor) is not Tensor or torch._C._len_torch_dispatch_stack():
         return None
-    return read(of(tensor))
+    return read_draw(of(tensor))
 
 
-def read(draw: Tensor) -> Any:
+def read_draw(draw: Tensor) -> Any:
     """Return the values of a draw on the CPU, also in a mode; `NoSync` allows it."""
     return draw.tolist()

@@ -288,6 +288,8 @@ class StepEvents:
         samples = self._samples * Processes.current().size
         now = state.timestamp.next_batch(samples, seconds=seconds)
         state = state.evolve(timestamp=now, previous_timestamp=state.timestamp, frozen=frozenset())
+        if len(sizes) > 1:
+            state = state.without_outputs()
         self._forget_batch(drop_batch(state))  # also if an algorithm raises: it is counted
         state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
         self.state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from composable._support.devices import read
+from composable._support.devices import read_draw
 
 __all__ = ["HostSyncError", "NoSync"]
 
-_READ = inspect.unwrap(read).__code__
+_READ = inspect.unwrap(read_draw).__code__
 # Operations that depend on values, not only on shapes: on a GPU each waits for all queued work.
 _WAITING = {
     "_local_scalar_dense",  # item(), float(), bool(), if

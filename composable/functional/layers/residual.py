@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from composable._support.checks import kind_of
-from composable._support.devices import read
+from composable._support.devices import read_draw
 from composable._support.registry import class_name, named
 
 __all__ = ["ResidualBlock"]
@@ -107,7 +107,7 @@ class StochasticBlock(nn.Module):
         how, whole = self.stochastic_depth, self.stochastic_depth.block.residual is None
         first = how.drawn_first(self)
         never = how.rate == 1 and not self.training  # a weight of 0 means not read
-        if never or (first and read(torch.rand((), device="cpu")) < how.rate):
+        if never or (first and read_draw(torch.rand((), device="cpu")) < how.rate):
             return how.block.shortcut(self, inputs)
         outputs = super().forward(inputs, *args, **kwargs)
         if not whole:
