@@ -43,7 +43,7 @@ class LoopAdapter(StepEvents):
 
     _resumed: bool = False
     """Whether a state was loaded, and no epoch has been started since."""
-    _started: bool = False
+    _in_epoch: bool = False
     """Whether an epoch was started, and has not ended."""
     _lending: bool = False
     """Whether the model holds the weights for an evaluation."""
@@ -110,6 +110,7 @@ class LoopAdapter(StepEvents):
             one.leave_batch()
             one._set_lengths(loader_length(loader), accumulate_batches)
             check_same_place(self.state.timestamp, one.state.timestamp)
+        self._loaded = None  # only another trainer returns to it
         now = self.state.timestamp
         if self._resumed and now.batch_in_epoch == self.state.epoch_length:
             for one in adapters:
@@ -154,7 +155,7 @@ class LoopAdapter(StepEvents):
                 self._steps.close()
                 self.leave_batch()
                 now = self.state.timestamp
-                if self._started and now.batch_in_epoch == self.state.epoch_length:
+                if self._in_epoch and now.batch_in_epoch == self.state.epoch_length:
                     self.end_epoch()  # left after its last batch, as by zip
 
     @contextmanager
@@ -208,7 +209,7 @@ class LoopAdapter(StepEvents):
         """Restore the clock, the seed and the memory of a checkpoint or of the beginning."""
         self._steps.close()
         self._iteration = None
-        self._resumed, self._started, self._stepped_early = resumed, False, 0
+        self._resumed, self._in_epoch, self._stepped_early = resumed, False, 0
         self._forget_batch(self.state.evolve(**fields))
         self.state = place(self.state, memory=True)
 
@@ -291,11 +292,12 @@ class LoopAdapter(StepEvents):
         resumed, self._resumed = self._resumed, False
         self._stepped_early = 0
         done = self.state.timestamp.batch_in_epoch
-        if (done not in (0, self.state.epoch_length) and resumed) or (self._started and not done):
+        self._in_epoch |= resumed and done not in (0, self.state.epoch_length)
+        if self._in_epoch and (resumed or not done):
             return
         if done:
             self.end_epoch()
-        self._started, state = True, self.state
+        self._in_epoch, state = True, self.state
         if state.timestamp.epoch_in_iteration == 0:
             state = self._fire(Event.ITERATION_START, state)
         state = self._fire(Event.EPOCH_START, state)
@@ -376,7 +378,7 @@ class LoopAdapter(StepEvents):
     def end_epoch(self) -> None:
         """Count the epoch."""
         self.end_batch()
-        self._started = False
+        self._in_epoch = False
         state = self.state.evolve(timestamp=self.state.timestamp.next_epoch())
         state = self._fire(Event.EPOCH_END, state)
         self.state = self._fire(Event.EPOCH_CHECKPOINT, state)

@@ -140,7 +140,9 @@ def _acts(case: Case) -> Verdict:
         nonlocal acted, copied
         new = algorithm(event, state)
         if not acted and new is not state:
-            changed = {name for name, value in vars(new).items() if value is not vars(state)[name]}
+            changed = {
+                name for name, value in vars(new).items() if value is not vars(state).get(name)
+            }
             same = changed == {"model"} and _equal_models(state.model, new.model)
             acted, copied = not same, same
         return new

@@ -68,7 +68,8 @@ def test_loss_of_the_whole_alone_is_refused_before_a_weight_changes(loss_fn):
     model, parts = mlp(), parts_of([4, 4, 4])
     t = Run(loss_fn=loss_fn).adapter(model, SGD(model.parameters()))
 
-    inputs, _ = next(t.epoch(parts, accumulate_batches=3))
+    epoch = t.epoch(parts, accumulate_batches=3)
+    inputs, _ = next(epoch)
     with pytest.raises(SplitLossError, match="loss_mean_over="):
         t.loss(model(inputs))
     accumulated(loss_fn, parts, loss_mean_over="examples")

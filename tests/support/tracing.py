@@ -141,7 +141,7 @@ def traced() -> Iterator[Trace]:
             trace.at_work.pop()
             trace.inputs.pop()
         note.acted = new is not state
-        note.wrote = {name for name in FIELDS if vars(new)[name] is not before[name]}
+        note.wrote = {name for name in FIELDS if vars(new).get(name) is not before.get(name)}
         return new
 
     def fold_and_note(self: Key, *data: Any) -> Key:

@@ -1,7 +1,9 @@
 """Algorithms that can never act in a run are reported when the Trainer is built."""
 
+from functools import partial
+
 import pytest
-import torch
+from torch.optim.lr_scheduler import StepLR
 
 from composable import Event, IdleAlgorithmWarning, Stage, chain, during, every
 from composable.algorithms import EMA, GradientClipping, MixUp, SelectiveBackprop
@@ -41,7 +43,7 @@ def test_algorithm_that_can_never_act_warns_once(algorithm, message):
         {"algorithms": Evaluates(), "eval_dataloader": batches(12)},
         {"algorithms": Evaluates(), "train_dataloader": None},  # for eval(dataloader) alone
         {"algorithms": Schedules(), "schedulers": linear(1.0, 0.0)},
-        {"algorithms": Schedules(), "schedulers": lambda o: torch.optim.lr_scheduler.StepLR(o, 1)},
+        {"algorithms": Schedules(), "schedulers": partial(StepLR, step_size=1)},
         {"algorithms": during("20ep", "30ep", MixUp()), "max_duration": None},
         {"algorithms": during("5ba", "9ba", MixUp())},
         {"algorithms": EMA(ema_start="2ep")},  # after the very last batch
