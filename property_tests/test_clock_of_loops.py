@@ -287,10 +287,11 @@ def test_attempts_of_hugging_face_to_find_a_batch_size_leave_no_trace(tmp_path):
                 raise RuntimeError("CUDA out of memory.")
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    for finds, size in ((True, 8), (False, 5)):
+    for finds in (True, False):
         again = HuggingFaceAgain()
+        size = 8 if finds else sizes[-1]  # the next to 8 is 7 or 4, by the version of accelerate
         changes = {"auto_find_batch_size": finds, "per_device_train_batch_size": size}
         again.start(Attempt, size, tmp_path, **changes).train()
         results.append(trained(again.t))
-    assert sizes == [8, 7, 6, 5, 5]
+    assert sizes[0] == 8 > 5 >= sizes[-2] == sizes[-1]
     assert same(*results)
