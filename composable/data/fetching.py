@@ -160,7 +160,10 @@ def function_arity(loader: Any) -> int | None:
     """
     if isinstance(loader, (Iterable, type)) or not callable(loader):
         return None
-    parameters = inspect.signature(loader).parameters.values()
+    try:
+        parameters = inspect.signature(loader).parameters.values()
+    except ValueError:  # a builtin function may have none
+        return None
     return sum(one.default is one.empty and one.kind <= one.VAR_POSITIONAL for one in parameters)
 
 

@@ -26,7 +26,8 @@ def own_optimizers(events: StepEvents) -> None:
 def check_owner(events: StepEvents) -> None:
     """Raise a RuntimeError if an optimizer of an adapter was given to another one since."""
     for optimizer in events.state.optimizers:
-        if _OWNERS[optimizer]() is not events:
+        owner = _OWNERS.get(optimizer)  # None for one that an algorithm has put in its place
+        if owner is not None and owner() is not events:
             raise RuntimeError(
                 f"t.epoch(loader): the {type(optimizer).__name__} of t was passed to another "
                 "adapt_loop (or t.follow) since, and the algorithms of both would act in its "

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from composable import Event
 from composable.algorithms import EMA, GradientClipping, MixUp
 from composable.integrations import adapt_loop
 from tests.support.data import batches
@@ -102,6 +103,22 @@ def test_the_last_adapter_owns_an_optimizer():
         step(u, optimizer, batch)
     with pytest.raises(RuntimeError, match=r"the SGD of t was passed to another adapt_loop"):
         next(t.epoch(batches()))
+
+
+def test_an_algorithm_may_replace_the_optimizer_when_an_epoch_starts():
+    other = []
+
+    def replace(event, state):
+        if event is not Event.EPOCH_START:
+            return state
+        other.append(torch.optim.SGD(state.model.parameters(), lr=0.1))
+        return state.evolve(optimizers=(other[-1],))
+
+    t, _ = begin([replace])
+    for _ in range(2):
+        for batch in t.epoch(batches()):
+            step(t, other[-1], batch)
+    assert t.state.timestamp.epoch == 2
 
 
 def test_an_epoch_that_is_started_during_another_ends_it():

@@ -44,7 +44,9 @@ def test_factory_is_called_with_the_optimizer(given):
     ],
 )
 def test_a_function_that_fails_in_fit_fails_in_the_constructor(given, error):
-    groups = lambda parameters: SGD([{"params": [*parameters], "name": "head"}], lr=0.1)  # noqa: E731
+    def groups(parameters):
+        return SGD([{"params": [*parameters], "name": "head"}], lr=0.1)
+
     with pytest.raises(TypeError, match=error) as caught:
         make_trainer(optimizers=groups, schedulers=given)
     assert "schedulers" in "".join(format_exception(caught.value))

@@ -127,7 +127,7 @@ def test_a_generator_is_refused_and_the_function_that_returns_it_is_named():
         make_trainer(linear(), endless(), max_duration="3ba")
 
 
-@pytest.mark.parametrize("function", [lambda split: 0, lambda key, step, more: 0, linear()])
+@pytest.mark.parametrize("function", [lambda split: 0, lambda key, step, more: 0, linear(), min])
 def test_other_functions_are_refused(function):
     with pytest.raises(TypeError, match=r"without arguments .* or a function \(key, step\) that"):
         make_trainer(linear(), function, max_duration="3ba")
