@@ -37,6 +37,7 @@ __all__ = [
     "MovedGeneratorWarning",
     "ReplayedBatchesWarning",
     "check_loader_state",
+    "fetches_are_seeded",
     "get_generator_states",
     "get_generators",
     "is_stateful",
@@ -225,8 +226,8 @@ def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Iterator[Any
         seed_fetch(key, step + skip)
         yield _seeded(batches, key, step + skip)
     elif is_map_style(dataloader):
-        fetches_here = not (dataloader.num_workers or dataloader.pin_memory)
-        yield (fetch_in_process if fetches_here else fetch_by_workers)(dataloader, epoch)
+        fetch = fetch_in_process if fetches_are_seeded(dataloader) else fetch_by_workers
+        yield fetch(dataloader, epoch)
     else:
         if skip:
             _report_replay(dataloader, skip)
@@ -291,6 +292,16 @@ def _no_state(dataloader: object) -> str:
         f"loader_state requires a loader with load_state_dict, and {type(dataloader).__name__} "
         "has none: omit loader_state, or pass the loader that it was read from."
     )
+
+
+def fetches_are_seeded(dataloader: Any) -> bool:
+    """Return whether `seeded_batches` seeds the global generators of this process at each fetch.
+
+    It does not where batches exist already, or come from worker processes.
+    """
+    if is_map_style(dataloader):
+        return not (dataloader.num_workers or dataloader.pin_memory)
+    return not isinstance(dataloader, (list, tuple))
 
 
 def is_stream(dataloader: object) -> bool:

@@ -18,8 +18,14 @@ _PREPARED = {
 """Classes of loaders, with the names of the `DataLoader` inside and of the count of epochs."""
 
 
+def base_loader(loader: Any) -> Any:
+    """Return the `DataLoader` inside a prepared loader; any other loader as it is."""
+    inner, _ = _PREPARED.get(type(loader).__name__, ("", ""))
+    return getattr(loader, inner, loader)
+
+
 def iterate_batches(
-    loader: Any, key: Key, *, epoch: int, first_step: int = 0, skip: int = 0
+    loader: Any, key: Key, *, epoch: int, first_step: int = 0, skip: int = 0, **position: Any
 ) -> Iterator[Any]:
     """Iterate over an epoch as `seeded_batches` does, also inside a prepared loader.
 
@@ -33,10 +39,12 @@ def iterate_batches(
         epoch: The epoch, from 0.
         first_step: The number of batches that were fetched in earlier epochs.
         skip: The number of batches of this epoch to skip.
+        position: The state of the loader there, and of its generators when the epoch began.
     """
-    batches = partial(_own_batches, seed=key, epoch=epoch, first_step=first_step, skip=skip)
+    position |= {"seed": key, "epoch": epoch, "first_step": first_step, "skip": skip}
+    batches = partial(_own_batches, **position)
     inner, count = _PREPARED.get(type(loader).__name__, ("", ""))
-    if not is_map_style(getattr(loader, inner, None)):
+    if not (inner and is_map_style(base_loader(loader))):
         return batches(loader)
     copy = object.__new__(type(loader))  # the given loader is not changed
     vars(copy).update(vars(loader))

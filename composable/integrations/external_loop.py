@@ -52,6 +52,9 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     precision: Any = "fp32",
     input_key: Any = 0,
     target_key: Any = 1,
+    save_folder: Any = None,
+    autoresume: bool = False,
+    extra: dict[str, Any] | None = None,
 ) -> LoopAdapter:
     """Prepare algorithms for an external training loop.
 
@@ -74,8 +77,15 @@ def adapt_loop(  # noqa: PLR0913 (public options)
             itself calls the model, and scales the loss.
         input_key: The input of a batch, as for the `Trainer`.
         target_key: The target of a batch.
+        save_folder: Save a checkpoint there at the end of every epoch, and after SIGTERM or Ctrl-C:
+            a path, or a `CheckpointSaver` for another interval, a number to keep, or the best.
+        autoresume: Continue from the latest whole checkpoint in `save_folder`, if there is one.
+        extra: Own values that checkpoints save too. Objects with a `state_dict`, such as a
+            scheduler or a `GradScaler`, are restored in place; plain values are set in this
+            dictionary. It may be changed during training, as `t.extra`.
 
     Raises:
+        CheckpointError: A checkpoint does not fit the loop.
         UnsupportedRequestError: An algorithm requests something that an external loop cannot do:
             to compute gradients twice, as `SAM` does, or to step with other learning rates.
         ValueError: The model is wrapped for distributed training.
@@ -127,13 +137,25 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     fire = Dispatcher(plan, Logger(())).fire
     for event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
         state = surgery(fire, event, state)
-    return LoopAdapter(
+    adapter = LoopAdapter(
         plan,
         state,
         fire,
         replaced=modules_only_in(given, state.model),
         weights_of_losses=LossWeights(declared_by(loss_mean_over, state)),
+        extra={} if extra is None else extra,
     )
+    if save_folder is not None:
+        adapter.checkpoints.use(save_folder, "1ep")
+    if autoresume:
+        adapter.resume(_folder_of(save_folder))
+    return adapter
+
+
+def _folder_of(save_folder: Any) -> Any:
+    if save_folder is None:
+        raise ValueError("autoresume=True needs a save_folder, from which training continues.")
+    return getattr(save_folder, "folder", save_folder)
 
 
 def _check_precision(value: Any) -> Precision:

@@ -1,7 +1,9 @@
 """The algorithms around the epochs, evaluations and checkpoints of an external loop."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -13,6 +15,7 @@ from composable.batches.precision import Precision
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.data.fetching import loader_length
+from composable.integrations._checkpoints import LoopCheckpoints
 from composable.integrations._hooks import check_owner, own_optimizers, watch_steps
 from composable.integrations._loaders import iterate_batches
 from composable.integrations._refusals import (
@@ -24,6 +27,7 @@ from composable.integrations._refusals import (
 )
 from composable.integrations._saved_state import pack_state, place, saved_fields, unpack_state
 from composable.integrations._step import StepEvents
+from composable.resume.best import Best
 from composable.trainer import arguments as check
 from composable.trainer.evaluated_weights import EvaluatedWeights, averaging_names
 
@@ -36,9 +40,9 @@ _BETWEEN_BATCHES = (Event.FIT_START, Event.BEFORE_DATALOADER)
 class LoopAdapter(StepEvents):
     """Algorithms in an external training loop; `adapt_loop` returns it.
 
-    A handwritten loop needs `model`, `epoch`, `loss` and `evaluating`. `epoch` calls the other
-    methods; an adapter of another trainer calls them itself, from the hooks of that trainer. An
-    algorithm whose events a loop does not fire raises an error at the first step.
+    A handwritten loop needs `model`, `epoch`, `loss`, `evaluating`, `save` and `resume`. `epoch`
+    calls the other methods; an adapter of another trainer calls them itself, from the hooks of that
+    trainer. An algorithm whose events a loop does not fire raises an error at the first step.
     """
 
     _resumed: bool = False
@@ -59,11 +63,16 @@ class LoopAdapter(StepEvents):
     """Those of the last checkpoint."""
     _fixed_length: bool = attrs.field(init=False)
     """Whether the length of epochs is not that of the loader."""
+    extra: dict[str, Any] = attrs.field(factory=dict)
+    """The user's own values, which `save` saves and `resume` restores."""
+    checkpoints: LoopCheckpoints = attrs.field(init=False)
+    """What saves and resumes this loop."""
 
     def __attrs_post_init__(self) -> None:
         self.weights = EvaluatedWeights(lambda: self.plan, strict=True)
         self._initial = saved_fields(self.state)
         self._fixed_length = self.state.epoch_length is not None
+        self.checkpoints = LoopCheckpoints(self, self.extra)
         own_optimizers(self)
 
     # --- for a handwritten loop ---
@@ -111,22 +120,17 @@ class LoopAdapter(StepEvents):
             one._set_lengths(loader_length(loader), accumulate_batches)
             check_same_place(self.state.timestamp, one.state.timestamp)
         self._loaded = None  # only another trainer returns to it
+        position = self.checkpoints.position.begin(loader, accumulate_batches)
         now = self.state.timestamp
         if self._resumed and now.batch_in_epoch == self.state.epoch_length:
             for one in adapters:
                 one._resumed = False
                 one.end_epoch()  # saved after its last batch: none remains
             return
-        with ExitStack() as iterations:
+        with self.checkpoints.watching(), ExitStack() as iterations:
             own = [iterations.enter_context(one._iterating()) for one in adapters]
-            now = self.state.timestamp
-            for batch in iterate_batches(
-                loader,
-                self.state.key,
-                epoch=now.epoch,
-                first_step=(now.batch - now.batch_in_epoch) * accumulate_batches,
-                skip=now.batch_in_epoch * accumulate_batches,
-            ):
+            for batch in self._remaining(loader, accumulate_batches, position):
+                self.checkpoints.position.fetched()
                 for one in adapters[1:]:
                     check_unchanged(batch, one.start_batch(batch), one.plan)
                 yield self.start_batch(batch)
@@ -138,8 +142,29 @@ class LoopAdapter(StepEvents):
                     )
                 for one in adapters:
                     one.end_complete_batch()
+                self._checkpoint()
+            for one in adapters:
+                one.end_batch()
+            self.checkpoints.after_batch(ends_epoch=True)
             for one in adapters:
                 one.end_epoch()
+
+    def _remaining(self, loader: Any, parts: int, position: Mapping[str, Any]) -> Iterator[Any]:
+        """Iterate over the batches of the epoch that the clock has not counted."""
+        now = self.state.timestamp
+        return iterate_batches(
+            loader,
+            self.state.key,
+            epoch=now.epoch,
+            first_step=(now.batch - now.batch_in_epoch) * parts,
+            skip=now.batch_in_epoch * parts,
+            **position,
+        )
+
+    def _checkpoint(self) -> None:
+        """Save if that is due, unless a batch has further microbatches."""
+        if self._last in _BETWEEN_BATCHES:
+            self.checkpoints.after_batch()
 
     @contextmanager
     def _iterating(self) -> Iterator[object]:
@@ -178,18 +203,21 @@ class LoopAdapter(StepEvents):
             RuntimeError: A batch was started and its step was not taken, or the model holds the
                 weights of an evaluation.
         """
+        self._end_savable_batch("t.state_dict()")
+        return pack_state(self.state)
+
+    def _end_savable_batch(self, call: str) -> None:
         self._end_stepped_batch()
         if self._last not in _BETWEEN_BATCHES:
             raise RuntimeError(
-                "t.state_dict() was called in the middle of a batch, which cannot be resumed; call "
-                "it after optimizer.step()."
+                f"{call} was called in the middle of a batch, which cannot be resumed; call it "
+                "after optimizer.step()."
             )
         if self._lending:
             raise RuntimeError(
-                "t.state_dict() was called while the model holds the weights of an evaluation, "
-                "which a checkpoint must not save for training; call it after t.evaluating()."
+                f"{call} was called while the model holds the weights of an evaluation, which a "
+                "checkpoint must not save for training; call it after t.evaluating()."
             )
-        return pack_state(self.state)
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore the value of `state_dict`; load the model and the optimizer as well.
@@ -203,15 +231,80 @@ class LoopAdapter(StepEvents):
         """
         self._loaded = unpack_state(saved)
         self.weights.forget()
-        self._return_to(self._loaded)
+        self.return_to(self._loaded)
 
-    def _return_to(self, fields: Mapping[str, Any], resumed: bool = True) -> None:
+    def return_to(self, fields: Mapping[str, Any], resumed: bool = True) -> None:
         """Restore the clock, the seed and the memory of a checkpoint or of the beginning."""
         self._steps.close()
         self._iteration = None
         self._resumed, self._in_epoch, self._stepped_early = resumed, False, 0
         self._forget_batch(self.state.evolve(**fields))
         self.state = place(self.state, memory=True)
+
+    # --- checkpoints ---
+
+    def save(
+        self, folder: str | Path | None = None, *, metrics: Mapping[str, float] | None = None
+    ) -> Path:
+        """Save a checkpoint of the whole loop, atomically and with hashes.
+
+        It has the model, the optimizers, the memory of the algorithms, the clock, the position in
+        the loader of `epoch`, the global generators of random numbers, and `extra`. Call it after
+        all that belongs to a batch or an epoch, such as a step of a scheduler. Under DDP, all
+        processes call it, and rank 0 writes.
+
+        Args:
+            folder: The folder of the checkpoints; by default, where the loop saves already.
+            metrics: Results of these weights, one of which may select the best checkpoint: the
+                `metric` of a `CheckpointSaver` that was passed as `save_folder`.
+
+        Returns:
+            The path of the checkpoint.
+
+        Raises:
+            RuntimeError: A batch was started and its step was not taken, or the model holds the
+                weights of an evaluation.
+            CheckpointError: It cannot be written, or the folder has those of another run.
+        """
+        self._check_followed("t.save(folder)")
+        self._end_savable_batch("t.save(folder)")
+        if self._in_epoch and self._iteration is None and sys.exc_info()[0] is None:
+            self.end_epoch()  # left by break: the next epoch would end it
+        if folder is not None:
+            self.checkpoints.use(folder)
+        if self.checkpoints.saver is None:
+            raise ValueError("t.save() needs a folder: pass it here or in adapt_loop.")
+        return self.checkpoints.save(metrics)
+
+    @property
+    def best(self) -> Best | None:
+        """The best checkpoint so far, and its result; None if no result selects one."""
+        return self.checkpoints.best
+
+    def resume(self, folder: str | Path, *, load_ignore_keys: Sequence[str] = ()) -> bool:
+        """Restore the latest whole checkpoint of a folder in place, if there is one.
+
+        The first `epoch` after it returns the remaining batches. If this loop saves nowhere yet, it
+        saves to this folder from now on.
+
+        Args:
+            folder: A folder of checkpoints, which may be missing or empty, or one checkpoint.
+            load_ignore_keys: Patterns of entries that stay as they are: "optimizers".
+
+        Returns:
+            Whether there was a checkpoint. If not, training starts at the beginning.
+
+        Raises:
+            CheckpointError: It does not fit this loop, which is left as it was.
+            RuntimeError: An epoch is being iterated over.
+        """
+        self._check_followed("t.resume(folder)")
+        if self._iteration is not None:
+            raise RuntimeError(
+                "t.resume(folder) was called during an epoch, whose batches would be those of "
+                "another position; call it before the loop."
+            )
+        return self.checkpoints.resume(folder, load_ignore_keys)
 
     # --- for adapters, in the order of a step ---
 
@@ -255,9 +348,9 @@ class LoopAdapter(StepEvents):
         """
         now = self.state.timestamp.batch
         if self._loaded and step == self._loaded["timestamp"].batch:
-            self._return_to(self._loaded)
+            self.return_to(self._loaded)
         elif not step and not self._resumed:
-            self._return_to(self._initial, resumed=False)
+            self.return_to(self._initial, resumed=False)
         elif step != now:
             raise RuntimeError(
                 f"the loop resumes at step {step}, and the algorithms are at batch {now}, so "

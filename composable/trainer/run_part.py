@@ -18,6 +18,7 @@ from composable.core.state import State
 from composable.core.stateful import Kind, is_number
 from composable.core.time import Time, Timestamp
 from composable.plan.compatibility import occurrences
+from composable.plan.plan import Plan
 from composable.resume.changes import check_as_many, entry
 from composable.resume.modules import (
     ModuleState,
@@ -33,7 +34,6 @@ from composable.resume.optimizers import (
     restore_optimizer,
 )
 from composable.trainer.evaluated_weights import Weights, equal_bits, loss_module_of
-from composable.trainer.run import Run
 
 __all__ = ["RunPart"]
 
@@ -81,7 +81,7 @@ class RunPart:
         state: The state to save; by default that of the run.
     """
 
-    run: Run
+    run: Any
     state: State
 
     def state_dict(self) -> RunEntries:
@@ -136,11 +136,8 @@ class RunPart:
         for i, (one, values) in enumerate(zip(state.optimizers, saved["optimizers"], strict=True)):
             with entry(f"optimizers/{i}"):
                 restore_optimizer(one, values, names)
-        now = saved["timestamp"]
-        if now.batch_in_epoch:
-            with entry("data"):
-                now = run.data.position(saved["data"], now)
-        for algorithm in chain.from_iterable(map(occurrences, run.dispatcher.plan.algorithms)):
+        now = self.timestamp(saved)
+        for algorithm in chain.from_iterable(map(occurrences, self.plan.algorithms)):
             name = algorithm.algorithm.name
             if name in saved["memory"]:
                 with entry(f"memory/{name}"):
@@ -149,19 +146,32 @@ class RunPart:
             timestamp=now,
             previous_timestamp=saved["previous_timestamp"],
             key=saved["key"],
-            max_duration=self._duration(saved),
+            max_duration=self.duration(saved),
             loss=saved["loss"],
             memory=map_tensors(lambda one: live.get(id(one), one), saved["memory"]),
             averages=saved["averages"],
             metrics=saved["metrics"],
         )
 
-    def _duration(self, saved: Mapping[str, Any]) -> Time | None:
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        return self.run.dispatcher.plan  # type: ignore[no-any-return]
+
+    def timestamp(self, saved: Mapping[str, Any]) -> Timestamp:
+        """Return the saved time, within an epoch in the steps of the loader of this run."""
+        now: Timestamp = saved["timestamp"]
+        if now.batch_in_epoch:
+            with entry("data"):
+                now = self.run.data.position(saved["data"], now)
+        return now
+
+    def duration(self, saved: Mapping[str, Any]) -> Time | None:
         """Return the saved duration, which algorithms may have changed, or a new request."""
         progress = saved["progress"]
         unchanged = self.run.progress.requested_duration == progress["requested_duration"]
         kept = unchanged or progress["of_call"]
-        return saved["max_duration"] if kept else self.run.state.max_duration
+        return saved["max_duration"] if kept else self.state.max_duration
 
 
 def _trained(model: nn.Module, evaluated: Mapping[str, Tensor]) -> dict[str, Tensor]:

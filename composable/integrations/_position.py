@@ -1,0 +1,185 @@
+"""The position of an external loop in its loader, and the states of the global generators."""
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+from typing_extensions import TypedDict
+
+from composable.checkpoint.errors import MismatchError, UnsavableError
+from composable.core.stateful import Count, Size
+from composable.data.order import (
+    fetches_are_seeded,
+    get_generator_states,
+    get_generators,
+    is_stateful,
+    read_loader_state,
+    set_generator_states,
+)
+from composable.distributed.processes import Processes
+from composable.integrations._loaders import base_loader
+from composable.resume.changes import check_as_many
+
+__all__ = ["Position"]
+
+
+class PositionState(TypedDict):
+    """The states of loaders and global generators of each process, and the loader's generators."""
+
+    batches_per_step: Count
+    batch_size: Size
+    loaders: list[Any]
+    generators: list[Tensor]
+    random: list[Any]
+
+
+@attrs.define(eq=False)
+class Position:
+    """The position in the loader of an epoch, and the states of the global generators.
+
+    Args:
+        adapter: The external loop, whose clock counts the batches of the epoch.
+    """
+
+    adapter: Any
+    _loader: Any = None
+    _batches_per_step: int = 1
+    _began: list[Tensor] = attrs.field(factory=list)
+    """The states of the loader's own generators at the start of the epoch."""
+    _loaded: PositionState | None = None
+    """The position in a checkpoint, until the next epoch."""
+    _random: Any = None
+    """The states of the global generators to restore when the first batch was fetched."""
+
+    @property
+    def _within(self) -> bool:
+        state = self.adapter.state
+        return state.timestamp.batch_in_epoch not in (0, state.epoch_length)
+
+    def state_dict(self) -> PositionState:
+        """Return the position; with several processes, all of them call this.
+
+        Raises:
+            UnsavableError: The state of the loader is not plain data, which processes can send.
+        """
+        processes, own = Processes.current(), [read_loader_state(self._loader), _random_state()]
+        try:
+            every = processes.gather(own)
+        except TypeError as error:
+            raise UnsavableError(
+                "the state_dict of the loader is not plain data, which the processes must send to "
+                f"rank 0: {error}"
+            ) from None
+        loaders, random_states = ([one[i] for one in every] for i in (0, 1))
+        if self._loaded is not None:  # no epoch has been started since
+            return {**self._loaded, "random": random_states}
+        within = self._within
+        return {
+            "batches_per_step": self._batches_per_step,
+            "batch_size": _batch_size(self._loader),
+            "loaders": loaders,
+            "generators": self._began if within else get_generator_states(self._loader),
+            "random": random_states,
+        }
+
+    def load_state_dict(self, state: PositionState) -> None:
+        """Restore the global generators now, and the position when the next epoch begins.
+
+        Raises:
+            MismatchError: It is one within an epoch of another number of processes.
+        """
+        processes, saved = Processes.current(), state["random"]
+        if len(saved) == processes.size:
+            _set_random_state(saved[processes.rank])
+        elif self._within:
+            raise MismatchError(
+                f"random was saved within an epoch by {len(saved)} processes, each with its part "
+                f"of the batches, and this run has {processes.size}: resume with as many, or from "
+                "the end of an epoch."
+            )
+        self._loaded, self._random = state, None
+
+    def begin(self, loader: Any, batches_per_step: int) -> dict[str, Any]:
+        """Begin an epoch, and return where its loader starts: arguments of `iterate_batches`.
+
+        Raises:
+            MismatchError: The position is not one of this loader.
+        """
+        loaded, self._loaded = self._loaded, None
+        loader = base_loader(loader)
+        self._loader, self._batches_per_step = loader, batches_per_step
+        if loaded is None:
+            self._began, self._random = get_generator_states(loader), None
+            return {}
+        generators, processes = loaded["generators"], Processes.current()
+        own = get_generators(loader)
+        check_as_many("generators of the loader", own, generators, "t.epoch(loader): generators")
+        set_generator_states(loader, generators)
+        self._began = generators
+        if not self._within:
+            return {}
+        sizes = loaded["batches_per_step"], loaded["batch_size"]
+        if sizes != (batches_per_step, _batch_size(loader)):
+            raise MismatchError(
+                f"t.epoch(loader): the checkpoint was saved within an epoch with "
+                f"accumulate_batches={sizes[0]} and batch_size={sizes[1]}, and these are "
+                f"{batches_per_step} and {_batch_size(loader)}; resume with those, or from the end "
+                "of an epoch."
+            )
+        if not fetches_are_seeded(loader):
+            self._random = loaded["random"][processes.rank]
+        state = loaded["loaders"][processes.rank]
+        if (state is not None) is not is_stateful(loader):
+            raise MismatchError(
+                "t.epoch(loader): the loader of the checkpoint and this one differ in whether "
+                "they have a state_dict; resume with the loader of the saved run."
+            )
+        return {"loader_state": state, "generators": generators}
+
+    def fetched(self) -> None:
+        """Restore the global generators after the first batch, if its fetch does not seed them."""
+        if self._random is not None:
+            _set_random_state(self._random)
+            self._random = None
+
+
+def _batch_size(loader: Any) -> int | None:
+    inner = getattr(loader, "batch_sampler", None)
+    size = getattr(loader, "batch_size", None) or getattr(inner, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def _random_state() -> dict[str, Any]:
+    """Return the states of the global generators as plain data."""
+    found: dict[str, Any] = {"python": random.getstate(), "torch": _hex(torch.get_rng_state())}
+    if numpy := sys.modules.get("numpy"):
+        name, keys, *rest = numpy.random.get_state()
+        found["numpy"] = [name, keys.tolist(), *rest]
+    if torch.accelerator.is_available():
+        module = torch.get_device_module()
+        found["device"] = [_hex(module.get_rng_state(i)) for i in range(module.device_count())]
+    return found
+
+
+def _set_random_state(saved: Mapping[str, Any]) -> None:
+    version, numbers, gauss = saved["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    torch.set_rng_state(_from_hex(saved["torch"]))
+    if "numpy" in saved and (numpy := sys.modules.get("numpy")):
+        numpy.random.set_state(tuple(saved["numpy"]))
+    if "device" in saved and torch.accelerator.is_available():
+        module = torch.get_device_module()
+        for i, state in enumerate(saved["device"][: module.device_count()]):
+            module.set_rng_state(_from_hex(state), i)
+
+
+def _hex(state: Tensor) -> str:
+    return bytes(state.tolist()).hex()
+
+
+def _from_hex(text: str) -> Tensor:
+    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
