@@ -37,6 +37,7 @@ __all__ = [
     "check_map_style",
     "copy_loader",
     "current_fetch",
+    "draws_during_iteration",
     "enter_epoch",
     "fetch_by_workers",
     "function_arity",
@@ -45,6 +46,7 @@ __all__ = [
     "in_epoch",
     "is_map_style",
     "loader_length",
+    "uses_workers",
     "with_new_workers",
     "with_seeded_fetch",
     "without_workers",
@@ -174,6 +176,11 @@ def is_map_style(dataloader: object) -> bool:
         and not isinstance(dataloader.dataset, IterableDataset)
         and not has_own_iteration(dataloader)  # it might not use the sampler
     )
+
+
+def uses_workers(dataloader: DataLoader[Any]) -> bool:
+    """Return whether batches come from other processes or threads."""
+    return bool(dataloader.num_workers or dataloader.pin_memory)
 
 
 def check_map_style(dataset: Any) -> None:
@@ -325,7 +332,7 @@ class SeededIndexSampler:
     def __init__(self, sampler: Any, *, after_a_draw: bool) -> None:
         self.sampler = sampler
         self.after_a_draw = after_a_draw
-        self.draws = _draws_during_iteration(sampler)
+        self.draws = draws_during_iteration(sampler)
         self.epoch = Epoch(Key(0), 0, 0)
         self.persistent: tuple[torch.Generator, torch.Tensor] | None = None
         """The generator of a loader with persistent workers, and its state at the start."""
@@ -360,7 +367,7 @@ class SeededIndexSampler:
                 seed_order(key, step + i + 1)
 
 
-def _draws_during_iteration(sampler: Any) -> bool:
+def draws_during_iteration(sampler: Any) -> bool:
     """Return whether a sampler may draw from the global generators after its first batch."""
     if type(sampler) is BatchSampler:
         sampler = sampler.sampler

@@ -16,12 +16,14 @@ from composable.core.key import Key, as_key
 from composable.data.fetching import (
     Epoch,
     Parts,
+    draws_during_iteration,
     fetch_by_workers,
     fetch_in_process,
     function_arity,
     has_own_iteration,
     in_epoch,
     is_map_style,
+    uses_workers,
     with_new_workers,
 )
 from composable.data.streams import (
@@ -226,7 +228,7 @@ def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Iterator[Any
         seed_fetch(key, step + skip)
         yield _seeded(batches, key, step + skip)
     elif is_map_style(dataloader):
-        fetch = fetch_in_process if fetches_are_seeded(dataloader) else fetch_by_workers
+        fetch = fetch_by_workers if uses_workers(dataloader) else fetch_in_process
         yield fetch(dataloader, epoch)
     else:
         if skip:
@@ -300,7 +302,7 @@ def fetches_are_seeded(dataloader: Any) -> bool:
     It does not where batches exist already, or come from worker processes.
     """
     if is_map_style(dataloader):
-        return not (dataloader.num_workers or dataloader.pin_memory)
+        return not uses_workers(dataloader) or draws_during_iteration(dataloader._index_sampler)
     return not isinstance(dataloader, (list, tuple))
 
 

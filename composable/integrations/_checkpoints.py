@@ -1,12 +1,13 @@
 """The checkpoints of an external loop: what `t.save` writes, and `t.resume` reads."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NoReturn
+from weakref import finalize
 
 import attrs
 import torch
@@ -134,7 +135,8 @@ class LoopCheckpoints:
     _saved_at: Any = None
     _owned: Path | None = None
     """The folder that this process has checked and locked."""
-    _lock: Any = None
+    _release: Callable[[], object] = lambda: None
+    """Unlocks the folder."""
 
     def __attrs_post_init__(self) -> None:
         self.position = Position(self.adapter)
@@ -199,10 +201,10 @@ class LoopCheckpoints:
                     "CheckpointSaver(folder, overwrite=True)",
                 )
             saver.manager.make_folder()
-            if self._lock is not None:
-                self._lock.release()
-            self._lock = RunLock(saver.folder)
-            self._lock.acquire()
+            self._release()
+            lock = RunLock(saver.folder)
+            lock.acquire()
+            self._release = finalize(self, lock.release)
 
         with _naming("t.save(folder)"):
             Processes.current().on_main(own)
@@ -288,11 +290,6 @@ class LoopCheckpoints:
 
     def _restore(self, point: ResumePoint, ignored: Sequence[str]) -> None:
         adapter, path = self.adapter, str(point.path)
-        if "position" not in point.tree:
-            raise MismatchError(
-                f"{path} was written by a Trainer, which resumes it: Trainer(load_path=...). To "
-                "start from its weights, call composable.checkpoint.load_weights(t.model, path)."
-            )
         tree, parts, state = point.load(adapter.state).tree, self.parts(), adapter.state
         if ignored:
             tree = replaced(tree, parts.capture(), expanded(ignored))
@@ -315,6 +312,8 @@ class LoopCheckpoints:
         with undone_on_error(chain(undo, [restore_extra])):
             parts.restore(tree, path)
         adapter.return_to({})
+        for optimizer in state.optimizers:  # a scheduler of torch may be the next to step
+            optimizer._opt_called = True
 
     def parts(self) -> Parts:
         """Return the parts of a checkpoint, in the order in which they are restored."""

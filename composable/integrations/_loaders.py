@@ -41,8 +41,8 @@ def iterate_batches(
         skip: The number of batches of this epoch to skip.
         position: The state of the loader there, and of its generators when the epoch began.
     """
-    position |= {"seed": key, "epoch": epoch, "first_step": first_step, "skip": skip}
-    batches = partial(_own_batches, **position)
+    where = {"seed": key, "epoch": epoch, "first_step": first_step, "skip": skip, **position}
+    batches: Callable[[Any], Iterator[Any]] = partial(_own_batches, **where)
     inner, count = _PREPARED.get(type(loader).__name__, ("", ""))
     if not (inner and is_map_style(base_loader(loader))):
         return batches(loader)

@@ -1,8 +1,10 @@
 """The position of an external loop in its loader, and the states of the global generators."""
 
+import math
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import attrs
@@ -12,6 +14,7 @@ from typing_extensions import TypedDict
 
 from composable.checkpoint.errors import MismatchError, UnsavableError
 from composable.core.stateful import Count, Size
+from composable.data.fetching import loader_length
 from composable.data.order import (
     fetches_are_seeded,
     get_generator_states,
@@ -25,6 +28,8 @@ from composable.integrations._loaders import base_loader
 from composable.resume.changes import check_as_many
 
 __all__ = ["Position"]
+
+_END: Any = object()
 
 
 class PositionState(TypedDict):
@@ -47,6 +52,7 @@ class Position:
 
     adapter: Any
     _loader: Any = None
+    _batches: Iterator[Any] = attrs.field(factory=lambda: iter(()))
     _batches_per_step: int = 1
     _began: list[Tensor] = attrs.field(factory=list)
     """The states of the loader's own generators at the start of the epoch."""
@@ -66,6 +72,8 @@ class Position:
         Raises:
             UnsavableError: The state of the loader is not plain data, which processes can send.
         """
+        if self._ends:
+            self._finish()
         processes, own = Processes.current(), [read_loader_state(self._loader), _random_state()]
         try:
             every = processes.gather(own)
@@ -77,12 +85,12 @@ class Position:
         loaders, random_states = ([one[i] for one in every] for i in (0, 1))
         if self._loaded is not None:  # no epoch has been started since
             return {**self._loaded, "random": random_states}
-        within = self._within
+        began = self._within
         return {
             "batches_per_step": self._batches_per_step,
             "batch_size": _batch_size(self._loader),
             "loaders": loaders,
-            "generators": self._began if within else get_generator_states(self._loader),
+            "generators": self._began if began else get_generator_states(self._loader),
             "random": random_states,
         }
 
@@ -140,11 +148,33 @@ class Position:
             )
         return {"loader_state": state, "generators": generators}
 
-    def fetched(self) -> None:
-        """Restore the global generators after the first batch, if its fetch does not seed them."""
-        if self._random is not None:
-            _set_random_state(self._random)
-            self._random = None
+    def iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Iterate over the batches of the epoch.
+
+        Where the fetch of a batch does not seed the global generators, they are restored after the
+        first one, since the beginning of the epoch has seeded them.
+        """
+        self._batches = batches
+        try:
+            while (batch := next(self._batches, _END)) is not _END:
+                if self._random is not None:
+                    _set_random_state(self._random)
+                    self._random = None
+                yield batch
+        finally:
+            self._batches = iter(())  # its worker processes end
+
+    @property
+    def _ends(self) -> bool:
+        """Whether all batches of the loader were used, and it has not noticed yet."""
+        counted = self.adapter.state.timestamp.batch_in_epoch * self._batches_per_step
+        return bool(counted >= (loader_length(self._loader) or math.inf))
+
+    def _finish(self) -> None:
+        """Let the loader end, which may draw from generators once more."""
+        for batch in self._batches:  # of a loader that is longer than its length
+            self._batches = chain([batch], self._batches)
+            return
 
 
 def _batch_size(loader: Any) -> int | None:

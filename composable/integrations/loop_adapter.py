@@ -129,8 +129,8 @@ class LoopAdapter(StepEvents):
             return
         with self.checkpoints.watching(), ExitStack() as iterations:
             own = [iterations.enter_context(one._iterating()) for one in adapters]
-            for batch in self._remaining(loader, accumulate_batches, position):
-                self.checkpoints.position.fetched()
+            batches = self._remaining(loader, accumulate_batches, position)
+            for batch in self.checkpoints.position.iterate(batches):
                 for one in adapters[1:]:
                     check_unchanged(batch, one.start_batch(batch), one.plan)
                 yield self.start_batch(batch)

@@ -63,11 +63,18 @@ class Parts:
             path: Where it was read, for errors.
 
         Raises:
-            MismatchError: An entry is missing.
+            MismatchError: An entry is missing, or it is that of another kind of loop.
             DamagedCheckpointError: An entry is unknown, or something in it is missing or has
                 another type.
         """
-        if missing := sorted(self.structure.keys() - {ENGINE} - saved.keys()):
+        missing = sorted(self.structure.keys() - {ENGINE} - saved.keys())
+        if missing and saved.keys() - self.structure.keys():
+            raise MismatchError(
+                f"{path} was written by another kind of loop. Checkpoints of t.save are resumed by "
+                "t.resume(folder) of adapt_loop, and those of a Trainer by its load_path; for the "
+                "weights alone, pass load_weights_only=True."
+            )
+        if missing:
             raise MismatchError(
                 f"{path} has no {', '.join(missing)}, which save_ignore_keys excluded; pass the "
                 "same names in load_ignore_keys= to leave them unchanged."

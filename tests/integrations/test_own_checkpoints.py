@@ -1,0 +1,396 @@
+"""Checkpoints of an own loop: what they have, when they are saved, what is kept, and errors."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from composable.algorithms import EMA, MixUp
+from composable.callbacks import CheckpointSaver
+from composable.checkpoint import CheckpointExistsError, MismatchError, UnsavableError, files
+from composable.distributed.signals import Preempted
+from composable.integrations import adapt_loop
+from composable.resume.lock import FolderInUseError
+from tests.integrations.table import SGD
+from tests.support.data import batches
+from tests.support.models import mlp, same, weights
+from tests.support.own_run import KilledError, OwnRun, equal
+from tests.support.runs import make_trainer
+
+ALGORITHMS = [MixUp(), EMA("2ba")]
+
+
+def begin(algorithms=ALGORITHMS, model=None, **options):
+    model = mlp() if model is None else model
+    optimizer = SGD(model.parameters())
+    options = {"loss_fn": cross_entropy, "seed": 17, **options}
+    return adapt_loop(algorithms, model, optimizer, **options), optimizer
+
+
+def train(t, optimizer, loader, epochs=2, then=lambda: None):
+    for _ in range(t.state.timestamp.epoch, epochs):
+        for inputs, _ in t.epoch(loader):
+            t.loss(t.model(inputs)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            then()
+
+
+def names(folder):
+    return sorted(found.path.name for found in files.find(folder)[0])
+
+
+# --- three lines of a loop
+
+
+def test_three_lines_save_and_resume(tmp_path):
+    def run(stop=None):
+        t, optimizer = begin()
+        resumed = t.resume(tmp_path)
+        for _ in range(t.state.timestamp.epoch, 3):
+            train_epoch = iter(t.epoch(batches()))
+            for i, (inputs, _) in enumerate(train_epoch):
+                if stop is not None and i == stop:
+                    return None
+                t.loss(t.model(inputs)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                t.save(tmp_path)
+        return resumed, weights(t.model)
+
+    assert run(stop=1) is None
+    resumed, ours = run()
+    t, optimizer = begin()
+    train(t, optimizer, batches(), 3)
+
+    assert resumed
+    assert same(ours, weights(t.model))
+
+
+def test_saving_changes_nothing(tmp_path):
+    run = OwnRun("generator")
+
+    saved, rarely = run.train(tmp_path / "a"), attrs.evolve(run, save_interval="3ep")
+
+    assert equal(saved, rarely.train(tmp_path / "b"))
+
+
+def test_resume_of_an_empty_folder_starts_at_the_beginning(tmp_path):
+    t, _ = begin()
+
+    assert not t.resume(tmp_path / "none")
+    assert t.state.timestamp.batch == 0
+    assert t.checkpoints.saver.folder == tmp_path / "none"
+
+
+def test_one_checkpoint_is_resumed_from_by_its_path(tmp_path):
+    t, optimizer = begin()
+    paths = []
+    train(t, optimizer, batches(), then=lambda: paths.append(t.save(tmp_path / "a")))
+    u, _ = begin(save_folder=tmp_path / "b")
+
+    assert u.resume(paths[1])
+    assert u.state.timestamp.batch == 2
+    assert u.checkpoints.saver.folder == tmp_path / "b"
+
+
+def test_an_epoch_that_was_left_ends_with_the_save(tmp_path):
+    t, optimizer = begin()
+    for inputs, _ in t.epoch(batches()):
+        t.loss(t.model(inputs)).backward()
+        optimizer.step()
+        break
+    t.save(tmp_path)
+    u, _ = begin()
+    u.resume(tmp_path)
+
+    assert (u.state.timestamp.epoch, u.state.timestamp.batch_in_epoch) == (1, 0)
+
+
+def test_a_loop_that_failed_is_saved_within_its_epoch(tmp_path):
+    t, optimizer = begin()
+    try:
+        train(t, optimizer, batches(), then=lambda: 1 / 0)
+    except ZeroDivisionError:
+        t.save(tmp_path)
+    u, other = begin()
+    u.resume(tmp_path)
+    assert u.state.timestamp.batch_in_epoch == 1
+
+    train(u, other, batches())
+    v, third = begin()
+    train(v, third, batches())
+    assert same(weights(u.model), weights(v.model))
+
+
+# --- what is kept, and the best
+
+
+def test_old_checkpoints_are_deleted_and_the_best_is_kept(tmp_path):
+    saver = CheckpointSaver(tmp_path, num_checkpoints_to_keep=1, metric="accuracy")
+    t, optimizer = begin(save_folder=saver)
+    for epoch, accuracy in enumerate([0.1, 0.7, 0.3, 0.2]):
+        train(t, optimizer, batches(), epoch + 1)
+        t.save(metrics={"accuracy": accuracy})
+
+    assert names(tmp_path) == ["ep2-ba6", "ep4-ba12"]
+    assert (t.best.checkpoint.name, t.best.value) == ("ep2-ba6", 0.7)
+    u, _ = begin(save_folder=same_saver(saver), autoresume=True)
+    assert (u.best.checkpoint.name, u.best.value) == ("ep2-ba6", 0.7)
+    train(u, u.state.optimizers[0], batches(), 5)
+    u.save(metrics={"accuracy": 0.1})
+    assert names(tmp_path) == ["ep2-ba6", "ep5-ba15"]
+
+
+def same_saver(saver):
+    """Return a new saver with the same arguments."""
+    return CheckpointSaver(saver.folder, num_checkpoints_to_keep=1, metric="accuracy")
+
+
+def test_a_path_saves_every_epoch(tmp_path):
+    t, optimizer = begin(save_folder=tmp_path)
+    train(t, optimizer, batches())
+
+    assert names(tmp_path) == ["ep0-ba3", "ep1-ba6"]
+
+
+def test_checkpoints_are_inspected_and_their_weights_are_loaded(tmp_path):
+    t, optimizer = begin()
+    train(t, optimizer, batches())
+    path = t.save(tmp_path)
+
+    trainer = make_trainer(mlp(), load_path=path, load_weights_only=True)
+    with t.evaluating():
+        assert same(weights(trainer.state.model), weights(t.model))
+    shown = subprocess.run(
+        [sys.executable, "-m", "composable", "checkpoint", "inspect", path],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "MixUp" in shown.stdout
+
+
+# --- the user's own values
+
+
+def test_own_values_and_objects_are_restored_in_place(tmp_path):
+    def values():
+        return {"step": 0, "seen": [], "teacher": mlp(), "scaler": torch.amp.GradScaler("cpu")}
+
+    own = values()
+    t, optimizer = begin(extra=own)
+    own["step"], own["seen"] = 3, [torch.ones(2)]
+    with torch.no_grad():
+        own["teacher"][0].weight.fill_(2.0)
+    own["new"] = {"a": (1, None)}
+    train(t, optimizer, batches(), 1)
+    t.save(tmp_path)
+    other = values()
+    teacher = other["teacher"]
+    u, _ = begin(extra=other)
+    u.resume(tmp_path)
+
+    assert u.extra is other
+    assert other["teacher"] is teacher
+    assert (other["step"], other["new"]) == (3, {"a": (1, None)})
+    assert torch.equal(other["seen"][0], torch.ones(2))
+    assert same(weights(teacher), weights(own["teacher"]))
+
+
+def test_an_adapter_of_another_optimizer_is_saved_with_its_model(tmp_path):
+    def run(folder, stop=None):
+        t, optimizer = begin([EMA("2ba")])
+        u, other = begin([EMA("3ba")], model=mlp())
+        t.extra.update(u=u, model=u.model, optimizer=other)
+        t.resume(folder)
+        for _ in range(t.state.timestamp.epoch, 2):
+            for i, (inputs, _) in enumerate(t.epoch(batches(), others=[u])):
+                if i == stop:
+                    return None
+                (t.loss(t.model(inputs)) + u.loss(u.model(inputs))).backward()
+                for one in (optimizer, other):
+                    one.step()
+                    one.zero_grad()
+                t.save(folder)
+        with u.evaluating():
+            return weights(u.model), u.state.timestamp.batch
+
+    assert run(tmp_path / "a", stop=1) is None
+    ours, expected = run(tmp_path / "a"), run(tmp_path / "b")
+    assert same(ours[0], expected[0])
+    assert ours[1] == expected[1]
+
+
+# --- signals and kills
+
+SCRIPT = """
+import sys, time, torch
+from composable.integrations import adapt_loop
+model = torch.nn.Linear(4, 3)
+torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
+optimizer = torch.optim.Adam(model.parameters())
+t = adapt_loop([], model, optimizer, loss_fn=torch.nn.functional.cross_entropy, seed=1,
+               save_folder=sys.argv[1], autoresume=True)
+data = [(torch.ones(2, 4) * i, torch.tensor([i % 3, 1])) for i in range(8)]
+for epoch in range(t.state.timestamp.epoch, 3):
+    for inputs, _ in t.epoch(data):
+        t.loss(model(inputs)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(t.state.timestamp.batch, flush=True)
+        time.sleep(float(sys.argv[2]))
+print(model.weight.sum().item(), flush=True)
+"""
+
+
+def test_a_signal_saves_and_ends_the_loop(tmp_path):
+    def start(folder, seconds):
+        return subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, folder, str(seconds)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    process = start(tmp_path / "a", 0.2)
+    while process.stdout.readline().strip() != "2":
+        pass
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "saving a checkpoint" in errors
+    (saved,) = names(tmp_path / "a")
+    assert saved.startswith("ep0-ba")
+    again, whole = start(tmp_path / "a", 0), start(tmp_path / "b", 0)
+    outputs = [one.communicate(timeout=60)[0].split() for one in (again, whole)]
+    assert outputs[0][-1] == outputs[1][-1]
+    assert len(outputs[0]) < len(outputs[1])
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [("SIGTERM", Preempted), ("SIGINT", KeyboardInterrupt)]
+)
+def test_a_signal_raises_in_the_loop(tmp_path, number, error):
+    t, optimizer = begin(save_folder=tmp_path)
+    with pytest.raises(error):
+        train(t, optimizer, batches(), then=lambda: os.kill(os.getpid(), getattr(signal, number)))
+
+    assert names(tmp_path) == ["ep0-ba1"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_damaged_checkpoint_is_skipped(tmp_path):
+    run = OwnRun()
+    with pytest.raises(KilledError):
+        run.train(tmp_path, ("step", 4))
+    newest = max(tmp_path.glob("ep*"), key=lambda one: one.stat().st_mtime)
+    file = next(newest.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+    with pytest.warns(UserWarning, match="is damaged"):
+        ours = run.train(tmp_path)
+    assert equal(ours, run.train(tmp_path / "other"))
+
+
+# --- errors
+
+
+def test_a_save_in_the_middle_of_a_batch_is_refused(tmp_path):
+    t, optimizer = begin()
+    for inputs, _ in t.epoch(batches()):
+        loss = t.loss(t.model(inputs))
+        with pytest.raises(RuntimeError, match=r"t\.save\(folder\) was called in the middle of"):
+            t.save(tmp_path)
+        loss.backward()
+        optimizer.step()
+        with t.evaluating(), pytest.raises(RuntimeError, match=r"t\.save\(folder\) .* evaluation"):
+            t.save(tmp_path)
+        break
+
+
+def test_a_save_without_a_folder_and_a_resume_in_an_epoch_are_refused(tmp_path):
+    t, _ = begin()
+    with pytest.raises(ValueError, match=r"t\.save\(\) needs a folder"):
+        t.save()
+    for _ in t.epoch(batches()):
+        with pytest.raises(RuntimeError, match=r"t\.resume\(folder\) was called during an epoch"):
+            t.resume(tmp_path)
+        break
+    with pytest.raises(ValueError, match="autoresume=True needs a save_folder"):
+        begin(autoresume=True)
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_folder_of_another_run_is_refused(tmp_path, given):
+    t, _ = begin()
+    t.save(tmp_path)
+    u, other = begin(**({"save_folder": tmp_path} if given else {}))
+
+    with pytest.raises(CheckpointExistsError, match=r"t\.save\(folder\): .*t\.resume\(folder\)"):
+        train(u, other, batches(), then=lambda: u.save(tmp_path))
+    assert names(tmp_path) == ["ep0-ba0"]
+
+
+def test_a_checkpoint_of_another_loop_leaves_this_one_as_it_was(tmp_path):
+    t, optimizer = begin()
+    train(t, optimizer, batches(), 1)
+    t.save(tmp_path)
+    wider = nn.Sequential(nn.Flatten(), nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
+    for model, extra, text in (
+        (wider, {}, "has shape"),
+        (mlp(), {"scaler": torch.amp.GradScaler("cpu")}, "scaler must be objects with a state"),
+    ):
+        u, _ = begin(model=model, extra=extra)
+        before = weights(u.model), dict(extra), u.state
+        with pytest.raises(MismatchError, match=rf"t\.resume\(.*{text}") as error:
+            u.resume(tmp_path)
+        assert "load_weights_only" not in str(error.value)
+        assert same(weights(u.model), before[0])
+        assert (u.extra, u.state) == before[1:]
+
+
+def test_checkpoints_of_the_trainer_and_of_loops_are_told_apart(tmp_path):
+    trainer = make_trainer(mlp(), save_folder=tmp_path / "a", max_duration="1ep")
+    trainer.fit()
+    t, _ = begin()
+    with pytest.raises(MismatchError, match="another kind of loop"):
+        t.resume(tmp_path / "a")
+    t.save(tmp_path / "b")
+    with pytest.raises(MismatchError, match=r"another kind of loop.*t\.resume"):
+        make_trainer(mlp(), load_path=tmp_path / "b")
+
+
+def test_another_loader_within_an_epoch_is_refused(tmp_path):
+    t, optimizer = begin()
+    train(t, optimizer, batches(), 1, then=lambda: t.save(tmp_path))
+    u, _ = begin()
+    u.resume(tmp_path / "ep0-ba1")
+    with pytest.raises(MismatchError, match=r"t\.epoch\(loader\).*accumulate_batches=1.* 2 and"):
+        next(iter(u.epoch(batches(), accumulate_batches=2)))
+
+
+def test_values_that_cannot_be_saved_are_named(tmp_path):
+    t, _ = begin(extra={"path": Path()})
+    with pytest.raises(UnsavableError, match=r"t\.save\(folder\): .*extra/values/path"):
+        t.save(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
+    code = f"""
+import sys
+from composable.resume.lock import RunLock
+lock = RunLock(__import__("pathlib").Path({str(tmp_path)!r}))
+lock.acquire(); print("locked", flush=True); sys.stdin.readline()
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        process.stdout.readline()
+        t, _ = begin()
+        with pytest.raises(FolderInUseError, match=r"t\.save\(folder\): .*is in use"):
+            t.save(tmp_path)
+        process.communicate("\n")
