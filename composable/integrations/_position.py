@@ -52,7 +52,8 @@ class Position:
 
     adapter: Any
     _loader: Any = None
-    _batches: Iterator[Any] = attrs.field(factory=lambda: iter(()))
+    _remaining: list[Iterator[Any]] = attrs.field(factory=lambda: [iter(())])
+    """The iterator over the batches of the epoch that were not used."""
     _batches_per_step: int = 1
     _began: list[Tensor] = attrs.field(factory=list)
     """The states of the loader's own generators at the start of the epoch."""
@@ -154,15 +155,15 @@ class Position:
         Where the fetch of a batch does not seed the global generators, they are restored after the
         first one, since the beginning of the epoch has seeded them.
         """
-        self._batches = batches
+        self._remaining = own = [batches]
         try:
-            while (batch := next(self._batches, _END)) is not _END:
+            while (batch := next(own[0], _END)) is not _END:
                 if self._random is not None:
                     _set_random_state(self._random)
                     self._random = None
                 yield batch
         finally:
-            self._batches = iter(())  # its worker processes end
+            own[0] = iter(())  # its worker processes end
 
     @property
     def _ends(self) -> bool:
@@ -172,8 +173,9 @@ class Position:
 
     def _finish(self) -> None:
         """Let the loader end, which may draw from generators once more."""
-        for batch in self._batches:  # of a loader that is longer than its length
-            self._batches = chain([batch], self._batches)
+        remaining = self._remaining[0]
+        for batch in remaining:  # of a loader that is longer than its length
+            self._remaining[0] = chain([batch], remaining)
             return
 
 

@@ -284,8 +284,8 @@ class LoopAdapter(StepEvents):
     def resume(self, folder: str | Path, *, load_ignore_keys: Sequence[str] = ()) -> bool:
         """Restore the latest whole checkpoint of a folder in place, if there is one.
 
-        The first `epoch` after it returns the remaining batches. If this loop saves nowhere yet, it
-        saves to this folder from now on.
+        The first `epoch` after it returns the remaining batches. The seed is that of the
+        checkpoint. If this loop saves nowhere yet, it saves to this folder from now on.
 
         Args:
             folder: A folder of checkpoints, which may be missing or empty, or one checkpoint.

@@ -67,14 +67,13 @@ class Parts:
             DamagedCheckpointError: An entry is unknown, or something in it is missing or has
                 another type.
         """
-        missing = sorted(self.structure.keys() - {ENGINE} - saved.keys())
-        if missing and saved.keys() - self.structure.keys():
+        if {"position", "progress"} & saved.keys() - self.structure.keys():
             raise MismatchError(
                 f"{path} was written by another kind of loop. Checkpoints of t.save are resumed by "
                 "t.resume(folder) of adapt_loop, and those of a Trainer by its load_path; for the "
                 "weights alone, pass load_weights_only=True."
             )
-        if missing:
+        if missing := sorted(self.structure.keys() - {ENGINE} - saved.keys()):
             raise MismatchError(
                 f"{path} has no {', '.join(missing)}, which save_ignore_keys excluded; pass the "
                 "same names in load_ignore_keys= to leave them unchanged."
