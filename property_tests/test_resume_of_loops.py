@@ -29,7 +29,7 @@ def uninterrupted(run):
 @given(runs, kills)
 @settings(max_examples=25)
 def test_a_loop_that_is_killed_anywhere_and_run_again_has_the_same_bits(run, kills):
-    """Law of resume: If an external loop with `save_folder` and `autoresume` is killed at any
+    """If an external loop with `save_folder` and `autoresume` is killed at any
     moments, and run again until it ends, its weights, averages, optimizer, scheduler, own values
     and random numbers are those of a run that was never killed.
     """
@@ -40,7 +40,7 @@ def test_a_loop_that_is_killed_anywhere_and_run_again_has_the_same_bits(run, kil
 @pytest.mark.parametrize("loader", sorted(LOADERS))
 @pytest.mark.filterwarnings("ignore::composable.data.order.ReplayedBatchesWarning")
 def test_a_loop_continues_at_every_moment_of_an_epoch(loader):
-    """Law of resume: at each moment, for each kind of loader."""
+    """The same, at each moment and for each kind of loader."""
     run = OwnRun(loader, saves_epochs=loader in ("generator", "noisy"))
     kills = [(moment, 2) for moment in MOMENTS[:4]] + [(moment, 1) for moment in MOMENTS[4:]]
     kills = kills[3:5] if loader == "workers" else kills  # slow to start
