@@ -73,6 +73,8 @@ class Position:
         Raises:
             UnsavableError: The state of the loader is not plain data, which processes can send.
         """
+        if self._loaded is not None:  # no epoch has been started since
+            return self._loaded
         if self._ends:
             self._finish()
         processes, own = Processes.current(), [read_loader_state(self._loader), _random_state()]
@@ -84,8 +86,6 @@ class Position:
                 f"rank 0: {error}"
             ) from None
         loaders, random_states = ([one[i] for one in every] for i in (0, 1))
-        if self._loaded is not None:  # no epoch has been started since
-            return {**self._loaded, "random": random_states}
         began = self._within
         return {
             "batches_per_step": self._batches_per_step,
@@ -96,17 +96,17 @@ class Position:
         }
 
     def load_state_dict(self, state: PositionState) -> None:
-        """Restore the global generators now, and the position when the next epoch begins.
+        """Restore the position and the global generators when the next epoch begins.
+
+        Until then, a script draws what it drew before, as to split its data.
 
         Raises:
             MismatchError: It is one within an epoch of another number of processes.
         """
-        processes, saved = Processes.current(), state["random"]
-        if len(saved) == processes.size:
-            _set_random_state(saved[processes.rank])
-        elif self._within:
+        processes, saved = Processes.current(), len(state["random"])
+        if saved != processes.size and self._within:
             raise MismatchError(
-                f"random was saved within an epoch by {len(saved)} processes, each with its part "
+                f"random was saved within an epoch by {saved} processes, each with its part "
                 f"of the batches, and this run has {processes.size}: resume with as many, or from "
                 "the end of an epoch."
             )
@@ -129,6 +129,10 @@ class Position:
         check_as_many("generators of the loader", own, generators, "t.epoch(loader): generators")
         set_generator_states(loader, generators)
         self._began = generators
+        states = loaded["random"]
+        own_random = states[processes.rank] if len(states) == processes.size else None
+        if own_random is not None:
+            _set_random_state(own_random)
         if not self._within:
             return {}
         sizes = loaded["batches_per_step"], loaded["batch_size"]
@@ -140,7 +144,7 @@ class Position:
                 "of an epoch."
             )
         if not fetches_are_seeded(loader):
-            self._random = loaded["random"][processes.rank]
+            self._random = own_random
         state = loaded["loaders"][processes.rank]
         if (state is not None) is not is_stateful(loader):
             raise MismatchError(

@@ -130,6 +130,17 @@ def test_a_loop_that_failed_is_saved_within_its_epoch(tmp_path):
     assert same(weights(u.model), weights(v.model))
 
 
+def test_what_a_script_draws_before_its_first_epoch_is_the_same_after_a_resume(tmp_path):
+    def draws():
+        torch.manual_seed(0)
+        t, optimizer = begin(save_folder=tmp_path, autoresume=True)
+        drawn = torch.randperm(9).tolist()  # as to split the data
+        train(t, optimizer, batches(), t.state.timestamp.epoch + 1)
+        return drawn
+
+    assert draws() == draws() == draws()
+
+
 # --- what is kept, and the best
 
 
