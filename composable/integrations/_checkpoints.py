@@ -30,7 +30,7 @@ from composable.resume.best import Best, find_best
 from composable.resume.changes import entry, warn_of_changes
 from composable.resume.lock import RunLock
 from composable.resume.parts import ALL, Parts
-from composable.resume.select import check_folder_is_ours, find_resume_point, looks_like_checkpoint
+from composable.resume.select import check_folder_is_ours, latest_valid, looks_like_checkpoint
 from composable.resume.verify import Reader, ResumePoint
 from composable.runs.environment import describe_environment
 from composable.trainer.description import describe_value
@@ -274,12 +274,9 @@ class LoopCheckpoints:
         reader = Reader(state.device, processes, sharded=is_sharded(state.model))
         with _naming(f"t.resume({str(folder)!r})"):
             single = processes.on_main(lambda: looks_like_checkpoint(path))
-            if single:
-                point = find_resume_point(path, folder=None, reader=reader, ignored=ignored)
-            else:
-                point = find_resume_point(None, folder=path, reader=reader)
-                if self.saver is None:
-                    self.use(path)
+            point = reader.point(path, ignored) if single else latest_valid(path, reader)
+            if not single and self.saver is None:
+                self.use(path)
             if point is None:
                 return False
             self._restore(point, ignored)
