@@ -1,0 +1,200 @@
+"""What a run takes over from a checkpoint of another trainer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+from torch import Tensor
+from torch.optim import Optimizer
+
+from composable.checkpoint.errors import MismatchError
+from composable.checkpoint.filters import covers, expanded, replaced
+from composable.checkpoint.weights import match_weights, without_prefix
+from composable.core.time import Timestamp
+from composable.resume.changes import check_as_many, entry
+from composable.resume.foreign import ForeignPoint, check_like
+from composable.resume.verify import shard_like
+from composable.trainer.run import Run
+
+__all__ = ["describe_lost", "foreign_tree"]
+
+
+def foreign_tree(
+    run: Run, own: Mapping[str, Any], point: ForeignPoint, ignored: Sequence[str]
+) -> dict[str, Any]:
+    """Return what a checkpoint of the run would hold, with the values of another trainer.
+
+    Args:
+        run: The run that was built.
+        own: What a checkpoint of it would hold now.
+        point: The checkpoint of the other trainer.
+        ignored: Patterns of entries that stay as they are.
+
+    Raises:
+        MismatchError: A part does not fit the run.
+    """
+    state, now = run.state, _time(run, point)
+    tree = {**own, "raw": {"model": {}, "loss_fn": {}}, "timestamp": now, "previous_timestamp": now}
+    for name in ("memory", "averages", "metrics"):  # read-only in a state
+        tree[name] = replaced(own[name], {}, [""])
+    weights, prefix = _weights(own["model"]["weights"], point, ignored)
+    tree["model"] = {**own["model"], "weights": weights}
+    tree["data"] = {**own["data"], "loader": None}
+    if point.in_batches:
+        tree["data"]["batches_per_step"] = 1
+    with entry(f"{point.path}: state"):
+        if not covers("optimizers", ignored):
+            tree["optimizers"] = list(_optimizers(state.optimizers, own, point, prefix))
+        if run.rates.steppers and not covers("rates", ignored):
+            tree["rates"] = {**own["rates"], "schedulers": _schedulers(run, own, point)}
+        if run.loss_scaler.enabled and point.scaler:
+            with entry("loss_scaler"):
+                scale, streak = point.scaler["scale"], point.scaler["_growth_tracker"]
+                tree["loss_scaler"] = {"scale": float(scale), "streak": streak, "num_skipped": 0}
+        found: dict[str, Any] = shard_like(state, replaced(tree, own, expanded(ignored)))
+        return found
+
+
+def describe_lost(run: Run, point: ForeignPoint) -> str:
+    """Return which entries of a checkpoint have no place in a run, and what is not known."""
+    lost = [*point.unread]
+    if point.schedulers and not run.rates.steppers:
+        lost.append("the states of its learning rate schedulers")
+    if point.scaler and not run.loss_scaler.enabled:
+        lost.append("its loss scale")
+    text = f"{point.path} was saved by {point.library}."
+    if lost:
+        more = f" and {len(lost) - 20} more" if lost[20:] else ""
+        text += f" The run continues without {', '.join(lost[:20])}{more}."
+    if point.timestamp is None:
+        now = run.state.timestamp
+        text += (
+            f" Its progress is not saved: the run continues at batch {now.batch}, which an "
+            f"optimizer or a scheduler has counted, of epoch {now.epoch}, by epoch_length."
+            if now.batch or now.epoch
+            else " Its progress is not known, so the time of the run starts at 0."
+        )
+    return text if lost or point.timestamp is None else ""
+
+
+def _weights(
+    own: Mapping[str, Any], point: ForeignPoint, ignored: Sequence[str]
+) -> tuple[dict[str, Any], str]:
+    """Return the state dict of the model, and the prefix of its names in the file."""
+    patterns = [pattern.removeprefix("model/weights/") for pattern in ignored]
+    found, prefix = without_prefix(point.weights, own, patterns)
+    loaded = match_weights(
+        own, found, lambda value: value, point.path, patterns, True, "load_ignore_keys"
+    ).loaded
+    return {**own, **{name: _as_own(own[name], found[name]) for name in loaded}}, prefix
+
+
+def _as_own(own: Any, value: Any) -> Any:
+    both = isinstance(own, Tensor) and isinstance(value, Tensor)
+    return value.to(own.dtype) if both else value
+
+
+def _optimizers(
+    optimizers: Sequence[Optimizer], own: Mapping[str, Any], point: ForeignPoint, prefix: str
+) -> Iterator[dict[str, Any]]:
+    check_as_many("optimizers", optimizers, point.optimizers, "optimizers")
+    for i, (one, saved) in enumerate(zip(optimizers, point.optimizers, strict=True)):
+        with entry(f"optimizers/{i}"):
+            found = {**own["optimizers"][i], **_by_number(saved, prefix)}
+            if point.types and point.types[i] != type(one).__name__:
+                found["type"] = point.types[i]
+            pairs = zip(own["optimizers"][i]["param_groups"], found["param_groups"], strict=False)
+            for j, (ours, theirs) in enumerate(pairs):
+                check_like({**ours, "params": []}, theirs, f"param_groups/{j}")
+            _check_shapes(one, own["optimizers"][i]["parameters"], found)
+        yield found
+
+
+def _by_number(saved: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the entries of a state dict; if parameters have names in it, these become numbers."""
+    groups, state = saved["param_groups"], saved["state"]
+    names = [name for group in groups for name in group["params"]]
+    if not all(isinstance(name, str) for name in names) or not names:
+        return {"param_groups": groups, "state": state}
+    number = {name: i for i, name in enumerate(names)}
+    return {
+        "parameters": [[n.removeprefix(prefix) for n in group["params"]] for group in groups],
+        "param_groups": [{**one, "params": [number[n] for n in one["params"]]} for one in groups],
+        "state": {number[name]: values for name, values in state.items()},
+    }
+
+
+def _check_shapes(optimizer: Optimizer, names: list[list[str]], found: Mapping[str, Any]) -> None:
+    """Check the states of parameters: torch's optimizers have a value for each element, or row."""
+    strict = type(optimizer).__module__.startswith("torch.optim")
+    pairs = zip(names, optimizer.param_groups, strict=True)
+    of = {n: p for ours, group in pairs for n, p in zip(ours, group["params"], strict=True)}
+    for group, theirs in zip(found["param_groups"], found["parameters"], strict=False):
+        for name, number in zip(theirs, group["params"], strict=False):
+            shape = of[name].shape if name in of else ()
+            for key, value in found["state"].get(number, {}).items():
+                check_like(0 if key == "step" else None, value, f"state/{number}/{key}")
+                if not isinstance(value, Tensor) or value.dim() != len(shape):
+                    continue
+                sizes = zip(value.shape, shape, strict=True)
+                if not all(one in ((1, size) if strict else (1, *shape)) for one, size in sizes):
+                    raise MismatchError(
+                        f"state/{number}/{key} has shape {list(value.shape)}, and {name} has "
+                        f"{list(shape)}. Pass the parameters to the optimizer in the order of the "
+                        "saved run."
+                    )
+
+
+def _schedulers(run: Run, own: Mapping[str, Any], point: ForeignPoint) -> list[Any]:
+    """Return the states of the PyTorch schedulers, by their positions or their classes."""
+    steppers, saved = run.rates.steppers, point.schedulers
+    if isinstance(saved, Mapping):
+        saved = [saved[name] for one in steppers if (name := type(one).__name__) in saved]
+    check_as_many("torch schedulers", steppers, saved, "rates/schedulers")
+    found = []
+    for i, (ours, theirs) in enumerate(zip(own["rates"]["schedulers"], saved, strict=True)):
+        # The private entries differ between versions of PyTorch.
+        same = {name: value for name, value in theirs.items() if not _is_private(name)}
+        kept = {name: theirs.get(name, one) for name, one in ours.items() if _is_private(name)}
+        with entry(f"rates/schedulers/{i}"):
+            check_like(ours, {**same, **kept}, "state")
+            _check_interval(run, theirs, point.timestamp)
+        found.append({**same, **kept})
+    return found
+
+
+def _check_interval(run: Run, saved: Mapping[str, Any], now: Timestamp | None) -> None:
+    """Check that a scheduler that is to count epochs has not counted batches, or vice versa."""
+    epochs, count = bool(run.rates.every_epoch), saved.get("last_epoch")
+    other = None if now is None else now.batch if epochs else now.epoch
+    if now is not None and now.batch != now.epoch and count == other:
+        raise MismatchError(
+            f"last_epoch is {count}, at batch {now.batch} of epoch {now.epoch}; pass "
+            f"step_schedulers_every_batch={epochs}, as in the saved run."
+        )
+
+
+def _is_private(name: Any) -> bool:
+    return str(name).startswith("_") or name == "verbose"
+
+
+def _time(run: Run, point: ForeignPoint) -> Timestamp:
+    """Return the progress of the saved run; what it has not counted follows from the loader."""
+    now, length = point.timestamp, run.state.epoch_length
+    if now is None and run.rates.every_epoch and not point.steps:
+        now = Timestamp(epoch=point.scheduled, batch=point.scheduled * (length or 0))
+    elif now is None:
+        batch = point.steps or point.scheduled
+        epoch, within = divmod(batch, length) if length else (0, 0)
+        now = Timestamp(epoch=epoch, batch=batch, batch_in_epoch=within)
+    if now.sample:
+        return now
+    size, count = run.data.batch_size or 0, run.data.batches_per_step
+    iteration, rest = divmod(now.epoch, run.iteration_length or now.epoch + 1)
+    return attrs.evolve(
+        now,
+        iteration=iteration,
+        epoch_in_iteration=rest,
+        sample=now.batch * size * count,
+        sample_in_epoch=now.batch_in_epoch * size * (1 if point.in_batches else count),
+    )
