@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.serialization import safe_globals
 
-from composable._support.printable import printable
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError
 
 
@@ -55,12 +54,12 @@ def load_plain(file: Any, path: Path, size: int, *, stand_ins: bool = False) -> 
     except (CheckpointError, OSError):
         raise
     except Exception as error:  # torch.load raises many types
-        if refused := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            name = printable(refused[1][:80])
+        if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            name = named[1][:80]
             raise DamagedCheckpointError(
-                f"{path} contains an object of the class or function {name}, which is rejected "
-                "because loading it could execute code. Save the file without it; or, if you trust "
-                f"it, call torch.serialization.add_safe_globals([{name.rpartition('.')[2]}]) first."
+                f"{path} contains {name}, which is rejected: objects other than tensors and plain "
+                "containers could execute code. Save it without; or, if you trust the file, call "
+                f"torch.serialization.add_safe_globals([{name.rpartition('.')[2]}]) first."
             ) from error
         raise DamagedCheckpointError(
             f"{path} cannot be loaded: it is damaged, or contains objects other than tensors and "

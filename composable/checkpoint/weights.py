@@ -27,10 +27,8 @@ from composable.checkpoint.tree import identity_of, listed, unpack
 from composable.distributed.processes import Processes
 
 __all__ = [
-    "COMPOSER",
-    "LIGHTNING",
     "LoadedWeights",
-    "file_of_weights",
+    "key_of_weights",
     "load_path_weights",
     "load_weights",
     "match_weights",
@@ -44,8 +42,6 @@ _OF_TRAINER = (
     "Drop load_path, and load them into the model before you build the Trainer, by "
     "composable.checkpoint.load_weights(model, path, key=...)"
 )
-LIGHTNING, COMPOSER = "pytorch-lightning_version", {"state", "rng"}
-"""The entries by which files of other trainers are known."""
 _OURS = "state/model/weights"
 _EXTRA = "_extra_state"
 _ONE, _INDEX, _SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
@@ -83,9 +79,9 @@ def load_weights(
 
     Args:
         model: The model, modified in place.
-        path: A checkpoint of this library (a folder), a `.safetensors` file, a folder that
-            `save_pretrained` of Transformers wrote, or a file that `torch.load(weights_only=True)`
-            reads. Loading it never executes code.
+        path: A checkpoint of this library (a folder), a `.safetensors` file, a folder with the
+            `model.safetensors` or `pytorch_model.bin` of Transformers, or a file that
+            `torch.load(weights_only=True)` reads. Loading it never executes code.
         strict: Raise if names are missing or unexpected. A wrong shape always raises.
         ignore: Patterns of names to leave unchanged in the model, such as "head.*".
         key: The path of the weights in the file: "state_dict", or "state/model" with a slash for
@@ -123,22 +119,19 @@ def load_path_weights(model: nn.Module, path: Path, ignore: Sequence[str]) -> Lo
 
     A common prefix of the names in the file is dropped if they are those of the model without it.
     """
-    path = file_of_weights(path)
     with _open_weights(path, sharded=is_sharded(model), stand_ins=True) as source:
-        weights = _weights_in(source, _key_of(source.tree), path, _OF_TRAINER)
+        weights = _weights_in(source, key_of_weights(source.tree), path, _OF_TRAINER)
         weights, _ = without_prefix(weights, model.state_dict(), ignore)
         return _load_weights(model, weights, source.read, path, ignore, True, "load_ignore_keys")
 
 
-def file_of_weights(path: Path) -> Path:
-    """Return the pickled weights of a folder of Transformers or Accelerate, or the path itself."""
-    return path / _PICKLED if (path / _PICKLED).is_file() else path
-
-
-def _key_of(tree: Any) -> str | None:
-    """Return the path of the weights in a file of another trainer."""
-    names = set(tree) if isinstance(tree, Mapping) else set()
-    return "state_dict" if LIGHTNING in names else "state/model" if names >= COMPOSER else None
+def key_of_weights(tree: Any) -> str | None:
+    """Return the path of the weights in a file of Lightning or Composer; None for another file."""
+    if not isinstance(tree, Mapping):
+        return None
+    if "pytorch-lightning_version" in tree:
+        return "state_dict"
+    return "state/model" if {"state", "rng"} <= tree.keys() else None
 
 
 def without_prefix(
@@ -346,7 +339,8 @@ def _open_weights(
             with readable(path):
                 opened = TensorFiles(inputs)
             yield _Source.unread(opened.tensors, opened)
-        elif not path.is_dir():
+        elif not path.is_dir() or (path / _PICKLED).is_file():
+            path = path / _PICKLED if path.is_dir() else path
             with readable(path, MissingCheckpointError(f"no file {path}.")):
                 file = stack.enter_context(open_regular(path))
                 size = os.fstat(file.fileno()).st_size

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.filters import covers, expanded, replaced
 from composable.checkpoint.weights import match_weights, without_prefix
+from composable.core.stateful import is_number
 from composable.core.time import Timestamp
 from composable.resume.changes import check_as_many, entry
 from composable.resume.foreign import ForeignPoint, check_like
@@ -33,8 +34,7 @@ def foreign_tree(
     Raises:
         MismatchError: A part does not fit the run.
     """
-    state, now = run.state, _time(run, point)
-    tree = {**own, "raw": {"model": {}, "loss_fn": {}}, "timestamp": now, "previous_timestamp": now}
+    state, tree = run.state, {**own, "raw": {"model": {}, "loss_fn": {}}}
     for name in ("memory", "averages", "metrics"):  # read-only in a state
         tree[name] = replaced(own[name], {}, [""])
     weights, prefix = _weights(own["model"]["weights"], point, ignored)
@@ -43,8 +43,11 @@ def foreign_tree(
     if point.in_batches:
         tree["data"]["batches_per_step"] = 1
     with entry(f"{point.path}: state"):
+        tree["timestamp"] = tree["previous_timestamp"] = _time(run, point)
         if not covers("optimizers", ignored):
-            tree["optimizers"] = list(_optimizers(state.optimizers, own, point, prefix))
+            tree["optimizers"] = list(
+                _optimizers(state.optimizers, own["optimizers"], point, prefix)
+            )
         if run.rates.steppers and not covers("rates", ignored):
             tree["rates"] = {**own["rates"], "schedulers": _schedulers(run, own, point)}
         if run.loss_scaler.enabled and point.scaler:
@@ -56,25 +59,18 @@ def foreign_tree(
 
 
 def describe_lost(run: Run, point: ForeignPoint) -> str:
-    """Return which entries of a checkpoint have no place in a run, and what is not known."""
-    lost = [*point.unread]
-    if point.schedulers and not run.rates.steppers:
-        lost.append("the states of its learning rate schedulers")
-    if point.scaler and not run.loss_scaler.enabled:
-        lost.append("its loss scale")
-    text = f"{point.path} was saved by {point.library}."
-    if lost:
-        more = f" and {len(lost) - 20} more" if lost[20:] else ""
-        text += f" The run continues without {', '.join(lost[:20])}{more}."
+    """Return which entries of a checkpoint have no place in a run, and what is unknown, or ""."""
+    lost, now = list(point.unread), run.state.timestamp
+    lost += ["its learning rate schedulers"] * bool(point.schedulers and not run.rates.steppers)
+    lost += ["its loss scale"] * bool(point.scaler and not run.loss_scaler.enabled)
+    more = f" and {len(lost) - 20} more" if lost[20:] else ""
+    text = f" The run continues without {', '.join(lost[:20])}{more}." if lost else ""
     if point.timestamp is None:
-        now = run.state.timestamp
         text += (
-            f" Its progress is not saved: the run continues at batch {now.batch}, which an "
-            f"optimizer or a scheduler has counted, of epoch {now.epoch}, by epoch_length."
-            if now.batch or now.epoch
-            else " Its progress is not known, so the time of the run starts at 0."
+            f" It has no time: batch {now.batch} of epoch {now.epoch} follows from the steps that "
+            "optimizers or schedulers counted, and from epoch_length."
         )
-    return text if lost or point.timestamp is None else ""
+    return text and f"{point.path} was saved by {point.library}.{text}"
 
 
 def _weights(
@@ -95,18 +91,20 @@ def _as_own(own: Any, value: Any) -> Any:
 
 
 def _optimizers(
-    optimizers: Sequence[Optimizer], own: Mapping[str, Any], point: ForeignPoint, prefix: str
+    optimizers: Sequence[Optimizer], own: Sequence[Any], point: ForeignPoint, prefix: str
 ) -> Iterator[dict[str, Any]]:
-    check_as_many("optimizers", optimizers, point.optimizers, "optimizers")
-    for i, (one, saved) in enumerate(zip(optimizers, point.optimizers, strict=True)):
+    given = point.optimizers
+    named = list(given.items()) if isinstance(given, Mapping) else [(None, one) for one in given]
+    check_as_many("optimizers", optimizers, named, "optimizers")
+    for i, (one, (kind, saved)) in enumerate(zip(optimizers, named, strict=True)):
         with entry(f"optimizers/{i}"):
-            found = {**own["optimizers"][i], **_by_number(saved, prefix)}
-            if point.types and point.types[i] != type(one).__name__:
-                found["type"] = point.types[i]
-            pairs = zip(own["optimizers"][i]["param_groups"], found["param_groups"], strict=False)
-            for j, (ours, theirs) in enumerate(pairs):
-                check_like({**ours, "params": []}, theirs, f"param_groups/{j}")
-            _check_shapes(one, own["optimizers"][i]["parameters"], found)
+            found = {**own[i], **_by_number(saved, prefix)}
+            if kind not in (None, type(one).__name__):
+                found["type"] = kind
+            ours, theirs = own[i]["param_groups"], found["param_groups"]
+            check_as_many("groups", ours, theirs, "param_groups")
+            check_like([{**group, "params": []} for group in ours], theirs, "param_groups")
+            _check_shapes(one, own[i]["parameters"], found)
         yield found
 
 
@@ -129,20 +127,24 @@ def _check_shapes(optimizer: Optimizer, names: list[list[str]], found: Mapping[s
     strict = type(optimizer).__module__.startswith("torch.optim")
     pairs = zip(names, optimizer.param_groups, strict=True)
     of = {n: p for ours, group in pairs for n, p in zip(ours, group["params"], strict=True)}
-    for group, theirs in zip(found["param_groups"], found["parameters"], strict=False):
+    for theirs, group in zip(found["parameters"], found["param_groups"], strict=True):
         for name, number in zip(theirs, group["params"], strict=False):
             shape = of[name].shape if name in of else ()
             for key, value in found["state"].get(number, {}).items():
                 check_like(0 if key == "step" else None, value, f"state/{number}/{key}")
-                if not isinstance(value, Tensor) or value.dim() != len(shape):
-                    continue
-                sizes = zip(value.shape, shape, strict=True)
-                if not all(one in ((1, size) if strict else (1, *shape)) for one, size in sizes):
+                if name in of and isinstance(value, Tensor) and not _fits(value, shape, strict):
                     raise MismatchError(
                         f"state/{number}/{key} has shape {list(value.shape)}, and {name} has "
                         f"{list(shape)}. Pass the parameters to the optimizer in the order of the "
                         "saved run."
                     )
+
+
+def _fits(value: Tensor, shape: Sequence[int], strict: bool) -> bool:
+    if value.dim() != len(shape):
+        return not (strict and value.dim())
+    pairs = zip(value.shape, shape, strict=True)
+    return all(one in ((1, size) if strict else (1, *shape)) for one, size in pairs)
 
 
 def _schedulers(run: Run, own: Mapping[str, Any], point: ForeignPoint) -> list[Any]:
@@ -181,10 +183,9 @@ def _is_private(name: Any) -> bool:
 def _time(run: Run, point: ForeignPoint) -> Timestamp:
     """Return the progress of the saved run; what it has not counted follows from the loader."""
     now, length = point.timestamp, run.state.epoch_length
-    if now is None and run.rates.every_epoch and not point.steps:
-        now = Timestamp(epoch=point.scheduled, batch=point.scheduled * (length or 0))
-    elif now is None:
-        batch = point.steps or point.scheduled
+    if now is None:
+        steps, scheduled = _count(point.optimizers, "step"), _count(point.schedulers, "last_epoch")
+        batch = steps or scheduled * ((length or 0) if run.rates.every_epoch else 1)
         epoch, within = divmod(batch, length) if length else (0, 0)
         now = Timestamp(epoch=epoch, batch=batch, batch_in_epoch=within)
     if now.sample:
@@ -198,3 +199,10 @@ def _time(run: Run, point: ForeignPoint) -> Timestamp:
         sample=now.batch * size * count,
         sample_in_epoch=now.batch_in_epoch * size * (1 if point.in_batches else count),
     )
+
+
+def _count(tree: Any, name: str, depth: int = 4) -> int:
+    """Return the largest number of this name in a tree, or 0."""
+    values = tree if isinstance(tree, list) else [*tree.values()] if isinstance(tree, dict) else []
+    own = [tree[name]] if isinstance(tree, dict) and is_number(tree.get(name)) else []
+    return max([0, *map(int, own), *(_count(one, name, depth - 1) for one in values if depth)])
