@@ -7,7 +7,6 @@ that continues from it.
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from fnmatch import filter as matching
-from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -112,27 +111,24 @@ def _read_lightning(path: Path, tree: _Entries, weights: _Entries) -> ForeignPoi
 
 def _read_composer(path: Path, tree: _Entries, weights: _Entries) -> ForeignPoint:
     state = {"schedulers": {}, "scaler": {}, **_get(path, tree, "state", _Entries)}
-    parts = [
-        _get(path, state, name, dict[str, _Entries])
-        for name in ("optimizers", "schedulers", "scaler", "timestamp")
-    ]
-    optimizers, schedulers, scaler, _ = parts
-    times: _Entries = {}
+    names = ("optimizers", "schedulers", "scaler")
+    *states, scaler = (_get(path, state, name, dict[str, _Entries]) for name in names)
+    saved, times = _get(path, state, "timestamp/Timestamp", _Entries), dict[str, Any]()
     for name, field in attrs.fields_dict(Timestamp).items():
-        one = _get(path, state, "timestamp/Timestamp", _Entries).get(name, field.default)
+        one = saved.get(name, field.default)
         times[name] = one.total_seconds() if isinstance(one, timedelta) else one
         check_type(times[name], float if name.endswith("_wct") else Count, f"{path}: {name}")
-    read = {"model", "optimizers", "schedulers", "timestamp", "scaler"}
-    unread, scale = _unread(state, read) + _unread(tree, {"state"}), next(iter(scaler.values()), 0)
-    now = Timestamp(**times)
-    return ForeignPoint(path, "Composer", weights, optimizers, schedulers, scale, unread, now)
+    unread = _unread(state, {*names, "model", "timestamp"}) + _unread(tree, {"state"})
+    scale = next(iter(scaler.values()), None)
+    return ForeignPoint(path, "Composer", weights, *states, scale, unread, Timestamp(**times))
 
 
 def _read_transformers(path: Path, names: list[str]) -> ForeignPoint:
-    found = _read_folder(path, names, ["optimizer.pt"], ["scheduler.pt"])
     file_of_state = _file(path, names, "trainer_state.json")
     with open_regular(file_of_state) as file:
         state = load(file.read(MAX_BYTES), str(file_of_state), nan=True)
+    found = _read_folder(path, names, ["optimizer.pt"], ["scheduler.pt"])
+    found[-1].extend(name for name in ("log_history", "stateful_callbacks") if state.get(name))
     batch, epoch = _get(path, state, "global_step", Count), _get(path, state, "epoch", Number)
     whole = int(epoch)
     # The fraction is one of the batches that were read. Of accumulated ones the last step of an
@@ -145,10 +141,8 @@ def _read_transformers(path: Path, names: list[str]) -> ForeignPoint:
 
 
 def _read_accelerate(path: Path, names: list[str]) -> ForeignPoint:
-    optimizers, schedulers = (
-        list(takewhile(names.__contains__, (f"{stem}_{i}.bin".replace("_0", "") for i in count())))
-        for stem in ("optimizer", "scheduler")
-    )
+    patterns = ("optimizer*.bin", "scheduler*.bin")  # the second one is optimizer_1.bin
+    optimizers, schedulers = (sorted(matching(names, one), key=len) for one in patterns)
     found = _read_folder(path, names, optimizers or ["optimizer.bin"], schedulers)
     return ForeignPoint(path, "Accelerate", *found)
 

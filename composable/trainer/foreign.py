@@ -45,9 +45,8 @@ def foreign_tree(
     with entry(f"{point.path}: state"):
         tree["timestamp"] = tree["previous_timestamp"] = _time(run, point)
         if not covers("optimizers", ignored):
-            tree["optimizers"] = list(
-                _optimizers(state.optimizers, own["optimizers"], point, prefix)
-            )
+            states = _optimizers(state.optimizers, own["optimizers"], point, prefix)
+            tree["optimizers"] = list(states)
         if run.rates.steppers and not covers("rates", ignored):
             tree["rates"] = {**own["rates"], "schedulers": _schedulers(run, own, point)}
         if run.loss_scaler.enabled and point.scaler:
@@ -160,7 +159,8 @@ def _schedulers(run: Run, own: Mapping[str, Any], point: ForeignPoint) -> list[A
         kept = {name: theirs.get(name, one) for name, one in ours.items() if _is_private(name)}
         with entry(f"rates/schedulers/{i}"):
             check_like(ours, {**same, **kept}, "state")
-            _check_interval(run, theirs, point.timestamp)
+            if steppers[i] not in run.rates.plateaus:
+                _check_interval(run, theirs, point.timestamp)
         found.append({**same, **kept})
     return found
 

@@ -15,10 +15,13 @@ from composable.resume import ForeignCheckpointWarning
 from tests.integrations.foreign_runs import (
     EPOCH,
     SAVED,
+    SCHEDULERS,
     Case,
     accelerate,
     batches,
     composer,
+    composer_state,
+    composer_time,
     huggingface,
     lightning,
     path_of,
@@ -155,7 +158,7 @@ def test_the_loss_scale_continues(tmp_path):
 
 
 ENTRIES = {
-    huggingface: ["rng_state.pth", "training_args.bin"],
+    huggingface: ["rng_state.pth", "training_args.bin", "stateful_callbacks"],
     accelerate: ["random_states_0.pkl"],
     composer: ["algorithms", "callbacks", "rng", "run_name", "rank_zero_seed"],
 }
@@ -389,3 +392,21 @@ def test_what_would_execute_code_is_named_and_refused(tmp_path, capsys):
         assert "executed" not in capsys.readouterr().out
     with torch.serialization.safe_globals([Settings]):
         assert time_of(continued(Case(), path)) == (3, 0, 3)
+
+
+def test_a_plateau_scheduler_continues(tmp_path):
+    """It steps after evaluations, whatever the other schedulers count."""
+    case, plateau = Case("Adam", "plateau"), torch.optim.lr_scheduler.ReduceLROnPlateau
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCHEDULERS, "plateau", plateau)
+        net = case.net()
+        optimizer, scheduler = case.parts(net)
+        scheduler.step(1.0)
+        scheduler.step(2.0)
+        tree = composer_state(net, optimizer, scheduler, composer_time(2 * EPOCH))
+        torch.save(tree, tmp_path / "it.pt")
+
+        for every_batch in (False, True):
+            trainer = continued(case, tmp_path / "it.pt", step_schedulers_every_batch=every_batch)
+            (found,) = trainer.state.schedulers
+            assert (found.best, found.num_bad_epochs, found.last_epoch) == (1.0, 1, 2)
