@@ -112,7 +112,7 @@ def _read_lightning(path: Path, tree: _Entries, weights: _Entries) -> ForeignPoi
 def _read_composer(path: Path, tree: _Entries, weights: _Entries) -> ForeignPoint:
     state = {"schedulers": {}, "scaler": {}, **_get(path, tree, "state", _Entries)}
     names = ("optimizers", "schedulers", "scaler")
-    *states, scaler = (_get(path, state, name, dict[str, _Entries]) for name in names)
+    optimizers, schedulers, scaler = (_get(path, state, name, dict[str, _Entries]) for name in names)
     saved, times = _get(path, state, "timestamp/Timestamp", _Entries), dict[str, Any]()
     for name, field in attrs.fields_dict(Timestamp).items():
         one = saved.get(name, field.default)
@@ -120,7 +120,8 @@ def _read_composer(path: Path, tree: _Entries, weights: _Entries) -> ForeignPoin
         check_type(times[name], float if name.endswith("_wct") else Count, f"{path}: {name}")
     unread = _unread(state, {*names, "model", "timestamp"}) + _unread(tree, {"state"})
     scale = next(iter(scaler.values()), None)
-    return ForeignPoint(path, "Composer", weights, *states, scale, unread, Timestamp(**times))
+    now = Timestamp(**times)
+    return ForeignPoint(path, "Composer", weights, optimizers, schedulers, scale, unread, now)
 
 
 def _read_transformers(path: Path, names: list[str]) -> ForeignPoint:
