@@ -117,7 +117,7 @@ def load_weights(
 def load_path_weights(model: nn.Module, path: Path, ignore: Sequence[str]) -> LoadedWeights:
     """Load the weights of `load_path`, as `load_weights` does; errors name those arguments.
 
-    A common prefix of the names in the file is dropped if they are those of the model without it.
+    A prefix of all names in the file is dropped if the rest are the names of the model.
     """
     with _open_weights(path, sharded=is_sharded(model), stand_ins=True) as source:
         weights = _weights_in(source, key_of_weights(source.tree), path, _OF_TRAINER)
@@ -137,11 +137,11 @@ def key_of_weights(tree: Any) -> str | None:
 def without_prefix(
     weights: Mapping[str, Any], own: Mapping[str, Any], ignore: Sequence[str] = ()
 ) -> tuple[dict[str, Any], str]:
-    """Drop the common prefix without which the names are those of a model.
+    """Drop the prefix of all names if the rest are the names of a model.
 
     Args:
         weights: The weights by name: "model.0.weight".
-        own: The state dict of the model.
+        own: The model's state dict.
         ignore: Patterns of names of the model that may differ.
 
     Returns:

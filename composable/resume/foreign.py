@@ -112,7 +112,9 @@ def _read_lightning(path: Path, tree: _Entries, weights: _Entries) -> ForeignPoi
 def _read_composer(path: Path, tree: _Entries, weights: _Entries) -> ForeignPoint:
     state = {"schedulers": {}, "scaler": {}, **_get(path, tree, "state", _Entries)}
     names = ("optimizers", "schedulers", "scaler")
-    optimizers, schedulers, scaler = (_get(path, state, name, dict[str, _Entries]) for name in names)
+    optimizers, schedulers, scaler = (
+        _get(path, state, name, dict[str, _Entries]) for name in names
+    )
     saved, times = _get(path, state, "timestamp/Timestamp", _Entries), dict[str, Any]()
     for name, field in attrs.fields_dict(Timestamp).items():
         one = saved.get(name, field.default)

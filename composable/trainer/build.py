@@ -224,7 +224,7 @@ def _prepare(
         given=options.model,
         algorithms=dispatcher.plan.algorithms,
         compile=options.compile,
-        resumes=point is not None and point.run is not None,  # from a run with the same parts
+        resumes=point is not None and point.run is not None,  # all values are restored
         load=load if late else None,
         fits_memory=options.microbatch_size == "auto",
         batch_size=size,

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from composable import Callback, Trainer
+from composable.algorithms import EMA
 from composable.checkpoint import CheckpointError, MismatchError
-from composable.resume import ForeignCheckpointWarning
+from composable.resume import ChangedRunWarning, ForeignCheckpointWarning
 from tests.integrations.foreign_runs import (
     EPOCH,
     SAVED,
@@ -410,3 +411,41 @@ def test_a_plateau_scheduler_continues(tmp_path):
             trainer = continued(case, tmp_path / "it.pt", step_schedulers_every_batch=every_batch)
             (found,) = trainer.state.schedulers
             assert (found.best, found.num_bad_epochs, found.last_epoch) == (1.0, 1, 2)
+
+
+def test_other_hyperparameters_are_said_and_those_of_the_file_are_used(tmp_path):
+    case, path = Case("Adam", "none"), tmp_path / "3.ckpt"
+    lightning(case, tmp_path)
+    net = case.net()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.5)
+
+    with pytest.warns(ChangedRunWarning, match=r"lr: 0\.01, not the requested 0\.5"):
+        continued(case, path, net=net, optimizers=optimizer)
+
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    again = continued(case, path, load_ignore_keys=["optimizers/*/param_groups"])
+    assert equal(again.state.model.state_dict(), net.state_dict())
+
+
+def test_a_time_without_the_length_of_an_epoch_counts_batches(tmp_path):
+    seen = accelerate(Case(), tmp_path)
+    stream = batches()
+    endless = {"train_dataloader": lambda: iter(stream), "max_duration": "9ba"}
+    trainer = continued(Case(), tmp_path / "5", **endless)
+
+    assert time_of(trainer) == (5, 0, 0)
+    trainer.fit(duration="2ba")
+    assert equal(trainer.state.model.state_dict(), seen[6])
+
+
+@pytest.mark.filterwarnings("ignore:EMA. half_life")
+def test_an_average_begins_at_the_loaded_weights(tmp_path):
+    seen = composer(Case(), tmp_path)
+    trainer = continued(Case(), tmp_path / "ba7-rank0.pt", algorithms=[EMA("1ba")])
+
+    trainer.fit(duration="1ba")
+
+    for name, average in trainer.state.averages["EMA"].items():
+        begin, end = seen[6][name], seen[7][name]
+        assert (average >= torch.minimum(begin, end)).all()
+        assert (average <= torch.maximum(begin, end)).all()
