@@ -37,7 +37,11 @@ def foreign_tree(
     state, tree = run.state, {**own, "raw": {"model": {}, "loss_fn": {}}}
     for name in ("memory", "averages", "metrics"):  # read-only in a state
         tree[name] = replaced(own[name], {}, [""])
-    weights, prefix = _weights(own["model"]["weights"], point, ignored)
+    patterns = [pattern.removeprefix("model/weights/") for pattern in ignored]
+    ours, argument = own["model"]["weights"], "load_ignore_keys"
+    given, prefix = without_prefix(point.weights, ours, patterns)
+    names = match_weights(ours, given, lambda one: one, point.path, patterns, True, argument).loaded
+    weights = {**ours, **{name: _as_own(ours[name], given[name]) for name in names}}
     tree["model"] = {**own["model"], "weights": weights}
     tree["data"] = {**own["data"], "loader": None}
     if point.in_batches:
@@ -65,23 +69,9 @@ def describe_lost(run: Run, point: ForeignPoint) -> str:
     more = f" and {len(lost) - 20} more" if lost[20:] else ""
     text = f" The run continues without {', '.join(lost[:20])}{more}." if lost else ""
     if point.timestamp is None:
-        text += (
-            f" It has no time: batch {now.batch} of epoch {now.epoch} follows from the steps that "
-            "optimizers or schedulers counted, and from epoch_length."
-        )
+        text += f" It has no time: batch {now.batch} of epoch {now.epoch} follows from the steps "
+        text += "that optimizers or schedulers counted, and from epoch_length."
     return text and f"{point.path} was saved by {point.library}.{text}"
-
-
-def _weights(
-    own: Mapping[str, Any], point: ForeignPoint, ignored: Sequence[str]
-) -> tuple[dict[str, Any], str]:
-    """Return the state dict of the model, and the prefix of its names in the file."""
-    patterns = [pattern.removeprefix("model/weights/") for pattern in ignored]
-    found, prefix = without_prefix(point.weights, own, patterns)
-    loaded = match_weights(
-        own, found, lambda value: value, point.path, patterns, True, "load_ignore_keys"
-    ).loaded
-    return {**own, **{name: _as_own(own[name], found[name]) for name in loaded}}, prefix
 
 
 def _as_own(own: Any, value: Any) -> Any:
