@@ -52,6 +52,15 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+class Tied(nn.Module):
+    """Has one tensor under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embed.weight
+
+
 def built(case, **options):
     """Build a Trainer of a case."""
     net = case.net()
@@ -153,6 +162,42 @@ def test_the_loss_scale_continues(tmp_path):
     assert trainer._run.loss_scaler.state_dict() == {"scale": 2.0**8, "streak": 1, "num_skipped": 0}
     with pytest.warns(ForeignCheckpointWarning, match="its loss scale"):
         built(Case(), load_path=tmp_path / "3.ckpt")
+
+
+@pytest.mark.parametrize("library", [accelerate, huggingface, composer], ids=str)
+def test_the_loss_scale_of_a_saved_scaler_continues(library, tmp_path):
+    """The runs of these libraries have none without a GPU, so it is added."""
+    library(Case(), tmp_path)
+    path = path_of(library, tmp_path, 3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**9)
+    scaler.scale(torch.ones(1))  # from here on it has a state
+    if path.is_dir():
+        torch.save(scaler.state_dict(), path / "scaler.pt")
+    else:
+        tree = torch.load(path, weights_only=False)
+        tree["state"]["scaler"]["GradScaler"] = scaler.state_dict()
+        torch.save(tree, path)
+
+    trainer = continued(Case(), path, precision="amp_fp16")
+
+    assert trainer._run.loss_scaler.state_dict() == {"scale": 2.0**9, "streak": 0, "num_skipped": 0}
+
+
+def test_tied_weights_may_be_saved_once(tmp_path):
+    nets = [Tied(), Tied()]
+    optimizers = [torch.optim.Adam(net.parameters(), lr=0.1) for net in nets]
+    for _ in range(3):
+        nets[0].embed.weight.sum().backward()
+        optimizers[0].step()
+    tree = composer_state(nets[0], optimizers[0], None, composer_time(3))
+    del tree["state"]["model"]["module.head.weight"]
+    torch.save(tree, tmp_path / "it.pt")
+
+    with pytest.warns(ForeignCheckpointWarning):
+        Trainer(nets[1], optimizers=optimizers[1], load_path=tmp_path / "it.pt", progress_bar=False)
+
+    assert equal(nets[1].state_dict(), nets[0].state_dict())
+    assert nets[1].head.weight is nets[1].embed.weight
 
 
 # --- what is not restored
