@@ -1,7 +1,7 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from composable.resume.foreign import ForeignPoint
     from composable.resume.verify import ResumePoint
 
+    Point: TypeAlias = ResumePoint | ForeignPoint | None
+
 __all__ = ["build_run", "build_state"]
 
 
-def build_state(
-    options: TrainerOptions, plan: Plan, point: "ResumePoint | ForeignPoint | None"
-) -> State:
+def build_state(options: TrainerOptions, plan: Plan, point: "Point") -> State:
     """Return the state before `INIT`.
 
     Args:
@@ -126,12 +126,7 @@ def after_load(dispatcher: Dispatcher, state: State) -> State:
     return state
 
 
-def build_run(
-    options: TrainerOptions,
-    state: State,
-    dispatcher: Dispatcher,
-    point: "ResumePoint | ForeignPoint | None",
-) -> Run:
+def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, point: "Point") -> Run:
     """Fire `INIT` and `BEFORE_LOAD`, and `AFTER_LOAD` unless the run is resumed; build the parts.
 
     Args:
@@ -207,7 +202,7 @@ def _prepare(
     engine: Engine,
     state: State,
     dispatcher: Dispatcher,
-    point: "ResumePoint | ForeignPoint | None",
+    point: "Point",
 ) -> State:
     """Load the weights of `load_path`, and prepare the engine; fire `AFTER_LOAD`."""
     loads = options.load_path is not None and point is None
