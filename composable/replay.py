@@ -25,6 +25,7 @@ from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
 from composable.plan.declarations import as_list
 from composable.plan.plan import Plan
+from composable.resume.foreign import ForeignPoint
 from composable.resume.manager import CheckpointManager
 from composable.resume.select import latest_valid
 from composable.resume.verify import Reader, ResumePoint
@@ -319,7 +320,7 @@ class ReplayOptions(DryRunOptions):
 
     replay: "Replay"
 
-    def resume_point(self) -> ResumePoint | None:
+    def resume_point(self) -> "ResumePoint | ForeignPoint | None":
         """Return the latest checkpoint of the run that is not beyond the batch."""
         return self.replay.resume_point(self.reader) or super().resume_point()
 

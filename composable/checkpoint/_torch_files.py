@@ -1,15 +1,30 @@
 """Read the files of `torch.save` that have tensors and plain containers only."""
 
+import re
 import zipfile
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.serialization import safe_globals
 
 from composable.checkpoint.errors import CheckpointError, DamagedCheckpointError
 
 
-def load_plain(file: Any, path: Path, size: int) -> Any:
+class StandIn:
+    """Stands for an object that a file has and nothing reads; what the file says of it is lost."""
+
+    def __init__(self, *args: Any) -> None: ...
+    def __setstate__(self, state: Any) -> None: ...
+
+
+_ARRAYS = ("_core.multiarray._reconstruct", "core.multiarray._reconstruct", "ndarray", "dtype")
+_UNREAD: list[Any] = [timedelta, *((StandIn, f"numpy.{name}") for name in _ARRAYS)]
+
+
+def load_plain(file: Any, path: Path, size: int, *, stand_ins: bool = False) -> Any:
     """Load what `torch.save` wrote, if it is tensors and plain containers.
 
     No code of the file is executed, but a forged one can take long, or all memory.
@@ -18,6 +33,8 @@ def load_plain(file: Any, path: Path, size: int) -> Any:
         file: The open file.
         path: Its name for error messages.
         size: Its size in bytes.
+        stand_ins: Read also wall-clock times, and a `StandIn` for each NumPy array, such as those
+            in the states of random number generators.
 
     Raises:
         DamagedCheckpointError: It is damaged, or contains other objects.
@@ -32,10 +49,18 @@ def load_plain(file: Any, path: Path, size: int) -> Any:
                     "torch.save."
                 )
         file.seek(0)
-        return torch.load(file, map_location="cpu", weights_only=True)
+        with safe_globals(_UNREAD) if stand_ins else nullcontext():
+            return torch.load(file, map_location="cpu", weights_only=True)
     except (CheckpointError, OSError):
         raise
     except Exception as error:  # torch.load raises many types
+        if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            name = named[1][:80]
+            raise DamagedCheckpointError(
+                f"{path} contains {name}, which is rejected: objects other than tensors and plain "
+                "containers could execute code. Save it without; or, if you trust the file, call "
+                f"torch.serialization.add_safe_globals([{name.rpartition('.')[2]}]) first."
+            ) from error
         raise DamagedCheckpointError(
             f"{path} cannot be loaded: it is damaged, or contains objects other than tensors and "
             "plain containers, which are rejected because loading them could execute code."

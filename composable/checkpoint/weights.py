@@ -26,7 +26,16 @@ from composable.checkpoint.shards import Region, is_dtensor, local_of, region_of
 from composable.checkpoint.tree import identity_of, listed, unpack
 from composable.distributed.processes import Processes
 
-__all__ = ["LoadedWeights", "load_path_weights", "load_weights", "read_file", "read_weights"]
+__all__ = [
+    "LoadedWeights",
+    "key_of_weights",
+    "load_path_weights",
+    "load_weights",
+    "match_weights",
+    "read_file",
+    "read_weights",
+    "without_prefix",
+]
 
 _OF_FUNCTION = "Set their path with key="
 _OF_TRAINER = (
@@ -36,6 +45,7 @@ _OF_TRAINER = (
 _OURS = "state/model/weights"
 _EXTRA = "_extra_state"
 _ONE, _INDEX, _SUFFIX = "model.safetensors", "model.safetensors.index.json", ".safetensors"
+_PICKLED = "pytorch_model.bin"
 _MAX_INDEX = 100_000_000
 """The size of an index in bytes above which it is refused."""
 Read = Callable[..., Any]
@@ -69,9 +79,9 @@ def load_weights(
 
     Args:
         model: The model, modified in place.
-        path: A checkpoint of this library (a folder), a `.safetensors` file, a folder that
-            `save_pretrained` of Transformers wrote, or a file that `torch.load(weights_only=True)`
-            reads. Loading it never executes code.
+        path: A checkpoint of this library (a folder), a `.safetensors` file, a folder with the
+            `model.safetensors` or `pytorch_model.bin` of Transformers, or a file that
+            `torch.load(weights_only=True)` reads. Loading it never executes code.
         strict: Raise if names are missing or unexpected. A wrong shape always raises.
         ignore: Patterns of names to leave unchanged in the model, such as "head.*".
         key: The path of the weights in the file: "state_dict", or "state/model" with a slash for
@@ -105,10 +115,49 @@ def load_weights(
 
 
 def load_path_weights(model: nn.Module, path: Path, ignore: Sequence[str]) -> LoadedWeights:
-    """Load the weights of `load_path`, as `load_weights` does; errors name those arguments."""
-    with _open_weights(path, sharded=is_sharded(model)) as source:
-        weights = _weights_in(source, None, path, _OF_TRAINER)
+    """Load the weights of `load_path`, as `load_weights` does; errors name those arguments.
+
+    A prefix of all names in the file is dropped if the rest are the names of the model.
+    """
+    with _open_weights(path, sharded=is_sharded(model), stand_ins=True) as source:
+        weights = _weights_in(source, key_of_weights(source.tree), path, _OF_TRAINER)
+        weights, _ = without_prefix(weights, model.state_dict(), ignore)
         return _load_weights(model, weights, source.read, path, ignore, True, "load_ignore_keys")
+
+
+def key_of_weights(tree: Any) -> str | None:
+    """Return the path of the weights in a file of Lightning or Composer; None for another file."""
+    if not isinstance(tree, Mapping):
+        return None
+    if "pytorch-lightning_version" in tree:
+        return "state_dict"
+    return "state/model" if {"state", "rng"} <= tree.keys() else None
+
+
+def without_prefix(
+    weights: Mapping[str, Any], own: Mapping[str, Any], ignore: Sequence[str] = ()
+) -> tuple[dict[str, Any], str]:
+    """Drop the prefix of all names if the rest are the names of a model.
+
+    Args:
+        weights: The weights by name: "model.0.weight".
+        own: The model's state dict.
+        ignore: Patterns of names of the model that may differ.
+
+    Returns:
+        The weights by their new names, and the prefix: ("model.", or "" if none fits).
+    """
+    tied = _tied(own)
+    parts = next(iter(weights), "").split(".")
+    for prefix in ("".join(f"{part}." for part in parts[:end]) for end in range(len(parts))):
+        if not all(name.startswith(prefix) for name in weights):
+            break
+        found = {name[len(prefix) :]: value for name, value in weights.items()}
+        absent = (name for name in own if not any(other in found for other in tied[name]))
+        differ = {*absent, *(found.keys() - own.keys())}
+        if all(matches((name,), ignore) for name in differ):
+            return found, prefix
+    return dict(weights), ""
 
 
 def read_weights(path: Path, key: str | None) -> dict[str, Any]:
@@ -128,8 +177,33 @@ def _load_weights(
     argument: str,
 ) -> LoadedWeights:
     """Load weights by name; `argument` is that with the patterns, for errors."""
+    own = model.state_dict()
+    loaded = match_weights(own, weights, read, path, patterns, strict, argument)
+    found = {name: weights[name] for name in loaded.loaded}
+    extra = {name: read(one) for name, one in found.items() if name.split(".")[-1] == _EXTRA}
+    _load_extra(model, extra, path)
+    rest = {name: value for name, value in found.items() if name not in extra}
+    for name in filter(lambda name: is_dtensor(own[name]), rest):
+        region = region_of(own[name])
+        if region is not None:
+            local_of(own[name]).copy_(read(rest[name], region))
+    whole = {name: read(value) for name, value in rest.items() if not is_dtensor(own[name])}
+    model.load_state_dict(whole, strict=False)
+    return loaded
+
+
+def match_weights(
+    own: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    read: Read,
+    path: Path,
+    patterns: Sequence[str],
+    strict: bool,
+    argument: str,
+) -> LoadedWeights:
+    """Compare weights with the state dict of a model: see `load_weights`."""
     weights = {name: value for name, value in weights.items() if not matches((name,), patterns)}
-    own = {n: v for n, v in model.state_dict().items() if not matches((n,), patterns)}
+    own = {n: v for n, v in own.items() if not matches((n,), patterns)}
     unexpected = [name for name in weights if name not in own]
     found = {name: value for name, value in weights.items() if name in own}
     tied = _tied(own)
@@ -147,15 +221,6 @@ def _load_weights(
             + f"\nTo leave weights unchanged, list them in {argument}, such as "
             f"{argument}=['head.*']."
         )
-    extra = {name: read(one) for name, one in found.items() if name.split(".")[-1] == _EXTRA}
-    _load_extra(model, extra, path)
-    rest = {name: value for name, value in found.items() if name not in extra}
-    for name in filter(lambda name: is_dtensor(own[name]), rest):
-        region = region_of(own[name])
-        if region is not None:
-            local_of(own[name]).copy_(read(rest[name], region))
-    whole = {name: read(value) for name, value in rest.items() if not is_dtensor(own[name])}
-    model.load_state_dict(whole, strict=False)
     return LoadedWeights(tuple(found), tuple(missing), tuple(unexpected))
 
 
@@ -254,13 +319,16 @@ class _Source:
 
 
 @contextmanager
-def _open_weights(path: Path, *, sharded: bool = False) -> Iterator[_Source]:
+def _open_weights(
+    path: Path, *, sharded: bool = False, stand_ins: bool = False
+) -> Iterator[_Source]:
     """Open a checkpoint, a folder of a model of Transformers, or a file of weights.
 
     Args:
         path: The folder or the file.
         sharded: Whether each process needs a part of the tensors; all of them call this together,
             and each verifies some files of a checkpoint.
+        stand_ins: See `load_plain`.
 
     Raises:
         CheckpointError: A file is missing or damaged, or has more than tensors and containers.
@@ -271,10 +339,12 @@ def _open_weights(path: Path, *, sharded: bool = False) -> Iterator[_Source]:
             with readable(path):
                 opened = TensorFiles(inputs)
             yield _Source.unread(opened.tensors, opened)
-        elif not path.is_dir():
+        elif not path.is_dir() or (path / _PICKLED).is_file():
+            path = path / _PICKLED if path.is_dir() else path
             with readable(path, MissingCheckpointError(f"no file {path}.")):
                 file = stack.enter_context(open_regular(path))
-                tree = load_plain(file, path, os.fstat(file.fileno()).st_size)
+                size = os.fstat(file.fileno()).st_size
+                tree = load_plain(file, path, size, stand_ins=stand_ins)
             yield _Source(tree, _part_of)
         elif sharded:
             processes, checkpoint = Processes.current(), stack.enter_context(reading(path))
@@ -291,13 +361,13 @@ def _part_of(value: Any, region: Region | None = None) -> Any:
     return value if region is None else value[region.within(Region.whole(value.shape))]
 
 
-def read_file(path: Path) -> Any:
+def read_file(path: Path, *, stand_ins: bool = False) -> Any:
     """Return the contents of a safetensors file, or of one that `torch.save` wrote.
 
     Raises:
         CheckpointError: The file is missing, damaged, or has more than tensors and containers.
     """
-    with _open_weights(path) as source:
+    with _open_weights(path, stand_ins=stand_ins) as source:
         tree = source.tree
         return {n: source.read(one) for n, one in tree.items()} if source.lazy else tree
 

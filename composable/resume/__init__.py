@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from composable.resume.best import Best as Best
     from composable.resume.best import NoBestCheckpointWarning as NoBestCheckpointWarning
     from composable.resume.changes import ChangedRunWarning as ChangedRunWarning
+    from composable.resume.foreign import ForeignCheckpointWarning as ForeignCheckpointWarning
     from composable.resume.lock import FolderInUseError as FolderInUseError
 else:
     export_lazily(__name__)

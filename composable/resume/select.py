@@ -19,6 +19,7 @@ from composable.resume.verify import Reader, ResumePoint
 
 if TYPE_CHECKING:
     from composable.checkpoint.files import Found
+    from composable.resume.foreign import ForeignPoint
 
 __all__ = [
     "check_folder_is_ours",
@@ -34,12 +35,12 @@ _HINT = "; pass load_weights_only=True to start a new run from the weights in a 
 
 def find_resume_point(
     load_path: Any, *, folder: Path | None, reader: Reader, ignored: Sequence[str] = ()
-) -> ResumePoint | None:
+) -> "ResumePoint | ForeignPoint | None":
     """Return the checkpoint to resume from, or None.
 
     Args:
-        load_path: The user's: a checkpoint, or a folder of several, whose latest is used. That of
-            rank 0 is used.
+        load_path: The user's: a checkpoint, one of another trainer, or a folder of several, whose
+            latest is used. That of rank 0 is used.
         folder: A folder to look in first; it may be missing or empty.
         reader: Reads the checkpoint.
         ignored: Patterns of entries that are not loaded, and may be missing.
@@ -57,6 +58,11 @@ def find_resume_point(
     path = Path(given)
     if reader.processes.on_main(lambda: looks_like_checkpoint(path)):
         return reader.point(path, ignored)
+    from composable.resume.foreign import read_foreign  # on use
+
+    foreign = reader.agree(lambda: read_foreign(path))
+    if foreign is not None:
+        return foreign
     latest = latest_valid(path, reader)
     if latest is not None:
         return latest

@@ -21,7 +21,7 @@ from composable.distributed.processes import ProcessError, Processes, attempt
 if TYPE_CHECKING:
     from composable.checkpoint.files import Contents
 
-__all__ = ["Reader", "ResumePoint"]
+__all__ = ["Reader", "ResumePoint", "shard_like"]
 
 Result = TypeVar("Result")
 
@@ -74,10 +74,8 @@ class ResumePoint:
             return self
         named = {n: like[id(one)] for n, one in self.contents.tensors.items() if id(one) in like}
         contents = self.reader.read_values(self.contents, named)
-        tree = self.reader.unpack(contents)["state"]
         # A tensor whose dimensions were saved in another order, as channels_last, was read whole.
-        sharded = {id(one): sharded_like(one, like) for one, like in _sharded_pairs(state, tree)}
-        tree = map_tensors(lambda one: sharded.get(id(one), one), tree)
+        tree = shard_like(state, self.reader.unpack(contents)["state"])
         return attrs.evolve(self, tree=tree, contents=contents)
 
 
@@ -217,6 +215,12 @@ def _check_kinds(path: Path, tree: dict[str, Any]) -> None:
 
 
 # --- which tensors are sharded
+
+
+def shard_like(state: State, saved: Mapping[str, Any]) -> Any:
+    """Shard the whole tensors of a checkpoint whose parameters are sharded."""
+    sharded = {id(one): sharded_like(one, like) for one, like in _sharded_pairs(state, saved)}
+    return map_tensors(lambda one: sharded.get(id(one), one), saved) if sharded else saved
 
 
 def _sharded_pairs(state: State, saved: Mapping[str, Any]) -> list[tuple[Tensor, Tensor]]:

@@ -1,7 +1,7 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
@@ -35,12 +35,15 @@ from composable.trainer.training_data import TrainingData
 from composable.utils.reproducibility import get_random_seed
 
 if TYPE_CHECKING:
+    from composable.resume.foreign import ForeignPoint
     from composable.resume.verify import ResumePoint
+
+    Point: TypeAlias = ResumePoint | ForeignPoint | None
 
 __all__ = ["build_run", "build_state"]
 
 
-def build_state(options: TrainerOptions, plan: Plan, point: "ResumePoint | None") -> State:
+def build_state(options: TrainerOptions, plan: Plan, point: "Point") -> State:
     """Return the state before `INIT`.
 
     Args:
@@ -123,9 +126,7 @@ def after_load(dispatcher: Dispatcher, state: State) -> State:
     return state
 
 
-def build_run(
-    options: TrainerOptions, state: State, dispatcher: Dispatcher, point: "ResumePoint | None"
-) -> Run:
+def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, point: "Point") -> Run:
     """Fire `INIT` and `BEFORE_LOAD`, and `AFTER_LOAD` unless the run is resumed; build the parts.
 
     Args:
@@ -152,7 +153,7 @@ def build_run(
     check.check_schedule_free(state.optimizers, rates, dispatcher.plan)
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
     engine = _engine(options, None if point is None else point.num_shards)
-    state = _prepare(options, engine, state, dispatcher, resumes=point is not None)
+    state = _prepare(options, engine, state, dispatcher, point)
     declared = declared_by(options.loss_mean_over, state)
     state, weights = with_count(state, declared), LossWeights(declared, bool(options.compile))
     weights.agree = engine.agree_on_calls
@@ -201,16 +202,15 @@ def _prepare(
     engine: Engine,
     state: State,
     dispatcher: Dispatcher,
-    *,
-    resumes: bool,
+    point: "Point",
 ) -> State:
     """Load the weights of `load_path`, and prepare the engine; fire `AFTER_LOAD`."""
-    loads = options.load_path is not None and not resumes
+    loads = options.load_path is not None and point is None
     load = partial(load_given_weights, options) if loads else None
     late = load is not None and loads_late(engine, state, dispatcher.plan)
     if load is not None and not late:
         load(state)
-    if not (resumes or late):  # otherwise when the values are loaded
+    if point is None and not late:  # otherwise when the values are loaded
         state = surgery(dispatcher.fire, Event.AFTER_LOAD, state)
     size = getattr(options.train_dataloader, "batch_size", None)
     if size is not None:
@@ -219,7 +219,7 @@ def _prepare(
         given=options.model,
         algorithms=dispatcher.plan.algorithms,
         compile=options.compile,
-        resumes=resumes,
+        resumes=point is not None and point.run is not None,  # all values are restored
         load=load if late else None,
         fits_memory=options.microbatch_size == "auto",
         batch_size=size,

@@ -16,7 +16,7 @@ from composable.core.state import State
 from composable.distributed.processes import Processes
 from composable.resume.changes import entry, saved_hyperparameters, warn_of_changes
 from composable.resume.modules import check_saved_module, module_tensors
-from composable.trainer.description import describe_value
+from composable.trainer.description import describe_hyperparameters, describe_value
 from composable.trainer.evaluated_weights import BestWeights, averaging_names
 from composable.trainer.guards import NonFiniteLossError
 from composable.trainer.parameters import is_surgery, surgery
@@ -28,6 +28,7 @@ from composable.trainer.undo import restore_attributes, restore_run, undone_on_e
 # What only a run imports that is saved or resumed.
 if TYPE_CHECKING:
     from composable.resume.best import Best
+    from composable.resume.foreign import ForeignPoint
     from composable.resume.manager import CheckpointManager
     from composable.resume.parts import Parts
     from composable.resume.verify import ResumePoint
@@ -185,7 +186,10 @@ class Checkpoints:
 
     @contextmanager
     def loaded(
-        self, tree: Mapping[str, Any], point: "ResumePoint", but: Collection[str] = ()
+        self,
+        tree: Mapping[str, Any],
+        point: "ResumePoint | ForeignPoint",
+        but: Collection[str] = (),
     ) -> Iterator[None]:
         """Restore a checkpoint; if that or the block fails, the run is left as it was.
 
@@ -206,8 +210,9 @@ class Checkpoints:
         parts.check(tree, path)
         undo = [restore_attributes(self.callbacks), *restore_run(run)]
         with undone_on_error(undo):
-            self.callbacks.follow(point.path, point.description, tree["callbacks"])
-            undo += self.callbacks.undo()
+            if point.run is not None:
+                self.callbacks.follow(point.path, point.description, tree["callbacks"])
+                undo += self.callbacks.undo()
             with run.engine.restoring(tree, path) as own:
                 parts.restore(own, path, but)
             yield
@@ -255,6 +260,33 @@ class Checkpoints:
                 from composable.resume.best import check_best  # on use
 
                 check_best(self.best)
+
+    def adopt(self, point: "ForeignPoint") -> None:
+        """Continue from a checkpoint of another trainer, and fire `AFTER_LOAD`.
+
+        The states of callbacks, and of everything else that the checkpoint does not have, are those
+        of a new run.
+
+        Raises:
+            MismatchError: It does not fit the run, which is left as it was.
+        """
+        from composable.resume.foreign import ForeignCheckpointWarning  # on use
+        from composable.trainer.foreign import describe_lost, foreign_tree
+
+        run, options, records = self.run, self.options, self.records
+        tree = foreign_tree(run, self.capture(False), point, options.load_ignore_keys)
+        with self.loaded(tree, point, but=("callbacks",)):
+            lost = describe_lost(run, point)
+            run.state = surgery(run.fire, Event.AFTER_LOAD, run.state)
+            records.describe_request()
+            requested, now = records.hyperparameters, describe_hyperparameters(run)
+            records.hyperparameters = now
+            described = records.describe(run.state)
+            if options.dry_run:
+                return
+            if lost:
+                warn_user(lost, ForeignCheckpointWarning)
+            warn_of_changes(point.path, described, described, requested)
 
     def roll_back(self, error: NonFiniteLossError) -> State:
         """Restore the last checkpoint of this run, but for the counts of its guard and its calls.

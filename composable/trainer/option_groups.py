@@ -344,8 +344,9 @@ class LoadingOptions:
     """The checkpoints that a run loads.
 
     Args:
-        load_path: A checkpoint to resume from, or a folder of several, whose latest is used. A load
-            that fails changes nothing, for which it takes a second copy of the parameters.
+        load_path: A checkpoint to resume from, or a folder of several, whose latest is used; or one
+            of Lightning, Hugging Face's Trainer, Accelerate or Composer, to continue training. A
+            load that fails changes nothing, for which it takes a second copy of the parameters.
         load_weights_only: Load the weights alone, and start a new run.
         load_ignore_keys: Entries that are not loaded, as patterns of paths: "optimizers",
             "memory/EMA".

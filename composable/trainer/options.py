@@ -33,6 +33,7 @@ from composable.trainer.option_groups import (
 
 # A module that is imported on use is not needed by each run, or not before it is built.
 if TYPE_CHECKING:
+    from composable.resume.foreign import ForeignPoint
     from composable.resume.lock import RunLock
     from composable.resume.verify import Reader, ResumePoint
     from composable.trainer.run import Run
@@ -236,7 +237,7 @@ class TrainerOptions(
     dry_run: ClassVar[bool] = False
     """Whether nothing is written."""
 
-    def resume_point(self) -> "ResumePoint | None":
+    def resume_point(self) -> "ResumePoint | ForeignPoint | None":
         """Return the checkpoint to resume from.
 
         Raises:

@@ -78,14 +78,16 @@ class Trainer:
             self.logger = session.logger
             lock = options.lock()
             point = options.resume_point()
-            run_id = options.run_id() if point is None else point.run
+            run_id = (point and point.run) or options.run_id()
             state = build_state(options, session.own_plan, point)
             with preserve_rng(), session.running(close_at_the_end=False):
                 run = self._run = build_run(options, state, session.dispatcher, point)
                 session.compose = run.compose
                 self._records = Records(options, session, run, run_id, lock)
                 self._checkpoints = Checkpoints(run, self._records)
-                if point is not None:
+                if point is not None and point.run is None:
+                    self._checkpoints.adopt(point)
+                elif point is not None:
                     self._checkpoints.resume(point)
                 options.attach(run)
                 self._checkpoints.callbacks.load_waiting()

@@ -16,6 +16,7 @@ from composable.checkpoint import (
     pack,
     write,
 )
+from composable.checkpoint.weights import load_path_weights
 
 
 class Tied(nn.Module):
@@ -212,3 +213,41 @@ def test_refuses_a_file_without_weights(tmp_path, model, content):
 @pytest.mark.parametrize("name", ["it.pt", "it.safetensors", "it"])
 def test_a_missing_file_is_an_error(tmp_path, model, name):
     check_refused(MissingCheckpointError, "no file", model, tmp_path / name)
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "module.", "_orig_mod.", "model._orig_mod.net."])
+def test_load_path_drops_the_prefix_that_all_names_have(prefix, tmp_path):
+    model, other = (nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)) for _ in range(2))
+    tree = {prefix + name: tensor for name, tensor in other.state_dict().items()}
+    torch.save(tree, tmp_path / "it.pt")
+
+    load_path_weights(model, tmp_path / "it.pt", ())
+
+    assert equal(model, other.state_dict())
+
+
+def test_a_prefix_with_which_names_differ_is_kept(tmp_path):
+    tree = {f"model.{name}": tensor for name, tensor in nn.Linear(2, 1).state_dict().items()}
+    torch.save({**tree, "head.weight": torch.zeros(1)}, tmp_path / "it.pt")
+
+    with pytest.raises(MismatchError, match=r"not in the model: 'model\.weight'"):
+        load_path_weights(nn.Linear(2, 1), tmp_path / "it.pt", ())
+
+
+def test_tied_weights_may_have_one_of_their_names_behind_a_prefix(tmp_path):
+    model = nn.ModuleDict({"one": nn.Linear(2, 2, bias=False), "two": nn.Linear(2, 2, bias=False)})
+    model["two"].weight = model["one"].weight
+    torch.save({"model.two.weight": torch.ones(2, 2)}, tmp_path / "it.pt")
+
+    load_path_weights(model, tmp_path / "it.pt", ())
+
+    assert torch.equal(model["one"].weight, torch.ones(2, 2))
+
+
+def test_pickled_weights_of_a_folder_are_read(tmp_path):
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    torch.save(other.state_dict(), tmp_path / "pytorch_model.bin")
+
+    load_weights(model, tmp_path)
+
+    assert torch.equal(model.weight, other.weight)
