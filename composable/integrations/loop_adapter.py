@@ -93,7 +93,8 @@ class LoopAdapter(StepEvents):
         Args:
             loader: The batches.
             accumulate_batches: The number of batches for each step of the optimizer; the last step
-                of an epoch may have fewer. Divide the value of `loss` by it.
+                of an epoch may have fewer. Divide the value of `loss` by it. All of them are
+                fetched before the first one is returned, so that its share in the loss is known.
             others: Adapters of other optimizers that train on the same batches, as of the
                 generator of a GAN beside its discriminator. They can't change the batches.
 
@@ -104,11 +105,12 @@ class LoopAdapter(StepEvents):
                 again during the iteration, or another adapter changes a batch.
         """
         check.check_loader("loader", loader)
-        adapters = (self, *others)
+        adapters, fetched = (self, *others), dict[int, list[Any]]()
         for one in adapters:
             one._check_followed("t.epoch(loader)")
             one.leave_batch()
             one._set_lengths(loader_length(loader), accumulate_batches)
+            one._micro.fetched = fetched
             check_same_place(self.state.timestamp, one.state.timestamp)
         self._loaded = None  # only another trainer returns to it
         now = self.state.timestamp
@@ -126,6 +128,8 @@ class LoopAdapter(StepEvents):
                 epoch=now.epoch,
                 first_step=(now.batch - now.batch_in_epoch) * accumulate_batches,
                 skip=now.batch_in_epoch * accumulate_batches,
+                accumulate_batches=accumulate_batches,
+                fetched=fetched,
             ):
                 for one in adapters[1:]:
                     check_unchanged(batch, one.start_batch(batch), one.plan)
@@ -409,7 +413,7 @@ class LoopAdapter(StepEvents):
 
     def _set_lengths(self, loader_length: int | None, accumulate_batches: int) -> None:
         check_count("accumulate_batches", accumulate_batches, 1)
-        self._micro.accumulate_batches = accumulate_batches
+        self._micro.accumulate_batches, self._micro.fetched = accumulate_batches, {}
         if not self._fixed_length:
             length = None if loader_length is None else -(-loader_length // accumulate_batches)
             self.state = self.state.evolve(epoch_length=length)
