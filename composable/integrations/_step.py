@@ -143,7 +143,7 @@ class StepEvents:
             RuntimeError: There is no batch, or its loss has been computed already.
             SplitLossError: With `accumulate_batches` or several processes, it is unknown how the
                 losses of batches make up that of the step.
-            ValueError: There is no loss function.
+            ValueError: There is no loss function, or declared weights of a step add up to 0.
         """
         if self._last is not Event.BEFORE_FORWARD:
             raise RuntimeError(
