@@ -1,13 +1,19 @@
 """Law: microbatches of a model that computes its own loss give the gradients of the batch."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from composable import SplitLossError
+from composable.integrations import adapt_loop
 from property_tests.test_accumulation import gradients_of, splits
 from tests.support.hub_models import HEADS, LENGTH
+from tests.support.models import weights
+from tests.support.runs import make_trainer
 from tests.support.strategies import fewest
 
 lengths = st.lists(st.integers(2, LENGTH), min_size=1, max_size=6)
@@ -40,3 +46,27 @@ def test_microbatches_give_the_gradients_of_the_loss_that_a_model_computes(
     found = gradients_of(model, loader, loss_fn=None, **split)
 
     assert_close(found, [gradients_by_hand(model, batch) for batch in loader])
+
+
+WATCHED = "answers"
+"""The head whose loss is found in the forward pass only, which an own loop makes itself."""
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_own_loop_accumulates_the_loss_that_a_model_computes(name):
+    head = HEADS[name]
+    batches = [head.batch([LENGTH, 3]), head.batch([2, 6, 4], seed=1), head.batch([5], seed=2)]
+    model, plain = head.build(), head.build()
+    keys = {"input_key": next(iter(batches[0])), "target_key": "labels"}
+    options = {"accumulate_batches": 2, "max_duration": "1ep", "loss_fn": None}
+    optimizer, other = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, plain))
+    make_trainer(plain, batches, optimizers=other, **keys, **options).fit()
+    t = adapt_loop([], model, optimizer, **keys, seed=17)
+
+    with pytest.raises(SplitLossError) if name == WATCHED else nullcontext():
+        for i, batch in enumerate(t.epoch(batches, accumulate_batches=2)):
+            (t.loss(t.model(**batch)) / 2).backward()
+            if i:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_close(weights(model), weights(plain))

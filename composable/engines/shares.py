@@ -47,6 +47,8 @@ class LossShares(SavedFields):
 
     weights: LossWeights
     loss_of: LossOf
+    logged: bool = False
+    """Whether weighted losses are logged, so that `unit` is the first weight times the parts."""
     unit: Any = saved(Factor, default=None)
     """A power of two near the last total: a number, or a tensor on the device of the losses."""
     factor: Any = 1.0
@@ -63,11 +65,15 @@ class StepShares:
         count: Number of parts, about.
         exchange: Returns the sum of a number or a tensor over all processes.
         known: The examples of the batch as it was loaded, if examples are counted.
-        size: The number of processes, if gradients become means over them.
+        size: The number of processes, if gradients become means over them; in a loop that divides
+            losses, times the number by which it does.
         ways: Which way is taken, unless `known` is the total: "either"; the "first", since
             gradients can't be changed afterwards; or the "second", in which the total is sent with
             the gradients.
     """
+
+    unknown: str = ""
+    """Why the batch is not known before its last part, if it is not."""
 
     def __init__(  # what differs between one process and several
         self,
@@ -244,14 +250,23 @@ class StepShares:
         if empty:  # of the same type: processes send it to each other
             value = factor = torch.zeros_like(value) if isinstance(value, Tensor) else 0
         if self.unit is None:
-            self.unit = self.run.unit
-        if self.unit is None:
-            self.unit = _power_of_two(self.exchange(value * self.number_of_parts))
+            self.unit = self._unit_of(value)
         self.seen = self.seen + value
         return _ratio(factor * self.size, self.unit)
 
+    def _unit_of(self, first: Any) -> Any:
+        """Return the unit, given the weight of the first part."""
+        unit, logged = self.run.unit, self.run.logged
+        if unit is None or logged:
+            total = self.exchange(first * self.number_of_parts)
+            near = _unless_zero if logged else _power_of_two
+            unit = near(total, 1.0 if unit is None else unit)
+        return unit
+
     def _loss_of_terms(self, loss: TermWeights) -> Tensor:
         """Return the sum of the terms of a loss, each multiplied by its share."""
+        if self.unknown:
+            raise loss.unknown(self.unknown)
         origins = tuple([one.origin for one in loss.weights])
         if self.form is None:
             self.form, self.origin = loss.form, origins
@@ -370,6 +385,14 @@ def _ratio(above: Any, below: Any) -> Any:
     if isinstance(below, Tensor):
         return above / below.double()
     return above / below if below else math.nan
+
+
+def _unless_zero(value: Any, otherwise: Any) -> Any:
+    return (
+        torch.where(value > 0, value, otherwise)
+        if isinstance(value, Tensor)
+        else value or otherwise
+    )
 
 
 def _power_of_two(value: Any, otherwise: Any = 1.0) -> Any:

@@ -1,93 +1,107 @@
 """The microbatches of a step in an external loop."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from composable.engines.shares import factor_of_gradients
-from composable.losses.part_weights import Weight
+from composable.core.state import State
+from composable.distributed.processes import Processes
+from composable.engines.shares import LossShares, StepShares, times, without_nothing
 
 
 @attrs.define(eq=False)
 class Accumulation:
     """The microbatches between two steps of the optimizer, each a batch of the loader.
 
-    A loop divides the loss of each microbatch by `accumulate_batches`, as PyTorch's examples do. If
-    microbatches differ in their weights, or the last step of an epoch has fewer of them, the sum is
-    not the loss of the whole step. Its total weight is unknown until the last microbatch, so losses
-    are weighted relative to the first one, and the gradients are rescaled in the end. What a loop
-    logs and clips before that has the size of a mean.
+    A loop divides the loss of each microbatch by `accumulate_batches`, as PyTorch's examples do,
+    and the gradients of several processes become their mean. So a loss is multiplied by both
+    numbers, and by its share in the loss of the step. Where the batches of the step are not known
+    with the first one, shares are relative to the first microbatch, and the gradients are rescaled
+    in the end. What a loop logs and clips before that has the size of a mean.
     """
 
+    run: LossShares
+    """The shares of all steps."""
     accumulate_batches: int = 1
     """The number of microbatches of a step."""
-    sizes: list[int] = attrs.field(factory=list)
-    """The examples of each microbatch of this step, as the algorithms return it."""
+    fetched: Mapping[int, list[Any]] = attrs.field(factory=dict)
+    """The batches of a step as they were fetched, by the number of the step in the epoch."""
+    count: int = 0
+    """The number of microbatches of this step that were started."""
     losses: list[Tensor] = attrs.field(factory=list)
-    weights: list[Weight] = attrs.field(factory=list)
-    """The weight of each microbatch."""
+    """The weighted loss of each microbatch."""
+    _shares: StepShares | None = None
 
     @property
     def complete(self) -> bool:
         """Whether the step has all of its microbatches."""
-        return len(self.sizes) >= self.accumulate_batches
+        return self.count >= self.accumulate_batches
 
     def start(self) -> None:
         """Start a step."""
-        self.sizes, self.losses, self.weights = [], [], []
+        self.count, self.losses, self._shares = 0, [], None
 
-    def weigh(self, loss: Tensor, weight: Weight) -> Tensor:
-        """Return the loss of the last microbatch, multiplied by its weight."""
-        loss = weight.of_weight(loss)
-        self.losses.append(loss.detach())
-        self.weights.append(weight)
-        if weight.value is None or len(self.sizes) == 1 == self.accumulate_batches:
-            return loss
-        return _times(loss, weight.factor / self._first)
+    def compute(
+        self,
+        compute_loss: Callable[..., tuple[State, Any, Tensor, Tensor]],
+        state: State,
+        whole: State,
+        batches: Any,
+        unknown: str = "",
+    ) -> tuple[State, Tensor]:
+        """Return the state and the loss of the last microbatch, multiplied by its share.
 
-    def loss(self) -> Tensor:
-        """Return the loss of the whole step."""
-        if len(self.losses) == 1:
+        Args:
+            compute_loss: Computes outputs and loss.
+            state: The state with the microbatch.
+            whole: The state with the microbatch before algorithms replaced it for the loss.
+            batches: All batches of the step on this process, or None.
+            unknown: Why they are not known.
+        """
+        size = self.accumulate_batches * Processes.current().size
+        if size == 1:
+            state, _, _, weighted = compute_loss(state)
+        else:
+            if self._shares is None:
+                self._shares = StepShares(
+                    self.run,
+                    whole.evolve_unchecked(batch=batches),
+                    whole.batch,
+                    self.accumulate_batches,
+                    exchange=partial(_sum_over_processes, state.device),
+                    size=size,
+                    ways="second" if unknown else "either",
+                )
+                self._shares.unknown = unknown
+            state, _, loss, share = self._shares.compute(
+                compute_loss, state, whole.batch, empty=False
+            )
+            weighted = without_nothing(times(loss, share), share)
+        self.losses.append(weighted.detach())
+        return state, weighted
+
+    def finish(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """Let the gradients be those of the loss of the step, and return this loss.
+
+        In several processes, the mean over them is the loss.
+        """
+        if self._shares is None:
             return self.losses[0]
-        if self.weights[0].value is None:
-            return torch.stack(self.losses).sum()
-        total = self._total
-        shares = (
-            _times(loss, weight.factor / total)
-            for loss, weight in zip(self.losses, self.weights, strict=True)
-        )
-        return sum(shares)  # type: ignore[return-value]
-
-    @property
-    def _first(self) -> Any:
-        """The weight of the first microbatch, or its examples if it has no weight."""
-        value = self.weights[0].value
-        if isinstance(value, Tensor):
-            return value.masked_fill(value == 0, self.sizes[0])
-        return value or self.sizes[0]
-
-    @property
-    def _total(self) -> Any:
-        return sum(one.value for one in self.weights)
-
-    def rescale(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Turn the accumulated gradients into those of the loss of the whole step."""
-        if len(self.sizes) == 1 == self.accumulate_batches:
-            return
-        factor: Any = self.accumulate_batches
-        if self.weights[0].value is not None:
-            factor = factor_of_gradients(factor * self._first / self._total)
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        if gradients and not (isinstance(factor, (int, float)) and factor == 1):
-            torch._foreach_mul_(gradients, factor)
+        loss = torch.stack(self.losses).sum() / self.accumulate_batches
+        seen = None if self._shares.unit is None else self._shares.exchange(self._shares.seen)
+        on_cpu = not isinstance(seen, Tensor) or seen.device.type == "cpu"
+        return self._shares.finish(lambda: parameters, loss, seen, on_cpu=on_cpu)
 
 
-def _times(loss: Tensor, factor: Any) -> Tensor:
-    """Multiply a loss, in its dtype; where the factor is 0, the loss may be NaN."""
-    if not isinstance(factor, Tensor):
-        return loss if factor == 1 else loss * factor
-    product = loss * factor.to(loss)
-    return torch.where(factor == 0, torch.zeros_like(product), product)
+def _sum_over_processes(device: torch.device, weight: Any) -> Any:
+    """Return the sum of a number or a tensor over the processes, on a device."""
+    processes = Processes.current()
+    if not processes.several:
+        return weight
+    if not isinstance(weight, Tensor) or weight.device != device:  # a number is free to read
+        weight = torch.full((), float(weight), device=device)
+    return processes.sum(weight.double())

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count as numbers
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -25,7 +27,15 @@ def base_loader(loader: Any) -> Any:
 
 
 def iterate_batches(
-    loader: Any, key: Key, *, epoch: int, first_step: int = 0, skip: int = 0, **position: Any
+    loader: Any,
+    key: Key,
+    *,
+    epoch: int,
+    first_step: int = 0,
+    skip: int = 0,
+    accumulate_batches: int = 1,
+    fetched: dict[int, list[Any]] | None = None,
+    **position: Any,
 ) -> Iterator[Any]:
     """Iterate over an epoch as `seeded_batches` does, also inside a prepared loader.
 
@@ -39,10 +49,16 @@ def iterate_batches(
         epoch: The epoch, from 0.
         first_step: The number of batches that were fetched in earlier epochs.
         skip: The number of batches of this epoch to skip.
+        accumulate_batches: The number of batches of a step.
+        fetched: What gets all batches of a step before the first one is returned, by the number
+            of the step in the epoch. It stays empty for a loader of Accelerate without a
+            map-style dataset, which tells Accelerate when it returns its last batch.
         position: The state of the loader there, and of its generators when the epoch began.
     """
     where = {"seed": key, "epoch": epoch, "first_step": first_step, "skip": skip, **position}
-    batches: Callable[[Any], Iterator[Any]] = partial(_own_batches, **where)
+    batches: Callable[[Any], Iterator[Any]] = partial(
+        _own_batches, ahead=(accumulate_batches, fetched), **where
+    )
     inner, count = _PREPARED.get(type(loader).__name__, ("", ""))
     if not (inner and is_map_style(base_loader(loader))):
         return batches(loader)
@@ -52,11 +68,27 @@ def iterate_batches(
     return iter(copy)
 
 
-def _own_batches(loader: Any, **place: Any) -> Iterator[Any]:
+def _own_batches(loader: Any, *, ahead: tuple[int, Any], **place: Any) -> Iterator[Any]:
     """Iterate like `seeded_batches`, with random numbers of this process where it fetches."""
     rank = Processes.current().rank
     parts = None if rank == 0 or not is_map_style(loader) else lambda indices: [(rank, indices)]
-    return seeded_batches(loader, parts=parts, **place)
+    batches = seeded_batches(loader, parts=parts, **place)
+    count, fetched = ahead
+    if fetched is None or count == 1 or hasattr(loader, "end_of_dataloader"):
+        return batches
+    return _by_steps(batches, count, place["skip"] // count, fetched)
+
+
+def _by_steps(
+    batches: Iterator[Any], count: int, first: int, fetched: dict[int, list[Any]]
+) -> Iterator[Any]:
+    """Fetch the batches of a step before the first one is returned."""
+    for step in numbers(first):
+        fetched.clear()
+        fetched[step] = list(islice(batches, count))
+        if not fetched[step]:
+            return
+        yield from fetched[step]
 
 
 class _Seeded:

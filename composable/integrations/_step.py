@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.state import State
+from composable.data.grouping import BatchGroup
 from composable.distributed.processes import Processes
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import write_gradients
@@ -23,20 +24,25 @@ from composable.integrations._refusals import (
     refuse_without_loss,
 )
 from composable.losses.loss import check_scalar
-from composable.losses.part_weights import TermWeights, Weight
-from composable.losses.weights import LossWeights
+from composable.losses.part_weights import ADVICE, SplitLossError
 from composable.plan.plan import Plan
 from composable.trainer.parameters import drop_batch, frozen_parameters
 from composable.trainer.step import computes_loss
 from composable.utils.reproducibility import seed_step
 
 
-def _loss_of(state: State, outputs: Any) -> Tensor:
+def loss_of(state: State, outputs: Any) -> Tensor:
     """Compute the loss of outputs, in the precision of the loop."""
     with state.precision.autocast(state.device):
         return check_scalar(state.loss_fn(outputs, state.batch))  # type: ignore[misc]
 
 
+_ADVICE = (
+    "Declare by loss_mean_over= what it is a mean over, or use the Trainer, where WholeLoss() "
+    "computes it."
+)
+_CHANGING = (Event.AFTER_DATALOADER, Event.BATCH_START, Event.BEFORE_TRAIN_BATCH)
+"""The events at which algorithms may change the batch before its examples are counted."""
 _IN_BATCH = (Event.BEFORE_FORWARD, Event.BEFORE_BACKWARD)
 
 
@@ -49,6 +55,8 @@ class StepEvents:
     state: State
     """The state of the run."""
     _fire: Callable[[Event, State], State]
+    _micro: Accumulation
+    """The microbatches of this step."""
     _last: Event = Event.FIT_START
     """The last event of the batch, as far as the next call depends on it."""
     _before: State | None = None
@@ -63,10 +71,6 @@ class StepEvents:
     """Removes the hooks of the replaced modules."""
     _frozen: ExitStack = attrs.field(factory=ExitStack)
     """Restores the parameters that are frozen in this batch."""
-    _micro: Accumulation = attrs.field(factory=Accumulation)
-    """The microbatches of this step."""
-    _weights_of_losses: LossWeights = attrs.field(factory=LossWeights)
-    """What the losses of microbatches are divided by."""
     watching: bool = False
     """Whether the steps of the optimizer are watched."""
     _stepped_early: int = 0
@@ -97,7 +101,7 @@ class StepEvents:
         self.end_complete_batch()
         first = self._last not in _IN_BATCH
         state = self._start_step() if first else self._next_microbatch()
-        index = len(self._micro.sizes)
+        index = self._micro.count
         self._samples += state.batch_spec.count(batch)
         state = self._fire(Event.AFTER_DATALOADER, state.evolve(batch=batch))
         if first:
@@ -110,7 +114,7 @@ class StepEvents:
         elif not first:
             state = state.evolve(frozen=self.state.frozen)  # of the whole step
         self._whole = state = state.evolve(key=self._own_key)
-        self._micro.sizes.append(state.batch_spec.count(state.batch))
+        self._micro.count += 1
         state = self._fire(Event.BEFORE_FORWARD, state)
         self._check_model(state, "during training")
         if state.second_pass is not None:
@@ -126,17 +130,20 @@ class StepEvents:
     def loss(self, outputs: Any) -> Tensor:
         """Compute the loss of the current batch, for `backward`.
 
-        With `accumulate_batches`, divide it by this number before `backward`, as most libraries do;
-        it is weighted so that the gradients are those of the loss of the whole step.
+        With `accumulate_batches`, divide it by this number before `backward`, as most libraries do,
+        also in a last step of fewer batches; let several processes average their gradients, as
+        `DistributedDataParallel` does. The loss is multiplied by its share in the loss of the step
+        and by these numbers, so that the gradients are those of the loss of all its examples: with
+        terms of different divisors, ignored targets, class weights and sums, too.
 
         Args:
             outputs: The outputs of the model for the batch of `epoch` or `start_batch`.
 
         Raises:
             RuntimeError: There is no batch, or its loss has been computed already.
-            SplitLossError: With `accumulate_batches`, it is unknown how the losses of microbatches
-                make up that of the step.
-            ValueError: There is no loss function.
+            SplitLossError: With `accumulate_batches` or several processes, it is unknown how the
+                losses of batches make up that of the step.
+            ValueError: There is no loss function, or declared weights of a step add up to 0.
         """
         if self._last is not Event.BEFORE_FORWARD:
             raise RuntimeError(
@@ -144,29 +151,22 @@ class StepEvents:
                 "every batch of t.epoch(loader). To step once for several batches, pass "
                 "accumulate_batches= there."
             )
-        state, weights = self.state, self._weights_of_losses
-        if state.loss_fn is None:
+        if self.state.loss_fn is None:
             raise ValueError(
                 f"t.loss(outputs) needs a loss; pass loss_fn to adapt_loop, or give "
-                f"{type(state.model).__name__} a method loss(outputs, batch)."
+                f"{type(self.state.model).__name__} a method loss(outputs, batch)."
             )
-        split = self._micro.accumulate_batches > 1
-        whole: Any = self._whole  # start_batch has set it
-        watch = weights.watch(state, whole.batch) if split else None
-        forward = ForwardPass(lambda _: outputs, _loss_of)
+        forward = ForwardPass(lambda _: outputs, loss_of)
         compute = computes_loss(partial(partial, self._fire), forward)
-        state, outputs, own, loss = compute(state, around_loss=weights.around_loss(state, watch))
-        weight: Any = Weight(self._micro.sizes[-1])
-        if split:
-            parts = self._micro.accumulate_batches
-            weight = weights.weigh(state, outputs, own, watch, _loss_of, whole.batch, parts)
-            if loss is not own:  # of an algorithm
-                weight = weights.weight_of_other(state, loss, watch, weight)
-            if isinstance(weight, TermWeights):
-                weight = weight.in_one("in an external loop before the last microbatch")
+        whole: Any = self._whole  # start_batch has set it
+        try:
+            state, weighted = self._micro.compute(
+                compute, self.state, whole, *self._batches_of_step(whole)
+            )
+        except SplitLossError as error:
+            raise SplitLossError(str(error).replace(ADVICE, _ADVICE)) from error
         self._advance(Event.BEFORE_BACKWARD, state)
-        weighted = self._micro.weigh(loss, weight)
-        if self._unstepped and len(self._micro.sizes) == 1:
+        if self._unstepped and self._micro.count == 1:
             weighted.register_hook(self._check_cleared)  # type: ignore[no-untyped-call]
         return weighted
 
@@ -192,7 +192,8 @@ class StepEvents:
         state = self._after_microbatch()
         if self._micro.losses:
             groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-            self._micro.rescale(parameter for group in groups for parameter in group["params"])
+            parameters = (parameter for group in groups for parameter in group["params"])
+            state = state.evolve(loss=self._micro.finish(parameters))
         state = self._fire(Event.BEFORE_OPTIMIZER_STEP, self._after_train_batch(state))
         if state.lr_override is not None:
             refuse_request("lr_override")
@@ -238,6 +239,22 @@ class StepEvents:
         self._unstepped = True
         self._count(self._restored(self._after_microbatch()))
 
+    def _batches_of_step(self, whole: State) -> tuple[Any, str]:
+        """Return the batches of this step; or None, and why they are not known yet."""
+        if self._micro.accumulate_batches == 1:
+            return whole.batch, ""
+        when = "before the last microbatch, because"
+        acting = (one for event in _CHANGING for one in self.plan.transforms(event))
+        for one in acting:
+            if "batch" in one.writes or not one.declares:
+                return None, f"{when} {one.name} may change batches"
+        batches = self._micro.fetched.get(whole.timestamp.batch_in_epoch)
+        # A function of the user may need them on the device, to which they are moved one by one.
+        on_host = whole.device.type != "cpu" and self._micro.run.weights.declares(whole)
+        if not batches or on_host:
+            return None, f"{when} the loop fetches batches one by one"
+        return BatchGroup(tuple(batches)), ""
+
     def _start_step(self) -> State:
         if self._stepped_early:
             raise RuntimeError(
@@ -255,7 +272,7 @@ class StepEvents:
     def _next_microbatch(self) -> State:
         """Return the state before the next microbatch, with a key for what changes the batch."""
         state = self._fire(Event.BEFORE_DATALOADER, drop_batch(self._after_microbatch()))
-        return state.evolve(key=self._own_key.of_batch(len(self._micro.sizes)))
+        return state.evolve(key=self._own_key.of_batch(self._micro.count))
 
     def _after_microbatch(self) -> State:
         """Return the state after the backward pass, with the batch before its loss."""
@@ -268,8 +285,6 @@ class StepEvents:
 
     def _after_train_batch(self, state: State) -> State:
         """Return the state after all microbatches, with the batch before mixing."""
-        if self._micro.losses:
-            state = state.evolve(loss=self._micro.loss())
         if self._outer is not None:
             state = state.evolve(key=self._key)
         return self._restored(self._fire(Event.AFTER_TRAIN_BATCH, state))
@@ -281,14 +296,14 @@ class StepEvents:
         return state.evolve(batch=outer.batch, loss_fn=outer.loss_fn, key=self._key)
 
     def _count(self, state: State) -> None:
-        started, sizes = self._outer is not None, self._micro.sizes
+        started, count = self._outer is not None, self._micro.count
         early = self._last is Event.BEFORE_ZERO_GRAD and started and not self._micro.complete
-        self._stepped_early = len(sizes) if early else 0
+        self._stepped_early = count if early else 0
         seconds = time.perf_counter() - self._started if started else 0.0
         samples = self._samples * Processes.current().size
         now = state.timestamp.next_batch(samples, seconds=seconds)
         state = state.evolve(timestamp=now, previous_timestamp=state.timestamp, frozen=frozenset())
-        if len(sizes) > 1:
+        if count > 1:
             state = state.without_outputs()
         self._forget_batch(drop_batch(state))  # also if an algorithm raises: it is counted
         state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))

@@ -18,6 +18,8 @@ from composable.core.key import Key
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.time import TimeLike
+from composable.engines.shares import LossShares
+from composable.integrations._accumulation import Accumulation
 from composable.integrations._refusals import (
     UnsupportedRequestError,
     check_bare,
@@ -26,6 +28,7 @@ from composable.integrations._refusals import (
     refuse_requests,
 )
 from composable.integrations._saved_state import device_of
+from composable.integrations._step import loss_of
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.losses.loss import call_of
 from composable.losses.mean import declared_by
@@ -68,7 +71,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
             passes it to `LoopAdapter.follow`.
         loss_fn: `loss_fn(outputs, targets)`; by default the model's `loss(outputs, batch)`.
         loss_mean_over: What the loss is a mean over, as for the `Trainer`: with
-            `accumulate_batches`, if it is not recognized.
+            `accumulate_batches` or several processes, if it is not recognized.
         max_duration: The length of training, for algorithms that depend on it: "10ep", "1000ba".
         epoch_length: The number of steps in an epoch; by default from the length of the loader.
         seed: The seed of all randomness; drawn by the operating system if None.
@@ -137,12 +140,13 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     fire = Dispatcher(plan, Logger(())).fire
     for event in (Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START):
         state = surgery(fire, event, state)
+    weights = LossWeights(declared_by(loss_mean_over, state))
     adapter = LoopAdapter(
         plan,
         state,
         fire,
+        Accumulation(LossShares(weights, loss_of, logged=True)),
         replaced=modules_only_in(given, state.model),
-        weights_of_losses=LossWeights(declared_by(loss_mean_over, state)),
         extra={} if extra is None else extra,
     )
     if save_folder is not None:

@@ -102,7 +102,8 @@ class LoopAdapter(StepEvents):
         Args:
             loader: The batches.
             accumulate_batches: The number of batches for each step of the optimizer; the last step
-                of an epoch may have fewer. Divide the value of `loss` by it.
+                of an epoch may have fewer. Divide the value of `loss` by it. All of them are
+                fetched before the first one is returned, so that its share in the loss is known.
             others: Adapters of other optimizers that train on the same batches, as of the
                 generator of a GAN beside its discriminator. They can't change the batches.
 
@@ -113,11 +114,12 @@ class LoopAdapter(StepEvents):
                 again during the iteration, or another adapter changes a batch.
         """
         check.check_loader("loader", loader)
-        adapters = (self, *others)
+        adapters, fetched = (self, *others), dict[int, list[Any]]()
         for one in adapters:
             one._check_followed("t.epoch(loader)")
             one.leave_batch()
             one._set_lengths(loader_length(loader), accumulate_batches)
+            one._micro.fetched = fetched
             check_same_place(self.state.timestamp, one.state.timestamp)
         self._loaded = None  # only another trainer returns to it
         position = self.checkpoints.position.begin(loader, accumulate_batches)
@@ -129,7 +131,8 @@ class LoopAdapter(StepEvents):
             return
         with self.checkpoints.watching(), ExitStack() as iterations:
             own = [iterations.enter_context(one._iterating()) for one in adapters]
-            batches = self._remaining(loader, accumulate_batches, position)
+            position |= {"accumulate_batches": accumulate_batches, "fetched": fetched}
+            batches = self._remaining(loader, position)
             for batch in self.checkpoints.position.iterate(batches):
                 for one in adapters[1:]:
                     check_unchanged(batch, one.start_batch(batch), one.plan)
@@ -149,9 +152,9 @@ class LoopAdapter(StepEvents):
             for one in adapters:
                 one.end_epoch()
 
-    def _remaining(self, loader: Any, parts: int, position: Mapping[str, Any]) -> Iterator[Any]:
+    def _remaining(self, loader: Any, position: Mapping[str, Any]) -> Iterator[Any]:
         """Iterate over the batches of the epoch that the clock has not counted."""
-        now = self.state.timestamp
+        now, parts = self.state.timestamp, position["accumulate_batches"]
         return iterate_batches(
             loader,
             self.state.key,
@@ -502,7 +505,7 @@ class LoopAdapter(StepEvents):
 
     def _set_lengths(self, loader_length: int | None, accumulate_batches: int) -> None:
         check_count("accumulate_batches", accumulate_batches, 1)
-        self._micro.accumulate_batches = accumulate_batches
+        self._micro.accumulate_batches, self._micro.fetched = accumulate_batches, {}
         if not self._fixed_length:
             length = None if loader_length is None else -(-loader_length // accumulate_batches)
             self.state = self.state.evolve(epoch_length=length)

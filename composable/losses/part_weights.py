@@ -109,19 +109,6 @@ class TermWeights:
         ratios = tuple(Fraction(value, values[0] or 1) for value in values)
         return Weight(values[0], (*self.form, ratios))
 
-    def in_one(self, where: str) -> Weight:
-        """Return a single weight for a place in which the totals of the weights are unknown.
-
-        Args:
-            where: The place, for the message.
-
-        Raises:
-            SplitLossError: The divisors are not numbers.
-        """
-        if (weight := self.as_one()) is None:
-            raise self.unknown(where)
-        return weight
-
     def unknown(self, where: str) -> SplitLossError:
         """Return the error for a place in which the totals of the weights are unknown."""
         return SplitLossError(

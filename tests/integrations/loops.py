@@ -246,7 +246,11 @@ def fabric(run: Run, *place: Any, **resume: Any) -> LoopAdapter:
     scaler = run.scaler()
     plugins = [MixedPrecision("16-mixed", "cpu", scaler)] if scaler else []
     precision = "bf16-mixed" if run.precision == "bf16" else None
-    made = Fabric(accelerator="cpu", devices=1, precision=precision, plugins=plugins)
+    parallel = {"strategy": "ddp"} if run.processes > 1 else {}
+    made = Fabric(
+        accelerator="cpu", devices=run.processes, precision=precision, plugins=plugins, **parallel
+    )
+    made.launch()
     model = run.net()
     raw = run.optimizer(model.parameters())
     t = run.adapter(model, raw)

@@ -10,6 +10,7 @@ from tests.integrations.loops import LOOPS
 from tests.integrations.table import INDEXED, SIX, works_in
 from tests.support import adapters_under_ddp as loops
 from tests.support.campaign import drawn
+from tests.support.loop_losses import by_trainer, in_library, of_all_processes, run_of
 from tests.support.processes import attempt, run
 from tests.support.runs import training_weights
 
@@ -21,6 +22,7 @@ def names(loop):
 
 
 NAMES = {loop: names(loop) for loop in loops.TESTED if loop in LOOPS}
+LIBRARIES = [name for name in ("Accelerate", "Fabric", "Lightning, mixin") if name in LOOPS]
 every_loop = pytest.mark.parametrize("loop", NAMES)
 
 
@@ -49,7 +51,8 @@ def test_processes_train_and_evaluate_as_the_trainer_does_on_one(loop):
         assert first == second, name
         assert first["clock"] == expected["clock"], name
         for part in ("trained", "evaluated"):
-            torch.testing.assert_close(*(torch.tensor(one[part]) for one in (first, expected)))
+            found, wanted = (torch.tensor(one[part]) for one in (first, expected))
+            torch.testing.assert_close(found, wanted, msg=f"{name}: {{}}".format)
     average = trained(loop)[0]["EMA"]
     assert average["evaluated"] != average["trained"]
 
@@ -62,6 +65,20 @@ def test_accumulated_microbatches_train_as_in_the_trainer():
     assert first == second
     assert first["clock"] == expected["clock"] == [2, 32]
     torch.testing.assert_close(*(torch.tensor(one["trained"]) for one in (first, expected)))
+
+
+@pytest.mark.parametrize("loop", LIBRARIES)
+def test_unequal_weights_of_two_processes_give_the_loss_of_all_their_examples(loop):
+    names = ["CrossEntropyLoss, ignored, mean", "CrossEntropyLoss, sum"]
+    if loop in ("Accelerate", "Fabric"):
+        names.append("weights and squares")
+    first, second = run(in_library, loops.SIZE, loop, names, seconds=150)
+
+    assert first == second
+    for name in names:
+        expected = by_trainer(run_of(name, of_all_processes()))
+        for one, other in zip(first[name], expected, strict=True):
+            torch.testing.assert_close(one, other, msg=f"{name}: {{}}".format)
 
 
 def test_fetches_and_dropout_differ_between_processes():
