@@ -298,7 +298,7 @@ class LoopCheckpoints:
             *Extra(held).objects().values(),
         )
         saver = () if self.saver is None else (self.saver, self.saver.manager)
-        own = (adapter, adapter.weights, self.position, *saver, *kept)
+        own = (adapter, adapter.weights, adapter.loss_shares, self.position, *saver, *kept)
         undo = [restore_tensors(state), *map(restore_attributes, own)]
 
         def restore_extra() -> None:
@@ -319,6 +319,7 @@ class LoopCheckpoints:
             {
                 ALL: LoopRun(adapter, adapter.state),
                 "weights": adapter.weights,
+                "loss_shares": adapter.loss_shares,
                 "extra": Extra(self.extra),
                 "checkpoints": self,
                 "position": self.position,

@@ -16,6 +16,7 @@ from composable.data.grouping import BatchGroup
 from composable.distributed.processes import Processes
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import write_gradients
+from composable.engines.shares import LossShares
 from composable.integrations._accumulation import Accumulation
 from composable.integrations._refusals import (
     refuse_calls,
@@ -88,6 +89,11 @@ class StepEvents:
     def model(self) -> nn.Module:
         """The model to train: the given one, or the result of surgery."""
         return self.state.model
+
+    @property
+    def loss_shares(self) -> LossShares:
+        """The shares of microbatches in the losses of steps."""
+        return self._micro.run
 
     def start_batch(self, batch: Any) -> Any:
         """Start a batch, or the next microbatch, and return it as the algorithms change it.
