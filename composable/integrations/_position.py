@@ -102,15 +102,16 @@ class Position:
             MismatchError: It is one within an epoch of another number of processes.
         """
         processes, saved = Processes.current(), state["random"]
+        self._loaded, self._random = state, None
         if len(saved) == processes.size:
-            _set_random_state(saved[processes.rank])
+            self._random = saved[processes.rank]
+            _set_random_state(self._random)
         elif self._within:
             raise MismatchError(
                 f"random was saved within an epoch by {len(saved)} processes, each with its part "
                 f"of the batches, and this run has {processes.size}: resume with as many, or from "
                 "the end of an epoch."
             )
-        self._loaded, self._random = state, None
 
     def begin(self, loader: Any, batches_per_step: int) -> dict[str, Any]:
         """Begin an epoch, and return where its loader starts: arguments of `iterate_batches`.
@@ -119,10 +120,11 @@ class Position:
             MismatchError: The position is not one of this loader.
         """
         loaded, self._loaded = self._loaded, None
+        saved_random, self._random = self._random, None
         loader = base_loader(loader)
         self._loader, self._batches_per_step = loader, batches_per_step
         if loaded is None:
-            self._began, self._random = get_generator_states(loader), None
+            self._began = get_generator_states(loader)
             return {}
         generators, processes = loaded["generators"], Processes.current()
         own = get_generators(loader)
@@ -130,6 +132,8 @@ class Position:
         set_generator_states(loader, generators)
         self._began = generators
         if not self._within:
+            if saved_random and self.adapter.state.timestamp.batch_in_epoch:  # none remains
+                _set_random_state(saved_random)
             return {}
         sizes = loaded["batches_per_step"], loaded["batch_size"]
         if sizes != (batches_per_step, _batch_size(loader)):
@@ -140,7 +144,7 @@ class Position:
                 "of an epoch."
             )
         if not fetches_are_seeded(loader):
-            self._random = loaded["random"][processes.rank]
+            self._random = saved_random
         state = loaded["loaders"][processes.rank]
         if (state is not None) is not is_stateful(loader):
             raise MismatchError(

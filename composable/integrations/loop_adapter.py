@@ -207,6 +207,8 @@ class LoopAdapter(StepEvents):
         return pack_state(self.state)
 
     def _end_savable_batch(self, call: str) -> None:
+        if self._was_skipped:
+            self.end_batch()
         self._end_stepped_batch()
         if self._last not in _BETWEEN_BATCHES:
             raise RuntimeError(
@@ -254,7 +256,8 @@ class LoopAdapter(StepEvents):
         processes call it, and rank 0 writes.
 
         Args:
-            folder: The folder of the checkpoints; by default, where the loop saves already.
+            folder: The folder of the checkpoints; by default, where the loop saves already. To a
+                second folder only these calls save, and it keeps all.
             metrics: Results of these weights, one of which may select the best checkpoint: the
                 `metric` of a `CheckpointSaver` that was passed as `save_folder`.
 
@@ -270,11 +273,9 @@ class LoopAdapter(StepEvents):
         self._end_savable_batch("t.save(folder)")
         if self._in_epoch and self._iteration is None and sys.exc_info()[0] is None:
             self.end_epoch()  # left by break: the next epoch would end it
-        if folder is not None:
-            self.checkpoints.use(folder)
-        if self.checkpoints.saver is None:
+        if folder is None and self.checkpoints.saver is None:
             raise ValueError("t.save() needs a folder: pass it here or in adapt_loop.")
-        return self.checkpoints.save(metrics)
+        return self.checkpoints.save(folder, metrics)
 
     @property
     def best(self) -> Best | None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -130,7 +131,95 @@ def test_a_loop_that_failed_is_saved_within_its_epoch(tmp_path):
     assert same(weights(u.model), weights(v.model))
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_batch_is_saved_whose_step_a_scaler_skipped(tmp_path, first):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    t, optimizer = begin(extra={"scaler": scaler})
+    for inputs, _ in t.epoch(batches()):
+        if first:
+            optimizer.zero_grad()
+        scaler.scale(t.loss(t.model(inputs)) * float("inf")).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if not first:
+            optimizer.zero_grad()
+        t.save(tmp_path)
+
+    assert names(tmp_path) == ["ep0-ba1", "ep0-ba2", "ep0-ba3"]
+
+
+class WeightedLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, outputs, targets):
+        return cross_entropy(outputs * self.weight, targets)
+
+
+def test_the_parameters_of_a_loss_are_saved(tmp_path):
+    t, loss = begin_with_loss(WeightedLoss(), lambda loss: {"loss_fn": loss})
+    train(t, t.state.optimizers[0], batches(), 1)
+    t.save(tmp_path)
+    u, other = begin_with_loss(WeightedLoss(), lambda loss: {"loss_fn": loss})
+    u.resume(tmp_path)
+
+    assert not torch.equal(loss.weight, torch.ones(3))
+    assert torch.equal(loss.weight, other.weight)
+
+
+def begin_with_loss(loss, options):
+    model = mlp()
+    optimizer = SGD([*model.parameters(), *loss.parameters()])
+    options = {"loss_fn": cross_entropy, **options(loss)}
+    return adapt_loop([], model, optimizer, seed=1, **options), loss
+
+
+def test_parameters_that_would_be_lost_are_refused(tmp_path):
+    t, _ = begin_with_loss(WeightedLoss(), lambda _: {})
+    with pytest.raises(UnsavableError, match=r"t\.save\(folder\): 1 parameters .* \[3\]"):
+        t.save(tmp_path / "a")
+    t, _ = begin_with_loss(WeightedLoss(), lambda loss: {"extra": {"loss": loss}})
+    assert t.save(tmp_path / "b").is_dir()
+
+
+def test_random_numbers_continue_after_the_last_batch(tmp_path):
+    def draw_after_epoch():
+        torch.rand(3)  # as the iterators of other loaders do
+        t, optimizer = begin(save_folder=tmp_path, autoresume=True)
+        epoch = iter(t.epoch(batches()))
+        torch.rand(3)
+        for inputs, _ in epoch:
+            t.loss(t.model(inputs)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.rand(3)
+
+    torch.manual_seed(1)
+    first, again = draw_after_epoch(), draw_after_epoch()
+    assert torch.equal(first, again)
+
+
 # --- what is kept, and the best
+
+
+def test_a_second_folder_has_all_that_is_saved_there_and_the_first_goes_on(tmp_path):
+    saver = CheckpointSaver(tmp_path / "a", save_interval="1ba", num_checkpoints_to_keep=1)
+    t, optimizer = begin(save_folder=saver)
+    train(t, optimizer, batches(), 1, then=lambda: t.save(tmp_path / "b"))
+
+    assert names(tmp_path / "a") == ["ep0-ba3"]
+    assert names(tmp_path / "b") == ["ep0-ba1", "ep0-ba2", "ep0-ba3"]
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.float32, np.float64])
+def test_results_are_numbers_of_any_kind(tmp_path, kind):
+    t, _ = begin(save_folder=CheckpointSaver(tmp_path, metric="accuracy"))
+    t.save(metrics={"accuracy": kind(0.5)})
+
+    assert t.best.value == 0.5
+    with pytest.raises(TypeError, match=r"t\.save\(folder\): metrics=.*'high'"):
+        t.save(metrics={"accuracy": "high"})
 
 
 def test_old_checkpoints_are_deleted_and_the_best_is_kept(tmp_path):
@@ -364,6 +453,43 @@ def test_checkpoints_of_the_trainer_and_of_loops_are_told_apart(tmp_path):
         make_trainer(mlp(), load_path=tmp_path / "b")
 
 
+class Failing:
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        raise RuntimeError("failed")
+
+
+def test_an_object_that_fails_to_load_leaves_the_others_as_they_were(tmp_path):
+    def extra():
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(torch.ones(()))
+        return {"teacher": mlp(), "scaler": scaler, "z": Failing()}
+
+    own = extra()
+    t, _ = begin(extra=own)
+    torch.nn.init.ones_(own["teacher"][0].weight)
+    own["scaler"].update(2.0)
+    t.save(tmp_path)
+    other = extra()
+    u, _ = begin(extra=other)
+    before = weights(other["teacher"])
+    with pytest.raises(MismatchError, match=r"t\.resume\(.*extra/z.*failed.*Build the loop"):
+        u.resume(tmp_path)
+
+    assert same(weights(other["teacher"]), before)
+    assert other["scaler"].get_scale() == 8.0
+
+
+def test_entries_of_one_checkpoint_are_ignored(tmp_path):
+    t, _ = begin()
+    path = t.save(tmp_path)
+    u, _ = begin()
+
+    assert u.resume(path, load_ignore_keys=["optimizers"])
+
+
 def test_another_loader_within_an_epoch_is_refused(tmp_path):
     t, optimizer = begin()
     train(t, optimizer, batches(), 1, then=lambda: t.save(tmp_path))
@@ -378,6 +504,14 @@ def test_values_that_cannot_be_saved_are_named(tmp_path):
     with pytest.raises(UnsavableError, match=r"t\.save\(folder\): .*extra/values/path"):
         t.save(tmp_path)
     assert names(tmp_path) == []
+
+
+def test_names_of_own_values_are_strings(tmp_path):
+    t, _ = begin(extra={1: 2})
+    with pytest.raises(UnsavableError, match=r"t\.save\(folder\): extra has the name 1"):
+        t.save(tmp_path)
+    with pytest.raises(TypeError, match=r"extra=\[1\] must be a dictionary"):
+        begin(extra=[1])
 
 
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
