@@ -263,14 +263,19 @@ class LoopCheckpoints:
             self._save_changes()
 
     def _end(self) -> NoReturn:
-        saver: Any = self.saver
         self._save_changes()
-        saver.manager.finish()
+        self.finish()
         raise self._signals.interruption()
 
     def _save_changes(self) -> None:
         if self._saved_at != self.adapter.state.timestamp:
             self.save()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written in the background."""
+        if self.saver is not None:
+            with _naming("t.save(folder)"):
+                self.saver.manager.finish()
 
     # --- resuming
 
@@ -283,6 +288,7 @@ class LoopCheckpoints:
         path, adapter = as_path("folder", folder), self.adapter
         processes, state = Processes.current(), adapter.state
         reader = Reader(state.device, processes, sharded=is_sharded(state.model))
+        self.finish()
         with _naming(f"t.resume({str(folder)!r})"):
             single = processes.on_main(lambda: looks_like_checkpoint(path))
             if single:

@@ -119,21 +119,20 @@ class Position:
         Raises:
             MismatchError: The position is not one of this loader.
         """
-        loaded, self._loaded = self._loaded, None
-        saved_random, self._random = self._random, None
-        loader = base_loader(loader)
+        loaded, loader = self._loaded, base_loader(loader)
         self._loader, self._batches_per_step = loader, batches_per_step
         if loaded is None:
             self._began = get_generator_states(loader)
             return {}
-        generators, processes = loaded["generators"], Processes.current()
+        generators, rank = loaded["generators"], Processes.current().rank
         own = get_generators(loader)
         check_as_many("generators of the loader", own, generators, "t.epoch(loader): generators")
         set_generator_states(loader, generators)
         self._began = generators
         if not self._within:
-            if saved_random and self.adapter.state.timestamp.batch_in_epoch:  # none remains
-                _set_random_state(saved_random)
+            if self._random and self.adapter.state.timestamp.batch_in_epoch:  # none remains
+                _set_random_state(self._random)
+            self._loaded = self._random = None
             return {}
         sizes = loaded["batches_per_step"], loaded["batch_size"]
         if sizes != (batches_per_step, _batch_size(loader)):
@@ -143,14 +142,15 @@ class Position:
                 f"{batches_per_step} and {_batch_size(loader)}; resume with those, or from the end "
                 "of an epoch."
             )
-        if not fetches_are_seeded(loader):
-            self._random = saved_random
-        state = loaded["loaders"][processes.rank]
+        state = loaded["loaders"][rank]
         if (state is not None) is not is_stateful(loader):
             raise MismatchError(
                 "t.epoch(loader): the loader of the checkpoint and this one differ in whether "
                 "they have a state_dict; resume with the loader of the saved run."
             )
+        self._loaded = None
+        if fetches_are_seeded(loader):
+            self._random = None
         return {"loader_state": state, "generators": generators}
 
     def iterate(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -285,8 +285,10 @@ class LoopAdapter(StepEvents):
     def resume(self, folder: str | Path, *, load_ignore_keys: Sequence[str] = ()) -> bool:
         """Restore the latest whole checkpoint of a folder in place, if there is one.
 
-        The first `epoch` after it returns the remaining batches. The seed is that of the
-        checkpoint. If this loop saves nowhere yet, it saves to this folder from now on.
+        The first `epoch` after it returns the remaining batches, so a loop that counts batches, or
+        leaves an epoch early, counts from `t.state.timestamp.batch_in_epoch`, not from 0. The seed
+        is that of the checkpoint. If this loop saves nowhere yet, it saves to this folder from now
+        on.
 
         Args:
             folder: A folder of checkpoints, which may be missing or empty, or one checkpoint.
@@ -478,7 +480,7 @@ class LoopAdapter(StepEvents):
         self.state = self._fire(Event.EPOCH_CHECKPOINT, state)
 
     def finish(self) -> None:
-        """Fire the events at the end of training."""
+        """Fire the events at the end of training, and wait for a save in the background."""
         self.end_batch()
         if self._resumed and self.state.timestamp.batch_in_epoch == self.state.epoch_length:
             self.end_epoch()  # of a state that was saved after the last batch of the training
@@ -486,6 +488,7 @@ class LoopAdapter(StepEvents):
         for event in (Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END):
             state = self._fire(event, state)
         self.state = state
+        self.checkpoints.finish()
 
     def end_step(self) -> None:
         """End the batch after the last microbatch of a step, also if the step was skipped.

@@ -1,6 +1,7 @@
 """Checkpoints of an own loop: what they have, when they are saved, what is kept, and errors."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,15 +13,22 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver
-from composable.checkpoint import CheckpointExistsError, MismatchError, UnsavableError, files
+from composable.checkpoint import (
+    CheckpointError,
+    CheckpointExistsError,
+    MismatchError,
+    UnsavableError,
+    files,
+)
 from composable.distributed.signals import Preempted
 from composable.integrations import adapt_loop
 from composable.resume.lock import FolderInUseError
 from tests.integrations.table import SGD
-from tests.support.data import batches
+from tests.support.data import batches, shuffling_loader
 from tests.support.models import mlp, same, weights
 from tests.support.own_run import KilledError, OwnRun, equal
 from tests.support.runs import make_trainer
@@ -497,6 +505,43 @@ def test_another_loader_within_an_epoch_is_refused(tmp_path):
     u.resume(tmp_path / "ep0-ba1")
     with pytest.raises(MismatchError, match=r"t\.epoch\(loader\).*accumulate_batches=1.* 2 and"):
         next(iter(u.epoch(batches(), accumulate_batches=2)))
+
+
+def test_the_position_is_kept_until_an_epoch_begins_with_its_loader(tmp_path):
+    def loader():
+        generator = torch.Generator().manual_seed(3)
+        return DataLoader(shuffling_loader(16).dataset, 4, shuffle=True, generator=generator)
+
+    def train_from(t, optimizer, stop=9):
+        for inputs, _ in t.epoch(loader()):
+            t.loss(t.model(inputs)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if t.state.timestamp.batch == stop:
+                t.save(tmp_path)
+
+    t, optimizer = begin()
+    train_from(t, optimizer, 1)
+    u, other = begin()
+    u.resume(tmp_path)
+    with pytest.raises(MismatchError, match=r"t\.epoch\(loader\)"):
+        next(iter(u.epoch(batches(16))))
+    train_from(u, other)
+
+    assert same(weights(t.model), weights(u.model))
+
+
+@pytest.mark.parametrize("ends", [lambda t, _: t.finish(), lambda t, folder: t.resume(folder)])
+def test_an_error_of_a_background_save_is_raised(tmp_path, ends):
+    t, optimizer = begin(save_folder=CheckpointSaver(tmp_path / "a", background=True))
+    (tmp_path / "a").mkdir()
+    for inputs, _ in t.epoch(batches()):
+        t.loss(t.model(inputs)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+    with pytest.raises(CheckpointError, match=r"t\.save\(folder\): .*cannot be written"):
+        ends(t, tmp_path / "b")
 
 
 def test_values_that_cannot_be_saved_are_named(tmp_path):
