@@ -159,7 +159,7 @@ class LoopCheckpoints:
     def save(self, folder: Any = None, metrics: Mapping[str, Any] | None = None) -> Path:
         """Save a checkpoint, and delete old ones beyond the number to keep."""
         adapter, processes = self.adapter, Processes.current()
-        saver = self._saver_of(folder)
+        saver: Any = self._saver_of(folder)
         self.own_folder(saver)
         if metrics is not None:
             metrics = {**adapter.state.metrics, "eval": _as_numbers(metrics)}
@@ -175,10 +175,10 @@ class LoopCheckpoints:
             return {**tree, "checkpoints": self.state_dict()}  # with the name of this one
 
         def save() -> None:
+            _check_complete(state, tree["extra"], self.extra)
             saver.manager.save(state, run, take, together=together)
 
         with _naming("t.save(folder)"):
-            _check_complete(state, tree["extra"], self.extra)
             processes.together(save)
         saver.manager.measured = None
         if saver is self.saver:
@@ -327,7 +327,7 @@ class LoopCheckpoints:
 
         adapter.weights.forget()
         with undone_on_error(chain(undo, [restore_extra])):
-            parts.restore(tree, path)
+            Processes.current().together(lambda: parts.restore(tree, path))
         adapter.return_to({})
         for optimizer in state.optimizers:  # a scheduler of torch may be the next to step
             optimizer._opt_called = True
