@@ -403,7 +403,7 @@ def _check_complete(state: State, saved: ExtraState, extra: Mapping[str, Any]) -
     """Check that a checkpoint has all parameters that are trained, and can be read again.
 
     Raises:
-        UnsavableError: An optimizer has one that is not in it, or a name in `extra` is no string.
+        UnsavableError: An optimizer has another one, or a name in `extra` is not a string.
     """
     if wrong := [name for name in extra if not isinstance(name, str)]:
         raise UnsavableError(f"extra has the name {wrong[0]!r}: names must be strings.")
