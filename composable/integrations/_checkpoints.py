@@ -1,7 +1,8 @@
 """The checkpoints of an external loop: what `t.save` writes, and `t.resume` reads."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,14 +12,18 @@ from weakref import finalize
 
 import attrs
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import TypedDict
 
 from composable._support.checks import as_path
-from composable._support.dtensors import is_sharded
+from composable._support.dtensors import is_sharded, local_part
+from composable._support.tree import tensors_of
 from composable.callbacks.checkpoint_saver import CheckpointSaver
-from composable.checkpoint.errors import CheckpointError, MismatchError
+from composable.checkpoint.errors import CheckpointError, MismatchError, UnsavableError
 from composable.checkpoint.filters import expanded, replaced
 from composable.core.logger import Logger
+from composable.core.state import State
 from composable.data.dead_workers import LOADER_ERRORS
 from composable.data.order import is_stateful
 from composable.distributed.processes import Processes
@@ -29,13 +34,14 @@ from composable.plan.plan import Plan
 from composable.resume.best import Best, find_best
 from composable.resume.changes import entry, warn_of_changes
 from composable.resume.lock import RunLock
+from composable.resume.optimizers import parameter_names
 from composable.resume.parts import ALL, Parts
 from composable.resume.select import check_folder_is_ours, latest_valid, looks_like_checkpoint
 from composable.resume.verify import Reader, ResumePoint
 from composable.runs.environment import describe_environment
 from composable.trainer.description import describe_value
 from composable.trainer.run_part import RunPart
-from composable.trainer.undo import restore_attributes, restore_tensors, undone_on_error
+from composable.trainer.undo import Undo, restore_attributes, restore_tensors, undone_on_error
 
 __all__ = ["LoopCheckpoints"]
 
@@ -128,40 +134,36 @@ class LoopCheckpoints:
     extra: dict[str, Any]
     saver: CheckpointSaver | None = None
     """Says when to save and where, and which checkpoints to keep."""
+    _others: dict[Path, CheckpointSaver] = attrs.field(factory=dict)
+    """Those of further folders, to which only `t.save(folder)` saves."""
     position: Position = attrs.field(init=False)
     run: str = attrs.field(factory=partial(token_hex, 8))
     """The id of the run; with several processes, that of rank 0 is saved."""
     _signals: Signals = attrs.field(factory=Signals)
     _saved_at: Any = None
-    _owned: Path | None = None
-    """The folder that this process has checked and locked."""
-    _release: Callable[[], object] = lambda: None
-    """Unlocks the folder."""
+    _owned: set[Path] = attrs.field(factory=set)
+    """The folders that this process has checked and locked."""
 
     def __attrs_post_init__(self) -> None:
         self.position = Position(self.adapter)
 
     def use(self, folder: Any, save_interval: Any = None) -> None:
         """Save to a folder from now on, a path or a `CheckpointSaver`."""
-        if isinstance(folder, CheckpointSaver):
-            self.saver = folder
-            self.saver.declare_modes({})
-            return
-        path = as_path("folder", folder)
-        if self.saver is None or self.saver.folder != path:
-            self.saver = CheckpointSaver(path, save_interval=save_interval)
+        if not isinstance(folder, CheckpointSaver):
+            folder = CheckpointSaver(folder, save_interval=save_interval)
+        folder.declare_modes({})
+        self.saver = folder
 
     # --- saving
 
-    def save(self, metrics: Mapping[str, Any] | None = None) -> Path:
+    def save(self, folder: Any = None, metrics: Mapping[str, Any] | None = None) -> Path:
         """Save a checkpoint, and delete old ones beyond the number to keep."""
         adapter, processes = self.adapter, Processes.current()
-        saver: Any = self.saver
-        self.own_folder()
+        saver: Any = self._saver_of(folder)
+        self.own_folder(saver)
         if metrics is not None:
-            adapter.state = adapter.state.evolve(
-                metrics={**adapter.state.metrics, "eval": dict(metrics)}
-            )
+            metrics = {**adapter.state.metrics, "eval": _as_numbers(metrics)}
+            adapter.state = adapter.state.evolve(metrics=metrics)
             saver.eval_end(adapter.state, _LOGGER)
         state, tree = adapter.state, self.parts().capture()
         run = {"id": self.run, **self.describe()}
@@ -173,23 +175,33 @@ class LoopCheckpoints:
             return {**tree, "checkpoints": self.state_dict()}  # with the name of this one
 
         def save() -> None:
+            _check_complete(state, tree["extra"], self.extra)
             saver.manager.save(state, run, take, together=together)
 
         with _naming("t.save(folder)"):
             processes.together(save)
         saver.manager.measured = None
-        self._saved_at = state.timestamp
+        if saver is self.saver:
+            self._saved_at = state.timestamp
         return saver.manager.latest  # type: ignore[no-any-return]
 
-    def own_folder(self) -> None:
+    def _saver_of(self, folder: Any) -> CheckpointSaver:
+        """Return the saver of a folder; the first one is where the loop saves from now on."""
+        if self.saver is None:
+            self.use(folder)
+        saver: Any = self.saver
+        if folder is None or (path := as_path("folder", folder)) == saver.folder:
+            return saver  # type: ignore[no-any-return]
+        return self._others.setdefault(path, CheckpointSaver(path, save_interval=None))
+
+    def own_folder(self, saver: CheckpointSaver) -> None:
         """Create the folder, once, and lock it, after a check that no other run trains in it.
 
         Raises:
             CheckpointExistsError: It has checkpoints of another run.
             FolderInUseError: Another process trains in it.
         """
-        saver: Any = self.saver
-        if self._owned == saver.folder:
+        if saver.folder in self._owned:
             return
 
         def own() -> None:
@@ -201,14 +213,13 @@ class LoopCheckpoints:
                     "CheckpointSaver(folder, overwrite=True)",
                 )
             saver.manager.make_folder()
-            self._release()
             lock = RunLock(saver.folder)
             lock.acquire()
-            self._release = finalize(self, lock.release)
+            finalize(self, lock.release)
 
         with _naming("t.save(folder)"):
             Processes.current().on_main(own)
-        self._owned = saver.folder
+        self._owned.add(saver.folder)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -217,7 +228,7 @@ class LoopCheckpoints:
         if self.saver is None:
             yield
             return
-        self.own_folder()
+        self.own_folder(self.saver)
         with signals.handled(saves=True):
             try:
                 yield
@@ -252,14 +263,19 @@ class LoopCheckpoints:
             self._save_changes()
 
     def _end(self) -> NoReturn:
-        saver: Any = self.saver
         self._save_changes()
-        saver.manager.finish()
+        self.finish()
         raise self._signals.interruption()
 
     def _save_changes(self) -> None:
         if self._saved_at != self.adapter.state.timestamp:
             self.save()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written in the background."""
+        if self.saver is not None:
+            with _naming("t.save(folder)"):
+                self.saver.manager.finish()
 
     # --- resuming
 
@@ -272,6 +288,7 @@ class LoopCheckpoints:
         path, adapter = as_path("folder", folder), self.adapter
         processes, state = Processes.current(), adapter.state
         reader = Reader(state.device, processes, sharded=is_sharded(state.model))
+        self.finish()
         with _naming(f"t.resume({str(folder)!r})"):
             single = processes.on_main(lambda: looks_like_checkpoint(path))
             point = reader.point(path, ignored) if single else latest_valid(path, reader)
@@ -292,14 +309,15 @@ class LoopCheckpoints:
             tree = replaced(tree, parts.capture(), expanded(ignored))
         parts.check(tree, path)
         held, before = self.extra, dict(self.extra)
-        kept = (
-            *state.optimizers,
-            *base_optimizers(state.optimizers),
-            *Extra(held).objects().values(),
-        )
+        kept = state.optimizers, base_optimizers(state.optimizers), Extra(held).objects().values()
         saver = () if self.saver is None else (self.saver, self.saver.manager)
-        own = (adapter, adapter.weights, adapter.loss_shares, self.position, *saver, *kept)
-        undo = [restore_tensors(state), *map(restore_attributes, own)]
+        own = (adapter, adapter.weights, adapter.loss_shares, self.position)
+        own = (*own, *saver, *chain.from_iterable(kept))
+        undo = [
+            restore_tensors(state),
+            *map(_restore_by_state, Extra(held).objects().values()),
+            *map(restore_attributes, own),
+        ]
 
         def restore_extra() -> None:
             held.clear()
@@ -307,7 +325,7 @@ class LoopCheckpoints:
 
         adapter.weights.forget()
         with undone_on_error(chain(undo, [restore_extra])):
-            parts.restore(tree, path)
+            Processes.current().together(lambda: parts.restore(tree, path))
         adapter.return_to({})
         for optimizer in state.optimizers:  # a scheduler of torch may be the next to step
             optimizer._opt_called = True
@@ -328,8 +346,9 @@ class LoopCheckpoints:
 
     def state_dict(self) -> SaverState:
         """Return the names of the kept checkpoints and the best one."""
-        saver: Any = self.saver
-        return {"folder": str(saver.folder.absolute()), "kept": saver.state_dict()}
+        if self.saver is None:
+            return {"folder": "", "kept": {}}
+        return {"folder": str(self.saver.folder.absolute()), "kept": self.saver.state_dict()}
 
     def load_state_dict(self, state: SaverState) -> None:
         """Restore the names of the kept checkpoints, if they are in the folder of this run."""
@@ -358,8 +377,58 @@ class LoopCheckpoints:
         }
 
 
-_OF_TRAINER = "load_weights_only=True"
-_OF_LOOP = "composable.checkpoint.load_weights(t.model, path)"
+def _as_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return results as numbers, such as those of NumPy and in tensors."""
+    try:
+        return {name: float(value) for name, value in metrics.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"t.save(folder): metrics={metrics!r} must have a number for each name: {error}."
+        ) from None
+
+
+def _restore_by_state(one: Any) -> Undo:
+    """Return a function that loads the state of now again, if the object can load it."""
+    saved = deepcopy(one.state_dict())
+
+    def restore() -> None:
+        with suppress(Exception):  # its own load may be what fails
+            one.load_state_dict(saved)
+
+    return restore
+
+
+def _check_complete(state: State, saved: ExtraState, extra: Mapping[str, Any]) -> None:
+    """Check that a checkpoint has all parameters that are trained, and can be read again.
+
+    Raises:
+        UnsavableError: An optimizer has another one, or a name in `extra` is not a string.
+    """
+    if wrong := [name for name in extra if not isinstance(name, str)]:
+        raise UnsavableError(f"extra has the name {wrong[0]!r}: names must be strings.")
+    names = parameter_names(state.model, state.loss_module)
+    others = [one for one in extra.values() if isinstance(one, Optimizer)]
+    groups = [group for one in (*state.optimizers, *others) for group in one.param_groups]
+    unknown = [p for group in groups for p in group["params"] if id(p) not in names]
+    held = {_memory(one) for one in tensors_of(saved["states"])} if unknown else set()
+    if missing := [list(p.shape) for p in unknown if _memory(p) not in held]:
+        raise UnsavableError(
+            f"{len(missing)} parameters of the optimizers are not in the model, such as one of "
+            f"shape {missing[0]}, so they would be lost; pass their module in extra= of adapt_loop."
+        )
+
+
+def _memory(tensor: Tensor) -> int:
+    return local_part(tensor).untyped_storage().data_ptr()
+
+
+_OF_LOOP = {
+    "load_weights_only=True": "composable.checkpoint.load_weights(t.model, path)",
+    "Build the Trainer": "Build the loop",
+    "this Trainer": "this loop",
+    "['optimizers', 'rates']": "['optimizers']",
+}
+"""Advice for the Trainer, and for loops."""
 
 
 @contextmanager
@@ -368,5 +437,7 @@ def _naming(call: str) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        text = str(error).replace(_OF_TRAINER, _OF_LOOP)
+        text = str(error)
+        for theirs, ours in _OF_LOOP.items():
+            text = text.replace(theirs, ours)
         raise type(error)(f"{call}: {text}") from error.__cause__

@@ -103,14 +103,16 @@ class Position:
         Raises:
             MismatchError: It is one within an epoch of another number of processes.
         """
-        processes, saved = Processes.current(), len(state["random"])
-        if saved != processes.size and self._within:
+        processes, saved = Processes.current(), state["random"]
+        self._loaded, self._random = state, None
+        if len(saved) == processes.size:
+            self._random = saved[processes.rank]
+        elif self._within:
             raise MismatchError(
-                f"random was saved within an epoch by {saved} processes, each with its part "
+                f"random was saved within an epoch by {len(saved)} processes, each with its part "
                 f"of the batches, and this run has {processes.size}: resume with as many, or from "
                 "the end of an epoch."
             )
-        self._loaded, self._random = state, None
 
     def begin(self, loader: Any, batches_per_step: int) -> dict[str, Any]:
         """Begin an epoch, and return where its loader starts: arguments of `iterate_batches`.
@@ -118,22 +120,20 @@ class Position:
         Raises:
             MismatchError: The position is not one of this loader.
         """
-        loaded, self._loaded = self._loaded, None
-        loader = base_loader(loader)
+        loaded, loader = self._loaded, base_loader(loader)
         self._loader, self._batches_per_step = loader, batches_per_step
         if loaded is None:
-            self._began, self._random = get_generator_states(loader), None
+            self._began = get_generator_states(loader)
             return {}
-        generators, processes = loaded["generators"], Processes.current()
+        generators, rank = loaded["generators"], Processes.current().rank
         own = get_generators(loader)
         check_as_many("generators of the loader", own, generators, "t.epoch(loader): generators")
         set_generator_states(loader, generators)
         self._began = generators
-        states = loaded["random"]
-        own_random = states[processes.rank] if len(states) == processes.size else None
-        if own_random is not None:
-            _set_random_state(own_random)
+        if self._random is not None:
+            _set_random_state(self._random)
         if not self._within:
+            self._loaded = self._random = None
             return {}
         sizes = loaded["batches_per_step"], loaded["batch_size"]
         if sizes != (batches_per_step, _batch_size(loader)):
@@ -143,14 +143,15 @@ class Position:
                 f"{batches_per_step} and {_batch_size(loader)}; resume with those, or from the end "
                 "of an epoch."
             )
-        if not fetches_are_seeded(loader):
-            self._random = own_random
-        state = loaded["loaders"][processes.rank]
+        state = loaded["loaders"][rank]
         if (state is not None) is not is_stateful(loader):
             raise MismatchError(
                 "t.epoch(loader): the loader of the checkpoint and this one differ in whether "
                 "they have a state_dict; resume with the loader of the saved run."
             )
+        self._loaded = None
+        if fetches_are_seeded(loader):
+            self._random = None
         return {"loader_state": state, "generators": generators}
 
     def iterate(self, batches: Iterator[Any]) -> Iterator[Any]:

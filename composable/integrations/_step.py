@@ -78,6 +78,8 @@ class StepEvents:
     """After how many microbatches the last step came, if after too few."""
     _unstepped: bool = False
     """Whether the loop skipped the last step, so that it may have left gradients."""
+    _had_backward: bool = False
+    """Whether the backward pass of the last loss was called."""
     _key: Key = Key(0)
     """The key of the run."""
     _own_key: Key = Key(0)
@@ -172,8 +174,9 @@ class StepEvents:
         except SplitLossError as error:
             raise SplitLossError(str(error).replace(ADVICE, _ADVICE)) from error
         self._advance(Event.BEFORE_BACKWARD, state)
-        if self._unstepped and self._micro.count == 1:
-            weighted.register_hook(self._check_cleared)  # type: ignore[no-untyped-call]
+        self._had_backward = False
+        if weighted.requires_grad:
+            weighted.register_hook(self._in_backward)  # type: ignore[no-untyped-call]
         return weighted
 
     def before_step(self) -> None:
@@ -323,11 +326,31 @@ class StepEvents:
         self._before = self._outer = self._whole = None
         self._advance(Event.BEFORE_DATALOADER, state)
 
-    def _check_cleared(self, _: Tensor) -> None:
-        """Raise if a backward pass adds to the gradients of a batch without a step."""
+    @property
+    def _was_skipped(self) -> bool:
+        """Whether the loop, such as its `GradScaler`, has skipped the step of this batch.
+
+        The gradients were then cleared since, or they overflowed.
+        """
+        if not (
+            self._last is Event.BEFORE_BACKWARD and self._had_backward and self._micro.complete
+        ):
+            return False
+        held = self._held_gradients()
+        overflowed = not all(bool(grad.isfinite().all()) for grad in held)
+        return overflowed or not any(bool(grad.any()) for grad in held)
+
+    def _held_gradients(self) -> list[Tensor]:
         groups = [group for optimizer in self.state.optimizers for group in optimizer.param_groups]
         held = [parameter.grad for group in groups for parameter in group["params"]]
-        if any(grad is not None and bool(grad.any()) for grad in held):
+        return [grad for grad in held if grad is not None]
+
+    def _in_backward(self, _: Tensor) -> None:
+        """Raise if a backward pass adds to the gradients of a batch without a step."""
+        self._had_backward = True
+        if not self._unstepped or self._micro.count > 1:
+            return
+        if any(bool(grad.any()) for grad in self._held_gradients()):
             raise RuntimeError(
                 "the gradients of an earlier batch, after which the optimizer did not step, would "
                 "be added to those of this batch; call optimizer.zero_grad() where a step is "

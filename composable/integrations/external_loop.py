@@ -30,7 +30,7 @@ from composable.integrations._refusals import (
 from composable.integrations._saved_state import device_of
 from composable.integrations._step import loss_of
 from composable.integrations.loop_adapter import LoopAdapter
-from composable.losses.loss import call_of
+from composable.losses.loss import call_of, loss_module
 from composable.losses.mean import declared_by
 from composable.losses.weights import LossWeights
 from composable.plan.dispatch import Dispatcher
@@ -118,6 +118,8 @@ def adapt_loop(  # noqa: PLR0913 (public options)
         >>> with t.evaluating():  # with the averaged weights
         ...     outputs = model(loader[0][0])
     """
+    if not isinstance(extra, dict | None):
+        raise TypeError(f"extra={extra!r} must be a dictionary of names and values.")
     spec = BatchSpec(input_key, target_key)
     model = given = check_bare(check.check_model("model", model))
     loss = check.check_loss_fn(loss_fn, model, spec)
@@ -128,6 +130,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     state = State(
         model=model,
         loss_fn=loss,
+        loss_module=loss_module(loss, model),
         optimizers=() if optimizer is None else (check_optimizer(optimizer, model),),
         max_duration=None if max_duration is None else check.check_duration(max_duration),
         epoch_length=epoch_length,

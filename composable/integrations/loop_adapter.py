@@ -210,6 +210,8 @@ class LoopAdapter(StepEvents):
         return pack_state(self.state)
 
     def _end_savable_batch(self, call: str) -> None:
+        if self._was_skipped:
+            self.end_batch()
         self._end_stepped_batch()
         if self._last not in _BETWEEN_BATCHES:
             raise RuntimeError(
@@ -257,7 +259,8 @@ class LoopAdapter(StepEvents):
         processes call it, and rank 0 writes.
 
         Args:
-            folder: The folder of the checkpoints; by default, where the loop saves already.
+            folder: The folder of the checkpoints; by default, where the loop saves already. To a
+                second folder only these calls save, and it keeps all.
             metrics: Results of these weights, one of which may select the best checkpoint: the
                 `metric` of a `CheckpointSaver` that was passed as `save_folder`.
 
@@ -273,11 +276,9 @@ class LoopAdapter(StepEvents):
         self._end_savable_batch("t.save(folder)")
         if self._in_epoch and self._iteration is None and sys.exc_info()[0] is None:
             self.end_epoch()  # left by break: the next epoch would end it
-        if folder is not None:
-            self.checkpoints.use(folder)
-        if self.checkpoints.saver is None:
+        if folder is None and self.checkpoints.saver is None:
             raise ValueError("t.save() needs a folder: pass it here or in adapt_loop.")
-        return self.checkpoints.save(metrics)
+        return self.checkpoints.save(folder, metrics)
 
     @property
     def best(self) -> Best | None:
@@ -287,8 +288,10 @@ class LoopAdapter(StepEvents):
     def resume(self, folder: str | Path, *, load_ignore_keys: Sequence[str] = ()) -> bool:
         """Restore the latest whole checkpoint of a folder in place, if there is one.
 
-        The first `epoch` after it returns the remaining batches. The seed is that of the
-        checkpoint. If this loop saves nowhere yet, it saves to this folder from now on.
+        The first `epoch` after it returns the remaining batches, so a loop that counts batches, or
+        leaves an epoch early, counts from `t.state.timestamp.batch_in_epoch`, not from 0. The seed
+        is that of the checkpoint. If this loop saves nowhere yet, it saves to this folder from now
+        on.
 
         Args:
             folder: A folder of checkpoints, which may be missing or empty, or one checkpoint.
@@ -480,7 +483,7 @@ class LoopAdapter(StepEvents):
         self.state = self._fire(Event.EPOCH_CHECKPOINT, state)
 
     def finish(self) -> None:
-        """Fire the events at the end of training."""
+        """Fire the events at the end of training, and wait for a save in the background."""
         self.end_batch()
         if self._resumed and self.state.timestamp.batch_in_epoch == self.state.epoch_length:
             self.end_epoch()  # of a state that was saved after the last batch of the training
@@ -488,6 +491,7 @@ class LoopAdapter(StepEvents):
         for event in (Event.ITERATION_END, Event.ITERATION_CHECKPOINT, Event.FIT_END):
             state = self._fire(event, state)
         self.state = state
+        self.checkpoints.finish()
 
     def end_step(self) -> None:
         """End the batch after the last microbatch of a step, also if the step was skipped.

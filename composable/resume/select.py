@@ -72,16 +72,16 @@ def find_resume_point(
     )
 
 
-_ADVICE = "pass autoresume=True to resume that run, save_overwrite=True"
+_FIX = "pass autoresume=True to resume that run, save_overwrite=True"
 
 
-def check_folder_is_ours(folder: Path, run: str | None, advice: str = _ADVICE) -> None:
+def check_folder_is_ours(folder: Path, run: str | None, fix: str = _FIX) -> None:
     """Check that a folder has no checkpoints of another run.
 
     Args:
         folder: The folder; it may be missing.
         run: The id of the run.
-        advice: What to do if it has some, up to how to replace them, for the error.
+        fix: What to do if it has some, up to how to replace them, for the error.
 
     Raises:
         CheckpointExistsError: It has.
@@ -95,7 +95,7 @@ def check_folder_is_ours(folder: Path, run: str | None, advice: str = _ADVICE) -
     if others:
         raise CheckpointExistsError(
             f"save_folder={str(folder)!r} has checkpoints of another run, such as {others[0]}; "
-            f"{advice} to replace checkpoints of the same name, or another folder."
+            f"{fix} to replace checkpoints of the same name, or another folder."
         )
 
 

@@ -1,25 +1,34 @@
 """Checkpoints of an own loop: what they have, when they are saved, what is kept, and errors."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import CheckpointSaver
-from composable.checkpoint import CheckpointExistsError, MismatchError, UnsavableError, files
+from composable.checkpoint import (
+    CheckpointError,
+    CheckpointExistsError,
+    MismatchError,
+    UnsavableError,
+    files,
+)
 from composable.distributed.signals import Preempted
 from composable.integrations import adapt_loop
 from composable.resume.lock import FolderInUseError
 from tests.integrations.table import SGD
-from tests.support.data import batches
+from tests.support.data import batches, shuffling_loader
 from tests.support.models import mlp, same, weights
 from tests.support.own_run import KilledError, OwnRun, equal
 from tests.support.runs import make_trainer
@@ -141,7 +150,95 @@ def test_what_a_script_draws_before_its_first_epoch_is_the_same_after_a_resume(t
     assert draws() == draws() == draws()
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_batch_is_saved_whose_step_a_scaler_skipped(tmp_path, first):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    t, optimizer = begin(extra={"scaler": scaler})
+    for inputs, _ in t.epoch(batches()):
+        if first:
+            optimizer.zero_grad()
+        scaler.scale(t.loss(t.model(inputs)) * float("inf")).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if not first:
+            optimizer.zero_grad()
+        t.save(tmp_path)
+
+    assert names(tmp_path) == ["ep0-ba1", "ep0-ba2", "ep0-ba3"]
+
+
+class WeightedLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, outputs, targets):
+        return cross_entropy(outputs * self.weight, targets)
+
+
+def test_the_parameters_of_a_loss_are_saved(tmp_path):
+    t, loss = begin_with_loss(WeightedLoss(), lambda loss: {"loss_fn": loss})
+    train(t, t.state.optimizers[0], batches(), 1)
+    t.save(tmp_path)
+    u, other = begin_with_loss(WeightedLoss(), lambda loss: {"loss_fn": loss})
+    u.resume(tmp_path)
+
+    assert not torch.equal(loss.weight, torch.ones(3))
+    assert torch.equal(loss.weight, other.weight)
+
+
+def begin_with_loss(loss, options):
+    model = mlp()
+    optimizer = SGD([*model.parameters(), *loss.parameters()])
+    options = {"loss_fn": cross_entropy, **options(loss)}
+    return adapt_loop([], model, optimizer, seed=1, **options), loss
+
+
+def test_parameters_that_would_be_lost_are_refused(tmp_path):
+    t, _ = begin_with_loss(WeightedLoss(), lambda _: {})
+    with pytest.raises(UnsavableError, match=r"t\.save\(folder\): 1 parameters .* \[3\]"):
+        t.save(tmp_path / "a")
+    t, _ = begin_with_loss(WeightedLoss(), lambda loss: {"extra": {"loss": loss}})
+    assert t.save(tmp_path / "b").is_dir()
+
+
+def test_random_numbers_continue_after_the_last_batch(tmp_path):
+    def draw_after_epoch():
+        torch.rand(3)  # as the iterators of other loaders do
+        t, optimizer = begin(save_folder=tmp_path, autoresume=True)
+        epoch = iter(t.epoch(batches()))
+        torch.rand(3)
+        for inputs, _ in epoch:
+            t.loss(t.model(inputs)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.rand(3)
+
+    torch.manual_seed(1)
+    first, again = draw_after_epoch(), draw_after_epoch()
+    assert torch.equal(first, again)
+
+
 # --- what is kept, and the best
+
+
+def test_a_second_folder_has_all_that_is_saved_there_and_the_first_goes_on(tmp_path):
+    saver = CheckpointSaver(tmp_path / "a", save_interval="1ba", num_checkpoints_to_keep=1)
+    t, optimizer = begin(save_folder=saver)
+    train(t, optimizer, batches(), 1, then=lambda: t.save(tmp_path / "b"))
+
+    assert names(tmp_path / "a") == ["ep0-ba3"]
+    assert names(tmp_path / "b") == ["ep0-ba1", "ep0-ba2", "ep0-ba3"]
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.float32, np.float64])
+def test_results_are_numbers_of_any_kind(tmp_path, kind):
+    t, _ = begin(save_folder=CheckpointSaver(tmp_path, metric="accuracy"))
+    t.save(metrics={"accuracy": kind(0.5)})
+
+    assert t.best.value == 0.5
+    with pytest.raises(TypeError, match=r"t\.save\(folder\): metrics=.*'high'"):
+        t.save(metrics={"accuracy": "high"})
 
 
 def test_old_checkpoints_are_deleted_and_the_best_is_kept(tmp_path):
@@ -375,6 +472,43 @@ def test_checkpoints_of_the_trainer_and_of_loops_are_told_apart(tmp_path):
         make_trainer(mlp(), load_path=tmp_path / "b")
 
 
+class Failing:
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        raise RuntimeError("failed")
+
+
+def test_an_object_that_fails_to_load_leaves_the_others_as_they_were(tmp_path):
+    def extra():
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scaler.scale(torch.ones(()))
+        return {"teacher": mlp(), "scaler": scaler, "z": Failing()}
+
+    own = extra()
+    t, _ = begin(extra=own)
+    torch.nn.init.ones_(own["teacher"][0].weight)
+    own["scaler"].update(2.0)
+    t.save(tmp_path)
+    other = extra()
+    u, _ = begin(extra=other)
+    before = weights(other["teacher"])
+    with pytest.raises(MismatchError, match=r"t\.resume\(.*extra/z.*failed.*Build the loop"):
+        u.resume(tmp_path)
+
+    assert same(weights(other["teacher"]), before)
+    assert other["scaler"].get_scale() == 8.0
+
+
+def test_entries_of_one_checkpoint_are_ignored(tmp_path):
+    t, _ = begin()
+    path = t.save(tmp_path)
+    u, _ = begin()
+
+    assert u.resume(path, load_ignore_keys=["optimizers"])
+
+
 def test_another_loader_within_an_epoch_is_refused(tmp_path):
     t, optimizer = begin()
     train(t, optimizer, batches(), 1, then=lambda: t.save(tmp_path))
@@ -384,11 +518,56 @@ def test_another_loader_within_an_epoch_is_refused(tmp_path):
         next(iter(u.epoch(batches(), accumulate_batches=2)))
 
 
+def test_the_position_is_kept_until_an_epoch_begins_with_its_loader(tmp_path):
+    def loader():
+        generator = torch.Generator().manual_seed(3)
+        return DataLoader(shuffling_loader(16).dataset, 4, shuffle=True, generator=generator)
+
+    def train_from(t, optimizer, stop=9):
+        for inputs, _ in t.epoch(loader()):
+            t.loss(t.model(inputs)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if t.state.timestamp.batch == stop:
+                t.save(tmp_path)
+
+    t, optimizer = begin()
+    train_from(t, optimizer, 1)
+    u, other = begin()
+    u.resume(tmp_path)
+    with pytest.raises(MismatchError, match=r"t\.epoch\(loader\)"):
+        next(iter(u.epoch(batches(16))))
+    train_from(u, other)
+
+    assert same(weights(t.model), weights(u.model))
+
+
+@pytest.mark.parametrize("ends", [lambda t, _: t.finish(), lambda t, folder: t.resume(folder)])
+def test_an_error_of_a_background_save_is_raised(tmp_path, ends):
+    t, optimizer = begin(save_folder=CheckpointSaver(tmp_path / "a", background=True))
+    (tmp_path / "a").mkdir()
+    for inputs, _ in t.epoch(batches()):
+        t.loss(t.model(inputs)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+    with pytest.raises(CheckpointError, match=r"t\.save\(folder\): .*cannot be written"):
+        ends(t, tmp_path / "b")
+
+
 def test_values_that_cannot_be_saved_are_named(tmp_path):
     t, _ = begin(extra={"path": Path()})
     with pytest.raises(UnsavableError, match=r"t\.save\(folder\): .*extra/values/path"):
         t.save(tmp_path)
     assert names(tmp_path) == []
+
+
+def test_names_of_own_values_are_strings(tmp_path):
+    t, _ = begin(extra={1: 2})
+    with pytest.raises(UnsavableError, match=r"t\.save\(folder\): extra has the name 1"):
+        t.save(tmp_path)
+    with pytest.raises(TypeError, match=r"extra=\[1\] must be a dictionary"):
+        begin(extra=[1])
 
 
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):

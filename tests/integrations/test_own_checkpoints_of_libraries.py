@@ -26,6 +26,17 @@ OPTIONS = {
 """The precisions of Accelerate, with those of the adapter and of Fabric."""
 
 
+def reset():
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True)
+def _other_tests_find_no_state():
+    yield
+    reset()
+
+
 def build(precision):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 3))
@@ -39,7 +50,7 @@ def build(precision):
 
 
 def by_accelerate(folder, precision, stop=None):
-    AcceleratorState._reset_state(True), GradientState._reset_state()
+    reset()
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
     t, optimizer, loader, scheduler = build(precision)
     model, wrapped, loader, rate = accelerator.prepare(t.model, optimizer, loader, scheduler)

@@ -31,3 +31,10 @@ def test_an_error_of_rank_0_ends_all_processes(tmp_path):
     first, second = run(loops.outside, 2, tmp_path / "file" / "folder", seconds=60)
     assert "t.save(folder): " in first
     assert second.startswith("ProcessError: rank 0 failed")
+
+
+def test_a_resume_that_fails_on_one_process_fails_on_all(tmp_path):
+    first, second = run(loops.uneven, 2, tmp_path, seconds=60)
+    assert first[0].startswith("ProcessError: rank 1 failed: MismatchError")
+    assert second[0].startswith("MismatchError: t.resume(")
+    assert [first[1], second[1]] == [True, True]  # as they were

@@ -82,6 +82,21 @@ def outside(folder: Any) -> str:
     return ""
 
 
+def uneven(folder: Any) -> Any:
+    """Resume where rank 1 alone has another own object, and return the errors and the clocks."""
+    _start()
+    model = nn.Linear(1, 1)
+    own = {"head": nn.Linear(1, 1)} if dist.get_rank() else {}
+    t = adapt_loop([], model, torch.optim.SGD(model.parameters()), seed=1, extra=own)
+    t.save(folder)
+    t.state = t.state.evolve(metrics={"eval": {"a": 1.0}})
+    try:
+        t.resume(folder)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", bool(t.state.metrics)
+    return "", bool(t.state.metrics)
+
+
 def until_stop(folder: Any, stop: int) -> None:
     """Train under DDP for some steps."""
     with suppress(KilledError):
