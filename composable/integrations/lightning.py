@@ -140,6 +140,10 @@ class LoopAdapterCallback(Callback):
             ValueError: It has changed since the start.
         """
         self.adapter.resume_epoch()  # Lightning starts none if the last step of one was saved
+        counts = trainer.fit_loop.epoch_progress
+        if counts.current.started == counts.current.processed:
+            counts.increment_ready()  # nor does it count that one, which the next resume needs
+            counts.increment_started()
         if trainer.accumulate_grad_batches != self._accumulated:
             raise ValueError(
                 f"accumulate_grad_batches={trainer.accumulate_grad_batches} must not change during "

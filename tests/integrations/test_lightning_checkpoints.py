@@ -4,6 +4,7 @@ import errno
 import inspect
 import os
 import signal
+from functools import partial
 
 import lightning.pytorch as L
 import pytest
@@ -191,23 +192,40 @@ def test_retention_leaves_what_lightning_keeps(tmp_path, options, names):
     assert same(whole[0], again[0])
 
 
-@pytest.mark.parametrize("step", [2, 4, 6, 8])
-def test_a_training_continues_within_steps_of_several_batches(tmp_path, monkeypatch, step):
+WITHIN, EACH = "Lightning, a step of several batches", "Lightning"
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        (WITHIN, [2]),
+        (WITHIN, [4]),
+        (WITHIN, [6]),
+        (EACH, [5, 7]),
+        (EACH, [10, 12]),
+        (EACH, [5, 10]),
+    ],
+)
+def test_a_training_continues_from_any_step_again_and_again(tmp_path, monkeypatch, name, steps):
     class Stop(Exception):
         pass
 
-    def stop(folder, now):
-        if now == step:
+    def stop(last, _, now):
+        if now == last:
             raise Stop
 
-    script = SCRIPTS["Lightning, a step of several batches"]
+    script = SCRIPTS[name]
     whole = script.train(tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        patch.setattr(killed_loops, "note", stop)
-        with pytest.raises(Stop):
-            script.train(tmp_path)
+    for step in steps:
+        with monkeypatch.context() as patch:
+            patch.setattr(killed_loops, "note", partial(stop, step))
+            with pytest.raises(Stop):
+                script.train(tmp_path)
 
-    assert same(whole[0], script.train(tmp_path)[0])
+    for _ in range(2):  # the second one begins at the end
+        again = script.train(tmp_path)
+        assert again[1] == whole[1]
+        assert same(again[0], whole[0])
 
 
 class Ends(L.Callback):
