@@ -112,6 +112,7 @@ campaign: $(VENV)/.ready
 	CAMPAIGN=1 HYPOTHESIS_PROFILE=thorough $(PYTEST) -n 2 --dist worksteal -m '' tests property_tests
 	$(MAKE) test-simgpu
 	$(BIN)/python -m tools.kill_campaign --kills 500
+	$(BIN)/python -m tools.kill_campaign --loops 100
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000

@@ -190,7 +190,7 @@ def forged(draw, whole):
     if how == "manifest":
         body = draw(edited(body))
     try:
-        files["manifest.json"] = manifest._seal(body)
+        files["manifest.json"] = manifest.dump_sealed(body)
     except ValueError:  # half of a surrogate pair
         files["manifest.json"] = json.dumps(body).encode()
     return how, files

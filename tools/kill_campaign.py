@@ -1,12 +1,14 @@
 """A campaign of kills: runs that are ended by SIGKILL at random moments, and resumed.
 
     python -m tools.kill_campaign --kills 500
+    python -m tools.kill_campaign --loops 100
     python -m tools.kill_campaign --back-ends 20
 
 Every run saves at every batch, into one folder that keeps the newest two. It is killed, once or
 several times, at moments drawn from a seed, and each time resumed in a new process. Its outcome is
-compared with that of an uninterrupted run of the same configuration. With `--back-ends`, runs
-that log to all back ends are killed so many times, and what their readers show is compared.
+compared with that of an uninterrupted run of the same configuration. With `--loops`, trainings in
+the loops of `tests/integrations/killed_loops.py` are. With `--back-ends`, runs that log to all back
+ends are killed so many times, and what their readers show is compared.
 """
 
 import argparse
@@ -20,11 +22,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch.distributed as dist
@@ -40,6 +44,7 @@ from composable.core.state import State
 from composable.distributed import DDP, FSDP2
 from composable.loggers import JSONLinesLogger
 from composable.optim import cosine
+from tests.integrations.killed_loops import SAVED, SCRIPTS, Script, note
 from tests.loggers.readers import BACK_ENDS
 from tests.support import logged_run
 from tests.support.algorithms import six_algorithms
@@ -51,7 +56,7 @@ from tools.kill_shards import end_all
 EPOCHS = 4
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where files are safe from SIGKILL, though not from a power failure, and soon written."""
-SAVED, RESULT = "saved.txt", "result.txt"
+RESULT = "result.txt"
 LIMIT = 60.0
 """How long a process waits for another one that was killed, in seconds."""
 FILES = ("csv", "tensorboard")
@@ -59,9 +64,47 @@ MOMENTS = ("batch_start", "batch_end", "after_save", "eval_start", "eval_end")
 METRICS = ("loss/train", "lr", "metrics/eval/loss")
 
 
+class Kind(Protocol):
+    """A kind of run."""
+
+    processes: int
+
+    def prepare(self) -> None:
+        """Do what all processes need, before any of them is started."""
+
+    def train(self, folder: Path) -> None:
+        """Resume the run of a folder, finish it, and write a digest of its outcome."""
+
+    def checkpoints(self, folder: Path) -> tuple[list[int], int]:
+        """Return the batches of the whole checkpoints of a run, and the number of broken ones."""
+
+
+@attrs.frozen
+class Loop:
+    """A training in a loop of another library, in one process."""
+
+    script: Script
+    processes: int = 1
+
+    def prepare(self) -> None:
+        import_module(self.script.library)  # once, and not in each process
+
+    def train(self, folder: Path) -> None:
+        bits = hashlib.sha256()
+        with redirect_stdout(sys.stderr):
+            feed(bits, self.script.train(folder))
+        (folder / RESULT).write_text(bits.hexdigest())
+
+    def checkpoints(self, folder: Path) -> tuple[list[int], int]:
+        return self.script.checkpoints(folder)
+
+
+LOOPS = {name: Loop(script) for name, script in SCRIPTS.items()}
+
+
 @attrs.frozen
 class Configuration:
-    """A kind of run."""
+    """A kind of run with the Trainer."""
 
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """Arguments of the Trainer."""
@@ -70,6 +113,16 @@ class Configuration:
     logs: bool = False
     """Whether it evaluates, and logs to files."""
     processes: int = 1
+
+    def prepare(self) -> None:
+        pass
+
+    def train(self, folder: Path) -> None:
+        train(folder, self)
+
+    def checkpoints(self, folder: Path) -> tuple[list[int], int]:
+        whole, broken = files.find(folder / "checkpoints", thorough=True)
+        return [found.manifest.batch for found in whole], len(broken)
 
 
 CONFIGURATIONS = {
@@ -118,10 +171,7 @@ class Notes(Callback):
         self.folder, self.background = folder, background
 
     def after_save(self, state: State, logger: Logger) -> None:
-        safe = state.timestamp.batch - self.background
-        descriptor = os.open(self.folder / SAVED, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(descriptor, f"{safe}\n".encode())
-        os.close(descriptor)
+        note(self.folder, state.timestamp.batch - self.background)
 
 
 def train(folder: Path, kind: Configuration) -> None:
@@ -191,13 +241,13 @@ def feed(bits: Any, tree: Any) -> None:
         bits.update(repr(tree).encode())
 
 
-def begin(folder: Path, kind: Configuration) -> list[int]:
+def begin(folder: Path, kind: Kind) -> list[int]:
     """Start or resume the run in other processes."""
     store = folder / f"store-{time.monotonic_ns()}"
     return [start(folder, kind, store, rank) for rank in range(kind.processes)]
 
 
-def start(folder: Path, kind: Configuration, store: Path, rank: int) -> int:
+def start(folder: Path, kind: Kind, store: Path, rank: int) -> int:
     """Start or resume one of the processes of the run."""
     child = os.fork()
     if child:
@@ -214,7 +264,7 @@ def start(folder: Path, kind: Configuration, store: Path, rank: int) -> int:
                 world_size=kind.processes,
                 timeout=timedelta(seconds=LIMIT),
             )
-        train(folder, kind)
+        kind.train(folder)
         status = 0
     except BaseException:
         import traceback
@@ -225,7 +275,7 @@ def start(folder: Path, kind: Configuration, store: Path, rank: int) -> int:
 
 
 def one_run(
-    folder: Path, kind: Configuration, expected: str, seconds: float, draw: random.Random
+    folder: Path, kind: Kind, expected: str, seconds: float, draw: random.Random
 ) -> Outcome:
     """Kill a run some times, let it end, and compare."""
     kills = hung = lost = broken = 0
@@ -239,36 +289,45 @@ def one_run(
         hung += statuses.count(None)
         if not (folder / "checkpoints").is_dir():
             continue
-        whole, faulty = files.find(folder / "checkpoints", thorough=True)
-        broken += len(faulty)
+        whole, faulty = kind.checkpoints(folder)
+        broken += faulty
         notes = (folder / SAVED).read_text().split() if (folder / SAVED).exists() else []
         safe = int(notes[-1]) if notes else 0
-        lost += safe > max((found.manifest.batch for found in whole), default=0)
+        lost += safe > max(whole, default=0)
     statuses = end_all(begin(folder, kind))
     result = (folder / RESULT).read_text() if (folder / RESULT).exists() else "none"
     different = None not in statuses and (any(statuses) or result != expected)
+    with (folder / "errors.txt").open("a") as errors:
+        errors.write(f"ended with {statuses}, {result[:16]} for {expected[:16]}\n")
     return Outcome(kills, hung + statuses.count(None), lost, broken, different)
 
 
 def campaign(
-    kills: int, seed: int, names: Sequence[str] = tuple(CONFIGURATIONS)
+    kills: int,
+    seed: int,
+    names: Sequence[str] = (),
+    table: Mapping[str, Kind] = CONFIGURATIONS,
 ) -> tuple[Counter[str], list[str]]:
     """Kill runs, count their outcomes, and collect the output of those that failed.
 
     Args:
         kills: The number of kills, or a few more.
         seed: The seed of the moments.
-        names: The configurations, of which each run has the next one.
+        names: The names of the kinds, of which each run has the next one; by default all.
+        table: The kinds of runs.
     """
+    names = names or tuple(table)
+    for name in names:
+        table[name].prepare()
     draw, found, faults = random.Random(seed), Counter[str](), []
     with TemporaryDirectory(dir=MEMORY) as scratch:
-        whole = {name: uninterrupted(Path(scratch, name), CONFIGURATIONS[name]) for name in names}
+        whole = {name: uninterrupted(Path(scratch, name), table[name]) for name in names}
         for number, name in zip(itertools.count(), itertools.cycle(names)):
             if found["kills"] >= kills:
                 break
             folder = Path(scratch, str(number))
             folder.mkdir()
-            outcome = one_run(folder, CONFIGURATIONS[name], *whole[name], draw)
+            outcome = one_run(folder, table[name], *whole[name], draw)
             # One that ended before it was to be killed is looked at, but doesn't count.
             found.update(
                 runs=bool(outcome.kills), **{k: int(v) for k, v in attrs.asdict(outcome).items()}
@@ -279,7 +338,7 @@ def campaign(
     return found, faults
 
 
-def uninterrupted(folder: Path, kind: Configuration) -> tuple[str, float]:
+def uninterrupted(folder: Path, kind: Kind) -> tuple[str, float]:
     """Return the outcome of a run that is not killed, and how long it takes in seconds."""
     folder.mkdir()
     began = time.monotonic()
@@ -345,6 +404,7 @@ def main() -> int:
     )
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--loops", type=int, metavar="KILLS")
     parser.add_argument("--back-ends", type=int, metavar="KILLS")
     given = parser.parse_args()
     if given.back_ends:
@@ -353,7 +413,10 @@ def main() -> int:
         print(*wrong, sep="\n")
         print(f"runs {runs}, kills {given.back_ends}, wrong {len(wrong)}")
         return 1 if wrong else 0
-    found, faults = campaign(given.kills, given.seed)
+    if given.loops:
+        found, faults = campaign(given.loops, given.seed, table=LOOPS)
+    else:
+        found, faults = campaign(given.kills, given.seed)
     print(*faults, sep="\n")
     print(", ".join(f"{name} {found[name]}" for name in ("runs", *attrs.fields_dict(Outcome))))
     return 1 if faults else 0

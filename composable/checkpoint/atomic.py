@@ -36,12 +36,16 @@ __all__ = [
     "beside",
     "clean",
     "commit",
+    "discard",
     "find_replaced",
     "is_still",
     "make_folder",
     "new_folder",
     "remove_files",
+    "remove_tree",
     "staging",
+    "sync",
+    "sync_all",
     "writable",
     "write_file",
 ]
@@ -137,6 +141,17 @@ def remove_files(folder: Path) -> None:
         os.rmdir(folder)
 
 
+remove_tree = partial(shutil.rmtree, ignore_errors=True)
+
+
+def discard(folder: Path, remove: Remove = remove_files) -> None:
+    """Delete a folder, atomically: a reader never finds part of it."""
+    # Readers ignore this name: it marks the folder of an unfinished writer.
+    aside = beside(folder, "partial")
+    os.rename(folder, aside)
+    remove(aside)
+
+
 @contextmanager
 def staging(
     target: Path, overwrite: bool, check: Check = _check_place, remove: Remove = remove_files
@@ -177,7 +192,7 @@ def staging(
 
 def commit(partial: Path, target: Path) -> None:
     """Rename a temporary folder to the target, which is deleted once the new one is on disk."""
-    _sync(partial)
+    sync(partial)
     aside = beside(target, "replaced")
     try:
         if os.path.lexists(target):
@@ -188,7 +203,7 @@ def commit(partial: Path, target: Path) -> None:
             if not os.path.lexists(target):
                 os.rename(aside, target)
         raise
-    _sync(target.parent)  # before anything is deleted
+    sync(target.parent)  # before anything is deleted
 
 
 @contextmanager
@@ -202,17 +217,15 @@ def new_folder(target: Path, check: Check = _check_place) -> Iterator[Path]:
         target: The folder.
         check: Raises an error if the target must not be replaced. By default, nothing is.
     """
-    remove = partial(shutil.rmtree, ignore_errors=True)
-    with staging(target, False, check, remove) as folder:
+    with staging(target, False, check, remove_tree) as folder:
         yield folder
-        for path in (*folder.rglob("*"), folder):
-            _sync(path)
+        sync_all(folder)
         check(target, False)  # again: the files took their time
         if not (os.path.lexists(target) and _exchange(folder, target)):
             commit(folder, target)
-        _sync(target.parent)
-        remove(folder)  # the old one, if they were exchanged
-    clean(target, remove)
+        sync(target.parent)
+        remove_tree(folder)  # the old one, if they were exchanged
+    clean(target, remove_tree)
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -263,7 +276,14 @@ def is_still(folder: Path, descriptor: int) -> bool:
         return False
 
 
-def _sync(path: Path) -> None:
+def sync_all(folder: Path) -> None:
+    """Write the files of a folder to disk, and the folder itself."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Write a file or a folder to disk."""
     if os.name == "nt":  # folders cannot be synced
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from composable._support.checks import as_path, check_device, check_flag
 from composable._support.strict_json import JSON
-from composable.checkpoint.atomic import beside, remove_files
+from composable.checkpoint.atomic import discard
 from composable.checkpoint.errors import (
     CheckpointError,
     MismatchError,
@@ -38,6 +38,7 @@ __all__ = [
     "read",
     "read_outline",
     "read_shards",
+    "rename_damaged",
     "verify",
 ]
 
@@ -339,17 +340,14 @@ def delete(checkpoint: Path, run: str) -> bool:
     """
     if not _is_of(checkpoint, run):
         return False
-    # Readers ignore this name: it marks the folder of an unfinished writer.
-    aside = beside(checkpoint, "partial")
     try:
-        os.rename(checkpoint, aside)
+        discard(checkpoint)
     except FileNotFoundError:
         return False
     except OSError as error:
         raise UnwritableCheckpointError(
             f"{checkpoint} cannot be deleted: {error.strerror or error}."
         ) from error
-    remove_files(aside)
     return True
 
 
@@ -369,6 +367,15 @@ def put_aside(checkpoint: Path) -> Path | None:
         return None
     if os.listdir(checkpoint) and not holds_files_of_one(checkpoint):
         return None
+    return rename_damaged(checkpoint)
+
+
+def rename_damaged(checkpoint: Path) -> Path:
+    """Rename a damaged checkpoint to a free name: ep1-ba5.damaged-1.
+
+    Raises:
+        UnwritableCheckpointError: It cannot be renamed.
+    """
     number = 1
     while os.path.lexists(aside := checkpoint.with_name(f"{checkpoint.name}.damaged-{number}")):
         number += 1

@@ -35,6 +35,7 @@ __all__ = [
     "Manifest",
     "as_target",
     "dump_manifest",
+    "dump_sealed",
     "is_part",
     "is_plain_name",
     "parse_manifest",
@@ -161,7 +162,7 @@ def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> byte
         "files": {name: attrs.asdict(record) for name, record in records.items()},
     }
     try:
-        raw = _seal(body)
+        raw = dump_sealed(body)
         same = strict_json.load(raw, "info")["info"] == info
     except (TypeError, ValueError, RecursionError, DamagedCheckpointError) as error:
         raise UnsavableError(f"info is not JSON: {error}.") from None
@@ -170,8 +171,8 @@ def dump_manifest(records: dict[str, FileRecord], info: dict[str, JSON]) -> byte
     return raw
 
 
-def _seal(body: dict[str, JSON]) -> bytes:
-    """Encode the manifest: the body and its hash."""
+def dump_sealed(body: dict[str, JSON]) -> bytes:
+    """Encode the body of a manifest, and its hash."""
     return strict_json.dump(
         {**body, "sha256": sha256(strict_json.dump(body)).hexdigest()}, indent=1
     )
@@ -190,7 +191,7 @@ def parse_manifest(raw: bytearray, where: str) -> Manifest:
     body.pop("sha256", None)
     try:
         # Compared as bytes, to detect changes of whitespace too.
-        if _seal(body) != raw:
+        if dump_sealed(body) != raw:
             raise DamagedCheckpointError(f"{where} is damaged: its hash does not match.")
         return _as_manifest(body)
     except (TypeError, ValueError, AttributeError) as error:

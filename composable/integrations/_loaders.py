@@ -107,3 +107,14 @@ class _Seeded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
+
+
+class SeededLoader(_Seeded):
+    """A loader that begins where an adapter is: see `LoopAdapter.seeded`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing, so that Lightning takes the loader for one that can be resumed."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Ignore the state: the clock of the adapter is restored."""

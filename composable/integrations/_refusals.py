@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.data import RandomSampler, SequentialSampler
 
 from composable._support.surgery import WRAPPERS
 from composable.core.event import Event
@@ -151,6 +152,16 @@ def check_same_place(now: Timestamp, other: Timestamp) -> None:
         raise ValueError(
             f"others= has an adapter at batch {other.batch_in_epoch} of its epoch, and t is at "
             f"batch {now.batch_in_epoch}; load the t.state_dict() of both from one checkpoint."
+        )
+
+
+def check_divided(loader: Any) -> None:
+    """Raise a ValueError if each of several processes would get all batches of a loader."""
+    whole = type(getattr(loader, "sampler", None)) in (RandomSampler, SequentialSampler)
+    if whole and Processes.current().several:
+        raise ValueError(
+            "the DataLoader in t.seeded(loader) has the same batches in each process, because "
+            "Lightning does not divide it: pass it sampler=DistributedSampler(dataset, seed=...)."
         )
 
 

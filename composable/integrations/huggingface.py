@@ -18,9 +18,14 @@ from composable._support.extras import needs
 from composable._support.paths import replacing, write_atomically
 from composable._support.pretrained import saving_for_resume
 from composable._support.strict_json import load
+from composable.checkpoint.sealing import SEAL, verify_seal
 from composable.checkpoint.weights import read_file
 from composable.data.fetching import loader_length
 from composable.integrations._refusals import check_mixin
+from composable.integrations.huggingface_checkpoints import (
+    SafeCheckpointCallback,
+    latest_checkpoint,
+)
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.resume.modules import module_tensors
 
@@ -37,6 +42,8 @@ __all__ = [
     "LogitsModel",
     "LoopAdapterCallback",
     "LoopAdapterMixin",
+    "SafeCheckpointCallback",
+    "latest_checkpoint",
 ]
 
 STATE_NAME = "transforms.pt"
@@ -133,6 +140,11 @@ class LoopAdapterCallback(TrainerCallback):
     ) -> None:
         """Save the state of the adapter in the checkpoint."""
         folder = Path(str(args.output_dir), f"checkpoint-{state.global_step}")
+        if (folder / SEAL).exists() and not (folder / STATE_NAME).exists():
+            raise ValueError(
+                "SafeCheckpointCallback comes before LoopAdapterCallback in callbacks=, so its "
+                f"seal does not cover {STATE_NAME}: let it be the last one."
+            )
         if state.is_world_process_zero and folder.is_dir():
             with replacing(folder / STATE_NAME) as file:
                 torch.save(packed(self.adapter), file)
@@ -198,12 +210,22 @@ class LoopAdapterMixin:
         self.add_callback(LoopAdapterCallback(adapter))  # type: ignore[attr-defined]
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train, and restore the state of the adapter if a training is resumed."""
+        """Train, and restore the state of the adapter if a training is resumed.
+
+        With a `SafeCheckpointCallback`, `resume_from_checkpoint=True` starts a training where there
+        is no checkpoint, and a checkpoint with a seal is verified.
+        """
+        callbacks = self.callback_handler.callbacks  # type: ignore[attr-defined]
+        callbacks.sort(key=_seals)  # after what writes to a checkpoint
         folder = resume_from_checkpoint
-        if folder is True:
+        if folder is True and any(map(_seals, callbacks)):
+            folder = resume_from_checkpoint = latest_checkpoint(self.args.output_dir)  # type: ignore[attr-defined]
+        elif folder is True:
             from transformers.trainer_utils import get_last_checkpoint
 
             folder = get_last_checkpoint(self.args.output_dir)  # type: ignore[attr-defined]
+        elif folder and Path(folder, SEAL).exists():
+            verify_seal(Path(folder))
         if folder and (saved := _read_state(folder)) is not None:
             self.adapter.load_state_dict(saved)
         try:
@@ -281,6 +303,10 @@ def refuse_loading(folder: Path) -> None:
         # An attention that no model has is refused by every class, with this text.
         entries = {**load(config.read_bytes(), str(config)), "attn_implementation": _REFUSED}
         write_atomically(config, (json.dumps(entries, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _seals(callback: Any) -> bool:
+    return isinstance(callback, SafeCheckpointCallback)
 
 
 def _read_state(folder: Any) -> Any:

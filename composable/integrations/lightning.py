@@ -13,13 +13,20 @@ from torch.optim import Optimizer
 
 from composable._support.extras import needs
 from composable.integrations._refusals import check_mixin
+from composable.integrations.lightning_checkpoints import SafeCheckpointIO, latest_checkpoint
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.trainer.evaluated_weights import averaging_names
 
 with needs("composable.integrations.lightning", "lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-__all__ = ["TRAINING_WEIGHTS", "LoopAdapterCallback", "LoopAdapterMixin"]
+__all__ = [
+    "TRAINING_WEIGHTS",
+    "LoopAdapterCallback",
+    "LoopAdapterMixin",
+    "SafeCheckpointIO",
+    "latest_checkpoint",
+]
 
 TRAINING_WEIGHTS = "composable_training_weights"
 """The entry of a checkpoint with the weights that are trained, where others are evaluated."""
@@ -75,6 +82,9 @@ class LoopAdapterCallback(Callback):
         self.adapter.check_modules(pl_module)
         self._check_weights_only(trainer, pl_module)
         self.adapter.start_at(trainer.global_step)
+        for saver in trainer.checkpoint_callbacks if trainer.ckpt_path else ():
+            # It forgets that on a resume, and would save between the batches of the next step.
+            vars(saver)["_last_global_step_saved"] = trainer.global_step
         self._steps = trainer.global_step
         self._accumulated = trainer.accumulate_grad_batches
         self._scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
@@ -130,6 +140,10 @@ class LoopAdapterCallback(Callback):
             ValueError: It has changed since the start.
         """
         self.adapter.resume_epoch()  # Lightning starts none if the last step of one was saved
+        counts = trainer.fit_loop.epoch_progress
+        if counts.current.started == counts.current.processed:
+            counts.increment_ready()  # nor does it count that one, which the next resume needs
+            counts.increment_started()
         if trainer.accumulate_grad_batches != self._accumulated:
             raise ValueError(
                 f"accumulate_grad_batches={trainer.accumulate_grad_batches} must not change during "
@@ -157,6 +171,10 @@ class LoopAdapterCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the training; the module has the weights with which it is evaluated."""
         self.adapter.finish()
+        self.adapter.rest()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the evaluated weights in the module, also if a checkpoint was the last one."""
         self.adapter.rest()
 
     def _start(self, *_: Any) -> None:

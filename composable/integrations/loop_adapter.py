@@ -11,15 +11,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from composable._support.checks import check_count
+from composable._support.printable import shorten
 from composable.batches.precision import Precision
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
 from composable.data.fetching import loader_length
 from composable.integrations._checkpoints import LoopCheckpoints
 from composable.integrations._hooks import check_owner, own_optimizers, watch_steps
-from composable.integrations._loaders import iterate_batches
+from composable.integrations._loaders import SeededLoader, iterate_batches
 from composable.integrations._refusals import (
     check_agreement,
+    check_divided,
     check_optimizer,
     check_same_place,
     check_unchanged,
@@ -132,7 +134,7 @@ class LoopAdapter(StepEvents):
         with self.checkpoints.watching(), ExitStack() as iterations:
             own = [iterations.enter_context(one._iterating()) for one in adapters]
             position |= {"accumulate_batches": accumulate_batches, "fetched": fetched}
-            batches = self._remaining(loader, position)
+            batches = self._batches(loader, **position)
             for batch in self.checkpoints.position.iterate(batches):
                 for one in adapters[1:]:
                     check_unchanged(batch, one.start_batch(batch), one.plan)
@@ -152,16 +154,16 @@ class LoopAdapter(StepEvents):
             for one in adapters:
                 one.end_epoch()
 
-    def _remaining(self, loader: Any, position: Mapping[str, Any]) -> Iterator[Any]:
-        """Iterate over the batches of the epoch that the clock has not counted."""
-        now, parts = self.state.timestamp, position["accumulate_batches"]
+    def _batches(self, loader: Any, **options: Any) -> Iterator[Any]:
+        """Iterate over the batches of the epoch from the clock on."""
+        now, count = self.state.timestamp, self._micro.accumulate_batches
         return iterate_batches(
             loader,
             self.state.key,
             epoch=now.epoch,
-            first_step=(now.batch - now.batch_in_epoch) * parts,
-            skip=now.batch_in_epoch * parts,
-            **position,
+            first_step=(now.batch - now.batch_in_epoch) * count,
+            skip=now.batch_in_epoch * count,
+            **options,
         )
 
     def _checkpoint(self) -> None:
@@ -185,6 +187,46 @@ class LoopAdapter(StepEvents):
                 now = self.state.timestamp
                 if self._in_epoch and now.batch_in_epoch == self.state.epoch_length:
                     self.end_epoch()  # left after its last batch, as by zip
+
+    def seeded(self, loader: Any) -> SeededLoader:
+        """Return a loader for Lightning, which continues a training in the middle of an epoch.
+
+        Each iteration is over the batches of the current epoch from the clock on, in the order and
+        with the random numbers of `epoch`. So a training that was killed after any checkpoint has
+        the same batches as one that was not.
+
+        Args:
+            loader: The only loader of the training. In several processes, it must be divided, as by
+                a `DistributedSampler`: Lightning divides no loader of this type.
+
+        Raises:
+            ValueError: It has no length, so that Lightning would fetch a batch ahead.
+
+        Example:
+            >>> from composable.integrations import adapt_loop
+            >>> t = adapt_loop([], torch.nn.Linear(4, 3), seed=17)
+            >>> len(t.seeded(torch.utils.data.DataLoader(range(6), batch_size=2)))
+            3
+        """
+        check.check_loader("loader", loader)
+        if loader_length(loader) is None:
+            raise ValueError(
+                f"loader={shorten(loader)} must have a length: without one, Lightning fetches "
+                "batches before the training begins; give the dataset or the loader a __len__."
+            )
+        return SeededLoader(loader, self._following)
+
+    def _following(self, loader: Any) -> Iterator[Any]:
+        """Iterate like `_batches`; nothing happens before the first batch is fetched."""
+        self.resume_epoch()
+        done = self.state.timestamp.batch_in_epoch * self._micro.accumulate_batches
+        if done >= len(loader):
+            raise RuntimeError(
+                f"the loader in t.seeded(loader) has {len(loader)} batches, and the epoch is at "
+                f"batch {done}: use one loader for the training, with the length that it had."
+            )
+        check_divided(loader)
+        yield from self._batches(loader)
 
     @contextmanager
     def evaluating(self) -> Iterator[nn.Module]:

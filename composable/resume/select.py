@@ -1,8 +1,8 @@
 """Select the checkpoint to resume from."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_folder_is_ours",
+    "complete_checkpoints",
     "find_resume_point",
+    "first_valid",
     "latest_valid",
     "latest_weights",
     "looks_like_checkpoint",
     "read_point",
 ]
 
+T = TypeVar("T")
 _HINT = "; pass load_weights_only=True to start a new run from the weights in a file"
 
 
@@ -118,19 +121,32 @@ def latest_valid(
         run: The id of the run that wrote it; any run if None.
         max_batch: The number of batches that it may not exceed.
     """
-    paths = reader.processes.on_main(lambda: _complete(folder, run, max_batch))
+    paths = reader.processes.on_main(lambda: complete_checkpoints(folder, run, max_batch))
+    return first_valid(paths, reader.point, warn=reader.processes.is_main)
+
+
+def first_valid(
+    paths: Iterable[str | Path], read: Callable[[Path], T], *, warn: bool = True
+) -> T | None:
+    """Return the first checkpoint that can be read, or None, and warn of those before.
+
+    Args:
+        paths: The checkpoints, the latest first.
+        read: Returns the checkpoint at a path, or raises a `CheckpointError`.
+        warn: Whether to warn.
+    """
     for path in map(Path, paths):
         try:
-            return reader.point(path)
+            return read(path)
         except (MismatchError, VersionError):
             raise
         except CheckpointError as error:  # the bytes are only checked now
-            if reader.processes.is_main:
+            if warn:
                 _warn_broken(path, error)
     return None
 
 
-def _complete(folder: Path, run: str | None, max_batch: int | None) -> list[str]:
+def complete_checkpoints(folder: Path, run: str | None, max_batch: int | None = None) -> list[str]:
     """Return the paths of the checkpoints from which a run may resume, the latest first."""
     return [
         str(found.path)

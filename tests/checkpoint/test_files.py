@@ -52,7 +52,7 @@ def edit_manifest(folder, changes=None):
     for name, record in body["files"].items():
         content = (folder / name).read_bytes()
         record.update(size=len(content), sha256=hashlib.sha256(content).hexdigest())
-    (folder / MANIFEST).write_bytes(manifest._seal(merged(body, changes or {})))
+    (folder / MANIFEST).write_bytes(manifest.dump_sealed(merged(body, changes or {})))
 
 
 def merged(body, changes):

@@ -40,7 +40,7 @@ def seal(path, **changes):
     """Change entries of a manifest, with a hash that fits."""
     body = json.loads((path / "manifest.json").read_text())
     body.pop("sha256")
-    (path / "manifest.json").write_bytes(manifest._seal({**body, **changes}))
+    (path / "manifest.json").write_bytes(manifest.dump_sealed({**body, **changes}))
 
 
 def test_inspect_prints_years_and_integers_beyond_the_usual(tmp_path, capsys):

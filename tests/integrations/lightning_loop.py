@@ -5,7 +5,6 @@ import warnings
 import lightning.pytorch as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from torch.utils.data import DataLoader
 
 from composable.integrations.lightning import LoopAdapterCallback, LoopAdapterMixin
 from composable.utils.reproducibility import seed_step
@@ -15,7 +14,7 @@ QUIET = (
     "The '.*_dataloader' does not have many",
     "You defined a `validation_step` but have no",
     "Be aware that when using `ckpt_path`",
-    "You're resuming from a checkpoint that ended before",
+    "Your `val_dataloader`'s sampler has shuffling enabled",
 )
 
 
@@ -45,24 +44,6 @@ class Composed(LoopAdapterMixin, Plain):
     training_step = LoopAdapterMixin.training_step
 
 
-class Resumable(DataLoader):
-    """A loader that Lightning can resume in mid-epoch."""
-
-    seen = skipped = 0
-
-    def __iter__(self):
-        skipped, self.skipped = self.skipped, 0
-        for self.seen, batch in enumerate(super().__iter__(), 1):
-            if self.seen > skipped:
-                yield batch
-
-    def state_dict(self):
-        return {"seen": self.seen % len(self)}
-
-    def load_state_dict(self, state):
-        self.skipped = state["seen"]
-
-
 def trainer_of(run, *callbacks, **options):
     """Build a trainer for a run."""
     plugins = [MixedPrecision("16-mixed", "cpu", run.scaler())] if run.scaler() else []
@@ -88,9 +69,7 @@ def trainer_of(run, *callbacks, **options):
 def fit(trainer, module, path=None):
     """Train a module, from a checkpoint if there is one."""
     run = module.run
-    loader = run.loader()
-    if run.processes == 1:
-        loader = Resumable(loader.dataset, run.batch_size)
+    loader = module.adapter.seeded(run.loader())
     with warnings.catch_warnings():
         for message in QUIET:
             warnings.filterwarnings("ignore", message)

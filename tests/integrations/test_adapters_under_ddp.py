@@ -57,6 +57,15 @@ def test_processes_train_and_evaluate_as_the_trainer_does_on_one(loop):
     assert average["evaluated"] != average["trained"]
 
 
+@pytest.mark.parametrize("loop", [loop for loop in NAMES if "mixin" in loop])
+def test_trainings_continue_from_safe_checkpoints(loop, tmp_path):
+    first, second = run(loops.continued, loops.SIZE, loop, tmp_path, seconds=150)
+
+    assert first == second
+    assert first[0]["trained"] != first[1]["trained"]
+    assert first[1] == trained(loop)[0][SIX]
+
+
 def test_accumulated_microbatches_train_as_in_the_trainer():
     train = partial(loops.train, accumulate_batches=2)
     first, second = (one[SIX] for one in run(train, loops.SIZE, "own loop", [SIX], seconds=150))

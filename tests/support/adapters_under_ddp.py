@@ -4,6 +4,7 @@ import os
 import warnings
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from composable.algorithms import BlurPool
 from composable.integrations import LoopAdapter
 from tests.integrations.loops import LOOPS, Run, own_weights, row
-from tests.integrations.table import OPTIONS, SGD, dataset, dense_net, net
+from tests.integrations.table import OPTIONS, SGD, SIX, dataset, dense_net, net
 from tests.support.data import NoisyExamples
 from tests.support.models import weights
 
@@ -68,6 +69,42 @@ def train(loop: str, names: list[str], **changes: Any) -> dict[str, Any]:
         return of_row(name, processes=SIZE, **parts, **changes)
 
     return {name: outcome_of(LOOPS[loop](run(name))) for name in names}
+
+
+def continued(loop: str, folder: Path) -> list[Any]:
+    """Train to the third of four steps, and then from the checkpoint; return both outcomes."""
+    warnings.simplefilter("ignore")
+    os.environ.update(LOCAL_WORLD_SIZE=str(SIZE), GROUP_RANK="0", TORCHELASTIC_RUN_ID="test")
+    start()
+    parts = {"batches": divided} if loop in INTERLEAVED else {}
+    run = of_row(SIX, processes=SIZE, **parts)
+    part = lightning_part if loop == "Lightning, mixin" else huggingface_part
+    return [outcome_of(part(run, folder, steps)) for steps in (3, 4)]
+
+
+def lightning_part(run: Run, folder: Path, steps: int) -> LoopAdapter:
+    """Train to a step from the latest checkpoint on."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from composable.integrations.lightning import SafeCheckpointIO, latest_checkpoint
+    from tests.integrations.lightning_loop import Composed, fit, trainer_of
+
+    t = run.adapter(run.net(), precision="fp32")
+    saver = ModelCheckpoint(folder, every_n_train_steps=1)
+    trainer = trainer_of(run, saver, plugins=[SafeCheckpointIO()], max_steps=steps)
+    fit(trainer, Composed(t, run), latest_checkpoint(folder))
+    return t
+
+
+def huggingface_part(run: Run, folder: Path, steps: int) -> LoopAdapter:
+    """Train to a step from the latest checkpoint on."""
+    from composable.integrations.huggingface import SafeCheckpointCallback
+    from tests.integrations.huggingface_loop import start
+
+    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": steps}
+    t, trainer = start(run, folder, changes=changes, callbacks=[SafeCheckpointCallback(1)])
+    trainer.train(resume_from_checkpoint=True)
+    return t
 
 
 def outcome_of(t: LoopAdapter) -> dict[str, Any]:

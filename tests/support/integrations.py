@@ -105,7 +105,7 @@ FEATURES = {
         "accumulated_steps_are_those_of_the_trainer", _FULL
     ),
     "data order of the `Trainer`, also of random datasets": _tested(
-        "loaders_draw_as_in_the_trainer", _ITERATED
+        "loaders_draw_as_in_the_trainer", (*_ITERATED, "Lightning, callback", "Lightning, mixin")
     ),
     "a second pass over a batch (`SAM`)": {},
 }
