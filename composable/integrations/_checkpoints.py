@@ -28,7 +28,7 @@ from composable.data.dead_workers import LOADER_ERRORS
 from composable.data.order import is_stateful
 from composable.distributed.processes import Processes
 from composable.distributed.signals import Signals
-from composable.integrations._position import Position
+from composable.integrations._position import LoaderPosition
 from composable.optim.multi import base_optimizers
 from composable.plan.plan import Plan
 from composable.resume.best import Best, find_best
@@ -42,8 +42,6 @@ from composable.runs.environment import describe_environment
 from composable.trainer.description import describe_value
 from composable.trainer.run_part import RunPart
 from composable.trainer.undo import Undo, restore_attributes, restore_tensors, undone_on_error
-
-__all__ = ["LoopCheckpoints"]
 
 _LOGGER = Logger(())
 
@@ -136,7 +134,7 @@ class LoopCheckpoints:
     """Says when to save and where, and which checkpoints to keep."""
     _others: dict[Path, CheckpointSaver] = attrs.field(factory=dict)
     """Those of further folders, to which only `t.save(folder)` saves."""
-    position: Position = attrs.field(init=False)
+    position: LoaderPosition = attrs.field(init=False)
     run: str = attrs.field(factory=partial(token_hex, 8))
     """The id of the run; with several processes, that of rank 0 is saved."""
     _signals: Signals = attrs.field(factory=Signals)
@@ -145,7 +143,7 @@ class LoopCheckpoints:
     """The folders that this process has checked and locked."""
 
     def __attrs_post_init__(self) -> None:
-        self.position = Position(self.adapter)
+        self.position = LoaderPosition(self.adapter)
 
     def use(self, folder: Any, save_interval: Any = None) -> None:
         """Save to a folder from now on, a path or a `CheckpointSaver`."""

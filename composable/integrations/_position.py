@@ -27,8 +27,6 @@ from composable.distributed.processes import Processes
 from composable.integrations._loaders import base_loader
 from composable.resume.changes import check_as_many
 
-__all__ = ["Position"]
-
 _END: Any = object()
 
 
@@ -43,7 +41,7 @@ class PositionState(TypedDict):
 
 
 @attrs.define(eq=False)
-class Position:
+class LoaderPosition:
     """The position in the loader of an epoch, and the states of the global generators.
 
     Args:

@@ -32,7 +32,7 @@ from composable.trainer.step import computes_loss
 from composable.utils.reproducibility import seed_step
 
 
-def loss_of(state: State, outputs: Any) -> Tensor:
+def loss_in_precision(state: State, outputs: Any) -> Tensor:
     """Compute the loss of outputs, in the precision of the loop."""
     with state.precision.autocast(state.device):
         return check_scalar(state.loss_fn(outputs, state.batch))  # type: ignore[misc]
@@ -164,7 +164,7 @@ class StepEvents:
                 f"t.loss(outputs) needs a loss; pass loss_fn to adapt_loop, or give "
                 f"{type(self.state.model).__name__} a method loss(outputs, batch)."
             )
-        forward = ForwardPass(lambda _: outputs, loss_of)
+        forward = ForwardPass(lambda _: outputs, loss_in_precision)
         compute = computes_loss(partial(partial, self._fire), forward)
         whole: Any = self._whole  # start_batch has set it
         try:

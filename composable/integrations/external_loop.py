@@ -28,7 +28,7 @@ from composable.integrations._refusals import (
     refuse_requests,
 )
 from composable.integrations._saved_state import device_of
-from composable.integrations._step import loss_of
+from composable.integrations._step import loss_in_precision
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.losses.loss import call_of, loss_module
 from composable.losses.mean import declared_by
@@ -148,7 +148,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
         plan,
         state,
         fire,
-        Accumulation(LossShares(weights, loss_of, logged=True)),
+        Accumulation(LossShares(weights, loss_in_precision, logged=True)),
         replaced=modules_only_in(given, state.model),
         extra={} if extra is None else extra,
     )
