@@ -5,6 +5,7 @@ and a line in `SCRIPTS`.
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from composable.utils.reproducibility import seed_context
 from tests.integrations.table import image_net
 from tests.support.data import examples
 from tests.support.models import weights
+from tests.support.own_run import OwnRun
 
 EPOCHS = 3
 EXAMPLES = 20
@@ -193,7 +195,27 @@ class HuggingFace:
         return whole, broken
 
 
+@attrs.frozen
+class OwnLoop:
+    """A loop written by hand, which saves at intervals or by itself."""
+
+    run: OwnRun
+    library: str = "composable.integrations"
+
+    def train(self, folder: Path) -> Any:
+        return self.run.train(folder / CHECKPOINTS, note=partial(note, folder))
+
+    def checkpoints(self, folder: Path) -> tuple[list[int], int]:
+        if not (folder / CHECKPOINTS).is_dir():
+            return [], 0
+        whole, broken = files.find(folder / CHECKPOINTS, thorough=True)
+        return [found.manifest.batch for found in whole], len(broken)
+
+
 SCRIPTS: dict[str, Script] = {
+    "own loop": OwnLoop(OwnRun()),
+    "own loop, a step of several batches": OwnLoop(OwnRun("noisy", parts=2, saves_epochs=True)),
+    "own loop, a stateful stream": OwnLoop(OwnRun("stateful stream", save_interval="2ba")),
     "Lightning": Lightning(),
     "Lightning, a step of several batches": Lightning(
         {"every_n_train_steps": 2, "save_top_k": 1, "save_last": "link"}, accumulated=2

@@ -72,18 +72,23 @@ class OwnRun:
     saves_epochs: bool = False
     """Whether the loop itself saves after each evaluation, with the result."""
 
-    def train(self, folder: Any, kill: Any = None, **options: Any) -> dict[str, Any]:
+    def train(
+        self, folder: Any, kill: Any = None, note: Any = None, **options: Any
+    ) -> dict[str, Any]:
         """Train, from the last checkpoint on if there is one, and return the outcome.
 
         Args:
             folder: Where to save.
             kill: A moment, and the how-manieth of it ends the run.
+            note: Called often with the number of batches in the last checkpoint.
             options: Further options of the saver.
         """
         counts = dict.fromkeys(MOMENTS, 0)
 
         def at(moment: str) -> None:
             counts[moment] += 1
+            if note is not None and saver.manager.latest is not None:
+                note(int(saver.manager.latest.name.partition("ba")[2]))
             if kill is not None and kill == (moment, counts[moment]):
                 raise KilledError
 
