@@ -63,7 +63,7 @@ class LoopRun(RunPart):
         return self.state.max_duration
 
 
-# --- the user's own values
+# --- the user's values
 
 
 class ExtraState(TypedDict):
@@ -75,7 +75,7 @@ class ExtraState(TypedDict):
 
 @attrs.define(eq=False)
 class Extra:
-    """The user's own values, by name: those with a `state_dict` are restored in place."""
+    """The user's values, by name: those with a `state_dict` are restored in place."""
 
     held: dict[str, Any]
 
@@ -125,7 +125,7 @@ class LoopCheckpoints:
 
     Args:
         adapter: The external loop.
-        extra: The user's own values.
+        extra: The user's values.
     """
 
     adapter: Any
@@ -133,10 +133,10 @@ class LoopCheckpoints:
     saver: CheckpointSaver | None = None
     """Says when to save and where, and which checkpoints to keep."""
     _others: dict[Path, CheckpointSaver] = attrs.field(factory=dict)
-    """Those of further folders, to which only `t.save(folder)` saves."""
+    """The savers of further folders, to which only `t.save(folder)` saves."""
     position: LoaderPosition = attrs.field(init=False)
     run: str = attrs.field(factory=partial(token_hex, 8))
-    """The id of the run; with several processes, that of rank 0 is saved."""
+    """The id of the run; with several processes, rank 0 saves its id."""
     _signals: Signals = attrs.field(factory=Signals)
     _saved_at: Any = None
     _owned: set[Path] = attrs.field(factory=set)
@@ -202,7 +202,7 @@ class LoopCheckpoints:
         if saver.folder in self._owned:
             return
 
-        def own() -> None:
+        def prepare() -> None:
             if not saver.overwrite:
                 check_folder_is_ours(
                     saver.folder,
@@ -216,7 +216,7 @@ class LoopCheckpoints:
             finalize(self, lock.release)
 
         with _naming("t.save(folder)"):
-            Processes.current().on_main(own)
+            Processes.current().on_main(prepare)
         self._owned.add(saver.folder)
 
     @contextmanager
@@ -376,7 +376,7 @@ class LoopCheckpoints:
 
 
 def _as_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return results as numbers, such as those of NumPy and in tensors."""
+    """Return results as numbers, also from tensors and values of NumPy."""
     try:
         return {name: float(value) for name, value in metrics.items()}
     except (AttributeError, TypeError, ValueError) as error:
@@ -390,7 +390,7 @@ def _restore_by_state(one: Any) -> Undo:
     saved = deepcopy(one.state_dict())
 
     def restore() -> None:
-        with suppress(Exception):  # its own load may be what fails
+        with suppress(Exception):  # it may be what failed
             one.load_state_dict(saved)
 
     return restore

@@ -54,7 +54,7 @@ class LoaderPosition:
     """The iterator over the batches of the epoch that were not used."""
     _batches_per_step: int = 1
     _began: list[Tensor] = attrs.field(factory=list)
-    """The states of the loader's own generators at the start of the epoch."""
+    """The states of the loader's generators at the start of the epoch."""
     _loaded: PositionState | None = None
     """The position in a checkpoint, until the next epoch."""
     _random: Any = None

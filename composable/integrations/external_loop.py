@@ -83,7 +83,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
         save_folder: Save a checkpoint there at the end of every epoch, and after SIGTERM or Ctrl-C:
             a path, or a `CheckpointSaver` for another interval, a number to keep, or the best.
         autoresume: Continue from the latest whole checkpoint in `save_folder`, if there is one.
-        extra: Own values that checkpoints save too. Objects with a `state_dict`, such as a
+        extra: Values that checkpoints save too. Objects with a `state_dict`, such as a
             scheduler or a `GradScaler`, are restored in place; plain values are set in this
             dictionary. It may be changed during training, as `t.extra`.
 

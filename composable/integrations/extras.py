@@ -39,7 +39,7 @@ def accelerate_parts(accelerator: Any) -> dict[str, Any]:
 def fabric_parts(fabric: Any) -> dict[str, Any]:
     """Return the loss scaler of a `Fabric`, if it has one.
 
-    Fabric prepares no schedulers: add your own to `t.extra`.
+    Fabric prepares no schedulers: add them to `t.extra`.
 
     Args:
         fabric: The `Fabric` that set up the model and the optimizer of the loop.

@@ -66,7 +66,7 @@ class LoopAdapter(StepEvents):
     _fixed_length: bool = attrs.field(init=False)
     """Whether the length of epochs is not that of the loader."""
     extra: dict[str, Any] = attrs.field(factory=dict)
-    """The user's own values, which `save` saves and `resume` restores."""
+    """The user's values, which `save` saves and `resume` restores."""
     checkpoints: LoopCheckpoints = attrs.field(init=False)
     """What saves and resumes this loop."""
 
@@ -312,7 +312,7 @@ class LoopAdapter(StepEvents):
         Raises:
             RuntimeError: A batch was started and its step was not taken, or the model holds the
                 weights of an evaluation.
-            CheckpointError: It cannot be written, or the folder has those of another run.
+            CheckpointError: It cannot be written, or the folder has some of another run.
         """
         self._check_followed("t.save(folder)")
         self._end_savable_batch("t.save(folder)")
@@ -349,8 +349,8 @@ class LoopAdapter(StepEvents):
         self._check_followed("t.resume(folder)")
         if self._iteration is not None:
             raise RuntimeError(
-                "t.resume(folder) was called during an epoch, whose batches would be those of "
-                "another position; call it before the loop."
+                "t.resume(folder) was called during an epoch, whose batches would follow another "
+                "position; call it before the loop."
             )
         return self.checkpoints.resume(folder, load_ignore_keys)
 

@@ -63,14 +63,14 @@ class Parts:
             path: Where it was read, for errors.
 
         Raises:
-            MismatchError: An entry is missing, or it is that of another kind of loop.
+            MismatchError: An entry is missing, or another kind of loop wrote it.
             DamagedCheckpointError: An entry is unknown, or something in it is missing or has
                 another type.
         """
         if {"position", "progress"} & saved.keys() - self.structure.keys():
             raise MismatchError(
                 f"{path} was written by another kind of loop. Checkpoints of t.save are resumed by "
-                "t.resume(folder) of adapt_loop, and those of a Trainer by its load_path; for the "
+                "t.resume(folder) of adapt_loop, and a Trainer's by its load_path; for the "
                 "weights alone, pass load_weights_only=True."
             )
         if missing := sorted(self.structure.keys() - {ENGINE} - saved.keys()):
