@@ -48,7 +48,12 @@ collect_ignore = ["docs/conf.py", "docs/contributing.md", "docs/adding_a_gradien
 ADAPTERS = {
     "accelerate": [  # tests/integrations/loops.py looks for itself
         "property_tests/test_clock_of_loops.py",
+        "composable/integrations/extras.py",
         "property_tests/test_events_of_loops.py",
+        "tests/integrations/test_foreign_checkpoints.py",
+        "tests/integrations/test_foreign_checkpoints_on_processes.py",
+        "tests/integrations/test_forged_foreign_checkpoints.py",
+        "tests/integrations/test_own_checkpoints_of_libraries.py",
         "tests/integrations/test_table.py",
     ],
     "cloudpickle": [
@@ -56,12 +61,17 @@ ADAPTERS = {
     ],
     "lightning": [
         "docs/compare.md",
+        "composable/integrations/extras.py",
         "composable/integrations/lightning.py",
         "composable/integrations/lightning_checkpoints.py",
         "property_tests/test_clock_of_loops.py",
         "property_tests/test_events_of_loops.py",
         "tests/integrations/lightning_loop.py",
         "tests/integrations/test_examples_of_the_page.py",
+        "tests/integrations/test_foreign_checkpoints.py",
+        "tests/integrations/test_foreign_checkpoints_on_processes.py",
+        "tests/integrations/test_forged_foreign_checkpoints.py",
+        "tests/integrations/test_own_checkpoints_of_libraries.py",
         "tests/integrations/test_lightning.py",
         "tests/integrations/test_killed_loops.py",
         "tests/integrations/test_lightning_checkpoints.py",
@@ -88,6 +98,9 @@ ADAPTERS = {
         "tests/integrations/test_encodings.py",
         "tests/integrations/test_gated_linear_units_of_huggingface.py",
         "tests/integrations/test_examples_of_the_page.py",
+        "tests/integrations/test_foreign_checkpoints.py",
+        "tests/integrations/test_foreign_checkpoints_on_processes.py",
+        "tests/integrations/test_forged_foreign_checkpoints.py",
         "tests/integrations/test_huggingface.py",
         "tests/integrations/test_huggingface_checkpoints.py",
         "tests/integrations/test_killed_loops.py",
@@ -114,7 +127,9 @@ def pytest_collection():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark the tests of files that touch other packages, if `-m` names the marker."""
+    """Refuse names that differ between processes; mark the files that touch other packages."""
+    if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"{named[0]} has an address in its name; pass other ids=.")
     if "foreign" not in config.option.markexpr:
         return
     from tests.support.foreign import foreign_packages

@@ -59,6 +59,11 @@ SCHEDULERS: dict[str, Any] = {
 }
 
 
+def name_of(value: Any) -> str:
+    """Return a name for a case, without the address of a function."""
+    return getattr(value, "__name__", None) or str(value)
+
+
 @attrs.frozen
 class Case:
     """What is trained; by default with a scheduler that steps after each batch."""

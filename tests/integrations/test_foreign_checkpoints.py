@@ -25,6 +25,7 @@ from tests.integrations.foreign_runs import (
     composer_time,
     huggingface,
     lightning,
+    name_of,
     path_of,
 )
 
@@ -107,12 +108,12 @@ def check_continues(case, library, folder, seen, steps=SAVED, **options):
 # --- the law
 
 
-@pytest.mark.parametrize(("library", "case"), PAIRS, ids=str)
+@pytest.mark.parametrize(("library", "case"), PAIRS, ids=name_of)
 def test_the_next_steps_are_the_other_trainers(library, case, tmp_path):
     check_continues(case, library, tmp_path, library(case, tmp_path))
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[4]], ids=str)
+@pytest.mark.parametrize("case", [CASES[1], CASES[4]], ids=name_of)
 def test_lightning_may_save_the_last_batch_before_the_end_of_its_epoch(case, tmp_path):
     seen = lightning(case, tmp_path, at_end_of_epoch=False)
     check_continues(case, lightning, tmp_path, seen, (5, 10))
@@ -164,7 +165,7 @@ def test_the_loss_scale_continues(tmp_path):
         built(Case(), load_path=tmp_path / "3.ckpt")
 
 
-@pytest.mark.parametrize("library", [accelerate, huggingface, composer], ids=str)
+@pytest.mark.parametrize("library", [accelerate, huggingface, composer], ids=name_of)
 def test_the_loss_scale_of_a_saved_scaler_continues(library, tmp_path):
     """The runs of these libraries have none without a GPU, so it is added."""
     library(Case(), tmp_path)
@@ -210,7 +211,7 @@ ENTRIES = {
 }
 
 
-@pytest.mark.parametrize(("library", "names"), ENTRIES.items(), ids=str)
+@pytest.mark.parametrize(("library", "names"), ENTRIES.items(), ids=name_of)
 def test_entries_without_a_place_are_named_once(library, names, tmp_path):
     library(Case(), tmp_path)
 
@@ -339,7 +340,7 @@ MISSING = {
 }
 
 
-@pytest.mark.parametrize(("name", "library"), MISSING.items(), ids=str)
+@pytest.mark.parametrize(("name", "library"), MISSING.items(), ids=name_of)
 def test_a_missing_file_is_named(name, library, tmp_path):
     seen = library(Case(), tmp_path)
     path = path_of(library, tmp_path, 3)

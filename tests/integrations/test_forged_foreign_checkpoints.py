@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from composable.checkpoint import CheckpointError
 from composable.resume import ChangedRunWarning
 from tests.integrations import foreign_runs
-from tests.integrations.foreign_runs import Case, path_of
+from tests.integrations.foreign_runs import Case, name_of, path_of
 from tests.integrations.test_foreign_checkpoints import continued, equal
 
 CASE = Case("AdamW with two groups")
@@ -108,7 +108,7 @@ def copy_of(folder, library, file):
     return target, target / file if file else target
 
 
-@pytest.mark.parametrize(("library", "file"), PAIRS, ids=str)
+@pytest.mark.parametrize(("library", "file"), PAIRS, ids=name_of)
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
 def test_a_forged_entry_is_refused_or_loaded(library, file, folders):
     path, part = copy_of(folders[library], library, file)
@@ -130,7 +130,7 @@ def test_a_forged_entry_is_refused_or_loaded(library, file, folders):
     assert "refused" in seen
 
 
-@pytest.mark.parametrize(("library", "file"), PAIRS, ids=str)
+@pytest.mark.parametrize(("library", "file"), PAIRS, ids=name_of)
 def test_a_truncated_or_flipped_file_is_refused_or_loaded(library, file, folders):
     path, part = copy_of(folders[library], library, file)
     raw = part.read_bytes()
