@@ -5,14 +5,16 @@ a handwritten loop, with or without Fabric or Accelerate, or another trainer.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable._support.checks import check_count
+from composable._support.checks import as_path, check_count, check_flags
 from composable.batches.precision import Precision
 from composable.batches.spec import BatchSpec
+from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.logger import Logger
@@ -55,7 +57,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     precision: Any = "fp32",
     input_key: Any = 0,
     target_key: Any = 1,
-    save_folder: Any = None,
+    save_folder: str | Path | CheckpointSaver | None = None,
     autoresume: bool = False,
     extra: dict[str, Any] | None = None,
 ) -> LoopAdapter:
@@ -120,6 +122,11 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     """
     if not isinstance(extra, dict | None):
         raise TypeError(f"extra={extra!r} must be a dictionary of names and values.")
+    check_flags(autoresume=autoresume)
+    if save_folder is None and autoresume:
+        raise ValueError("autoresume=True needs a save_folder, from which training continues.")
+    if not isinstance(save_folder, CheckpointSaver | None):
+        save_folder = as_path("save_folder", save_folder)
     spec = BatchSpec(input_key, target_key)
     model = given = check_bare(check.check_model("model", model))
     loss = check.check_loss_fn(loss_fn, model, spec)
@@ -154,15 +161,9 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     )
     if save_folder is not None:
         adapter.checkpoints.use(save_folder, "1ep")
-    if autoresume:
-        adapter.resume(_folder_of(save_folder))
+    if autoresume and adapter.checkpoints.saver is not None:
+        adapter.resume(adapter.checkpoints.saver.folder)
     return adapter
-
-
-def _folder_of(save_folder: Any) -> Any:
-    if save_folder is None:
-        raise ValueError("autoresume=True needs a save_folder, from which training continues.")
-    return getattr(save_folder, "folder", save_folder)
 
 
 def _check_precision(value: Any) -> Precision:
