@@ -21,7 +21,7 @@ from composable._support.dtensors import is_sharded, local_part
 from composable._support.tree import tensors_of
 from composable.callbacks.checkpoint_saver import CheckpointSaver
 from composable.checkpoint.errors import CheckpointError, MismatchError, UnsavableError
-from composable.checkpoint.filters import expanded, replaced
+from composable.checkpoint.filters import check_patterns, expanded, replaced
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.data.dead_workers import LOADER_ERRORS
@@ -284,6 +284,7 @@ class LoopCheckpoints:
             Whether there was one.
         """
         path, adapter = as_path("folder", folder), self.adapter
+        ignored = check_patterns("load_ignore_keys", ignored)
         processes, state = Processes.current(), adapter.state
         reader = Reader(state.device, processes, sharded=is_sharded(state.model))
         self.finish()

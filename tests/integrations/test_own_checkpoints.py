@@ -110,6 +110,17 @@ def test_one_checkpoint_is_resumed_from_by_its_path(tmp_path):
     assert u.checkpoints.saver.folder == tmp_path / "b"
 
 
+def test_one_pattern_may_be_a_string(tmp_path):
+    t, optimizer = begin()
+    train(t, optimizer, batches(), 1)
+    path = t.save(tmp_path)
+    u, other = begin()
+
+    assert u.resume(path, load_ignore_keys="optimizers")
+    assert optimizer.state_dict()["state"]
+    assert not other.state_dict()["state"]
+
+
 def test_an_epoch_that_was_left_ends_with_the_save(tmp_path):
     t, optimizer = begin()
     for inputs, _ in t.epoch(batches()):
@@ -428,6 +439,8 @@ def test_a_save_without_a_folder_and_a_resume_in_an_epoch_are_refused(tmp_path):
         with pytest.raises(RuntimeError, match=r"t\.resume\(folder\) was called during an epoch"):
             t.resume(tmp_path)
         break
+    with pytest.raises(TypeError, match="load_ignore_keys=3 must be"):
+        t.resume(tmp_path / "none", load_ignore_keys=3)
     with pytest.raises(ValueError, match="autoresume=True needs a save_folder"):
         begin(autoresume=True)
 
