@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import attrs
 from attrs.validators import deep_iterable, instance_of, optional
 
-from composable._support.checks import as_path, check_count
+from composable._support.checks import check_count
 from composable._support.printable import printable, shorten
 from composable._support.secrets import REDACTED
 from composable.callbacks.checkpoint_saver import CheckpointSaver
@@ -34,6 +34,8 @@ from composable.runs.diff import Difference, changes, first_difference, first_we
 from composable.runs.environment import hash_file
 from composable.runs.recorder import RunRecorder, StepObserver
 from composable.runs.records import Steps, format_hex
+from composable.storage.copies import local
+from composable.storage.folders import address
 from composable.trainer.arguments import check_seed
 from composable.trainer.options import TrainerOptions
 from composable.trainer.run import Run
@@ -133,7 +135,7 @@ def replay(train: Callable[[], Any], run: str | Path, *, batch: int) -> Report:
     """
     if not callable(train):
         raise TypeError(f"train={train!r} must be a function that builds a Trainer and fits it.")
-    attempt = Replay.of(as_path("run", run), batch)
+    attempt = Replay.of(local("run", run, "latest", max_batch=batch), batch)
     with overridden_runs(attempt.override):
         try:
             train()
@@ -161,7 +163,8 @@ def replay_script(
     Raises:
         ReplayError: The script does not exist, or has changed.
     """
-    record = Replay.of(as_path("run", run), batch).record
+    run = local("run", run, "latest", max_batch=batch)
+    record = Replay.of(run, batch).record
     if arguments is not None:
         record = {**record, "arguments": list(arguments)}
     elif _secret_argument(record):
@@ -386,8 +389,9 @@ class Replay(StepObserver):
 
     def _is_about(self, save_folder: Path) -> bool:
         """Return whether a folder is that of the run, which may have been moved."""
-        folders = {self.folder.resolve(), Path(str(self.record.get("save_folder"))).resolve()}
-        return save_folder.resolve() in folders
+        recorded = str(self.record.get("save_folder"))
+        folders = {self.folder.resolve(), Path(recorded).resolve()}
+        return save_folder.resolve() in folders or address(save_folder) == recorded
 
     @property
     def run(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from composable._support.checks import as_path, check_flags, check_one_of
+from composable._support.checks import check_flags, check_one_of
 from composable._support.warn import warn_user
 from composable.callbacks._watched_result import ComparesResults
 from composable.checkpoint.filters import check_patterns
@@ -18,6 +18,7 @@ from composable.core.result_names import find_result, full_name
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.resume.manager import FIELDS, CheckpointManager
+from composable.storage.folders import as_folder
 
 __all__ = ["CheckpointSaver"]
 
@@ -37,7 +38,7 @@ class CheckpointSaver(ComparesResults):
     of its epoch. If only some checkpoints are kept, the second replaces the first.
 
     Args:
-        folder: The folder of the checkpoints; it is created.
+        folder: The folder of the checkpoints, or its URL; it is created.
         save_interval: When to save: "1ep", "100ba", a function `(state, event) -> bool`, or None
             to save only when a callback requests it with `Control.SAVE`. Unless it is None, the
             end of training is saved too.
@@ -84,7 +85,7 @@ class CheckpointSaver(ComparesResults):
         metric: str | None = None,
         mode: str | None = None,
     ) -> None:
-        self.folder = as_path("folder", folder)
+        self.folder = as_folder("folder", folder)
         self.save_interval = check_interval("save_interval", save_interval)
         self.filename = _check_filename(filename)
         self.num_checkpoints_to_keep = _check_keep(num_checkpoints_to_keep)

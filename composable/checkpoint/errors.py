@@ -7,6 +7,7 @@ __all__ = [
     "DamagedCheckpointError",
     "MismatchError",
     "MissingCheckpointError",
+    "TakenOverError",
     "UnreadableCheckpointError",
     "UnsavableError",
     "UnwritableCheckpointError",
@@ -40,6 +41,10 @@ class UnreadableCheckpointError(CheckpointError):
 
 class UnwritableCheckpointError(CheckpointError):
     """A file cannot be written: disk full, read-only or removed. The `OSError` is the cause."""
+
+
+class TakenOverError(CheckpointError):
+    """Another run or process writes to the folder in an object store, and this one stops."""
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError):

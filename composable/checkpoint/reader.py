@@ -15,6 +15,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.object_stores import StorageError
 from composable._support.strict_json import JSON, InvalidJSONError, load
 from composable.checkpoint.atomic import find_replaced, is_still
 from composable.checkpoint.errors import (
@@ -35,7 +36,15 @@ from composable.checkpoint.safetensors import Entry, allocate, chunks_of, fill, 
 from composable.checkpoint.shards import Region, cover
 from composable.core.stateful import StructureError
 
-__all__ = ["Input", "Opened", "TensorFiles", "candidates", "readable", "reading"]
+__all__ = [
+    "Input",
+    "Opened",
+    "TensorFiles",
+    "candidates",
+    "readable",
+    "reading",
+    "reading_from_store",
+]
 
 _CHUNK = 1 << 22
 _ATTEMPTS = 20  # retried only if a writer replaced the checkpoint in the meantime
@@ -61,6 +70,19 @@ def readable(path: Path, missing: CheckpointError | None = None) -> Iterator[Non
         raise UnreadableCheckpointError(
             f"{error.filename or path} cannot be read: {error.strerror or error}."
         ) from error
+
+
+@contextmanager
+def reading_from_store() -> Iterator[None]:
+    """Convert errors of an object store to errors of checkpoints."""
+    try:
+        yield
+    except StorageError as error:
+        raise UnreadableCheckpointError(str(error)) from None
+    except FileNotFoundError as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise MissingCheckpointError(str(error)) from None
 
 
 # --- one file

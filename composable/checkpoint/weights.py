@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 from torch import Tensor, nn
 
-from composable._support.checks import as_path, check_flag, check_module
+from composable._support.checks import check_flag, check_module
 from composable._support.dtensors import is_sharded
+from composable._support.object_stores import as_local
 from composable._support.paths import open_regular
 from composable._support.strict_json import load
 from composable.checkpoint._torch_files import load_plain
@@ -21,7 +22,7 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.files import read
 from composable.checkpoint.filters import check_patterns, matches
-from composable.checkpoint.reader import Input, TensorFiles, readable, reading
+from composable.checkpoint.reader import Input, TensorFiles, readable, reading, reading_from_store
 from composable.checkpoint.shards import Region, is_dtensor, local_of, region_of
 from composable.checkpoint.tree import identity_of, listed, unpack
 from composable.distributed.processes import Processes
@@ -81,7 +82,8 @@ def load_weights(
         model: The model, modified in place.
         path: A checkpoint of this library (a folder), a `.safetensors` file, a folder with the
             `model.safetensors` or `pytorch_model.bin` of Transformers, or a file that
-            `torch.load(weights_only=True)` reads. Loading it never executes code.
+            `torch.load(weights_only=True)` reads; or the URL of one. Loading it never executes
+            code.
         strict: Raise if names are missing or unexpected. A wrong shape always raises.
         ignore: Patterns of names to leave unchanged in the model, such as "head.*".
         key: The path of the weights in the file: "state_dict", or "state/model" with a slash for
@@ -103,7 +105,8 @@ def load_weights(
         >>> load_weights(torch.nn.Linear(2, 1), path, key="net").loaded
         ('weight', 'bias')
     """
-    path = as_path("path", path)
+    with reading_from_store():
+        path = as_local("path", path)
     check_module("model", model)
     check_flag("strict", strict)
     patterns = check_patterns("ignore", ignore, "head.*")

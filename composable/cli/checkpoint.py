@@ -20,6 +20,16 @@ def add_checkpoint(commands: Any) -> None:
     inspect.add_argument("--json", action="store_true", help="print JSON")
     inspect.set_defaults(run=_inspect)
 
+    ls = verbs.add_parser("ls", help="list the checkpoints in a folder, or at a URL")
+    ls.add_argument("path", help="a folder of checkpoints, or its URL")
+    ls.add_argument("--json", action="store_true", help="print JSON")
+    ls.set_defaults(run=_inspect)
+
+    prune = verbs.add_parser("prune", help="delete old checkpoints in a folder, or at a URL")
+    prune.add_argument("path", help="a folder of checkpoints, or its URL")
+    prune.add_argument("--keep", type=int, required=True, help="how many of the latest to keep")
+    prune.set_defaults(run=_prune)
+
     verify = verbs.add_parser("verify", help="verify every byte of a checkpoint")
     verify.add_argument("path", help="a checkpoint, or a folder of checkpoints")
     verify.set_defaults(run=_verify)
@@ -48,42 +58,63 @@ def _add_paths(parser: argparse.ArgumentParser, source: str, target: str) -> Non
 
 
 def _inspect(options: argparse.Namespace) -> int:
+    from composable._support.object_stores import is_url
     from composable.checkpoint import inspect
+    from composable.storage.copies import local
 
-    if inspect.is_checkpoint(options.path):
-        description, render = inspect.describe(options.path), inspect.format_description
+    path = local("path", options.path, "sizes")
+    if inspect.is_checkpoint(path):
+        description, render = inspect.describe(path), inspect.format_description
     else:
-        description, render = inspect.describe_all(options.path), inspect.render_all
+        description, render = inspect.describe_all(path), inspect.render_all
+    if is_url(options.path):
+        description["path"] = options.path
     print(json.dumps(description, indent=1) if options.json else render(description))
     return 1 if description.get("broken") else 0
 
 
+def _prune(options: argparse.Namespace) -> int:
+    from composable.storage.copies import prune
+
+    for name in prune(options.path, options.keep):
+        print(printable(f"{options.path}/{name}: deleted"))
+    return 0
+
+
 def _verify(options: argparse.Namespace) -> int:
     from composable.checkpoint import find, inspect, verify
+    from composable.storage.copies import local
 
-    if inspect.is_checkpoint(options.path):
-        verify(options.path)
+    path = local("path", options.path)
+    if inspect.is_checkpoint(path):
+        verify(path)
         print(printable(f"{options.path}: whole"))
         return 0
-    whole, broken = find(options.path, thorough=True)
+    whole, broken = find(path, thorough=True)
     for found in whole:
-        print(printable(f"{found.path}: whole"))
+        print(printable(f"{options.path}/{found.path.name}: whole"))
     for each in broken:
-        print(printable(f"{each.path}: BROKEN: {each.error}"))
+        print(printable(f"{options.path}/{each.path.name}: BROKEN: {each.error}"))
     return 1 if broken else 0
 
 
 def _consolidate(options: argparse.Namespace) -> int:
     from composable.checkpoint import consolidate
+    from composable.storage.copies import local
 
-    return _written(consolidate(options.source, options.target, overwrite=options.overwrite))
+    return _written(
+        consolidate(local("source", options.source), options.target, overwrite=options.overwrite)
+    )
 
 
 def _export(options: argparse.Namespace) -> int:
     from composable.checkpoint import export_dcp
+    from composable.storage.copies import local
 
     return _written(
-        export_dcp(options.source, options.target, key=options.key, prefix=options.prefix)
+        export_dcp(
+            local("source", options.source), options.target, key=options.key, prefix=options.prefix
+        )
     )
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import TypedDict
 
-from composable._support.checks import as_path
 from composable._support.dtensors import is_sharded, local_part
 from composable._support.tree import tensors_of
 from composable.callbacks.checkpoint_saver import CheckpointSaver
@@ -36,9 +35,15 @@ from composable.resume.changes import entry, warn_of_changes
 from composable.resume.lock import RunLock
 from composable.resume.optimizers import parameter_names
 from composable.resume.parts import ALL, Parts
-from composable.resume.select import check_folder_is_ours, latest_valid, looks_like_checkpoint
+from composable.resume.select import (
+    check_folder_is_ours,
+    latest_valid,
+    looks_like_checkpoint,
+    refresh_folder,
+)
 from composable.resume.verify import Reader, ResumePoint
 from composable.runs.environment import describe_environment
+from composable.storage.folders import as_folder
 from composable.trainer.description import describe_value
 from composable.trainer.run_part import RunPart
 from composable.trainer.undo import Undo, restore_attributes, restore_tensors, undone_on_error
@@ -188,7 +193,7 @@ class LoopCheckpoints:
         if self.saver is None:
             self.use(folder)
         saver: Any = self.saver
-        if folder is None or (path := as_path("folder", folder)) == saver.folder:
+        if folder is None or (path := as_folder("folder", folder)) == saver.folder:
             return saver  # type: ignore[no-any-return]
         return self._others.setdefault(path, CheckpointSaver(path, save_interval=None))
 
@@ -273,7 +278,7 @@ class LoopCheckpoints:
         """Wait for the checkpoint that is being written in the background."""
         if self.saver is not None:
             with _naming("t.save(folder)"):
-                self.saver.manager.finish()
+                self.saver.manager.close()
 
     # --- resuming
 
@@ -283,12 +288,13 @@ class LoopCheckpoints:
         Returns:
             Whether there was one.
         """
-        path, adapter = as_path("folder", folder), self.adapter
+        path, adapter = as_folder("folder", folder), self.adapter
         ignored = check_patterns("load_ignore_keys", ignored)
         processes, state = Processes.current(), adapter.state
         reader = Reader(state.device, processes, sharded=is_sharded(state.model))
         self.finish()
         with _naming(f"t.resume({str(folder)!r})"):
+            refresh_folder(path, resume=True)
             single = processes.on_main(lambda: looks_like_checkpoint(path))
             point = reader.point(path, ignored) if single else latest_valid(path, reader)
             if not single and self.saver is None:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable._support.checks import as_path, check_count, check_flags
+from composable._support.checks import check_count, check_flags
 from composable.batches.precision import Precision
 from composable.batches.spec import BatchSpec
 from composable.callbacks.checkpoint_saver import CheckpointSaver
@@ -37,6 +37,7 @@ from composable.losses.mean import declared_by
 from composable.losses.weights import LossWeights
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
+from composable.storage.folders import as_folder
 from composable.trainer import arguments as check
 from composable.trainer.parameters import surgery
 from composable.utils.reproducibility import get_random_seed
@@ -126,7 +127,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     if save_folder is None and autoresume:
         raise ValueError("autoresume=True needs a save_folder, from which training continues.")
     if not isinstance(save_folder, CheckpointSaver | None):
-        save_folder = as_path("save_folder", save_folder)
+        save_folder = as_folder("save_folder", save_folder)
     spec = BatchSpec(input_key, target_key)
     model = given = check_bare(check.check_model("model", model))
     loss = check.check_loss_fn(loss_fn, model, spec)

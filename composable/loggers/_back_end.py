@@ -26,6 +26,7 @@ from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
 from composable.loggers._opening import in_background
 from composable.loggers._records import Records, pack_records, unpack_records
+from composable.storage.folders import as_folder
 
 _MOST_FAILURES = 3
 # More than a package has in its buffers: a second of rows, or 32 KiB.
@@ -158,7 +159,7 @@ class BackEndLogger(LoggerDestination):
         """Write the hyperparameters."""
         flat = flatten(hyperparameters)
         folder = flat.get("save_folder")
-        self._checkpoints = Path(folder) if isinstance(folder, str) else None
+        self._checkpoints = as_folder("save_folder", folder) if isinstance(folder, str) else None
         self._enqueue(lambda _: self._write_hyperparameters(flat))
 
     def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp) -> None:

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from composable._support.checks import as_path, check_flag
+from composable._support.checks import check_flag
 from composable._support.paths import check_no_link, is_stream_file, open_to_write, write_atomically
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._records import times_of
+from composable.storage.folders import as_file, remote_at
 
 __all__ = ["CSVLogger"]
 
@@ -53,7 +54,7 @@ class CSVLogger(BackEndLogger):
     ) -> None:
         super().__init__(flush_interval=flush_interval)
         check_flag("overwrite", overwrite)
-        self.path, self.overwrite = as_path("path", path), overwrite
+        self.path, self.overwrite = as_file("path", path), overwrite
         self._columns: list[str] = list(_TIMES)
         self._num_rows = 0
         self._file: IO[str] | None = None
@@ -66,6 +67,8 @@ class CSVLogger(BackEndLogger):
         """
         if self._writes:
             check_no_link(self.path)
+        if self._writes and (remote := remote_at(self.path.parent)) is not None:
+            remote.claim()
         replaces = self.overwrite or self._run is not None or is_stream_file(self.path)
         if self._writes and not replaces and self.path.exists() and not self._is_begun():
             raise FileExistsError(
@@ -116,6 +119,12 @@ class CSVLogger(BackEndLogger):
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def close(self) -> None:
+        """Write the queue, and close the file."""
+        super().close()
+        if (remote := remote_at(self.path.parent)) is not None:
+            remote.finish()
 
     def _run_state(self) -> Any:
         return {"columns": list(self._columns), "rows": self._num_rows}

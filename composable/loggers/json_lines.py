@@ -14,7 +14,7 @@ from urllib.parse import quote
 from torch import Tensor
 
 from composable._support import strict_json
-from composable._support.checks import as_path, check_count, check_flags
+from composable._support.checks import check_count, check_flags
 from composable._support.paths import (
     check_no_link,
     hash_prefix,
@@ -34,6 +34,7 @@ from composable.distributed import Processes
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
 from composable.loggers._records import plain_number, times_of
+from composable.storage.folders import address, as_file, refresh, remote_at
 
 __all__ = ["JSONLinesLogger"]
 
@@ -93,7 +94,7 @@ class JSONLinesLogger(LoggerDestination):
     ) -> None:
         check_count("flush_interval", flush_interval, 1)
         check_flags(overwrite=overwrite, append=append)
-        self.path = as_path("path", path)
+        self.path = as_file("path", path)
         if overwrite and append:
             raise ValueError("overwrite=True and append=True are mutually exclusive; set only one.")
         self._overwrite, self._append = overwrite, append
@@ -110,6 +111,8 @@ class JSONLinesLogger(LoggerDestination):
             FileExistsError: It exists, and neither `overwrite` nor `append` is True.
         """
         if Processes.current().is_main:
+            if (remote := remote_at(self.path.parent)) is not None:
+                remote.claim()
             self._open()
 
     def _open(self) -> IO[bytes]:
@@ -231,6 +234,7 @@ class JSONLinesLogger(LoggerDestination):
         """
         check_state(self, state, {"bytes": Count, "sha256": str})
         size, digest = state["bytes"], state["sha256"]
+        refresh(self.path.parent)
         if is_stream_file(self.path):
             return
         has = self.path.stat().st_size if self.path.exists() else 0
@@ -249,7 +253,7 @@ class JSONLinesLogger(LoggerDestination):
 
     def run_entries(self) -> Mapping[str, Any]:
         """Return the position in the file, and its path."""
-        return {"metrics_files": self.state_dict(), "metrics_paths": str(self.path.absolute())}
+        return {"metrics_files": self.state_dict(), "metrics_paths": address(self.path.absolute())}
 
     def continue_run(self, entries: Mapping[str, Any]) -> None:
         """Move the lines that the killed run wrote to a numbered file: `metrics.1.jsonl`."""
@@ -272,6 +276,8 @@ class JSONLinesLogger(LoggerDestination):
             self.flush()
         finally:
             self.close_file()
+            if (remote := remote_at(self.path.parent)) is not None:
+                remote.finish()
 
 
 def _lines(records: Sequence[_Record]) -> tuple[list[str], Exception | None]:

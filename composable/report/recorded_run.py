@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composable._support.checks import as_path
 from composable._support.extras import needs
 from composable._support.html import panel, sparkline, table
 from composable._support.secrets import redact, redact_command
@@ -21,6 +20,7 @@ from composable.report.images import Image, find_images, in_order
 from composable.report.lines import as_batch, as_number, folder_names, read_lines, short_text
 from composable.runs import records
 from composable.runs.events import EVENTS
+from composable.storage.copies import local
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -61,7 +61,7 @@ class ShownWarning:
 
 
 def _as_folder(folder: Any) -> Path:
-    return as_path("folder", folder)
+    return local("folder", folder, "sizes")
 
 
 def _missing(path: Path) -> str | None:
@@ -400,7 +400,7 @@ def find_runs(runs: Iterable[str | Path]) -> list[RecordedRun]:
     """
     folders: dict[Path, Path] = {}
     for given in runs:
-        path = as_path("runs", given)
+        path = local("runs", given, "sizes")
         inside = [path] if is_run(path) else _runs_in(path)
         if not inside:
             raise MissingCheckpointError(

@@ -1,10 +1,10 @@
 """Writes the checkpoints of a run to a folder, and deletes old ones."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from typing_extensions import TypedDict
 
@@ -13,6 +13,7 @@ from composable.checkpoint.errors import (
     BrokenCheckpointWarning,
     CheckpointError,
     DamagedCheckpointError,
+    TakenOverError,
 )
 from composable.checkpoint.filters import expanded, replaced
 from composable.checkpoint.manifest import is_plain_name
@@ -21,6 +22,10 @@ from composable.core.state import State
 from composable.core.stateful import Kind, check_type
 from composable.distributed.processes import Processes
 from composable.resume.parts import Saved
+from composable.storage.folders import remote_at
+
+if TYPE_CHECKING:
+    from composable.storage.remote_folder import RemoteFolder
 
 __all__ = ["FIELDS", "CheckpointManager", "UnsavedCheckpointWarning"]
 
@@ -109,6 +114,12 @@ class CheckpointManager:
             from composable.checkpoint.atomic import make_folder  # on use: it is slow to import
 
             self._settle(lambda: make_folder(self.settings.folder))
+            if self._remote is not None:
+                self._settle(self._remote.claim)
+
+    @property
+    def _remote(self) -> "RemoteFolder | None":
+        return remote_at(self.settings.folder)
 
     def name_of(self, state: State) -> str:
         """Return the name of the checkpoint of a state."""
@@ -161,11 +172,9 @@ class CheckpointManager:
             except CheckpointError:
                 self._kept, self.best, self._batch = before
                 raise
-            from composable.checkpoint.files import delete  # on use: it is slow to import
-
-            for old in self._forget_old(outdated):  # the newer ones are on disk
-                if Processes.current().is_main:
-                    delete(self.settings.folder / old, saved.info["run"])
+            old = self._forget_old(outdated)
+            if Processes.current().is_main:
+                self._replace(old, saved.info["run"])
 
         # The parts of several processes are written together, between their steps.
         if not self.settings.background or together:
@@ -173,6 +182,19 @@ class CheckpointManager:
             return
         self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing = self._thread.submit(write, saved.copied())
+
+    def _replace(self, old: Sequence[str], run: str) -> None:
+        """Delete checkpoints of a run, after the newer one was written, and copy it to the URL."""
+        from composable.checkpoint.files import delete  # on use: it is slow to import
+
+        remote = self._remote
+        for name in old:
+            if remote is None:
+                delete(self.settings.folder / name, run)
+            else:
+                remote.drop(name, run)
+        if remote is not None:
+            remote.push()
 
     def _describe_best(self) -> dict[str, Any] | None:
         if self.best is None:
@@ -214,7 +236,7 @@ class CheckpointManager:
         try:
             result()
         except CheckpointError as error:
-            if self.settings.on_error == "raise":
+            if self.settings.on_error == "raise" or isinstance(error, TakenOverError):
                 raise
             message = f"a checkpoint could not be saved, training continues: {error}"
             warn_user(message, UnsavedCheckpointWarning)
@@ -223,6 +245,8 @@ class CheckpointManager:
         """Wait for the checkpoint that is being written, and stop the thread."""
         try:
             self.finish()
+            if self._remote is not None:
+                self._settle(self._remote.finish)
         finally:
             if self._thread is not None:
                 self._thread.shutdown()

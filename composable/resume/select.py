@@ -1,7 +1,9 @@
 """Select the checkpoint to resume from."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
@@ -15,7 +17,9 @@ from composable.checkpoint.errors import (
     MissingCheckpointError,
     VersionError,
 )
+from composable.distributed.processes import Processes
 from composable.resume.verify import Reader, ResumePoint
+from composable.storage.folders import address, remote_at
 
 if TYPE_CHECKING:
     from composable.checkpoint.files import Found
@@ -24,12 +28,14 @@ if TYPE_CHECKING:
 __all__ = [
     "check_folder_is_ours",
     "complete_checkpoints",
+    "copy_here",
     "find_resume_point",
     "first_valid",
     "latest_valid",
     "latest_weights",
     "looks_like_checkpoint",
     "read_point",
+    "refresh_folder",
 ]
 
 T = TypeVar("T")
@@ -91,15 +97,56 @@ def check_folder_is_ours(folder: Path, run: str | None, fix: str = _FIX) -> None
     """
     from composable.checkpoint import files  # on use: it is slow to import
 
-    if not folder.is_dir():
-        return
-    whole, _ = files.find(folder)
+    remote = remote_at(folder)
+    with nullcontext(folder) if remote is None else remote.outline() as listed:
+        whole = files.find(listed)[0] if listed.is_dir() else []
     others = [found.path.name for found in whole if found.manifest.info.get("run") != run]
     if others:
         raise CheckpointExistsError(
-            f"save_folder={str(folder)!r} has checkpoints of another run, such as {others[0]}; "
+            f"save_folder={address(folder)!r} has checkpoints of another run, such as {others[0]}; "
             f"{fix} to replace checkpoints of the same name, or another folder."
         )
+
+
+def refresh_folder(folder: Path | None, *, resume: bool) -> None:
+    """Let the local folder of a URL have what is there, on each machine.
+
+    Args:
+        folder: The folder; nothing is done for one without a URL.
+        resume: Copy the checkpoint to resume from too.
+    """
+    remote, processes = remote_at(folder), Processes.current()
+    if remote is not None:
+        names = processes.on_main(lambda: remote.refresh(resume=resume))
+        _on_other_machines(lambda: remote.fetch(names))
+
+
+def copy_here(name: str, url: str, *, resumes: bool) -> Path:
+    """Return the folder on each machine with a copy of a checkpoint, or of the latest at a URL.
+
+    Args:
+        name: The name of the argument, for errors.
+        url: The URL.
+        resumes: Whether the latest must be one from which a run may resume.
+    """
+    from composable.storage.copies import local  # on use: it is slow to import
+
+    def copy() -> str:
+        return str(local(name, url, "latest" if resumes else "newest", into=token))
+
+    processes = Processes.current()
+    token = processes.broadcast(token_hex(8))
+    path = processes.on_main(copy)
+    _on_other_machines(copy)
+    return Path(path)
+
+
+def _on_other_machines(function: Callable[[], Any]) -> None:
+    """Call a function on the first process of each machine but that of rank 0."""
+    processes = Processes.current()
+    if processes.several:
+        first = processes.local_rank == 0 and not processes.is_main
+        processes.together(function if first else lambda: None)
 
 
 def looks_like_checkpoint(path: Path) -> bool:

@@ -6,13 +6,13 @@ from typing import Any
 
 import attrs
 
-from composable._support.checks import as_path
 from composable._support.printable import printable
 from composable.checkpoint import files
 from composable.checkpoint.compare import describe_difference, mismatched
 from composable.checkpoint.errors import CheckpointError
 from composable.runs import records as run_records
 from composable.runs.records import Steps, format_hex
+from composable.storage.copies import local
 
 __all__ = [
     "Difference",
@@ -43,7 +43,7 @@ class Difference:
 class RunDifference:
     """The first differences between two runs."""
 
-    runs: tuple[Path, Path]
+    runs: tuple[str | Path, str | Path]
     changes: tuple[str, ...]
     """The differences in their configuration, which alone don't count as a difference."""
     step: Difference | None
@@ -59,7 +59,7 @@ class RunDifference:
         return self.step is None and self.tensor is None
 
     def __str__(self) -> str:
-        lines = [f"A: {self.runs[0]}", f"B: {self.runs[1]}"]
+        lines = [f"{letter}: {run}" for letter, run in zip("AB", self.runs, strict=True)]
         if self.changes:
             lines += ["configuration (A -> B):", *(f"  {change}" for change in self.changes)]
         lines += [f"skipped: {one}" for one in self.skipped]
@@ -111,13 +111,13 @@ def diff_runs(first: str | Path, second: str | Path) -> RunDifference:
         >>> diff_runs(*folders).step.batch
         0
     """
-    runs = as_path("first", first), as_path("second", second)
+    runs = local("first", first), local("second", second)
     records = [run_records.read_records(run)[-1] for run in runs]
     steps = [run_records.read_steps(run) for run in runs]
     step = _first_step(*steps)
     skipped: list[str] = []
     tensor = _first_digest(*steps) or _first_tensor(*runs, skipped)
-    return RunDifference(runs, tuple(changes(*records)), step, tensor, tuple(skipped))
+    return RunDifference((first, second), tuple(changes(*records)), step, tensor, tuple(skipped))
 
 
 # --- steps ---

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from composable._support.checks import as_path, check_flag, check_one_of
+from composable._support.checks import check_flag, check_one_of
 from composable._support.paths import check_no_link, hash_prefix, open_to_write, truncate
 from composable._support.warn import warn_user
 from composable.checkpoint.atomic import make_folder
@@ -25,6 +25,7 @@ from composable.resume.manager import UnsavedCheckpointWarning
 from composable.runs import records
 from composable.runs.environment import describe_script
 from composable.runs.events import EVENTS, EventLog
+from composable.storage.folders import address, as_folder
 
 if TYPE_CHECKING:
     from composable.core.callback import AttachedRun
@@ -80,7 +81,7 @@ class RunRecorder(Callback):
     ) -> None:
         check_one_of("on_error", on_error, ("raise", "warn"))
         check_flag("weights", weights)
-        self.folder = as_path("folder", folder)
+        self.folder = as_folder("folder", folder)
         self.weights = weights
         self.on_error = on_error
         self.observer: StepObserver | None = None
@@ -119,7 +120,7 @@ class RunRecorder(Callback):
         record = {
             **description,
             **script,
-            "save_folder": str(self.folder.absolute()),
+            "save_folder": address(self.folder.absolute()),
             "batch": state.timestamp.batch,
             "time": time.time(),
         }

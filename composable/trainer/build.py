@@ -92,7 +92,7 @@ def load_given_weights(options: TrainerOptions, state: State) -> None:
     from composable.checkpoint.weights import load_path_weights  # on use: it is slow to import
     from composable.resume.select import latest_weights
 
-    path = latest_weights(options.load_path)  # type: ignore[arg-type]  # there is one
+    path = latest_weights(options.load_source)  # type: ignore[arg-type]  # there is one
     load_path_weights(state.model, path, options.load_ignore_keys)
 
 

@@ -16,6 +16,7 @@ from composable.core.state import State
 from composable.distributed.processes import Processes
 from composable.resume.changes import entry, saved_hyperparameters, warn_of_changes
 from composable.resume.modules import check_saved_module, module_tensors
+from composable.storage.folders import remote_at
 from composable.trainer.description import describe_hyperparameters, describe_value
 from composable.trainer.evaluated_weights import BestWeights, averaging_names
 from composable.trainer.guards import NonFiniteLossError
@@ -165,14 +166,20 @@ class Checkpoints:
         self.session.check_override()
         if self.options.dry_run:
             return path
-        processes = Processes.current()
+        processes, remote = Processes.current(), remote_at(path.parent)
+        if remote is not None:
+            processes.on_main(lambda: remote.claim(self.records.run_id))
         self.run.data.gather_positions()
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.records.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))
         if self.run.engine.writes_together(weights_only):
-            return saved.write(path, overwrite=overwrite)
-        return Path(processes.on_main(lambda: str(saved.write(path, overwrite=overwrite))))
+            saved.write(path, overwrite=overwrite)
+        else:
+            processes.on_main(lambda: str(saved.write(path, overwrite=overwrite)))
+        if remote is not None:
+            processes.on_main(remote.finish)
+        return path.absolute()
 
     def capture(self, weights_only: bool, state: State | None = None) -> dict[str, Any]:
         """Return what a checkpoint holds."""

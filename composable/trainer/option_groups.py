@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from composable._support.checks import as_path, check_count, check_flag, check_one_of
+from composable._support.object_stores import ObjectStore, is_url
 from composable.batches.precision import Precision
 from composable.core.algorithm import Algorithm
 from composable.core.callback import Callback
@@ -24,6 +25,7 @@ from composable.distributed.starting import join_processes
 from composable.distributed.strategies import Strategy, strategy_of
 from composable.metrics import Evaluator
 from composable.plan.declarations import OneOrSeveral
+from composable.storage.folders import as_folder
 from composable.trainer import arguments as check
 
 __all__ = [
@@ -84,11 +86,13 @@ def _precision(given: str | Precision) -> Precision:
 
 
 def _save_folder(given: str | Path | None) -> Path | None:
-    return None if given is None else as_path("save_folder", given)
+    return None if given is None else as_folder("save_folder", given)
 
 
-def _load_path(given: str | Path | None) -> Path | None:
-    return None if given is None else as_path("load_path", given)
+def _load_path(given: str | Path | None) -> str | Path | None:
+    if given is None or not is_url(given):
+        return None if given is None else as_path("load_path", given)
+    return ObjectStore("load_path", given).url  # type: ignore[arg-type]
 
 
 def _load_patterns(given: Sequence[str]) -> Sequence[str]:
@@ -305,8 +309,8 @@ class SavingOptions:
     Args:
         saver: A function of the state that saves it when a callback requests `Control.SAVE`; an
             alternative to `save_folder`.
-        save_folder: The local folder of checkpoints; see `composable.callbacks.CheckpointSaver`
-            for the arguments that follow.
+        save_folder: The folder of checkpoints, or a URL such as "s3://bucket/run"; see
+            `composable.callbacks.CheckpointSaver` for the arguments that follow.
         save_interval: When to save: "1ep", "100ba", a function `(state, event) -> bool`, or None
             for on request only. The end of training is saved too.
         save_filename: The name of a checkpoint.
@@ -356,7 +360,7 @@ class LoadingOptions:
             these.
     """
 
-    load_path: Path | None = attrs.field(default=None, converter=_load_path)
+    load_path: str | Path | None = attrs.field(default=None, converter=_load_path)
     load_weights_only: bool = _flag()
     load_ignore_keys: Sequence[str] = attrs.field(default=(), converter=_load_patterns)
     autoresume: bool = _flag()

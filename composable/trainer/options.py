@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable
 from functools import cached_property, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec
 
 import attrs
@@ -247,10 +248,15 @@ class TrainerOptions(
         alone = not self.processes.several  # otherwise the path of rank 0 is used
         if alone and self.save_folder is None and self.load_path is None:
             return None
-        from composable.resume.select import check_folder_is_ours, find_resume_point  # on use
+        from composable.resume.select import (  # on use
+            check_folder_is_ours,
+            find_resume_point,
+            refresh_folder,
+        )
 
+        refresh_folder(None if self.dry_run else self.save_folder, resume=self.autoresume)
         point = find_resume_point(
-            None if self.load_weights_only else self.load_path,
+            None if self.load_weights_only else self.load_source,
             folder=self.save_folder if self.autoresume else None,
             reader=self.reader,
             ignored=self.load_ignore_keys,
@@ -259,6 +265,15 @@ class TrainerOptions(
         if folder is not None and not (self.autoresume or self.save_overwrite or self.dry_run):
             self.processes.on_main(lambda: check_folder_is_ours(folder, run))
         return point
+
+    @cached_property
+    def load_source(self) -> Path | None:
+        """`load_path` on this machine."""
+        if not isinstance(self.load_path, str):
+            return self.load_path
+        from composable.resume.select import copy_here  # on use
+
+        return copy_here("load_path", self.load_path, resumes=not self.load_weights_only)
 
     @property
     def reader(self) -> "Reader":

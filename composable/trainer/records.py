@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from composable._support.warn import warn_user
 from composable.checkpoint.errors import CheckpointError, UnwritableCheckpointError
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.runs.environment import describe_environment
+from composable.storage.folders import address, remote_at
 from composable.trainer.description import (
     describe_hyperparameters,
     describe_plan,
@@ -26,6 +28,7 @@ from composable.trainer.session import Session, named_callbacks
 
 if TYPE_CHECKING:
     from composable.resume.lock import RunLock
+    from composable.storage.remote_folder import RemoteFolder
 
 __all__ = ["Records"]
 
@@ -104,15 +107,22 @@ class Records:
             return
         from composable.checkpoint.atomic import make_folder  # on use
 
+        options, remote = self.options, remote_at(self.options.save_folder)
         with suppress(OSError, UnwritableCheckpointError):  # the savers raise or warn, as requested
             make_folder(self.lock.folder)
             self.lock.acquire()
         try:
-            if self.options.autoresume and not self.run.progress.num_fits:
+            if remote is not None:
+                replaces = options.autoresume or options.save_overwrite
+                with suppress(UnwritableCheckpointError):  # as above
+                    remote.claim(self.run_id, takes_over=replaces)
+            if options.autoresume and not self.run.progress.num_fits:
                 self._continue_logs()
             yield
         finally:
             self.lock.release()
+            if remote is not None:
+                _copy_last_rows(remote)
 
     def begin(self, logger: Logger) -> None:
         """Log and record the configuration of the run, after all processes have compared theirs."""
@@ -122,7 +132,7 @@ class Records:
         savers = self.run.checkpoints.describe()
         self.run.engine.begin({**description, "savers": savers}, self.run.dispatcher)
         self.run.join_requests(Event.FIT_START)
-        where = {} if folder is None else {"save_folder": str(folder)}
+        where = {} if folder is None else {"save_folder": address(folder)}
         logger.log_hyperparameters({**description, **where})
         if self.run.recorders:
             self._begin_records(description, state)
@@ -173,3 +183,13 @@ class Records:
         for name, logger in self._loggers().items():
             found = {key: last[key] for key in _ENTRIES if isinstance(last.get(key), dict)}
             logger.continue_run({key: named.get(name) for key, named in found.items()})
+
+
+def _copy_last_rows(remote: "RemoteFolder") -> None:
+    """Copy the end of the records; the savers have raised or warned if the store fails."""
+    if remote.fails:
+        return
+    try:
+        remote.finish()
+    except CheckpointError as error:
+        warn_user(f"the records of the end are in {remote.folder} only: {error}", UserWarning)

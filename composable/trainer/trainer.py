@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composable._other_trainers import ARGUMENTS, METHODS, explain_attribute, explain_call
-from composable._support.checks import as_path, check_count, check_flag
+from composable._support.checks import check_count, check_flag
+from composable._support.object_stores import is_url
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
@@ -17,6 +18,7 @@ from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
 from composable.plan.declarations import as_observer
 from composable.plan.plan import Plan
+from composable.storage.folders import as_file
 from composable.trainer import arguments as check
 from composable.trainer.options import TrainerOptions, takes_arguments_of
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
@@ -335,7 +337,7 @@ class Trainer:
         ):
             yield
 
-    def export_weights(self, path: str | Path, *, overwrite: bool = False) -> Path:
+    def export_weights(self, path: str | Path, *, overwrite: bool = False) -> str | Path:
         """Write the weights that `eval` measures, to use them without this library.
 
         If the parameters are sharded, all processes call this method.
@@ -343,12 +345,12 @@ class Trainer:
         Args:
             path: A file that ends in ".safetensors", whose names are those of the model's state
                 dict; or for a model of Transformers a folder, which `from_pretrained` reads, with
-                the list `exported_files.txt`. Its parent folders are made.
+                the list `exported_files.txt`. Its parent folders are made. Or the URL of one.
             overwrite: Replace an existing file. A folder that this method wrote is replaced in any
                 case, and one with other files never.
 
         Returns:
-            The path.
+            The path, or the URL.
 
         Raises:
             RuntimeError: It was called while the Trainer runs, or `from_pretrained` would not build
@@ -367,16 +369,16 @@ class Trainer:
             ['bias', 'weight']
         """
         from composable.checkpoint.export import export_weights  # on use
+        from composable.storage.copies import uploading
 
         instead = "call it after fit, or use ExportForInference to export at intervals"
         self._check_idle("export_weights", instead)
         check_flag("overwrite", overwrite)
-        target = as_path("path", path)
-        run = self._run
+        run, processes = self._run, self._options.processes
         run.state = run.weights.adopt_changes(run.state)
-        with run.engine.whole():
-            processes = self._options.processes
-            return export_weights(run.state.model, target, processes, overwrite=overwrite)
+        with run.engine.whole(), uploading("path", path, overwrite=overwrite) as target:
+            found = export_weights(run.state.model, target, processes, overwrite=overwrite)
+        return path if is_url(path) else found
 
     def _check_idle(self, method: str, instead: str) -> None:
         """Raise a RuntimeError if a callback called a method that is for between two calls."""
@@ -446,7 +448,7 @@ class Trainer:
         While `fit` runs, a callback requests `Control.SAVE` instead.
 
         Args:
-            path: The checkpoint, a folder; its parent folders are made.
+            path: The checkpoint, a folder, or its URL; its parent folders are made.
             weights_only: Save the model alone.
             overwrite: Replace an existing checkpoint.
 
@@ -457,7 +459,7 @@ class Trainer:
         self._check_idle("save_checkpoint", "return Control.SAVE from a callback instead")
         check_flag("weights_only", weights_only)
         check_flag("overwrite", overwrite)
-        target = as_path("path", path)
+        target = as_file("path", path)
         with self._training():
             return self._checkpoints.write(target, weights_only=weights_only, overwrite=overwrite)
 

@@ -1,0 +1,229 @@
+"""Copy runs and checkpoints from a URL to this machine."""
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from composable._support.checks import check_count
+from composable._support.object_stores import ObjectStore, StorageError, as_local, cache, is_url
+from composable._support.warn import warn_user
+from composable.checkpoint.atomic import beside
+from composable.checkpoint.errors import (
+    BrokenCheckpointWarning,
+    CheckpointExistsError,
+    DamagedCheckpointError,
+    UnwritableCheckpointError,
+)
+from composable.checkpoint.files import Found, delete, find, verify
+from composable.checkpoint.manifest import MANIFEST, Manifest, is_part
+from composable.checkpoint.reader import reading_from_store
+
+__all__ = [
+    "AGAIN",
+    "best_of",
+    "complete",
+    "fetch",
+    "fetch_first",
+    "is_log",
+    "local",
+    "local_name",
+    "logs",
+    "outline",
+    "prune",
+    "uploading",
+]
+
+AGAIN = ".again"
+"""What the name of a checkpoint ends with that was saved again, next to the first."""
+
+
+def local(
+    name: str,
+    value: str | PathLike[str],
+    checkpoints: str = "all",
+    *,
+    max_batch: int | None = None,
+    into: str | None = None,
+) -> Path:
+    """Return a path of this machine: the given one, or one with a copy of what is at a URL.
+
+    Args:
+        name: The name of the argument, for errors.
+        value: A path or a URL, of a file or a folder.
+        checkpoints: What to copy of the checkpoints in a folder: "all"; the "latest" that is not
+            damaged and can be resumed; the "newest", resumable or not; or the "sizes" and
+            manifests, of which `find` lists the copies, which can't be read.
+        max_batch: The number of batches that the latest may not exceed.
+        into: The name of the copy in the cache. Default: a new name.
+
+    Raises:
+        PathError: The URL is malformed, or its scheme is unknown.
+        MissingCheckpointError: There is nothing at the URL.
+        UnreadableCheckpointError: It cannot be read.
+    """
+    with reading_from_store():
+        if not is_url(value) or checkpoints == "all":
+            return as_local(name, value)
+        store = ObjectStore(name, str(value))
+        sizes = store.sizes()
+        if MANIFEST in sizes:
+            return as_local(name, value, into=into)
+        target = as_local(name, value, logs, into)
+        if checkpoints == "sizes":
+            outline(store, sizes, target)
+        elif target.is_dir():
+            with tempfile.TemporaryDirectory(dir=cache()) as aside:
+                outline(store, sizes, Path(aside))
+                newest = checkpoints == "newest"
+                whole = find(aside)[0] if newest else complete(Path(aside), max_batch)
+                fetch_first(store, whole, target)
+    return target
+
+
+@contextmanager
+def uploading(name: str, value: str | PathLike[str], *, overwrite: bool) -> Iterator[Path]:
+    """Yield a path of this machine to write to, and copy the result to its URL, if it is one.
+
+    Args:
+        name: The name of the argument, for errors.
+        value: A path or a URL, of a file or a folder.
+        overwrite: Replace what is at the URL.
+
+    Raises:
+        CheckpointExistsError: There is something at the URL.
+        UnwritableCheckpointError: It cannot be written.
+    """
+    if not is_url(value):
+        yield as_local(name, value)
+        return
+    store = ObjectStore(name, str(value))
+    try:
+        if (before := store.sizes()) and not overwrite:
+            raise CheckpointExistsError(f"{value} exists; pass overwrite=True to replace it.")
+        with tempfile.TemporaryDirectory(dir=cache()) as aside:
+            target = Path(aside) / store.root.rpartition("/")[2]
+            yield target
+            files = [target] if target.is_file() else sorted(target.rglob("*"))
+            new = {one.relative_to(target).as_posix(): one for one in files if one.is_file()}
+            for path, file in new.items():
+                store.put(file, "" if path == "." else path)
+            if target.exists():
+                store.delete(before.keys() - new.keys() - {""})
+    except StorageError as error:
+        raise UnwritableCheckpointError(str(error)) from None
+
+
+def local_name(name: str) -> str:
+    """Return the local name of a checkpoint in a store, which may have been saved again."""
+    return name.removesuffix(AGAIN)
+
+
+def is_log(path: str) -> bool:
+    """Return whether a path below a run folder is neither in a checkpoint nor hidden."""
+    first, _, rest = path.partition("/")
+    return not (first.startswith(".") or is_part(rest))
+
+
+def logs(paths: Iterable[str]) -> list[str]:
+    """Return the paths of the files of a run folder that are not in a checkpoint."""
+    return [path for path in paths if is_log(path)]
+
+
+def outline(store: ObjectStore, sizes: Mapping[str, int], folder: Path) -> None:
+    """Copy the manifests of the checkpoints, and make empty files of the sizes of the others."""
+    for path, size in sizes.items():
+        first, _, name = path.partition("/")
+        if first.startswith(".") or not is_part(name):
+            continue
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if name == MANIFEST:
+            target.write_bytes(store.read(path))
+        else:
+            with target.open("wb") as file:
+                file.truncate(size)  # takes no space on the disk
+
+
+def complete(folder: Path, max_batch: int | None = None) -> list[Found]:
+    """Return the checkpoints of an outline from which a run may resume, the latest first."""
+    return [
+        found
+        for found in find(folder)[0]
+        if found.manifest.info.get("complete")
+        and (max_batch is None or found.manifest.batch <= max_batch)
+    ]
+
+
+def fetch_first(store: ObjectStore, checkpoints: Iterable[Found], folder: Path) -> Found | None:
+    """Copy the first checkpoint that is not damaged, and return it."""
+    for found in checkpoints:
+        try:
+            fetch(store, found.path.name, folder / local_name(found.path.name))
+        except DamagedCheckpointError as error:
+            place = f"{store}/{found.path.name}"
+            warn_user(
+                f"{place} is skipped, because it is damaged: {error}", BrokenCheckpointWarning
+            )
+        else:
+            return found
+    return None
+
+
+def fetch(store: ObjectStore, name: str, target: Path) -> None:
+    """Copy a checkpoint, verify its hashes, and move it to its place.
+
+    Raises:
+        DamagedCheckpointError: A file differs from the one that was written.
+    """
+    manifest = store.read(f"{name}/{MANIFEST}")
+    if target.exists():
+        if (target / MANIFEST).is_file() and (target / MANIFEST).read_bytes() == manifest:
+            return
+        shutil.rmtree(target)
+    partial = beside(target, "partial")
+    try:
+        for path in store.sizes(name):
+            store.get(f"{name}/{path}", partial / path)
+        verify(partial)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def prune(place: str, keep: int) -> list[str]:
+    """Delete the checkpoints of a folder or a URL, but for the latest and the best of each run.
+
+    Args:
+        place: The folder or the URL.
+        keep: The number of the latest checkpoints to keep, at least 1.
+
+    Returns:
+        The names of the deleted ones.
+    """
+    check_count("keep", keep, 1)
+    folder = local("path", place, "sizes")
+    whole, runs = find(folder)[0], Counter[Any]()
+    best = {(one.manifest.info.get("run"), best_of(one.manifest)) for one in whole}
+    deleted = []
+    for found in whole:
+        run, name = found.manifest.info.get("run"), found.path.name
+        runs[run] += 1
+        if runs[run] <= keep or (run, local_name(name)) in best:
+            continue
+        if is_url(place):
+            ObjectStore("path", place).delete_folder(name, MANIFEST)
+        elif not delete(found.path, str(run)):
+            continue
+        deleted.append(name)
+    return deleted
+
+
+def best_of(manifest: Manifest) -> Any:
+    """Return the name of the best checkpoint when another was saved, or None."""
+    best = manifest.info.get("best")
+    return best.get("checkpoint") if isinstance(best, dict) else None

@@ -1,0 +1,439 @@
+"""A folder in an object store, of which a run has a local copy.
+
+A checkpoint is written to the local folder, as always. Then a thread copies it: the logs first,
+then its files, then its manifest. So a checkpoint exists in the store if its manifest does, and the
+logs have every row up to it. Old checkpoints are deleted after newer ones are complete, and their
+manifest first.
+
+Writers are numbered. The first upload of a process creates `.writers/<number>.json`, which the
+stores that can do it refuse if the file exists. A writer that finds a higher number stops.
+"""
+
+import atexit
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import Any
+
+from composable._support.checks import as_path
+from composable._support.object_stores import OPEN, ObjectStore, StorageError, cache
+from composable._support.paths import next_name, write_atomically
+from composable._support.warn import warn_user
+from composable.checkpoint.atomic import make_folder
+from composable.checkpoint.errors import (
+    BrokenCheckpointWarning,
+    CheckpointError,
+    CheckpointExistsError,
+    DamagedCheckpointError,
+    TakenOverError,
+    UnwritableCheckpointError,
+)
+from composable.checkpoint.files import delete, find, rename_damaged, verify
+from composable.checkpoint.manifest import MANIFEST, Manifest, parse_manifest
+from composable.checkpoint.reader import reading_from_store
+from composable.storage.copies import (
+    AGAIN,
+    best_of,
+    complete,
+    fetch,
+    fetch_first,
+    is_log,
+    local_name,
+    logs,
+    outline,
+)
+
+__all__ = ["RemoteFolder"]
+
+_MARK = ".remote.json"
+_WRITERS = ".writers/"
+
+
+class RemoteFolder:
+    """A folder in an object store, which the files of a run are copied to.
+
+    Everything that takes a folder takes one, or its URL.
+
+    Args:
+        url: The URL, of a scheme that fsspec knows: "s3://bucket/runs/a".
+        local_folder: Where the run works. Default: a folder in the cache of the user. Only what is
+            not yet in the store is kept there, and the newest and the best checkpoint.
+
+    Raises:
+        PathError: The URL names no folder, has credentials, or a scheme that is unknown or whose
+            package is not installed.
+
+    Example:
+        >>> from composable.storage import RemoteFolder
+        >>> RemoteFolder("memory://runs/a", local_folder="/tmp/a").folder.as_posix()
+        '/tmp/a'
+    """
+
+    def __init__(
+        self, url: str, *, local_folder: str | Path | None = None, name: str = "url"
+    ) -> None:
+        self.store = ObjectStore(name, url)
+        self.url = self.store.url
+        base = f"{self.url.rpartition('/')[2]}-{sha256(self.url.encode()).hexdigest()[:16]}"
+        own = cache() / base if local_folder is None else as_path("local_folder", local_folder)
+        self.folder = own.absolute()
+        """The local folder."""
+        self._number, self._refreshed = 0, False
+        self._claim = b""
+        self._run: str | None = None
+        self._remote: dict[str, tuple[str, Manifest]] = {}
+        """The names of complete checkpoints in the store, by their local names."""
+        self._partial: set[str] = set()
+        self._logs: dict[str, tuple[int, int]] = {}
+        """The size and the time of each log that was uploaded."""
+        self._dropped: dict[str, str] = {}
+        """The runs of the checkpoints to delete."""
+        self._lock = Lock()
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Future[None] | None = None
+        self._failure: BaseException | None = None
+        self.fails = False
+        """Whether the last upload failed, and the error was raised."""
+        self._bytes: dict[str, tuple[int, int]] = {}
+        """How much of each file was uploaded, and its size."""
+        other = OPEN.setdefault(self.folder, self)
+        if other.url != self.url:
+            raise ValueError(
+                f"local_folder={str(own)!r} is that of {other.url} too; pass another one."
+            )
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __repr__(self) -> str:
+        return f"RemoteFolder({self.url!r})"
+
+    # --- from the store ---
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process copies to the store."""
+        return bool(self._claim)
+
+    def refresh(self, *, resume: bool) -> list[str]:
+        """Let the local folder have the logs of the store, and the checkpoint to resume from.
+
+        If this machine wrote to the store last, it has them already.
+
+        Args:
+            resume: Copy the latest checkpoint that is not damaged, and the best.
+
+        Returns:
+            The names of these checkpoints in the store.
+        """
+        with reading_from_store(), self._outline() as (sizes, aside):
+            self._number, self._refreshed = max(map(_number, sizes), default=0), True
+            current = self._prepare()
+            whole = find(aside)[0]
+            self._remote = {
+                local_name(one.path.name): (one.path.name, one.manifest) for one in whole[::-1]
+            }
+            folders = {path.partition("/")[0] for path in sizes if "/" in path}
+            self._partial = folders - {name for name, _ in self._remote.values()}
+            if not current:
+                for path in logs(sizes):
+                    self.store.get(path, self.folder / path)
+            if not resume or (current and self._has_whole()):
+                return []
+            chosen = fetch_first(self.store, complete(aside), self.folder)
+            if chosen is None:
+                return []
+            names = [chosen.path.name]
+            if (best := best_of(chosen.manifest)) in self._remote:
+                names.append(self._remote[best][0])
+                self.fetch(names)
+            return names
+
+    def ensure(self) -> None:
+        """Let the local folder have the logs of the store, once."""
+        if not self._refreshed:
+            self.refresh(resume=False)
+
+    def _has_whole(self) -> bool:
+        """Return whether a local checkpoint can be resumed; rename damaged ones before it."""
+        for found in complete(self.folder):
+            try:
+                verify(found.path)
+            except DamagedCheckpointError as error:
+                aside = rename_damaged(found.path)
+                warn_user(f"{error}; it was renamed to {aside}.", BrokenCheckpointWarning)
+            else:
+                return True
+        return False
+
+    def fetch(self, names: list[str]) -> None:
+        """Copy checkpoints of the store to the local folder, unless it has them."""
+        with reading_from_store():
+            for name in names:
+                fetch(self.store, name, self.folder / local_name(name))
+
+    @contextmanager
+    def _outline(self) -> Iterator[tuple[dict[str, int], Path]]:
+        """Yield the sizes of the files in the store, and a folder with the manifests."""
+        with TemporaryDirectory(dir=cache()) as aside, reading_from_store():
+            sizes = self.store.sizes()
+            outline(self.store, sizes, Path(aside))
+            yield sizes, Path(aside)
+
+    @contextmanager
+    def outline(self) -> Iterator[Path]:
+        """Yield a folder with the manifests of the checkpoints in the store."""
+        with self._outline() as (_, folder):
+            yield folder
+
+    def _prepare(self) -> bool:
+        """Return whether this machine wrote last; otherwise, make the local folder empty."""
+        mark, folder = self.folder / _MARK, self.folder
+        make_folder(folder)
+        seen = json.loads(mark.read_bytes()) if mark.is_file() else {"url": "", "number": 0}
+        if seen["url"] == self.url:
+            if seen["number"] == self._number > 0:
+                return True
+            self._claim = b""
+            if seen["number"]:
+                aside = next_name(folder.with_name(f"{folder.name}.superseded"))
+                folder.rename(aside)
+                warn_user(
+                    f"{self.url} has changed since this machine wrote to it; what was in {folder} "
+                    f"was moved to {aside}.",
+                    UserWarning,
+                )
+                make_folder(folder)
+        elif any(path.name != "run.lock" for path in folder.iterdir()):
+            what = f"is that of {seen['url']}" if seen["url"] else "has other files"
+            raise CheckpointExistsError(
+                f"local_folder={str(folder)!r} {what}; pass a new or an empty folder."
+            )
+        self._write_mark(0)
+        return False
+
+    def _write_mark(self, number: int) -> None:
+        mark = json.dumps({"url": self.url, "number": number})
+        write_atomically(self.folder / _MARK, mark.encode())
+
+    # --- to the store ---
+
+    def claim(self, run: str | None = None, *, takes_over: bool = True) -> None:
+        """Become the writer of the folder; earlier ones stop at their next upload.
+
+        Args:
+            run: The id of the run.
+            takes_over: Whether another run may be replaced.
+
+        Raises:
+            TakenOverError: Another run has begun in the folder, or another process since this one
+                has read it.
+            UnwritableCheckpointError: The store cannot be written.
+        """
+        self._run = run or self._run
+        if self._claim:
+            return
+        try:
+            self.ensure()
+            earlier = self._writer(self._number)
+            if not takes_over and earlier and earlier["run"] not in (None, self._run):
+                raise TakenOverError(
+                    f"{self.url} is in use: the run {earlier['run']} began in it on "
+                    f"{earlier['host']}; pass autoresume=True to continue that run, "
+                    "save_overwrite=True to replace it, or another folder."
+                )
+            own = {"run": self._run, "host": socket.gethostname(), "time": time.time()}
+            claim = json.dumps({**own, "token": token_hex(8)}).encode()
+            number = self._number + 1
+            if not self.store.create(_writer_path(number), claim):
+                raise self._taken_over()
+            if earlier:
+                self.store.delete([_writer_path(self._number)])
+        except StorageError as error:
+            raise UnwritableCheckpointError(str(error)) from None
+        self._number, self._claim, self.store.patient = number, claim, True
+        atexit.register(self._warn_at_exit)
+        self._write_mark(number)
+
+    def _writer(self, number: int) -> dict[str, Any] | None:
+        try:
+            return dict(json.loads(self.store.read(_writer_path(number)))) if number else None
+        except FileNotFoundError:
+            return None
+
+    def _check_writer(self) -> None:
+        numbers = [_number(_WRITERS + path) for path in self.store.sizes(_WRITERS[:-1])]
+        newest = max(numbers, default=0)
+        if newest > self._number or self.store.read(_writer_path(self._number)) != self._claim:
+            raise self._taken_over()
+
+    def _taken_over(self) -> TakenOverError:
+        return TakenOverError(
+            f"another process writes to {self.url} now, so this one stops. What it has saved is in "
+            f"{self.folder}."
+        )
+
+    def push(self) -> None:
+        """Let the thread copy everything that is new.
+
+        Raises:
+            TakenOverError: Another process writes to the folder.
+            UnwritableCheckpointError: An earlier upload failed.
+        """
+        self._raise_failure()
+        self._submit()
+
+    def _submit(self) -> None:
+        with self._lock:
+            last = self._last
+            if last is None or last.running() or last.done():
+                self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="upload")
+                self._last = self._thread.submit(self._run_uploads)
+
+    def _run_uploads(self) -> None:
+        try:
+            self._upload_all()
+            self._failure = None
+        except BaseException as error:
+            self._failure = error
+
+    def _raise_failure(self) -> None:
+        error, self._failure = self._failure, None
+        self.fails = error is not None
+        if isinstance(error, OSError) and not isinstance(error, CheckpointError):
+            raise UnwritableCheckpointError(str(error)) from None
+        if isinstance(error, TakenOverError):
+            self._claim = b""  # it stops: nothing is copied at its end
+        if error is not None:
+            raise error
+
+    def drop(self, name: str, run: str) -> None:
+        """Delete a checkpoint of a run, here and in the store, after newer ones are complete."""
+        self._dropped[name] = run
+
+    def finish(self) -> None:
+        """Wait until everything is in the store, with a progress bar on a terminal.
+
+        Raises:
+            TakenOverError: Another process writes to the folder.
+            UnwritableCheckpointError: An upload failed.
+        """
+        if not self._claim:
+            return
+        self._submit()
+        from tqdm.auto import tqdm  # on use: it is slow, because it searches for notebooks
+
+        with tqdm(desc="upload", unit="B", unit_scale=True, leave=False, disable=None) as bar:
+            while not self._last.done():  # type: ignore[union-attr]  # it was submitted
+                done, total = map(sum, zip(*[(0, 0), *self._bytes.values()], strict=True))
+                bar.total = total
+                bar.update(done - bar.n)
+                time.sleep(0.02)
+        self._raise_failure()
+
+    # --- in the thread ---
+
+    def _upload_all(self) -> None:
+        self.claim()  # again, if the store failed at the start
+        self._check_writer()
+        self._bytes.clear()
+        for name in [one for one in self._dropped if one not in self._remote]:
+            delete(self.folder / name, self._dropped.pop(name))  # replaced before its upload
+        for found in find(self.folder)[0][::-1]:
+            name = found.path.name
+            if name not in self._dropped and self._known(name) != found.manifest:
+                _upload_logs()
+                self._upload(found.path)
+        _upload_logs()
+        for name in [one for one in self._dropped if one in self._remote]:
+            self.store.delete_folder(self._remote.pop(name)[0], MANIFEST)
+            delete(self.folder / name, self._dropped.pop(name))
+        self._prune()
+
+    def _known(self, name: str) -> Manifest | None:
+        return self._remote[name][1] if name in self._remote else None
+
+    def _upload(self, path: Path) -> None:
+        """Copy a checkpoint, next to an earlier one of its name, which is deleted then."""
+        before, raw = self._remote.get(path.name), b""
+        target = path.name + (AGAIN if before and before[0] == path.name else "")
+        if target in self._partial:
+            self.store.delete_folder(target, MANIFEST)
+        self._partial.add(target)
+        while raw != (path / MANIFEST).read_bytes():  # it may be replaced in the meantime
+            raw = (path / MANIFEST).read_bytes()
+            manifest = parse_manifest(bytearray(raw), str(path))
+            for file in manifest.files:
+                self._put(path / file, f"{target}/{file}")
+        self._check_writer()
+        self.store.write(f"{target}/{MANIFEST}", raw)
+        self._remote[path.name] = target, manifest
+        self._partial.discard(target)
+        if before:
+            self.store.delete_folder(before[0], MANIFEST)
+
+    def upload_logs(self) -> None:
+        """Copy the files that are not in checkpoints, if they have changed."""
+        for file in sorted(self.folder.rglob("*")):
+            path = file.relative_to(self.folder)
+            hidden = any(part.startswith(".") for part in path.parts)
+            if hidden or not is_log(path.as_posix()) or path.name == "run.lock":
+                continue
+            if file.is_file() and not file.is_symlink():
+                now = file.stat()
+                stamp = now.st_size, now.st_mtime_ns
+                if self._logs.get(path.as_posix()) != stamp:
+                    self._put(file, path.as_posix())
+                    self._logs[path.as_posix()] = stamp
+
+    def _put(self, file: Path, path: str) -> None:
+        from fsspec.callbacks import Callback  # on use: it is slow to import
+
+        def count(size: int, value: int, **_: Any) -> None:
+            self._bytes[path] = value, size
+
+        self.store.put(file, path, Callback(hooks={"count": count}))
+
+    def _prune(self) -> None:
+        """Delete the local checkpoints that are in the store, but for the newest and the best."""
+        whole = find(self.folder)[0]
+        newest = [*[one for one in whole if one.manifest.info.get("complete")], *whole][:1]
+        kept = (
+            {whole[0].path.name, newest[0].path.name, best_of(newest[0].manifest)} if whole else {}
+        )
+        for found in whole:
+            if found.path.name not in kept and self._known(found.path.name) == found.manifest:
+                delete(found.path, str(found.manifest.info.get("run")))
+
+    def _warn_at_exit(self) -> None:
+        """Warn of a failure that nobody waited for."""
+        if self._failure is not None:
+            warn_user(
+                f"not all of {self.folder} was copied to {self.url}: {self._failure}.",
+                UserWarning,
+            )
+
+
+def _upload_logs() -> None:
+    """Copy the logs of all folders of this process, as a checkpoint counts their rows."""
+    for one in list(OPEN.values()):
+        if one.writes:
+            one.upload_logs()
+
+
+def _writer_path(number: int) -> str:
+    return f"{_WRITERS}{number:08d}.json"
+
+
+def _number(path: str) -> int:
+    """Return the number of a writer, or 0 for another file."""
+    name = path.removeprefix(_WRITERS).removesuffix(".json")
+    return int(name) if path.startswith(_WRITERS) and name.isdecimal() else 0

@@ -1,0 +1,142 @@
+"""Object stores and machines that fail: nothing that was saved is lost, and errors name the URL."""
+
+import time
+from contextlib import suppress
+
+import pytest
+
+from composable._support.object_stores import OPEN
+from composable.checkpoint import UnreadableCheckpointError, UnwritableCheckpointError
+from composable.resume.manager import UnsavedCheckpointWarning
+from tests.support.object_store import BUCKET, WRITES, lost_at, machine
+from tests.support.remote_run import URL, run, same, saved
+
+
+def count_writes(server) -> int:
+    return sum(method in WRITES for method, _ in server.requests)
+
+
+@pytest.mark.filterwarnings("ignore:CheckpointSaver could not be closed")
+@pytest.mark.filterwarnings("ignore:the records of the end")
+@pytest.mark.parametrize("number", range(1, 22, 3))
+@pytest.mark.parametrize("keep", [None, 1])
+def test_a_machine_may_vanish_at_every_write(number, keep, server, whole, monkeypatch, tmp_path):
+    """The checkpoint before the write is complete, and the run ends with the same bits."""
+    options = {"save_num_checkpoints_to_keep": keep}
+    # With one kept, some are replaced before their turn, and the run may end before the write.
+    with lost_at(server, number), suppress(UnwritableCheckpointError):
+        run(URL, **options).fit()
+        assert keep or number > 18
+    at = max([0, *saved(server)])
+    machine(monkeypatch, tmp_path / "machine-2")
+    trainer = run(URL, **options)
+    assert trainer.state.timestamp.batch == at
+    trainer.fit()
+    assert same(trainer, whole)
+    assert saved(server) == ([9] if keep else [2, 4, 6, 8, 9])
+    steps = server.files.cat_file(f"{BUCKET}/run/steps.jsonl").splitlines()
+    assert len(steps) == len(set(steps)) == 9
+
+
+FAULTS = {
+    "errors of the server": (503, "ServiceUnavailable"),
+    "too many requests": (503, "SlowDown"),
+    "internal errors": (500, "InternalError"),
+    "expired credentials": (403, "ExpiredToken"),
+    "no permission": (403, "AccessDenied"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_that_pass_are_waited_for(name, server, whole):
+    """Every third request fails twice."""
+    failing = {}
+
+    def fault(method, path):
+        if method not in WRITES or ".writers" in path:
+            return None
+        failing[path] = failing.get(path, 0) + 1
+        return FAULTS[name] if failing[path] % 3 else None
+
+    server.fault = fault
+    trainer = run(URL)
+    trainer.fit()
+    assert same(trainer, whole)
+    server.work()
+    assert saved(server) == [8, 9]
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("save_error", ["raise", "warn"])
+def test_faults_that_stay_are_named(name, save_error, server, whole):
+    def fault(method, path):
+        return FAULTS[name] if method in WRITES and "ba4" in path else None
+
+    server.fault = fault
+    trainer = run(URL, save_error=save_error, save_num_checkpoints_to_keep=None)
+    if save_error == "raise":
+        with pytest.raises(UnwritableCheckpointError, match="s3://bucket/run") as caught:
+            trainer.fit()
+        assert "a-secret" not in str(caught.value)
+    else:
+        with pytest.warns(UnsavedCheckpointWarning, match="s3://bucket/run"):
+            trainer.fit()
+        assert same(trainer, whole)
+    # What was kept is in the local folder, and copied when the store works again.
+    server.work()
+    OPEN.clear()
+    trainer = run(URL)
+    trainer.fit()
+    assert same(trainer, whole)
+    assert saved(server)[-1] == 9
+
+
+def test_a_bucket_that_vanishes_is_named(server):
+    def fault(method, path):
+        return (404, "NoSuchBucket") if count_writes(server) > 12 else None
+
+    server.fault = fault
+    with pytest.raises(UnwritableCheckpointError, match="s3://bucket/run"):
+        run(URL).fit()
+
+
+@pytest.mark.parametrize(
+    ("fault", "match"),
+    [((404, "NoSuchBucket"), "NoSuchBucket|bucket"), ((403, "AccessDenied"), "AccessDenied")],
+)
+def test_a_store_that_cannot_be_written_fails_before_anything_is_trained(fault, match, server):
+    server.fault = lambda method, path: fault if method in WRITES else None
+    trainer = run(URL)
+    with pytest.raises(UnwritableCheckpointError, match=match):
+        trainer.fit()
+    assert trainer.state.timestamp.batch == 0
+
+
+def test_a_slow_store_gets_every_other_checkpoint(server, whole):
+    """What is replaced before its turn is not copied, and what is being copied is not deleted."""
+
+    def fault(method, path):
+        time.sleep(0.1 if "tensors" in path and method == "PUT" else 0)
+
+    server.fault = fault
+    trainer = run(URL, save_interval="1ba", save_num_checkpoints_to_keep=1)
+    trainer.fit()
+    assert same(trainer, whole)
+    assert saved(server) == [9]
+    puts = [path for method, path in server.requests if method == "PUT" and "manifest" in path]
+    assert 2 <= len(puts) < 9
+
+
+def test_no_space_for_a_copy_is_named_at_once(server, monkeypatch, tmp_path):
+    run(URL).fit()
+    machine(monkeypatch, tmp_path / "machine-2")
+    calls = []
+
+    def full(self, *args, **kwargs):
+        calls.append(args)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(server.files, "get_file", full)
+    with pytest.raises(UnreadableCheckpointError, match="No space left on device"):
+        run(URL)
+    assert len(calls) == 1

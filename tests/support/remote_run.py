@@ -1,0 +1,42 @@
+"""A run in a folder of an object store."""
+
+from typing import Any
+
+import torch
+
+from composable import Trainer
+from tests.support.data import shuffling_loader
+from tests.support.models import conv_net, weights
+from tests.support.object_store import BUCKET, Server
+from tests.support.runs import adam, make_trainer
+
+URL = f"s3://{BUCKET}/run"
+OPTIONS = {
+    "optimizers": adam,
+    "max_duration": "3ep",
+    "save_interval": "2ba",
+    "autoresume": True,
+    "save_num_checkpoints_to_keep": 2,
+}
+
+
+def run(folder: Any, stop: int | None = None, **options: Any) -> Trainer:
+    """Train three epochs of three batches; an error at the start of a batch ends the process."""
+
+    def lose(event: Any, state: Any, logger: Any) -> None:
+        if event.value == "batch_start" and state.timestamp.batch == stop:
+            raise KeyError("the machine is lost")
+
+    given = {**OPTIONS, "callbacks": [lose], **options}
+    return make_trainer(conv_net(), shuffling_loader(images=True), save_folder=folder, **given)
+
+
+def same(first: Trainer, second: Trainer) -> bool:
+    found, expected = weights(first.state.model), weights(second.state.model)
+    return all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def saved(server: Server, place: str = f"{BUCKET}/run") -> list[int]:
+    """Return the batches of the complete checkpoints in the bucket."""
+    found = server.files.glob(f"{place}/*/manifest.json")
+    return sorted(int(path.split("/")[-2].partition("-ba")[2].partition(".")[0]) for path in found)
