@@ -17,7 +17,7 @@ from torch import Tensor, nn
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 _LARGEST = 2**63 - 1
 # One slash is enough, since Path("s3://bucket") is s3:/bucket; one letter is a drive of Windows.
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(:[A-Za-z0-9+.:-]*)?/")
 P = ParamSpec("P")
 R = TypeVar("R")
 Check = Callable[[str, Any], object]
@@ -322,6 +322,11 @@ def check_same_names(first: str, names: Iterable[str], second: str, others: Iter
         )
 
 
+def is_url(value: Any) -> bool:
+    """Return whether a value is a URL, also if `pathlib` has removed one of its slashes."""
+    return isinstance(value, (str, os.PathLike)) and bool(_URL.match(str(os.fspath(value))))
+
+
 def as_path(name: str, value: Any) -> Path:
     """Return a path; raise an error unless the value names a file or folder."""
     path = value.__fspath__() if isinstance(value, os.PathLike) else value
@@ -329,7 +334,7 @@ def as_path(name: str, value: Any) -> Path:
         raise TypeError(f"{name}={value!r} must be a str or an os.PathLike of one.")
     if not path or "\0" in path:
         raise PathError(f"{name}={value!r} must name a file or folder.")
-    if _URL.match(path):
+    if is_url(path):
         raise PathError(
             f"{name}={value!r} must be a local path, not a URL; pass a folder of this machine, or "
             "one where the storage is mounted, and copy the files when training ends."

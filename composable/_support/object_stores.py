@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from composable._support.checks import PathError, as_path
+from composable._support.checks import PathError, as_path, is_url
 from composable._support.secrets import redact
 
 T = TypeVar("T")
@@ -30,18 +30,12 @@ _EXTRAS = {
     **dict.fromkeys(("abfs", "abfss", "az"), "azure"),
     "hf": "hub",
 }
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _SECRET = re.compile(r"[^/]*://[^/]*:[^/]*@|[^?]*\?|(s3a?|gc?s)://[^/]*@")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StorageError(OSError):
     """Files in an object store cannot be read or written."""
-
-
-def is_url(value: Any) -> bool:
-    """Return whether a value is a URL, also if `pathlib` has removed one of its slashes."""
-    return isinstance(value, (str, os.PathLike)) and bool(_URL.match(os.fspath(value)))
 
 
 class ObjectStore:

@@ -58,11 +58,11 @@ def _add_paths(parser: argparse.ArgumentParser, source: str, target: str) -> Non
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from composable._support.object_stores import is_url
+    from composable._support.checks import is_url
     from composable.checkpoint import inspect
     from composable.storage.copies import local
 
-    path = local("path", options.path, "sizes")
+    path = local("path", options.path, "only sizes")
     if inspect.is_checkpoint(path):
         description, render = inspect.describe(path), inspect.format_description
     else:

@@ -264,6 +264,8 @@ class LoopCheckpoints:
             self._end()
         if due:
             self._save_changes()
+        if ends_epoch and ended.max_duration is not None and ended.elapsed >= 1:
+            self.finish()
 
     def _end(self) -> NoReturn:
         self._save_changes()

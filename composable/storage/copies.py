@@ -5,12 +5,13 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from composable._support.checks import check_count
-from composable._support.object_stores import ObjectStore, StorageError, as_local, cache, is_url
+from composable._support.checks import check_count, is_url
+from composable._support.object_stores import ObjectStore, StorageError, as_local, cache
 from composable._support.warn import warn_user
 from composable.checkpoint.atomic import beside
 from composable.checkpoint.errors import (
@@ -56,8 +57,8 @@ def local(
         name: The name of the argument, for errors.
         value: A path or a URL, of a file or a folder.
         checkpoints: What to copy of the checkpoints in a folder: "all"; the "latest" that is not
-            damaged and can be resumed; the "newest", resumable or not; or the "sizes" and
-            manifests, of which `find` lists the copies, which can't be read.
+            damaged and can be resumed; the "newest", resumable or not; the "sizes" and manifests,
+            of which `find` lists the copies, which can't be read; or "only sizes", and no logs.
         max_batch: The number of batches that the latest may not exceed.
         into: The name of the copy in the cache. Default: a new name.
 
@@ -73,8 +74,9 @@ def local(
         sizes = store.sizes()
         if MANIFEST in sizes:
             return as_local(name, value, into=into)
-        target = as_local(name, value, logs, into)
-        if checkpoints == "sizes":
+        wanted = (lambda path: False) if checkpoints == "only sizes" else is_log
+        target = as_local(name, value, partial(filter, wanted), into)
+        if checkpoints.endswith("sizes"):
             outline(store, sizes, target)
         elif target.is_dir():
             with tempfile.TemporaryDirectory(dir=cache()) as aside:
@@ -125,20 +127,26 @@ def local_name(name: str) -> str:
 
 def is_log(path: str) -> bool:
     """Return whether a path below a run folder is neither in a checkpoint nor hidden."""
-    first, _, rest = path.partition("/")
-    return not (first.startswith(".") or is_part(rest))
+    *folders, name = path.split("/")
+    hidden = any(part.startswith(".") for part in (*folders, name))
+    return not (hidden or path == "run.lock" or (folders and is_part(name)))
 
 
 def logs(paths: Iterable[str]) -> list[str]:
-    """Return the paths of the files of a run folder that are not in a checkpoint."""
-    return [path for path in paths if is_log(path)]
+    """Return the paths of the files of a run that are not in a checkpoint.
+
+    Files in folders to which another run writes are not of this one.
+    """
+    paths = list(paths)
+    others = {path.partition("/.writers/")[0] + "/" for path in paths if "/.writers/" in path}
+    return [path for path in paths if is_log(path) and not path.startswith(tuple(others))]
 
 
 def outline(store: ObjectStore, sizes: Mapping[str, int], folder: Path) -> None:
     """Copy the manifests of the checkpoints, and make empty files of the sizes of the others."""
     for path, size in sizes.items():
-        first, _, name = path.partition("/")
-        if first.startswith(".") or not is_part(name):
+        name = path.rpartition("/")[2]
+        if not is_part(name) or path.startswith("."):
             continue
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +214,7 @@ def prune(place: str, keep: int) -> list[str]:
         The names of the deleted ones.
     """
     check_count("keep", keep, 1)
-    folder = local("path", place, "sizes")
+    folder = local("path", place, "only sizes")
     whole, runs = find(folder)[0], Counter[Any]()
     best = {(one.manifest.info.get("run"), best_of(one.manifest)) for one in whole}
     deleted = []

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composable._support.checks import as_path
-from composable._support.object_stores import OPEN, is_url
+from composable._support.checks import as_path, is_url
+from composable._support.object_stores import OPEN, ObjectStore
 
 if TYPE_CHECKING:
     from composable.storage.remote_folder import RemoteFolder
@@ -22,8 +22,9 @@ def as_folder(name: str, value: Any) -> Path:
         return as_path(name, value)
     from composable.storage.remote_folder import RemoteFolder  # on use: it is slow to import
 
+    ObjectStore(name, value)  # raises errors that name the argument
     same = [one for one in OPEN.values() if one.url == str(value).rstrip("/")]
-    return (same[0] if same else RemoteFolder(value, name=name)).folder
+    return (same[0] if same else RemoteFolder(value)).folder
 
 
 def as_file(name: str, value: Any) -> Path:

@@ -11,6 +11,7 @@ stores that can do it refuse if the file exists. A writer that finds a higher nu
 
 import atexit
 import json
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -77,10 +78,8 @@ class RemoteFolder:
         '/tmp/a'
     """
 
-    def __init__(
-        self, url: str, *, local_folder: str | Path | None = None, name: str = "url"
-    ) -> None:
-        self.store = ObjectStore(name, url)
+    def __init__(self, url: str, *, local_folder: str | Path | None = None) -> None:
+        self.store = ObjectStore("url", url)
         self.url = self.store.url
         base = f"{self.url.rpartition('/')[2]}-{sha256(self.url.encode()).hexdigest()[:16]}"
         own = cache() / base if local_folder is None else as_path("local_folder", local_folder)
@@ -92,6 +91,9 @@ class RemoteFolder:
         self._remote: dict[str, tuple[str, Manifest]] = {}
         """The names of complete checkpoints in the store, by their local names."""
         self._partial: set[str] = set()
+        """The names of other folders in the store."""
+        self._doubles: set[str] = set()
+        """The names of checkpoints in the store that were saved again."""
         self._logs: dict[str, tuple[int, int]] = {}
         """The size and the time of each log that was uploaded."""
         self._dropped: dict[str, str] = {}
@@ -141,9 +143,10 @@ class RemoteFolder:
             self._remote = {
                 local_name(one.path.name): (one.path.name, one.manifest) for one in whole[::-1]
             }
-            folders = {path.partition("/")[0] for path in sizes if "/" in path}
-            self._partial = folders - {name for name, _ in self._remote.values()}
-            if not current:
+            kept = {name for name, _ in self._remote.values()}
+            self._doubles = {one.path.name for one in whole} - kept
+            self._partial = {path.partition("/")[0] for path in sizes if "/" in path} - kept
+            if self._number and not current:
                 for path in logs(sizes):
                     self.store.get(path, self.folder / path)
             if not resume or (current and self._has_whole()):
@@ -342,11 +345,11 @@ class RemoteFolder:
     # --- in the thread ---
 
     def _upload_all(self) -> None:
-        self.claim()  # again, if the store failed at the start
-        self._check_writer()
         self._bytes.clear()
         for name in [one for one in self._dropped if one not in self._remote]:
             delete(self.folder / name, self._dropped.pop(name))  # replaced before its upload
+        self.claim()  # again, if the store failed at the start
+        self._check_writer()
         for found in find(self.folder)[0][::-1]:
             name = found.path.name
             if name not in self._dropped and self._known(name) != found.manifest:
@@ -356,6 +359,8 @@ class RemoteFolder:
         for name in [one for one in self._dropped if one in self._remote]:
             self.store.delete_folder(self._remote.pop(name)[0], MANIFEST)
             delete(self.folder / name, self._dropped.pop(name))
+        while self._doubles:
+            self.store.delete_folder(self._doubles.pop(), MANIFEST)
         self._prune()
 
     def _known(self, name: str) -> Manifest | None:
@@ -382,17 +387,16 @@ class RemoteFolder:
 
     def upload_logs(self) -> None:
         """Copy the files that are not in checkpoints, if they have changed."""
-        for file in sorted(self.folder.rglob("*")):
-            path = file.relative_to(self.folder)
-            hidden = any(part.startswith(".") for part in path.parts)
-            if hidden or not is_log(path.as_posix()) or path.name == "run.lock":
-                continue
-            if file.is_file() and not file.is_symlink():
-                now = file.stat()
-                stamp = now.st_size, now.st_mtime_ns
-                if self._logs.get(path.as_posix()) != stamp:
-                    self._put(file, path.as_posix())
-                    self._logs[path.as_posix()] = stamp
+        for root, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]  # they may vanish
+            for file in map(Path(root).joinpath, names):
+                path = file.relative_to(self.folder).as_posix()
+                if is_log(path) and file.is_file() and not file.is_symlink():
+                    now = file.stat()
+                    stamp = now.st_size, now.st_mtime_ns
+                    if self._logs.get(path) != stamp:
+                        self._put(file, path)
+                        self._logs[path] = stamp
 
     def _put(self, file: Path, path: str) -> None:
         from fsspec.callbacks import Callback  # on use: it is slow to import

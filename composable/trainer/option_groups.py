@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from composable._support.checks import as_path, check_count, check_flag, check_one_of
-from composable._support.object_stores import ObjectStore, is_url
+from composable._support.checks import as_path, check_count, check_flag, check_one_of, is_url
+from composable._support.object_stores import ObjectStore
 from composable.batches.precision import Precision
 from composable.core.algorithm import Algorithm
 from composable.core.callback import Callback

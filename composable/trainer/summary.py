@@ -16,6 +16,7 @@ from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed import Processes
 from composable.runs.shown_warnings import ShownWarnings
+from composable.storage.folders import address
 from composable.trainer.checkpoints import Checkpoints
 
 __all__ = ["FitSummary", "summarized"]
@@ -103,7 +104,7 @@ class FitSummary:
     def _saved(self) -> Iterator[str]:
         for manager in self.checkpoints.managers:
             if manager.latest is not None:
-                yield f"last checkpoint: {manager.latest}"
+                yield f"last checkpoint: {address(manager.latest)}"
 
     def _problems(self) -> Iterator[str]:
         run = self.checkpoints.run
@@ -125,10 +126,10 @@ class FitSummary:
         manager, recorders = managers[0], self.checkpoints.run.recorders
         folder = manager.settings.folder
         if any(recorder.folder == folder for recorder in recorders):
-            return f"next: composable report {folder}"
+            return f"next: composable report {address(folder)}"
         if manager.latest is not None:
-            return f"next: composable checkpoint inspect {manager.latest}"
-        return f"next: Trainer(..., load_path={str(folder)!r}) resumes the run"
+            return f"next: composable checkpoint inspect {address(manager.latest)}"
+        return f"next: Trainer(..., load_path={address(folder)!r}) resumes the run"
 
 
 @contextmanager

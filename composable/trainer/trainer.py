@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composable._other_trainers import ARGUMENTS, METHODS, explain_attribute, explain_call
-from composable._support.checks import check_count, check_flag
-from composable._support.object_stores import is_url
+from composable._support.checks import check_count, check_flag, is_url
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event

@@ -1,16 +1,15 @@
-"""No path with a scheme is taken for a local one."""
+"""Where only a path of this machine will do, none with a scheme is taken for one."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from composable import callbacks, compare, loggers, report
+from composable import callbacks, compare, loggers
 from composable.checkpoint import (
     export_dcp,
     find,
     import_dcp,
-    load_weights,
     read,
     verify,
     write,
@@ -18,21 +17,15 @@ from composable.checkpoint import (
 from composable.cli import main
 from composable.core.logger import Logger
 from composable.data import TokenFiles, write_token_file
-from composable.replay import replay
-from composable.runs.diff import diff_runs
-from tests.support.models import linear
 from tests.support.runs import make_trainer
 
 URLS = ["s3://bucket/run", "gs://bucket/run", "memory://run", "hf://buckets/me/run", "file:/run"]
 
 
 CLASSES = {
-    loggers.CSVLogger: "path",
-    loggers.JSONLinesLogger: "path",
     loggers.TensorBoardLogger: "log_dir",
     loggers.WandBLogger: "dir",
     loggers.CometLogger: "offline_directory",
-    callbacks.CheckpointSaver: "folder",
     callbacks.ExportForInference: "path",
     callbacks.MemorySnapshot: "folder",
     callbacks.OOMObserver: "folder",
@@ -43,10 +36,6 @@ CALLS = {
     "MLPerfCallback": lambda url: callbacks.MLPerfCallback(
         url, target=0.9, submitter="us", platform="here"
     ),
-    "save_folder": lambda url: make_trainer(save_folder=url),
-    "load_path": lambda url: make_trainer(load_path=url),
-    "export_weights": lambda url: make_trainer().export_weights(url),
-    "save_checkpoint": lambda url: make_trainer().save_checkpoint(url),
     "timeline": lambda url: make_trainer().timeline().save(url),
     "log_artifact": lambda url: Logger([loggers.InMemoryLogger()]).log_artifact("model", url),
     "checkpoint.write": lambda url: write(url, {}, None),
@@ -55,11 +44,7 @@ CALLS = {
     "checkpoint.find": find,
     "export_dcp": lambda url: export_dcp("run", url),
     "import_dcp": lambda url: import_dcp(url, "run"),
-    "load_weights": lambda url: load_weights(linear(), url),
     "compare": lambda url: compare(make_trainer, {"a": [], "b": []}, metric="m", folder=url),
-    "RecordedRun": report.RecordedRun,
-    "diff_runs": lambda url: diff_runs("run", url),
-    "replay": lambda url: replay(make_trainer, url, batch=0),
     "TokenFiles": lambda url: TokenFiles([url], length=8),
     "write_token_file": lambda url: write_token_file(url, torch.arange(3)),
 }
@@ -84,11 +69,7 @@ def test_a_local_path_is_accepted(name):
 @pytest.mark.parametrize(
     "command",
     [
-        "checkpoint inspect URL",
-        "checkpoint verify URL",
         "checkpoint import-dcp URL run",
-        "diff URL run",
-        "report URL",
         "launch -n 2 --stdout URL/{rank} -m this",
     ],
 )

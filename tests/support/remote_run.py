@@ -1,5 +1,6 @@
 """A run in a folder of an object store."""
 
+import re
 from typing import Any
 
 import torch
@@ -12,8 +13,6 @@ from tests.support.runs import adam, make_trainer
 
 URL = f"s3://{BUCKET}/run"
 OPTIONS = {
-    "optimizers": adam,
-    "max_duration": "3ep",
     "save_interval": "2ba",
     "autoresume": True,
     "save_num_checkpoints_to_keep": 2,
@@ -27,7 +26,8 @@ def run(folder: Any, stop: int | None = None, **options: Any) -> Trainer:
         if event.value == "batch_start" and state.timestamp.batch == stop:
             raise KeyError("the machine is lost")
 
-    given = {**OPTIONS, "callbacks": [lose], **options}
+    saving = {} if folder is None else OPTIONS
+    given = {"optimizers": adam, "max_duration": "3ep", "callbacks": [lose], **saving, **options}
     return make_trainer(conv_net(), shuffling_loader(images=True), save_folder=folder, **given)
 
 
@@ -39,4 +39,5 @@ def same(first: Trainer, second: Trainer) -> bool:
 def saved(server: Server, place: str = f"{BUCKET}/run") -> list[int]:
     """Return the batches of the complete checkpoints in the bucket."""
     found = server.files.glob(f"{place}/*/manifest.json")
-    return sorted(int(path.split("/")[-2].partition("-ba")[2].partition(".")[0]) for path in found)
+    batches = [re.search(r"-ba(\d+)", path.split("/")[-2]) for path in found]
+    return sorted(int(one[1]) for one in batches if one)

@@ -1,0 +1,47 @@
+"""Runs of several processes in a folder of an object store."""
+
+import os
+from typing import Any
+
+from composable import Callback
+from composable._support import object_stores
+from tests.support import parallel_runs as runs
+
+
+class Lost(Callback):
+    """Ends the run with an error at the start of a batch."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def batch_start(self, state: Any, logger: Any) -> None:
+        """Raise the error."""
+        if state.timestamp.batch == self.batch:
+            raise KeyError("the machine is lost")
+
+
+def fit(
+    environment: dict[str, str], homes: list[str], stop: int | None = None, **options: Any
+) -> dict[str, Any] | None:
+    """Train in a folder; of several disks, each process has its own.
+
+    Args:
+        environment: The address of the server, and the credentials.
+        homes: The caches of the machines: one for all processes, or one for each.
+        stop: The batch before which the machines are lost.
+        options: Those of `parallel_runs.fit`.
+    """
+    from composable.distributed.starting import join_processes
+
+    rank = join_processes().rank
+    os.environ.update(environment)
+    os.environ["XDG_CACHE_HOME"] = homes[rank % len(homes)]
+    os.environ["LOCAL_RANK"] = "0" if len(homes) > 1 else str(rank)
+    object_stores.OPEN.clear()
+    object_stores.WAITS = (0.0, 0.0)  # type: ignore[assignment]
+    try:
+        return runs.fit(callbacks=[Lost(-1 if stop is None else stop)], **options)
+    except KeyError:
+        return None
+    finally:
+        object_stores.OPEN.clear()
