@@ -1,6 +1,7 @@
 """Runs of several processes in a folder of an object store."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 from composable import Callback
@@ -22,7 +23,7 @@ class Lost(Callback):
 
 def fit(
     environment: dict[str, str], homes: list[str], stop: int | None = None, **options: Any
-) -> dict[str, Any] | None:
+) -> dict[str, Any]:
     """Train in a folder; of several disks, each process has its own.
 
     Args:
@@ -35,13 +36,11 @@ def fit(
 
     rank = join_processes().rank
     os.environ.update(environment)
-    os.environ["XDG_CACHE_HOME"] = homes[rank % len(homes)]
+    home = Path(homes[rank % len(homes)])
+    home.mkdir(exist_ok=True)
+    os.chdir(home)
+    os.environ["XDG_CACHE_HOME"] = "/proc/self/cwd"  # on each machine the same path
     os.environ["LOCAL_RANK"] = "0" if len(homes) > 1 else str(rank)
     object_stores.OPEN.clear()
     object_stores.WAITS = (0.0, 0.0)  # type: ignore[assignment]
-    try:
-        return runs.fit(callbacks=[Lost(-1 if stop is None else stop)], **options)
-    except KeyError:
-        return None
-    finally:
-        object_stores.OPEN.clear()
+    return runs.fit(callbacks=[Lost(-1 if stop is None else stop)], **options)
