@@ -15,15 +15,11 @@ def add_checkpoint(commands: Any) -> None:
     group = commands.add_parser("checkpoint", help="inspect, verify and convert checkpoints")
     verbs = group.add_subparsers(metavar="COMMAND", required=True)
 
-    inspect = verbs.add_parser("inspect", help="print the contents of a checkpoint")
+    what = "print the contents of a checkpoint, or of a folder of them"
+    inspect = verbs.add_parser("inspect", aliases=["ls"], help=what)
     inspect.add_argument("path", help="a checkpoint, or a folder of checkpoints")
     inspect.add_argument("--json", action="store_true", help="print JSON")
     inspect.set_defaults(run=_inspect)
-
-    ls = verbs.add_parser("ls", help="list the checkpoints in a folder, or at a URL")
-    ls.add_argument("path", help="a folder of checkpoints, or its URL")
-    ls.add_argument("--json", action="store_true", help="print JSON")
-    ls.set_defaults(run=_inspect)
 
     prune = verbs.add_parser("prune", help="delete old checkpoints in a folder, or at a URL")
     prune.add_argument("path", help="a folder of checkpoints, or its URL")
