@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from composable._support.figures import render_figure
 from composable._support.printable import printable
 from composable.comparison.records import Study
 from composable.comparison.table import NOTHING, headline, verdict_name
@@ -22,7 +23,6 @@ from composable.comparison.verdict import (
     show_number,
     show_ratio,
 )
-from composable.plan.plotting import render_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

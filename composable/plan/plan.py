@@ -227,7 +227,7 @@ class Plan:
         return as_data(self.algorithms, self.callbacks, self.caveats, self.steps())
 
     def timeline(self, max_duration: TimeLike, epoch_length: int | None = None) -> "Timeline":
-        """Compute when each algorithm is active over a run; notebooks show a picture of it.
+        """Compute when each algorithm is active over a run.
 
         Args:
             max_duration: The duration of the run.

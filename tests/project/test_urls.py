@@ -47,7 +47,6 @@ CALLS = {
     "load_path": lambda url: make_trainer(load_path=url),
     "export_weights": lambda url: make_trainer().export_weights(url),
     "save_checkpoint": lambda url: make_trainer().save_checkpoint(url),
-    "timeline": lambda url: make_trainer().timeline().save(url),
     "log_artifact": lambda url: Logger([loggers.InMemoryLogger()]).log_artifact("model", url),
     "checkpoint.write": lambda url: write(url, {}, None),
     "checkpoint.read": read,
