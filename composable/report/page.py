@@ -32,7 +32,6 @@ _SECTIONS: Mapping[str, Callable[[RunComparison], Any]] = {
     "Curves": sections.curves,
     "Time": sections.time_split,
     "Plan": sections.plan,
-    "Images": sections.images,
     "Checkpoints": sections.checkpoints,
     "Warnings": sections.warnings,
     "Configuration": sections.all_settings,

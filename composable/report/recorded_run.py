@@ -17,8 +17,14 @@ from composable._support.secrets import redact, redact_command
 from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
 from composable.report.curves import Curve
-from composable.report.images import Image, find_images, in_order
-from composable.report.lines import as_batch, as_number, folder_names, read_lines, short_text
+from composable.report.lines import (
+    as_batch,
+    as_number,
+    folder_names,
+    in_order,
+    read_lines,
+    short_text,
+)
 from composable.runs import records
 from composable.runs.events import EVENTS
 
@@ -114,8 +120,6 @@ class RecordedRun:
     warnings: list[ShownWarning] = attrs.field(init=False, factory=list)
     checkpoints: list[dict[str, Any]] = attrs.field(init=False, factory=list)
     """Each checkpoint: `name`, `batch`, `epoch`, `bytes`, `complete`, `created`, `best`."""
-    images: list[Image] = attrs.field(init=False, factory=list)
-    """Image files in the folder `images`, and in those that a `JSONLinesLogger` writes."""
     problems: list[str] = attrs.field(init=False, factory=list)
     """What could not be read, in sentences."""
     status: str = attrs.field(init=False, default="unknown")
@@ -138,8 +142,6 @@ class RecordedRun:
         self._read_metrics()
         self._derive_throughput()
         self._read_checkpoints()
-        beside = [path.with_suffix(".files") for path in self._metrics_files]
-        self.images.extend(find_images([self.folder / "images", *beside], self.problems))
 
     # --- facts ---
 

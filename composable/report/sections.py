@@ -14,7 +14,6 @@ import attrs
 from composable.core.result_names import known_mode
 from composable.report.comparison import RunComparison, first_different_batch
 from composable.report.curves import Curve
-from composable.report.images import Image
 from composable.report.lines import (
     EMPTY,
     as_batch,
@@ -35,7 +34,6 @@ __all__ = [
     "checkpoints",
     "curves",
     "differences",
-    "images",
     "overview",
     "plan",
     "problems",
@@ -62,9 +60,6 @@ PART_COLORS = {  # the parts of TimeSplit, with their colors
     "other": "#6b7683",
 }
 _MOST_CHECKPOINTS = 100
-_MOST_IMAGES = 8  # of one name
-_MOST_NAMES = 12
-_MOST_BYTES = 1_000_000  # of all images
 
 
 # --- the values of a group of runs ---
@@ -513,38 +508,3 @@ def _date(seconds: Any) -> str:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError, TypeError):
         return EMPTY
-
-
-def images(comparison: RunComparison) -> list[tuple[int, list[Any], str]]:
-    """List the images over the course of each run, as many as fit."""
-    blocks, room = [], _MOST_BYTES // max(sum(bool(r.images) for r in comparison.runs), 1)
-    for index, run in enumerate(comparison.runs):
-        if not run.images:
-            continue
-        by_name: dict[str, list[Image]] = {}
-        for image in run.images:
-            by_name.setdefault(image.name, []).append(image)
-        shown = list(by_name.items())[:_MOST_NAMES]
-        strips = [_strip(name, found, room // len(shown)) for name, found in shown]
-        count = sum(len(found) for _, found in shown)
-        remark = f"{count} of {len(run.images)} images" if count < len(run.images) else ""
-        blocks.append((index, strips, remark))
-    return blocks
-
-
-def _strip(name: str, found: Sequence[Image], room: int) -> tuple[str, list[Any], int]:
-    """Return images of one name in a number of bytes, spread over the run, and how many remain."""
-    pictures = []
-    fitting = [one for one in found if one.bytes <= room // 2]
-    count = min(len(fitting), _MOST_IMAGES)
-    chosen = [fitting[i * (len(fitting) - 1) // max(count - 1, 1)] for i in range(count)]
-    for image in reversed(chosen):  # the last ones first, if not all fit
-        if image.bytes > room:
-            continue
-        room -= image.bytes
-        try:
-            url = image.as_url()
-        except OSError:
-            continue
-        pictures.append((url, "" if image.batch is None else f"batch {image.batch}"))
-    return name, pictures[::-1], len(found) - len(pictures)
