@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from plotly.graph_objects import Figure
 
-__all__ = ["BatchClock", "RecordedRun", "ShownWarning", "find_runs"]
+__all__ = ["BatchClock", "RecordedRun", "ShownWarning", "find_runs", "plot_runs"]
 
 _FIELDS = frozenset({"epoch", "batch", "sample", "seconds"})
 _RUNNING = 120.0  # seconds since the last write
@@ -234,9 +234,7 @@ class RecordedRun:
             ImportError: plotly is not installed.
             ValueError: The run has no metric of that name.
         """
-        from composable.report.drawing import draw_curves
-
-        return draw_curves([self.curves], folder_names([self.folder]), metrics)
+        return plot_runs([self], metrics)
 
     # --- reading ---
 
@@ -421,3 +419,37 @@ def _runs_in(path: Path) -> list[Path]:
         )
     except OSError:
         return []
+
+
+def plot_runs(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None = None) -> "Figure":
+    """Plot metrics of one or several runs with plotly; notebooks show the figure.
+
+    Curves of more than 2000 points are thinned, with their extremes.
+
+    Args:
+        runs: The runs, at least one.
+        metrics: The names of metrics. Default: losses, evaluation results and learning rates.
+
+    Returns:
+        A figure of plotly, with the metrics below one another. A notebook that shows it grows by
+        about 5 MB, since it has the script that draws the figure, so that exports to HTML show it
+        without a network.
+
+    Raises:
+        ImportError: plotly is not installed.
+        TypeError: `runs` or `metrics` is something else.
+        ValueError: `runs` is empty, or no run has a metric of that name.
+
+    Example:
+        >>> from composable.report import RecordedRun, plot_runs
+        >>> runs = [RecordedRun(folder) for folder in ("runs/a", "runs/b")]  # doctest: +SKIP
+        >>> plot_runs(runs, "loss/train").show()  # doctest: +SKIP
+    """
+    from composable.report.drawing import draw_curves
+
+    if not isinstance(runs, Sequence) or not all(isinstance(run, RecordedRun) for run in runs):
+        raise TypeError(f"runs={runs!r} must be a list of RecordedRun.")
+    if not runs:
+        raise ValueError("runs is empty: pass at least one run.")
+    labels = folder_names([run.folder for run in runs])
+    return draw_curves([run.curves for run in runs], labels, metrics)

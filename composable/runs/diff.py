@@ -38,6 +38,14 @@ class Difference:
     """The value recorded in the first run; numbers are hexadecimal floats."""
     second: Any
 
+    def describe(self, first: str, second: str) -> str:
+        """Describe the step and both values, given the names of the runs."""
+        values = f"{first} {format_hex(self.first)}, {second} {format_hex(self.second)}"
+        if self.what == "batch":
+            values = f"{first if self.first is None else second} has no such step"
+        what = "" if self.what == "batch" else f"{self.what}: "
+        return f"first divergence: batch {self.batch}: {what}{values}"
+
 
 @attrs.frozen
 class RunDifference:
@@ -67,12 +75,8 @@ class RunDifference:
             return "\n".join(map(printable, [*lines, "the same to the last bit"]))
         if self.step is None:
             lines.append("no step differs, but the checkpoints do")
-        elif self.step.what == "batch":
-            ends = "A" if self.step.first is None else "B"
-            lines.append(f"first divergence: batch {self.step.batch}: {ends} has no such step")
         else:
-            values = f"A {format_hex(self.step.first)}, B {format_hex(self.step.second)}"
-            lines.append(f"first divergence: batch {self.step.batch}: {self.step.what}: {values}")
+            lines.append(self.step.describe("A", "B"))
         lines.append(f"first tensor known to differ: {self.tensor or 'none'}")
         return "\n".join(map(printable, lines))
 
