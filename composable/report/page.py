@@ -25,7 +25,6 @@ __all__ = ["MAX_BYTES", "render", "write_report"]
 
 MAX_BYTES = 6_000_000
 _SECTIONS: Mapping[str, Callable[[RunComparison], Any]] = {
-    "Answer": sections.answer,
     "Overview": sections.overview,
     "Problems": sections.problems,
     "Differences": sections.differences,

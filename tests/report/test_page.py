@@ -85,7 +85,7 @@ def test_the_page_has_every_section_and_what_the_runs_recorded(two_runs):
     page = report(two_runs)
 
     sections = [a["id"] for tag, a in page.elements if tag == "section"]
-    wanted = ["answer", "overview", "differences", "curves", "time", "plan", "warnings"]
+    wanted = ["overview", "differences", "curves", "time", "plan", "warnings"]
     assert [name for name in sections if name in wanted] == wanted
     for section, texts in {
         "overview": ["first", "finished", "100 of 100ba", "1 min 15 s", "10.7", "0.75", "0.01"],
@@ -192,37 +192,6 @@ def write_groups(folder, **results):
                 seed=seed,
                 algorithms=algorithms,
             )
-
-
-@pytest.mark.parametrize(
-    ("results", "wanted"),
-    [
-        (
-            {"a": [[0.1, 0.7, 0.7, 0.7], [0.2, 0.8, 0.8, 0.8]], "b": [[0.1, 0.2], [0.1, 0.4]]},
-            "a is best in eval/accuracy: 0.75 ± 0.071 (2 runs), 0.45 ahead of b; each of its runs "
-            "is better than each of b. It had converged: little changed in the last quarter.",
-        ),
-        (
-            {"a": [[0.6], [0.8]], "b": [[0.5], [0.7]]},
-            "a is best in eval/accuracy: 0.7 ± 0.14 (2 runs), 0.1 ahead of b, which seeds may "
-            "explain: their runs overlap.",
-        ),
-        (
-            {"a": [[0.1, 0.2, 0.3, 0.4]], "b": [[0.2]]},
-            "a-0 is best in eval/accuracy: 0.4 (one run), 0.2 ahead of b-0, which the seed may "
-            "explain: repeat both with other seeds. It was still improving: 33% of its gain came "
-            "in the last quarter.",
-        ),
-        ({"a": [[0.5], [0.7]]}, "a: eval/accuracy 0.6 ± 0.14 (2 runs) at its best."),
-        ({"a": [[]]}, "No result of an evaluation tells which run is best"),
-    ],
-)
-def test_the_answer_names_the_best_group_its_lead_and_whether_it_converged(
-    results, wanted, tmp_path
-):
-    write_groups(tmp_path, **results)
-
-    assert report(tmp_path).texts["answer"].removeprefix("Answer").startswith(wanted)
 
 
 def test_a_row_for_each_group_has_mean_and_spread(tmp_path):
