@@ -56,57 +56,6 @@ PART_COLORS = {  # the parts of TimeSplit, with their colors
 _MOST_CHECKPOINTS = 100
 
 
-# --- the values of a group of runs ---
-
-
-@attrs.frozen
-class _Values:
-    """What the runs of a group have of a result, or of another number."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.mean(self.values)
-
-    @property
-    def spread(self) -> float | None:
-        """The standard deviation over the runs; None for a single one."""
-        finite = len(self.values) > 1 and all(map(math.isfinite, self.values))
-        return statistics.stdev(self.values) if finite else None
-
-
-def _values(comparison: RunComparison, read: _Read) -> list[_Values]:
-    """Return the values of each group; none for runs without one."""
-    read_all = ([read(comparison.runs[run]) for run in group] for group in comparison.groups)
-    return [_Values(tuple(one for one in values if one is not None)) for values in read_all]
-
-
-def _result_names(comparison: RunComparison) -> list[str]:
-    return [
-        name
-        for name in shown_metrics(run.curves for run in comparison.runs)
-        if name.startswith("metrics/")
-    ]
-
-
-def _mode_of(name: str) -> str | None:
-    """Return whether a lower ("min") or a higher ("max") value is better, if the name tells."""
-    return known_mode(name.removeprefix("metrics/"), None)
-
-
-def _best_value(run: RecordedRun, name: str) -> float | None:
-    """Return the best value of a result, or the last one if its name does not tell."""
-    curve, mode = run.curves.get(name), _mode_of(name)
-    if mode is None or curve is None:
-        return _last(curve)
-    return (min if mode == "min" else max)((v for _, v in curve.finite()), default=None)
-
-
-def _last(curve: Curve | None) -> float | None:
-    return curve.values[-1] if curve is not None and len(curve) else None
-
-
 # --- the overview ---
 
 
@@ -126,11 +75,11 @@ def overview(comparison: RunComparison) -> dict[str, list[Any]]:
 
 def _rows(comparison: RunComparison) -> list[dict[str, Any]]:
     """Describe groups of runs by the mean in each column, and the spread of the results."""
-    columns = [
-        [_cell(name, one) for one in _values(comparison, read)] for name, read in _COLUMNS.items()
-    ]
-    columns += [_results(comparison, n) for n in _result_names(comparison)[:_MOST_RESULTS]]
     grouped = [[comparison.runs[run] for run in group] for group in comparison.groups]
+    metrics = shown_metrics(run.curves for run in comparison.runs)
+    results = [name for name in metrics if name.startswith("metrics/")][:_MOST_RESULTS]
+    columns = [_column(grouped, name, read) for name, read in _COLUMNS.items()]
+    columns += [_results(grouped, name) for name in results]
     return [
         {
             "members": group,
@@ -139,29 +88,54 @@ def _rows(comparison: RunComparison) -> list[dict[str, Any]]:
             "error": runs[0].error,
             "cells": cells,
         }
-        for group, runs, cells in zip(
-            comparison.groups, grouped, zip(*columns, strict=True), strict=True
-        )
+        for group, runs, *cells in zip(comparison.groups, grouped, *columns, strict=True)
     ]
 
 
-def _cell(name: str, values: _Values) -> _Cell:
-    mean = values.mean if values.values else None
-    return _Cell(name, _FORMATS.get(name, format_number)(mean), mean)
+def _column(groups: Sequence[Sequence[RecordedRun]], name: str, read: _Read) -> list[_Cell]:
+    show = _FORMATS.get(name, format_number)
+    means = map(_mean, _values(groups, read))
+    return [_Cell(name, show(mean), mean) for mean in means]
 
 
-def _results(comparison: RunComparison, name: str) -> list[_Cell]:
+def _results(groups: Sequence[Sequence[RecordedRun]], name: str) -> list[_Cell]:
     """Return the cells of a result, of which the best one is marked if the name tells."""
-    every, mode = _values(comparison, partial(_best_value, name=name)), _mode_of(name)
-    means = [one.mean for one in every if one.values]
-    best = (min if mode == "min" else max)(means) if mode and len(means) > 1 else None
-    cells = []
-    for one in every:
-        _, text, mean, _ = _cell("", one)
-        text += "" if one.spread is None else f" ± {format_number(one.spread, 2)}"
-        is_best = mean is not None and mean == best
-        cells.append(_Cell(name.removeprefix("metrics/"), text, mean, is_best))
-    return cells
+    title = name.removeprefix("metrics/")
+    mode = known_mode(title, None)
+    values = _values(groups, lambda run: _best_of(run.curves.get(name), mode))
+    means = [_mean(one) for one in values]
+    known = [mean for mean in means if mean is not None]
+    best = (min if mode == "min" else max)(known) if mode and len(known) > 1 else None
+    return [
+        _Cell(title, format_number(mean) + _spread(one), mean, mean is not None and mean == best)
+        for mean, one in zip(means, values, strict=True)
+    ]
+
+
+def _values(groups: Sequence[Sequence[RecordedRun]], read: _Read) -> list[list[float]]:
+    return [[one for one in map(read, runs) if one is not None] for runs in groups]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.mean(values) if values else None
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Describe the standard deviation over several runs."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return ""
+    return f" ± {format_number(statistics.stdev(values), 2)}"
+
+
+def _best_of(curve: Curve | None, mode: str | None) -> float | None:
+    """Return the lowest or highest value, or the last one if it is not known which is better."""
+    if mode is None or curve is None:
+        return _last(curve)
+    return (min if mode == "min" else max)((v for _, v in curve.finite()), default=None)
+
+
+def _last(curve: Curve | None) -> float | None:
+    return curve.values[-1] if curve is not None and len(curve) else None
 
 
 def _rest(run: RecordedRun) -> str:
