@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from statistics import fmean
 from typing import TypeAlias
 
@@ -138,12 +138,8 @@ class _Plan:
             return attrs.evolve(self, size=full)
         left = max(0.0, until - time.monotonic()) * _RESERVE
         durations = self.design.protocol.durations
-        return attrs.evolve(
-            self,
-            size=fit_budget(
-                full, durations, lambda size: attrs.evolve(self, size=size).seconds, left
-            ),
-        )
+        size = fit_budget(full, durations, lambda one: attrs.evolve(self, size=one).seconds, left)
+        return attrs.evolve(self, size=size)
 
 
 def train_design(design: Design, workers: Workers, until: float = math.inf) -> Study:
@@ -276,8 +272,7 @@ def rung_trials(
     by_arm = [
         [
             Trial(arm, one, scale(arm, duration), seed, "tuning")
-            for one in settings
-            for seed in seeds[arm]
+            for one, seed in product(settings, seeds[arm])
         ]
         for arm, settings in tried.items()
     ]
