@@ -42,6 +42,7 @@ __all__ = [
 
 _MOST_RESULTS = 5
 _Read: TypeAlias = Callable[[RecordedRun], float | None]
+_Show: TypeAlias = Callable[[float | None], str]
 _WITHOUT_EFFECT = ("arguments",)  # folders, as a rule
 _STAGES = ("mix", "targets")
 PART_COLORS = {  # the parts of TimeSplit, with their colors
@@ -78,7 +79,7 @@ def _rows(comparison: RunComparison) -> list[dict[str, Any]]:
     grouped = [[comparison.runs[run] for run in group] for group in comparison.groups]
     metrics = shown_metrics(run.curves for run in comparison.runs)
     results = [name for name in metrics if name.startswith("metrics/")][:_MOST_RESULTS]
-    columns = [_column(grouped, name, read) for name, read in _COLUMNS.items()]
+    columns = [_column(grouped, name, *how) for name, how in _COLUMNS.items()]
     columns += [_results(grouped, name) for name in results]
     return [
         {
@@ -92,10 +93,10 @@ def _rows(comparison: RunComparison) -> list[dict[str, Any]]:
     ]
 
 
-def _column(groups: Sequence[Sequence[RecordedRun]], name: str, read: _Read) -> list[_Cell]:
-    show = _FORMATS.get(name, format_number)
-    means = map(_mean, _values(groups, read))
-    return [_Cell(name, show(mean), mean) for mean in means]
+def _column(
+    groups: Sequence[Sequence[RecordedRun]], name: str, read: _Read, show: _Show
+) -> list[_Cell]:
+    return [_Cell(name, show(mean), mean) for mean in map(_mean, _values(groups, read))]
 
 
 def _results(groups: Sequence[Sequence[RecordedRun]], name: str) -> list[_Cell]:
@@ -150,15 +151,11 @@ def _throughput(run: RecordedRun) -> float | None:
     return samples / seconds if samples and seconds else None
 
 
-_COLUMNS: Mapping[str, _Read] = {
-    "batches": lambda run: run.num_batches,
-    "training": lambda run: run.num_seconds,
-    "samples/s": _throughput,
-    "loss": lambda run: _last(run.curves.get("loss/train")),
-}
-_FORMATS: Mapping[str, Callable[[float | None], str]] = {
-    "training": format_span,
-    "samples/s": partial(format_number, digits=3),
+_COLUMNS: Mapping[str, tuple[_Read, _Show]] = {
+    "batches": (lambda run: run.num_batches, format_number),
+    "training": (lambda run: run.num_seconds, format_span),
+    "samples/s": (_throughput, partial(format_number, digits=3)),
+    "loss": (lambda run: _last(run.curves.get("loss/train")), format_number),
 }
 
 
