@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["render_figure"]
-
 
 def render_figure(figure: "Figure", suffix: str) -> bytes:
     """Return a figure as the content of a file with a suffix, such as ".svg".

@@ -250,16 +250,14 @@ def whole_seeds(
 
     The results are those of the reported trials, seed by seed, with as many for each.
     """
-    missing = results.count(None)
-    if not missing:
-        return [one for one in results if one is not None], len(results) // each, []
-    complete, every = results.index(None) // each, len(results) // each
+    missing, every = results.count(None), len(results) // each
+    complete = results.index(None) // each if missing else every
     kept = [one for one in results[: complete * each] if one is not None]
     note = (
         f"The budget ended with {missing} of {len(results)} reported runs not run: {complete} of "
         f"{every} seeds are complete, and reported."
     )
-    return kept, complete, [note]
+    return kept, complete, [note] if missing else []
 
 
 # --- tuning ---

@@ -122,7 +122,7 @@ def as_destination(logger: object) -> LoggerDestination:
 
 
 def _instance(given: object, kind: type, context: str) -> object:
-    """Call a class of callbacks without arguments; return what is no class as it is."""
+    """Call a class of callbacks without arguments; return any other value as it is."""
     if not isinstance(given, type):
         return given
     if not issubclass(given, kind):
