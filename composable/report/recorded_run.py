@@ -2,8 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -209,13 +208,13 @@ class RecordedRun:
         """
         with needs("to_pandas", "report"):
             import pandas
-        columns = {
-            name: pandas.Series(list(curve.values), index=list(curve.batches), dtype="float64")
-            for name, curve in sorted(self.curves.items())
-        }
+
+        def column(curve: Curve) -> Any:
+            return pandas.Series(list(curve.values), index=list(curve.batches), dtype="float64")
+
+        columns = {name: column(curve) for name, curve in sorted(self.curves.items())}
         table = pandas.DataFrame(columns).rename_axis("batch").sort_index()
-        clock = self.clock.seconds
-        known = pandas.Series(list(clock.values), index=list(clock.batches), dtype="float64")
+        known = column(self.clock.seconds)
         every = known.index.union(table.index)
         seconds = known.reindex(every).interpolate("index", limit_area="inside")
         table.insert(0, "seconds", seconds.reindex(table.index))
@@ -296,7 +295,7 @@ class RecordedRun:
     def _read_metrics(self) -> None:
         """Read the files of JSONLinesLogger; a metric of steps.jsonl is already known."""
         known, timed = set(self.curves), bool(len(self.clock.seconds))
-        for path in self._metrics_files:
+        for path in self._find_metrics_files():
             for line in read_lines(path, self.problems):
                 batch = as_batch(line.get("batch"))
                 if batch is None:
@@ -307,8 +306,7 @@ class RecordedRun:
                     if (number := as_number(line[name])) is not None:
                         self._curve(name).add(batch, number)
 
-    @cached_property
-    def _metrics_files(self) -> list[Path]:
+    def _find_metrics_files(self) -> Iterator[Path]:
         """Find the files in the folder, and those in folders of it that the configuration names.
 
         A configuration may come from anywhere: a file outside of the folder is not read.
@@ -322,15 +320,15 @@ class RecordedRun:
         named = self.configuration.get("metrics_paths")
         paths = list(named.values()) if isinstance(named, dict) else []
         given = [self.folder / path for path in paths if isinstance(path, str) and "\0" not in path]
-        found = {path.absolute(): path for path in [*inside, *given] if path.is_file()}
         root = self.folder.resolve()
-        for path in [one for one in found if not one.resolve().is_relative_to(root)]:
-            del found[path]
-            self.problems.append(
-                f"{path} is outside of the folder of the run, and is not read: write metrics to a "
-                "file in the save_folder."
-            )
-        return list(found)
+        for path in dict.fromkeys(one.absolute() for one in (*inside, *given) if one.is_file()):
+            if path.resolve().is_relative_to(root):
+                yield path
+            else:
+                self.problems.append(
+                    f"{path} is outside of the folder of the run, and is not read: write metrics "
+                    "to a file in the save_folder."
+                )
 
     def _derive_throughput(self) -> None:
         """Compute the throughput between the known times, if no callback logged it."""
