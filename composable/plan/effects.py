@@ -189,14 +189,9 @@ def _add_optimizer(found: dict[str, Fingerprint], path: str, optimizer: Optimize
         _add(found, f"{path}.state[{i}]", state)
 
 
-def _add_mapping(found: dict[str, Fingerprint], path: str, value: Mapping[Any, Any]) -> None:
-    for key in list(value):
-        _add(found, f"{path}[{key!r}]", value[key])
-
-
-def _add_sequence(found: dict[str, Fingerprint], path: str, value: Sequence[Any]) -> None:
-    for i, part in enumerate(value):
-        _add(found, f"{path}[{i}]", part)
+def _add_items(found: dict[str, Fingerprint], path: str, value: Any) -> None:
+    for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+        _add(found, f"{path}[{key!r}]", part)
 
 
 def _add_fields(names: Sequence[str], found: dict[str, Fingerprint], path: str, value: Any) -> None:
@@ -211,8 +206,7 @@ _ADDING: dict[Any, Callable[[dict[str, Fingerprint], str, Any], None]] = {
     Tensor: _add_tensor,
     nn.Module: _add_module,
     Optimizer: _add_optimizer,
-    Mapping: _add_mapping,
-    (tuple, list): _add_sequence,
+    (Mapping, tuple, list): _add_items,
 }
 
 
