@@ -77,14 +77,11 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.run}, from {self.start}"]
         if self.difference is None:
-            loss = (
-                "no loss, it is skipped" if self.loss is None else f"loss {format_hex(self.loss)}"
-            )
+            skipped = self.loss is None
+            loss = "no loss, it is skipped" if skipped else f"loss {format_hex(self.loss)}"
             lines.append(f"batch {self.batch}: {loss}: bit-identical")
         else:
-            step = self.difference
-            values = f"recorded {format_hex(step.first)}, replayed {format_hex(step.second)}"
-            lines.append(f"first divergence: batch {step.batch}: {step.what}: {values}")
+            lines.append(self.difference.describe("recorded", "replayed"))
             lines.append(f"first tensor known to differ: {self.tensor or 'none'}")
         if self.changes:
             lines.append("changes since the recorded run:")
@@ -407,10 +404,10 @@ class Replay(StepObserver):
     def resume_point(self, reader: Reader) -> ResumePoint | None:
         """Return the latest checkpoint of the run that is not beyond the batch."""
         point = latest_valid(self.folder, reader, run=self.run, max_batch=self.batch)
-        if point is not None:
-            self.start = f"checkpoint {point.path.name}"
-            return attrs.evolve(point, restart=True)
-        return None
+        if point is None:
+            return None
+        self.start = f"checkpoint {point.path.name}"
+        return attrs.evolve(point, restart=True)
 
     def attach(self, run: Run) -> None:
         """Skip the batches that the run skipped."""
@@ -430,29 +427,30 @@ class Replay(StepObserver):
         trained = "loss" in values
         recorded = (self.steps.trained if trained else self.steps.evaluated).get(batch)
         self._last = max(batch, self._last or 0)
+        if self.difference is None and recorded is not None:
+            self._compare(batch, recorded, values)
         if self.difference is not None:
             if self._end is None or batch >= self._end:
-                raise ReplayOver(1)
-        elif recorded is not None and (what := first_difference(recorded, values)) is not None:
-            self.difference = Difference(batch, what, recorded.get(what), values.get(what))
-            weight = first_weight(recorded, values)
-            if weight is not None:
-                self.tensor = f"{weight} after batch {batch}"
-                raise ReplayOver(1)
-            self._end = self._next_checkpoint(batch)
-            if self._end is None:
                 raise ReplayOver(1)
         elif trained and batch == self.batch:
             self._reached = True
             raise ReplayOver(0)
 
+    def _compare(self, batch: int, recorded: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Note the first difference, and the batch until which training continues."""
+        if (what := first_difference(recorded, values)) is None:
+            return
+        self.difference = Difference(batch, what, recorded.get(what), values.get(what))
+        if (weight := first_weight(recorded, values)) is not None:
+            self.tensor = f"{weight} after batch {batch}"
+        else:
+            self._end = self._next_checkpoint(batch)
+
     def _next_checkpoint(self, batch: int) -> int | None:
         """Return the number of batches at the next checkpoint."""
-        return min((one for one in self._saved() if one > batch), default=None)
-
-    def _saved(self) -> list[int]:
         whole, _ = files.find(self.folder)
-        return [one.manifest.batch for one in whole if one.manifest.info.get("run") == self.run]
+        saved = (one.manifest for one in whole if one.manifest.info.get("run") == self.run)
+        return min((one.batch for one in saved if one.batch > batch), default=None)
 
     def on_save(self, name: str, capture: Callable[[], Mapping[str, Any]]) -> None:
         """Name the first tensor that differs from a checkpoint, after a difference."""

@@ -1,8 +1,9 @@
 """The laws of thinning: the drawn points of a curve are points of it, with its extremes."""
 
 import math
+import sys
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from composable.report.curves import Curve, thin
@@ -46,6 +47,7 @@ def test_the_lowest_and_the_highest_value_are_drawn(steps, most):
 
 
 @given(steps, MOST)
+@example([(1, sys.float_info.max)] * 3, 1)
 def test_means_are_finite_and_within_the_extremes(steps, most):
     curve = curve_of(steps)
 

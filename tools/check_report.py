@@ -2,8 +2,8 @@
 
     python -m tools.check_report [REPORT] [--screenshots FOLDER]
 
-Without a report, it writes one of runs with seeds, hostile names, values that are not finite and
-images, and one of a comparison. It needs Chromium and its driver: `apt-get install chromium
+Without a report, it writes one of runs with seeds, hostile names, and values that are not finite,
+and one of a comparison. It needs Chromium and its driver: `apt-get install chromium
 chromium-driver`.
 
 For a wide screen and a phone, in light and dark mode, it checks that every chart is drawn, that
@@ -22,7 +22,7 @@ from pathlib import Path
 from composable.comparison import Comparison
 from composable.report import write_report
 from tests.comparison.studies import make_study
-from tests.report.folders import ended, png, write_run
+from tests.report.folders import ended, write_run
 from tools.browser import LONGEST, Driver, views
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&`${1}%{y}"
@@ -91,9 +91,6 @@ def write_runs(folder: Path) -> list[Path]:
         plan=plan,
         epoch_length=None,
     )
-    (failed / "images").mkdir()
-    for batch in range(0, 100, 5):
-        (failed / "images" / f"{HOSTILE}-ba{batch}.png").write_bytes(png(32, 32, batch))
     return [folder / "plain-1", folder / "plain-2", failed, write_run(folder / "empty")]
 
 

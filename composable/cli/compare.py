@@ -24,109 +24,64 @@ def add_compare(commands: Any) -> None:
         ),
     )
     parser.add_argument("script", metavar="SCRIPT[:FUNCTION]", help="a Python file")
-    _arms(parser.add_argument_group("arms"))
-    _measures(parser.add_argument_group("measures"))
-    _extent(parser.add_argument_group("extent"))
+    for title, options in _OPTIONS.items():
+        group = parser.add_argument_group(title)
+        for usage, text in options.items():
+            flag, _, metavar = usage.partition(" ")
+            kind = {"metavar": metavar} if metavar else {"action": "store_true"}
+            group.add_argument(flag, help=text, **{**kind, **_SETTINGS.get(flag, {})})
     parser.set_defaults(run=_run)
 
 
-def _arms(group: Any) -> None:
-    group.add_argument(
-        "--arms", metavar="NAME", help="a mapping of the script from names to arms; default: arms"
-    )
-    group.add_argument(
-        "--arm",
-        metavar="NAME=EXPRESSION",
-        action="append",
-        help="an arm, such as 'mixup=[MixUp(alpha=0.2)]': an expression with the names of the "
-        "script, of composable.algorithms and of composable.recipes; repeatable",
-    )
-    group.add_argument(
-        "--recipe",
-        metavar="NAME",
-        action="append",
-        help="an arm that is a function of composable.recipes; repeatable",
-    )
-    group.add_argument(
-        "--baseline", metavar="NAME", help="the arm to compare with; default: no algorithms"
-    )
-    group.add_argument(
-        "--leave-one-out", action="store_true", help="add each arm without each of its algorithms"
-    )
-    group.add_argument(
-        "--add-one-in", action="store_true", help="add the baseline with each algorithm alone"
-    )
-    group.add_argument(
-        "--no-repeat",
-        dest="repeat_baseline",
-        action="store_false",
-        help="drop the A/A arm: the baseline once more, with other seeds",
-    )
-
-
-def _measures(group: Any) -> None:
-    group.add_argument("--metric", required=True, help="the reported result, such as test/accuracy")
-    group.add_argument(
-        "--mode",
-        choices=("min", "max"),
-        help="whether the lowest or the highest result is best; default: by the name of the metric",
-    )
-    group.add_argument(
-        "--target",
-        type=float,
-        help="a result at which to measure; default: all that the baseline and an arm reach",
-    )
-    group.add_argument(
-        "--tuning-metric",
-        metavar="METRIC",
-        help="the result that chooses settings; default: that of the other evaluator",
-    )
-    group.add_argument(
-        "--split-evaluation",
-        action="store_true",
-        help="split the data of the only evaluator into 'validation' and 'test'",
-    )
-
-
-def _extent(group: Any) -> None:
-    group.add_argument(
-        "--durations",
-        metavar="[ARM=]TIMES",
-        action="append",
-        help="the schedules, such as 2ep,4ep,8ep, for all arms or for one; repeatable. Default: a "
-        "quarter, a half and the whole of the Trainer's max_duration, or those of the baseline",
-    )
-    group.add_argument(
-        "--data-amounts",
-        metavar="AMOUNTS",
-        help="compare amounts of training data in the place of time, such as shares 0.1,0.3,1",
-    )
-    group.add_argument(
-        "--tune",
-        metavar="[ARM:]NAME=VALUES",
-        action="append",
-        help="values to try, such as lr=0.01,0.1, for all arms or for one; repeatable",
-    )
-    group.add_argument("--seeds", type=int, help="reported seeds; default: 5")
-    group.add_argument("--tuning-seeds", type=int, help="tuning seeds; default: 2")
-    group.add_argument(
-        "--budget", metavar="TIME", help="a limit of the time, such as 10min; default: none"
-    )
-    group.add_argument(
-        "--extend",
-        action="store_true",
-        help="train the schedules that the analysis names where results do not overlap",
-    )
-    group.add_argument("--workers", type=int, help="parallel trials; default: one for each core")
-    group.add_argument("--threads", type=int, help="threads of a trial; default: 1")
-    group.add_argument(
-        "--folder", metavar="FOLDER", help="default: comparisons/ and the name of the script"
-    )
-    group.add_argument(
-        "--data-version",
-        metavar="TEXT",
-        help="a text that changes with the data: trials of another version are not reused",
-    )
+_OPTIONS = {
+    "arms": {
+        "--arms NAME": "a mapping of the script from names to arms; default: arms",
+        "--arm NAME=EXPRESSION": "an arm, such as 'mixup=[MixUp(alpha=0.2)]': an expression with "
+        "the names of the script, of composable.algorithms and of composable.recipes; repeatable",
+        "--recipe NAME": "an arm that is a function of composable.recipes; repeatable",
+        "--baseline NAME": "the arm to compare with; default: no algorithms",
+        "--leave-one-out": "add each arm without each of its algorithms",
+        "--add-one-in": "add the baseline with each algorithm alone",
+        "--no-repeat": "drop the A/A arm: the baseline once more, with other seeds",
+    },
+    "measures": {
+        "--metric METRIC": "the reported result, such as test/accuracy",
+        "--mode {min,max}": "whether the lowest or the highest result is best; default: by the "
+        "name of the metric",
+        "--target TARGET": "a result at which to measure; default: all that the baseline and an "
+        "arm reach",
+        "--tuning-metric METRIC": "the result that chooses settings; default: that of the other "
+        "evaluator",
+        "--split-evaluation": "split the data of the only evaluator into 'validation' and 'test'",
+    },
+    "extent": {
+        "--durations [ARM=]TIMES": "the schedules, such as 2ep,4ep,8ep, for all arms or for one; "
+        "repeatable. Default: a quarter, a half and the whole of the Trainer's max_duration, or "
+        "those of the baseline",
+        "--data-amounts AMOUNTS": "compare amounts of training data in the place of time, such as "
+        "shares 0.1,0.3,1",
+        "--tune [ARM:]NAME=VALUES": "values to try, such as lr=0.01,0.1, for all arms or for one; "
+        "repeatable",
+        "--seeds SEEDS": "reported seeds; default: 5",
+        "--tuning-seeds TUNING_SEEDS": "tuning seeds; default: 2",
+        "--budget TIME": "a limit of the time, such as 10min; default: none",
+        "--extend": "train the schedules that the analysis names where results do not overlap",
+        "--workers WORKERS": "parallel trials; default: one for each core",
+        "--threads THREADS": "threads of a trial; default: 1",
+        "--folder FOLDER": "default: comparisons/ and the name of the script",
+        "--data-version TEXT": "a text that changes with the data: trials of another version are "
+        "not reused",
+    },
+}
+"""What each option is, by its group; one without a value is a switch."""
+_SETTINGS: dict[str, dict[str, Any]] = {
+    **{one: {"action": "append"} for one in ("--arm", "--recipe", "--durations", "--tune")},
+    **{one: {"type": int} for one in ("--seeds", "--tuning-seeds", "--workers", "--threads")},
+    "--metric": {"required": True},
+    "--mode": {"choices": ("min", "max")},
+    "--target": {"type": float},
+    "--no-repeat": {"dest": "repeat_baseline", "action": "store_false"},
+}
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ def add_report(commands: Any) -> None:
         help="write an HTML report of one or several runs",
         description=(
             "Writes one HTML file, which opens without a network: curves, differences, the time "
-            "split, the plan, checkpoints, warnings and images. Runs whose settings differ in the "
+            "split, the plan, checkpoints and warnings. Runs whose settings differ in the "
             "seed alone share a color and a band."
         ),
     )

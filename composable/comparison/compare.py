@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from composable._support.checks import as_path, check_count, check_flag, check_range
+from composable._support.checks import as_path, check_count, check_flags, check_range
 from composable._support.extras import needs
 from composable._support.secrets import redact_command
 from composable.comparison.arms import ArmLike
@@ -181,8 +181,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     with needs("a comparison", "compare"):  # before training
         for package in ("cloudpickle", "jinja2", "loky", "scipy"):
             import_module(package)
-    check_flag("progress_bar", progress_bar)
-    check_flag("extend", extend)
+    check_flags(progress_bar=progress_bar, extend=extend)
     amounts = None if data_amounts is None else check_amounts(data_amounts)
     if amounts and (extend or cost is not None):
         raise ValueError(

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 import torch
 
-from composable._support.checks import check_count, check_flag, check_range
+from composable._support.checks import check_count, check_flags, check_range
 from composable._version import __version__
 from composable.comparison.arms import Arm, as_arms, check_composed, derive, repeat
 from composable.comparison.budget import count_batches
@@ -95,7 +95,9 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         raise TypeError("pass either build, a function that returns a Trainer, or run, a loop.")
     name: Literal["build", "run"] = "build" if run is None else "run"
     function = build if run is None else run
-    _check(target, flags)
+    check_flags(**flags)
+    if target is not None:
+        check_range("target", target, -math.inf, ends="()")
     reporting, tuning, offset = choose_seeds(seeds, tuning_seeds)
     first, *others = as_arms(arms, baseline, of_loop=build is None)
     named = derive(
@@ -173,13 +175,6 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         notes=tuple(notes),
     ).with_schedules(schedules_of(given, named, own))
     return Design(subject, protocol, tried, offset, epoch_length)
-
-
-def _check(target: Any, flags: Mapping[str, Any]) -> None:
-    for name, flag in flags.items():
-        check_flag(name, flag)
-    if target is not None:
-        check_range("target", target, -math.inf, ends="()")
 
 
 def processor(device: str) -> str:

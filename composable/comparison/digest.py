@@ -4,7 +4,6 @@ Those of pickles are not: they depend on the order of sets, and on which objects
 """
 
 import ast
-import ctypes
 import dis
 import sys
 import sysconfig
@@ -27,6 +26,8 @@ from types import (
 from typing import Any
 
 import torch
+
+from composable.checkpoint.compare import digest as tensor_digest
 
 __all__ = ["stable_digest"]
 
@@ -114,11 +115,7 @@ def _describe(value: Any) -> tuple[Any, ...]:  # noqa: C901 (a case for each kin
 def _elements(value: torch.Tensor) -> tuple[Any, ...]:
     if value.device.type == "meta":
         return ("meta",)
-    dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
-    plain = dense.cpu().contiguous()
-    size = plain.numel() * plain.element_size()
-    data = bytes((ctypes.c_ubyte * size).from_address(plain.data_ptr())) if size else b""
-    return value.device.type, str(value.layout), data
+    return value.device.type, str(value.layout), tensor_digest(value.to_dense())
 
 
 def _state(value: Any) -> Any:

@@ -328,7 +328,8 @@ class TrialProgress:
 
 
 def _payload(subject: Compared, trial: Trial) -> bytes:
-    return pickled(f"arm {trial.arm!r}", (subject.with_arm(trial.arm), trial))
+    alone = attrs.evolve(subject, arms={trial.arm: subject.arms[trial.arm]})
+    return pickled(f"arm {trial.arm!r}", (alone, trial))
 
 
 def pickled(name: str, value: Any) -> bytes:

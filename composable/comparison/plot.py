@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from composable._support.figures import render_figure
 from composable._support.printable import printable
 from composable.comparison.records import Study
 from composable.comparison.table import NOTHING, headline, verdict_name
@@ -22,7 +23,6 @@ from composable.comparison.verdict import (
     show_number,
     show_ratio,
 )
-from composable.plan.plotting import render_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,12 +60,12 @@ def draw_plot(
     results that are drawn as lines, by their names.
     """
     drawn = _drawn(analysis)
-    speedups = [_Line(arm, color, _speedups(arm)) for arm, color in drawn]
-    results = [_Line(arm, color, _results(arm)) for arm, color in drawn]
     draw_results = partial(_draw_results, references=references or {})
-    panels: list[tuple[Callable[..., None], list[_Line]]]
-    panels = [(_draw_speedups, speedups), (draw_results, results)]
-    panels = [(draw, kept) for draw, lines in panels if (kept := [x for x in lines if x.points])]
+    panels: list[tuple[Callable[..., None], list[_Line]]] = []
+    for draw, points_of in ((_draw_speedups, _speedups), (draw_results, _results)):
+        lines = [_Line(arm, color, points_of(arm)) for arm, color in drawn]
+        if kept := [line for line in lines if line.points]:
+            panels.append((draw, kept))
     # A figure of 7 inches has 700 pixels in a README.
     figure = Figure(figsize=(7.0, 1.0 + 3.1 * len(panels)), layout="constrained")
     place: dict[str, Any] = {"x": 0.01, "ha": "left"}

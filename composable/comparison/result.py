@@ -118,13 +118,11 @@ class Comparison:
         Args:
             details: Add the reasons, the costs and the notes below it.
         """
-        text: str = _load("table").format_text(self.study, self.analysis, details=details)
-        return text
+        return str(_load("table").format_text(self.study, self.analysis, details=details))
 
     def markdown(self) -> str:
         """Return a block of Markdown for a README or the card of a method."""
-        text: str = _load("table").format_markdown(self.study, self.analysis)
-        return text
+        return str(_load("table").format_markdown(self.study, self.analysis))
 
     def plot(
         self, path: str | Path | None = None, *, references: Mapping[str, float] | None = None
@@ -180,8 +178,7 @@ class Comparison:
         return target
 
     def _html(self, plot: str | None = None) -> str:
-        text: str = _load("table").format_html(self.study, self.analysis, plot)
-        return text
+        return str(_load("table").format_html(self.study, self.analysis, plot))
 
     def __repr__(self) -> str:
         return self.table()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import cached_property, partial
-from itertools import chain, zip_longest
+from itertools import chain, product, zip_longest
 from statistics import fmean
 from typing import TypeAlias
 
@@ -138,12 +138,8 @@ class _Plan:
             return attrs.evolve(self, size=full)
         left = max(0.0, until - time.monotonic()) * _RESERVE
         durations = self.design.protocol.durations
-        return attrs.evolve(
-            self,
-            size=fit_budget(
-                full, durations, lambda size: attrs.evolve(self, size=size).seconds, left
-            ),
-        )
+        size = fit_budget(full, durations, lambda one: attrs.evolve(self, size=one).seconds, left)
+        return attrs.evolve(self, size=size)
 
 
 def train_design(design: Design, workers: Workers, until: float = math.inf) -> Study:
@@ -254,16 +250,14 @@ def whole_seeds(
 
     The results are those of the reported trials, seed by seed, with as many for each.
     """
-    missing = results.count(None)
-    if not missing:
-        return [one for one in results if one is not None], len(results) // each, []
-    complete, every = results.index(None) // each, len(results) // each
+    missing, every = results.count(None), len(results) // each
+    complete = results.index(None) // each if missing else every
     kept = [one for one in results[: complete * each] if one is not None]
     note = (
         f"The budget ended with {missing} of {len(results)} reported runs not run: {complete} of "
         f"{every} seeds are complete, and reported."
     )
-    return kept, complete, [note]
+    return kept, complete, [note] if missing else []
 
 
 # --- tuning ---
@@ -276,8 +270,7 @@ def rung_trials(
     by_arm = [
         [
             Trial(arm, one, scale(arm, duration), seed, "tuning")
-            for one in settings
-            for seed in seeds[arm]
+            for one, seed in product(settings, seeds[arm])
         ]
         for arm, settings in tried.items()
     ]

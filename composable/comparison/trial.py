@@ -63,10 +63,6 @@ class Compared:
         """Return the arguments of the function besides the seed and the duration."""
         return self.arms[trial.arm].arguments(trial.settings)
 
-    def with_arm(self, name: str) -> "Compared":
-        """Return the same with one arm alone, to be sent to another process."""
-        return attrs.evolve(self, arms={name: self.arms[name]})
-
 
 class Stopwatch:
     """Seconds of several parts, one of which runs at a time; the first is "setup"."""

@@ -103,8 +103,8 @@ class ProcessLayout:
         machines = _machines(options.world_size, nproc)
         machine = _machine(options, nproc, machines)
         _check_restarts(options.max_restarts, machines)
-        for name, least in (("grace", 1), ("timeout", 1)):
-            _check_at_least(name, getattr(options, name), least)
+        _check_at_least("grace", options.grace, 1)
+        _check_at_least("timeout", options.timeout, 1)
         for name in ("stdout", "stderr"):
             _check_template(name, getattr(options, name), machines * nproc)
         _check_address(options, machines, machine)

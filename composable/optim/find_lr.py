@@ -13,9 +13,9 @@ import attrs
 
 from composable._support.checks import as_path, check_count, check_order, check_range
 from composable._support.extras import needs
+from composable._support.figures import render_figure
 from composable._support.paths import write_atomically
 from composable.optim.learning_rates import write_option
-from composable.plan.plotting import render_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -37,19 +37,7 @@ __all__ = [
 C = TypeVar("C", bound="Combined")
 
 _BEFORE_TRAINING = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD})
-
-
 _DEEPEST = 100
-
-
-def _depth_of(parts: Sequence[Algorithm]) -> int:
-    depth = 1 + max((part._depth for part in parts if isinstance(part, Combined)), default=0)
-    if depth > _DEEPEST:
-        raise ValueError(
-            f"combinations of algorithms must be nested at most {_DEEPEST} deep: chain takes any "
-            "number of algorithms, and a predicate can combine several conditions."
-        )
-    return depth
 
 
 @attrs.frozen(repr=False)
@@ -58,18 +46,23 @@ class Combined(Algorithm):
 
     parts: tuple[Algorithm, ...]  # type: ignore[misc]
     name: str = attrs.field(kw_only=True)
-    _events: frozenset[Event] = attrs.field(  # cached, since it is read at every event
-        init=False,
-        eq=False,
-        default=attrs.Factory(
-            lambda self: frozenset().union(*(part.events for part in self.parts)), takes_self=True
-        ),
-    )
-    _depth: int = attrs.field(
-        init=False,
-        eq=False,
-        default=attrs.Factory(lambda self: _depth_of(self.parts), takes_self=True),
-    )
+    _events: frozenset[Event] = attrs.field(init=False, eq=False)
+    _depth: int = attrs.field(init=False, eq=False)
+
+    @_events.default
+    def _join_events(self) -> frozenset[Event]:  # once, since they are read at every event
+        return frozenset().union(*(part.events for part in self.parts))
+
+    @_depth.default
+    def _check_depth(self) -> int:
+        inner = (part._depth for part in self.parts if isinstance(part, Combined))
+        depth = 1 + max(inner, default=0)
+        if depth > _DEEPEST:
+            raise ValueError(
+                f"combinations of algorithms must be nested at most {_DEEPEST} deep: chain takes "
+                "any number of algorithms, and a predicate can combine several conditions."
+            )
+        return depth
 
     @property
     def events(self) -> frozenset[Event]:
@@ -110,13 +103,10 @@ class Combined(Algorithm):
 class Chain(Combined):
     """See `chain`."""
 
-    _order: dict[Event, tuple[Algorithm, ...]] = attrs.field(
-        init=False,
-        eq=False,
-        default=attrs.Factory(lambda self: self._ordered(), takes_self=True),
-    )
+    _order: dict[Event, tuple[Algorithm, ...]] = attrs.field(init=False, eq=False)
     """The parts that listen to each event, in the order in which they run."""
 
+    @_order.default
     def _ordered(self) -> dict[Event, tuple[Algorithm, ...]]:
         return {event: nested(self.parts, event) for event in self.events}
 
@@ -398,11 +388,8 @@ def _as_shares(weights: Any, count: int) -> tuple[float, ...]:
         shares = tuple(map(float, weights))
     except (TypeError, ValueError, OverflowError):
         raise TypeError(message) from None
-    if (
-        len(shares) != count
-        or not all(0 <= one < float("inf") for one in shares)
-        or not sum(shares)
-    ):
+    fit = len(shares) == count and all(0 <= one < float("inf") for one in shares)
+    if not fit or not sum(shares):
         raise ValueError(message)
     return shares
 

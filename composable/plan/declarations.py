@@ -70,8 +70,8 @@ def as_algorithm(algorithm: object, context: str = "algorithms contains") -> Alg
     )
 
 
-def as_callback(callback: object, context: str = "callbacks contains") -> Callback:
-    """Return a callback, or wrap a plain function into one.
+def as_observer(callback: object, context: str = "callback is") -> Callback:
+    """Return a callback or a logger, or wrap a plain function into a callback.
 
     Args:
         callback: A callback, a class of callbacks, which is called without arguments, or a function
@@ -82,12 +82,8 @@ def as_callback(callback: object, context: str = "callbacks contains") -> Callba
         TypeError: It is something else, or the class needs arguments.
     """
     callback = _instance(callback, Callback, context)
-    if isinstance(callback, LoggerDestination):
-        raise TypeError(f"{context} {callback.name}, which is a logger; pass it in loggers=[...].")
     if isinstance(callback, Callback):
         return callback
-    if isinstance(callback, type):
-        raise TypeError(_class_message(context, callback))
     if isinstance(callback, Algorithm):
         raise TypeError(
             f"{context} {callback!r}, which is an algorithm; pass it in algorithms=[...]."
@@ -100,18 +96,17 @@ def as_callback(callback: object, context: str = "callbacks contains") -> Callba
     )
 
 
-def as_observer(callback: object) -> Callback:
-    """Return a callback or a logger, given as for `as_callback`.
+def as_callback(callback: object) -> Callback:
+    """Return a callback, given as for `as_observer`.
 
     Raises:
-        TypeError: It is something else, or the class needs arguments.
+        TypeError: It is something else, such as a logger, or the class needs arguments.
     """
-    callback = _instance(callback, Callback, "callback is")
-    return (
-        callback
-        if isinstance(callback, LoggerDestination)
-        else as_callback(callback, "callback is")
-    )
+    context = "callbacks contains"
+    observer = as_observer(callback, context)
+    if isinstance(observer, LoggerDestination):
+        raise TypeError(f"{context} {observer.name}, which is a logger; pass it in loggers=[...].")
+    return observer
 
 
 def as_destination(logger: object) -> LoggerDestination:
@@ -123,15 +118,15 @@ def as_destination(logger: object) -> LoggerDestination:
     logger = _instance(logger, LoggerDestination, "loggers contains")
     if isinstance(logger, LoggerDestination):
         return logger
-    if isinstance(logger, type):
-        raise TypeError(_class_message("loggers contains", logger))
     raise TypeError(f"loggers contains {logger!r}; pass an instance of LoggerDestination.")
 
 
 def _instance(given: object, kind: type, context: str) -> object:
     """Call a class of callbacks without arguments; return any other value as it is."""
-    if not (isinstance(given, type) and issubclass(given, kind)):
+    if not isinstance(given, type):
         return given
+    if not issubclass(given, kind):
+        raise TypeError(_class_message(context, given))
     try:
         return given()
     except Exception as error:

@@ -153,31 +153,15 @@ def fingerprint_changes(
 
 def _add(found: dict[str, Fingerprint], path: str, value: Any) -> None:
     """Add the fingerprints of the parts of a value, each by the path to it."""
-    add = _adding(value.__class__)
-    if add is None:
-        found[path] = value, None
-    else:
-        add(found, path, value)
+    _adding(value.__class__)(found, path, value)
 
 
 @cache
-def _adding(kind: type) -> Callable[[dict[str, Fingerprint], str, Any], None] | None:
-    """Return how to add a value of a type; None for one whose parts are not known."""
-    if issubclass(kind, _PLAIN):
-        return _add_plain
-    if issubclass(kind, Tensor):
-        return _add_tensor
-    if issubclass(kind, nn.Module):
-        return _add_module
-    if issubclass(kind, Optimizer):
-        return _add_optimizer
-    if issubclass(kind, Mapping):
-        return _add_mapping
-    if issubclass(kind, (tuple, list)):
-        return _add_sequence
-    if names := _fields(kind):
-        return partial(_add_fields, names)
-    return None
+def _adding(kind: type) -> Callable[[dict[str, Fingerprint], str, Any], None]:
+    """Return how to add a value of a type."""
+    if add := next((add for known, add in _ADDING.items() if issubclass(kind, known)), None):
+        return add
+    return partial(_add_fields, _fields(kind))
 
 
 def _add_plain(found: dict[str, Fingerprint], path: str, value: Any) -> None:
@@ -193,13 +177,10 @@ def _add_tensor(found: dict[str, Fingerprint], path: str, tensor: Tensor) -> Non
 def _add_module(found: dict[str, Fingerprint], path: str, module: nn.Module) -> None:
     found[path] = module, None
     _add(found, f"{path}.training", module.training)
-    for tensors in (module._parameters, module._buffers):
-        for name, tensor in tensors.items():
-            if tensor is not None:
-                _add(found, f"{path}.{name}", tensor)
-    for name, child in module._modules.items():
-        if child is not None:
-            _add(found, f"{path}.{name}", child)
+    for parts in (module._parameters, module._buffers, module._modules):
+        for name, part in parts.items():
+            if part is not None:
+                _add(found, f"{path}.{name}", part)
 
 
 def _add_optimizer(found: dict[str, Fingerprint], path: str, optimizer: Optimizer) -> None:
@@ -208,19 +189,25 @@ def _add_optimizer(found: dict[str, Fingerprint], path: str, optimizer: Optimize
         _add(found, f"{path}.state[{i}]", state)
 
 
-def _add_mapping(found: dict[str, Fingerprint], path: str, value: Mapping[Any, Any]) -> None:
-    for key in list(value):
-        _add(found, f"{path}[{key!r}]", value[key])
-
-
-def _add_sequence(found: dict[str, Fingerprint], path: str, value: Sequence[Any]) -> None:
-    for i, part in enumerate(value):
-        _add(found, f"{path}[{i}]", part)
+def _add_items(found: dict[str, Fingerprint], path: str, value: Any) -> None:
+    for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+        _add(found, f"{path}[{key!r}]", part)
 
 
 def _add_fields(names: Sequence[str], found: dict[str, Fingerprint], path: str, value: Any) -> None:
+    if not names:  # its parts are not known
+        found[path] = value, None
     for name in names:
         _add(found, f"{path}.{name}", getattr(value, name))
+
+
+_ADDING: dict[Any, Callable[[dict[str, Fingerprint], str, Any], None]] = {
+    _PLAIN: _add_plain,
+    Tensor: _add_tensor,
+    nn.Module: _add_module,
+    Optimizer: _add_optimizer,
+    (Mapping, tuple, list): _add_items,
+}
 
 
 def _fields(kind: type) -> list[str]:

@@ -2,20 +2,24 @@
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import attrs
 
 from composable._support.html import details, panel, table
 from composable._support.table import format_table
-from composable.core.algorithm import Algorithm, Remark, nested
-from composable.core.callback import Callback
+from composable.core.algorithm import Algorithm, Remark
+from composable.core.callback import Callback, hooks_of
+from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.plan.compatibility import Caveat
 from composable.plan.ordering import explain_position
 
-__all__ = ["PlanStep", "algorithm_steps", "as_data", "callback_step", "format_plan", "plan_html"]
+__all__ = ["PlanStep", "as_data", "format_plan", "plan_html", "steps_of"]
+
+Plan: TypeAlias = Any
+"""A `Plan`, whose module imports this one."""
 
 
 @attrs.frozen
@@ -30,65 +34,64 @@ class PlanStep:
     why: str
 
 
-def algorithm_steps(event: Event, plan: Sequence[Algorithm]) -> list[PlanStep]:
-    """Describe the algorithms that run at an event.
+def steps_of(plan: Plan, *, observers: bool = True) -> list[PlanStep]:
+    """Describe the steps of a plan, in the order of the events; without its callbacks on demand."""
+    hooks = [(one, hooks_of(one)) for one in plan.callbacks] if observers else []
+    steps = []
+    for event in Event:
+        here = plan.transforms(event)
+        steps += [
+            PlanStep(
+                event,
+                one.name,
+                one.stage.name.lower(),
+                tuple(sorted(one.reads)),
+                tuple(sorted(one.writes)),
+                explain_position(event, here, i, plan.algorithms),
+            )
+            for i, one in enumerate(here)
+        ]
+        steps += [
+            PlanStep(event, one.name, "watches", (), (), _explain_callback(plan, one))
+            for one, events in hooks
+            if event in events
+        ]
+    return steps
 
-    Args:
-        event: The event.
-        plan: All algorithms, in their order.
-    """
-    here = nested(plan, event)
-    return [
-        PlanStep(
-            event,
-            algorithm.name,
-            algorithm.stage.name.lower(),
-            tuple(sorted(algorithm.reads)),
-            tuple(sorted(algorithm.writes)),
-            explain_position(event, here, i, plan),
-        )
-        for i, algorithm in enumerate(here)
-    ]
+
+def _explain_callback(plan: Plan, callback: Callback) -> str:
+    """Explain the position of a callback."""
+    if isinstance(callback, LoggerDestination):
+        return "records metrics, after all callbacks"
+    if any(callback is one for one in plan.builtin_callbacks):
+        return "observes, the library's own first"
+    if any(callback is one for one in plan.global_callbacks):
+        return "observes, global ones after yours"
+    return "observes, in list order"
 
 
-def callback_step(event: Event, callback: Callback, why: str) -> PlanStep:
-    """Describe a callback that runs at an event."""
-    return PlanStep(event, callback.name, "watches", (), (), why)
-
-
-def format_plan(
-    steps: Sequence[PlanStep],
-    caveats: Iterable[Caveat | Remark],
-    omitted: str = "",
-    *,
-    width: int | None = None,
-) -> str:
-    """Format a plan as a table of its steps, followed by its callbacks and caveats.
-
-    Args:
-        steps: The rows of the table.
-        caveats: The caveats and remarks.
-        omitted: A line about what the table omits.
-        width: The width of a line; of the terminal by default.
-    """
+def format_plan(plan: Plan, *, observers: bool, width: int | None) -> str:
+    """Format a plan as a table of its steps, followed by its callbacks and caveats."""
     width = width or shutil.get_terminal_size().columns
-    rows = [(*row[:3], *row[4:]) for row in _rows(steps)]  # with what they read it is too wide
-    table = format_table(rows, (*_COLUMNS[:3], *_COLUMNS[4:]), width=width) if steps else ""
-    notes = [omitted, *(f"{_label(caveat)}: {caveat}" for caveat in caveats)]
-    wrapped = [textwrap.fill(note, width, break_on_hyphens=False) for note in notes if note]
+    rows = [(*row[:3], *row[4:]) for row in _rows(steps_of(plan, observers=observers))]
+    table = format_table(rows, (*_COLUMNS[:3], *_COLUMNS[4:]), width=width) if rows else ""
+    notes = [f"{_label(caveat)}: {caveat}" for caveat in (*plan.caveats, *plan.remarks)]
+    if plan.callbacks and not observers:
+        names = ", ".join(callback.name for callback in plan.callbacks)
+        notes.insert(0, f"Callbacks, listed with observers=True: {names}.")
+    wrapped = [textwrap.fill(note, width, break_on_hyphens=False) for note in notes]
     return "\n\n".join([*filter(None, [table]), *wrapped]) or _EMPTY
 
 
-def plan_html(
-    algorithms: Sequence[Algorithm], steps: Sequence[PlanStep], caveats: Iterable[Caveat | Remark]
-) -> str:
+def plan_html(plan: Plan) -> str:
     """Format a plan for notebooks: its algorithms, its caveats, and its steps on a click."""
+    steps = steps_of(plan)
     if not steps:
         return panel(_EMPTY)
-    short = [(one.name, one.stage.name.lower(), repr(one)) for one in algorithms]
-    warnings = [(_label(caveat).lower(), caveat) for caveat in caveats]
+    short = [(one.name, one.stage.name.lower(), repr(one)) for one in plan.algorithms]
+    warnings = [(_label(caveat).lower(), caveat) for caveat in (*plan.caveats, *plan.remarks)]
     return panel(
-        f"Plan: {len(algorithms)} algorithms",
+        f"Plan: {len(plan.algorithms)} algorithms",
         table(short, ("algorithm", "stage", "value")) if short else "",
         table(warnings) if warnings else "",
         details(f"{len(steps)} steps", table(_rows(steps), _COLUMNS)),
@@ -117,19 +120,14 @@ def _rows(steps: Iterable[PlanStep]) -> list[tuple[str, ...]]:
     ]
 
 
-def as_data(
-    algorithms: Iterable[Algorithm],
-    callbacks: Iterable[Callback],
-    caveats: Iterable[Caveat],
-    steps: Iterable[PlanStep],
-) -> dict[str, Any]:
+def as_data(plan: Plan) -> dict[str, Any]:
     """Convert a plan to plain data: see `Plan.to_dict`."""
     return {
         "version": 1,
-        "algorithms": {algorithm.name: _describe(algorithm) for algorithm in algorithms},
-        "callbacks": [callback.name for callback in callbacks],
-        "caveats": [{**attrs.asdict(one), "kind": one.kind.__name__} for one in caveats],
-        "steps": [{**attrs.asdict(step), "event": step.event.value} for step in steps],
+        "algorithms": {algorithm.name: _describe(algorithm) for algorithm in plan.algorithms},
+        "callbacks": [callback.name for callback in plan.callbacks],
+        "caveats": [{**attrs.asdict(one), "kind": one.kind.__name__} for one in plan.caveats],
+        "steps": [{**attrs.asdict(one), "event": one.event.value} for one in steps_of(plan)],
     }
 
 

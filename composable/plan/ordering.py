@@ -1,6 +1,7 @@
 """The order of algorithms: by stage, then by their declarations, then by name."""
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 from composable.core.algorithm import Algorithm, leaves
 from composable.core.event import Event
@@ -47,14 +48,13 @@ def _cycle_message(waiting: Sequence[Algorithm]) -> str:
 
 
 def _check_stages(order: Sequence[Algorithm]) -> None:
-    for i, later in enumerate(order):
-        for earlier in order[:i]:
-            if declares_order(later, earlier):
-                raise ValueError(
-                    f"{later.name} must come before {earlier.name}, as one of them declares, but "
-                    f"its stage {later.stage.name} comes after {earlier.stage.name}. Change a "
-                    f"stage, or fix the order with chain({later.name}, {earlier.name})."
-                )
+    for earlier, later in combinations(order, 2):
+        if declares_order(later, earlier):
+            raise ValueError(
+                f"{later.name} must come before {earlier.name}, as one of them declares, but "
+                f"its stage {later.stage.name} comes after {earlier.stage.name}. Change a "
+                f"stage, or fix the order with chain({later.name}, {earlier.name})."
+            )
 
 
 def declares_order(first: Algorithm, second: Algorithm) -> bool:
@@ -92,30 +92,21 @@ def explain_position(
         return "alone here"
     if event.closes and event.partner in algorithm.events:
         return f"closes {_value(event.partner)}, in reverse"
-    if i == 0:
-        return _explain_first(event, algorithm, here[1], plan)
-    previous = here[i - 1]
-    if previous.stage < algorithm.stage:
-        return f"{algorithm.stage.name.lower()} comes after {previous.stage.name.lower()}"
-    awaited = _awaited(previous, algorithm, plan)
-    if awaited is not None:
-        return f"after {awaited.name}, as declared"
-    return f"same stage as {previous.name}, ordered by name"
-
-
-def _explain_first(
-    event: Event, first: Algorithm, second: Algorithm, plan: Sequence[Algorithm]
-) -> str:
-    if event.closes and event.partner in second.events:
+    at = max(i, 1)  # the first one is explained by the one after it
+    before, after = here[at - 1], here[at]
+    if i == 0 and event.closes and event.partner in after.events:
         return f"before those that close {_value(event.partner)}"
-    if first.stage < second.stage:
-        return "first of the stages here"
-    awaited = _awaited(first, second, plan)
-    if awaited is first:
-        return f"before {second.name}, as declared"
-    if awaited is not None:
-        return f"{second.name} comes after {awaited.name}, as declared"
-    return f"same stage as {second.name}, ordered by name"
+    if before.stage < after.stage:
+        stages = f"{after.stage.name.lower()} comes after {before.stage.name.lower()}"
+        return stages if i else "first of the stages here"
+    awaited = _awaited(before, after, plan)
+    if awaited is None:
+        return f"same stage as {(before if i else after).name}, ordered by name"
+    if i:
+        return f"after {awaited.name}, as declared"
+    if awaited is before:
+        return f"before {after.name}, as declared"
+    return f"{after.name} comes after {awaited.name}, as declared"
 
 
 def _awaited(first: Algorithm, second: Algorithm, plan: Sequence[Algorithm]) -> Algorithm | None:

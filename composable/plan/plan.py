@@ -171,28 +171,9 @@ class Plan:
 
     def steps(self) -> "list[PlanStep]":
         """Return the steps of the plan, in the order of the events."""
-        from composable.plan.explain import algorithm_steps, callback_step  # on use
+        from composable.plan.explain import steps_of  # on use
 
-        observers = [(one, hooks_of(one)) for one in self.callbacks]
-        steps = []
-        for event in Event:
-            steps += algorithm_steps(event, self.algorithms)
-            steps += [
-                callback_step(event, one, self._explain(one))
-                for one, hooks in observers
-                if event in hooks
-            ]
-        return steps
-
-    def _explain(self, callback: Callback) -> str:
-        """Explain the position of a callback."""
-        if isinstance(callback, LoggerDestination):
-            return "records metrics, after all callbacks"
-        if callback_id(callback) in _ids(self.builtin_callbacks):
-            return "observes, the library's own first"
-        if callback_id(callback) in _ids(self.global_callbacks):
-            return "observes, global ones after yours"
-        return "observes, in list order"
+        return steps_of(self)
 
     def explain(self, *, observers: bool = False, width: int | None = None) -> str:
         """Format the plan as a table of its steps, followed by its caveats and remarks.
@@ -201,20 +182,14 @@ class Plan:
             observers: Whether to list the events of callbacks, too, and not only their names.
             width: The width of a line, in characters; of the terminal by default.
         """
-        from composable.plan.explain import algorithm_steps, format_plan  # on use
+        from composable.plan.explain import format_plan  # on use
 
-        notes: list[Caveat | Remark] = [*self.caveats, *self.remarks]
-        if observers or not self.callbacks:
-            return format_plan(self.steps(), notes, width=width)
-        steps = [step for event in Event for step in algorithm_steps(event, self.algorithms)]
-        names = ", ".join(callback.name for callback in self.callbacks)
-        omitted = f"Callbacks, listed with observers=True: {names}."
-        return format_plan(steps, notes, omitted, width=width)
+        return format_plan(self, observers=observers, width=width)
 
     def _repr_html_(self) -> str:
         from composable.plan.explain import plan_html  # on use
 
-        return plan_html(self.algorithms, self.steps(), [*self.caveats, *self.remarks])
+        return plan_html(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Convert the plan to plain data that JSON can represent.
@@ -224,10 +199,10 @@ class Plan:
         """
         from composable.plan.explain import as_data  # on use
 
-        return as_data(self.algorithms, self.callbacks, self.caveats, self.steps())
+        return as_data(self)
 
     def timeline(self, max_duration: TimeLike, epoch_length: int | None = None) -> "Timeline":
-        """Compute when each algorithm is active over a run; notebooks show a picture of it.
+        """Compute when each algorithm is active over a run.
 
         Args:
             max_duration: The duration of the run.

@@ -72,13 +72,8 @@ def small_gpt(
     short = SeqLengthWarmup(
         duration=0.0, min_seq_length=sequence_length, max_seq_length=sequence_length
     )
-    optimizer = muon_factory(
-        lr=lr,
-        adamw_lr=adamw_lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        dtype=dtype,
-        adamw_betas=(0.9, 0.99),
+    optimizer = _muon(
+        lr=lr, adamw_lr=adamw_lr, momentum=momentum, weight_decay=weight_decay, dtype=dtype
     )
     return _recipe([positions, short], optimizer)
 
@@ -135,13 +130,8 @@ def small_gpt_rotary(
         min_seq_length=min_sequence_length,
         max_seq_length=max_sequence_length,
     )
-    optimizer = muon_factory(
-        lr=lr,
-        adamw_lr=adamw_lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        dtype=dtype,
-        adamw_betas=(0.9, 0.99),
+    optimizer = _muon(
+        lr=lr, adamw_lr=adamw_lr, momentum=momentum, weight_decay=weight_decay, dtype=dtype
     )
     return _recipe([Rotary(), lengths], optimizer)
 
@@ -216,6 +206,10 @@ def speedrun_gpt(  # noqa: PLR0913 (each is a hyperparameter)
     tables = NGramEmbeddings(n=n, rows=rows, megabytes=4000.0, sparse=True)
     optimizer = by_role({"tables": partial(RowAdagrad, lr=table_lr)}, default=short.optimizers)
     return evolve(short, algorithms=(tables, *short.algorithms), optimizers=optimizer)
+
+
+def _muon(**options: Any) -> Any:
+    return muon_factory(**options, adamw_betas=(0.9, 0.99))
 
 
 def _recipe(algorithms: list[Any], optimizer: Any) -> Recipe:

@@ -92,7 +92,9 @@ def _thin(curve: Curve, start: int, length: float) -> Drawn:
     means: list[tuple[float, float]] = []
     for interval, group in groupby(curve.finite(), lambda point: int((point[0] - start) / length)):
         inside = list(group)
-        points += sorted({min(inside, key=itemgetter(1)), max(inside, key=itemgetter(1))})
-        mean = math.fsum(value / len(inside) for _, value in inside)
-        means.append((start + (interval + 0.5) * length, mean))
+        low, high = min(inside, key=itemgetter(1)), max(inside, key=itemgetter(1))
+        points += sorted({low, high})
+        scale = max(-low[1], high[1], 1.0)  # the sum of large floats would overflow
+        mean = scale * math.fsum(value / scale / len(inside) for _, value in inside)
+        means.append((start + (interval + 0.5) * length, min(max(mean, low[1]), high[1])))
     return Drawn(points, means)

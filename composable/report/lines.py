@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "folder_names",
     "format_number",
     "format_span",
+    "in_order",
     "list_or_empty",
     "read_lines",
     "short_text",
@@ -153,3 +155,15 @@ def folder_names(folders: Sequence[Path]) -> tuple[str, ...]:
     except ValueError:  # on several drives
         return tuple(map(str, folders))
     return tuple(os.path.relpath(folder, common) for folder in folders)
+
+
+def in_order(name: str) -> list[Any]:
+    """Return a key that sorts the numbers in names by value.
+
+    Example:
+        >>> from composable.report.lines import in_order
+        >>> sorted(["run-10", "run-2"], key=in_order)
+        ['run-2', 'run-10']
+    """
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from composable.report.curves import Curve
-from composable.report.images import in_order
+from composable.report.lines import in_order
 
 __all__ = ["COLORS", "color_of", "section_of", "shown_metrics"]
 

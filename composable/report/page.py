@@ -25,14 +25,12 @@ __all__ = ["MAX_BYTES", "render", "write_report"]
 
 MAX_BYTES = 6_000_000
 _SECTIONS: Mapping[str, Callable[[RunComparison], Any]] = {
-    "Answer": sections.answer,
     "Overview": sections.overview,
     "Problems": sections.problems,
     "Differences": sections.differences,
     "Curves": sections.curves,
     "Time": sections.time_split,
     "Plan": sections.plan,
-    "Images": sections.images,
     "Checkpoints": sections.checkpoints,
     "Warnings": sections.warnings,
     "Configuration": sections.all_settings,

@@ -2,8 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,14 @@ from composable._support.secrets import redact, redact_command
 from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
 from composable.report.curves import Curve
-from composable.report.images import Image, find_images, in_order
-from composable.report.lines import as_batch, as_number, folder_names, read_lines, short_text
+from composable.report.lines import (
+    as_batch,
+    as_number,
+    folder_names,
+    in_order,
+    read_lines,
+    short_text,
+)
 from composable.runs import records
 from composable.runs.events import EVENTS
 from composable.storage.copies import local
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from plotly.graph_objects import Figure
 
-__all__ = ["BatchClock", "RecordedRun", "ShownWarning", "find_runs"]
+__all__ = ["BatchClock", "RecordedRun", "ShownWarning", "find_runs", "plot_runs"]
 
 _FIELDS = frozenset({"epoch", "batch", "sample", "seconds"})
 _RUNNING = 120.0  # seconds since the last write
@@ -114,8 +119,6 @@ class RecordedRun:
     warnings: list[ShownWarning] = attrs.field(init=False, factory=list)
     checkpoints: list[dict[str, Any]] = attrs.field(init=False, factory=list)
     """Each checkpoint: `name`, `batch`, `epoch`, `bytes`, `complete`, `created`, `best`."""
-    images: list[Image] = attrs.field(init=False, factory=list)
-    """Image files in the folder `images`, and in those that a `JSONLinesLogger` writes."""
     problems: list[str] = attrs.field(init=False, factory=list)
     """What could not be read, in sentences."""
     status: str = attrs.field(init=False, default="unknown")
@@ -138,8 +141,6 @@ class RecordedRun:
         self._read_metrics()
         self._derive_throughput()
         self._read_checkpoints()
-        beside = [path.with_suffix(".files") for path in self._metrics_files]
-        self.images.extend(find_images([self.folder / "images", *beside], self.problems))
 
     # --- facts ---
 
@@ -207,13 +208,13 @@ class RecordedRun:
         """
         with needs("to_pandas", "report"):
             import pandas
-        columns = {
-            name: pandas.Series(list(curve.values), index=list(curve.batches), dtype="float64")
-            for name, curve in sorted(self.curves.items())
-        }
+
+        def column(curve: Curve) -> Any:
+            return pandas.Series(list(curve.values), index=list(curve.batches), dtype="float64")
+
+        columns = {name: column(curve) for name, curve in sorted(self.curves.items())}
         table = pandas.DataFrame(columns).rename_axis("batch").sort_index()
-        clock = self.clock.seconds
-        known = pandas.Series(list(clock.values), index=list(clock.batches), dtype="float64")
+        known = column(self.clock.seconds)
         every = known.index.union(table.index)
         seconds = known.reindex(every).interpolate("index", limit_area="inside")
         table.insert(0, "seconds", seconds.reindex(table.index))
@@ -232,9 +233,7 @@ class RecordedRun:
             ImportError: plotly is not installed.
             ValueError: The run has no metric of that name.
         """
-        from composable.report.drawing import draw_curves
-
-        return draw_curves([self.curves], folder_names([self.folder]), metrics)
+        return plot_runs([self], metrics)
 
     # --- reading ---
 
@@ -296,7 +295,7 @@ class RecordedRun:
     def _read_metrics(self) -> None:
         """Read the files of JSONLinesLogger; a metric of steps.jsonl is already known."""
         known, timed = set(self.curves), bool(len(self.clock.seconds))
-        for path in self._metrics_files:
+        for path in self._find_metrics_files():
             for line in read_lines(path, self.problems):
                 batch = as_batch(line.get("batch"))
                 if batch is None:
@@ -307,8 +306,7 @@ class RecordedRun:
                     if (number := as_number(line[name])) is not None:
                         self._curve(name).add(batch, number)
 
-    @cached_property
-    def _metrics_files(self) -> list[Path]:
+    def _find_metrics_files(self) -> Iterator[Path]:
         """Find the files in the folder, and those in folders of it that the configuration names.
 
         A configuration may come from anywhere: a file outside of the folder is not read.
@@ -322,15 +320,15 @@ class RecordedRun:
         named = self.configuration.get("metrics_paths")
         paths = list(named.values()) if isinstance(named, dict) else []
         given = [self.folder / path for path in paths if isinstance(path, str) and "\0" not in path]
-        found = {path.absolute(): path for path in [*inside, *given] if path.is_file()}
         root = self.folder.resolve()
-        for path in [one for one in found if not one.resolve().is_relative_to(root)]:
-            del found[path]
-            self.problems.append(
-                f"{path} is outside of the folder of the run, and is not read: write metrics to a "
-                "file in the save_folder."
-            )
-        return list(found)
+        for path in dict.fromkeys(one.absolute() for one in (*inside, *given) if one.is_file()):
+            if path.resolve().is_relative_to(root):
+                yield path
+            else:
+                self.problems.append(
+                    f"{path} is outside of the folder of the run, and is not read: write metrics "
+                    "to a file in the save_folder."
+                )
 
     def _derive_throughput(self) -> None:
         """Compute the throughput between the known times, if no callback logged it."""
@@ -419,3 +417,37 @@ def _runs_in(path: Path) -> list[Path]:
         )
     except OSError:
         return []
+
+
+def plot_runs(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None = None) -> "Figure":
+    """Plot metrics of one or several runs with plotly; notebooks show the figure.
+
+    Curves of more than 2000 points are thinned, with their extremes.
+
+    Args:
+        runs: The runs, at least one.
+        metrics: The names of metrics. Default: losses, evaluation results and learning rates.
+
+    Returns:
+        A figure of plotly, with the metrics below one another. A notebook that shows it grows by
+        about 5 MB, since it has the script that draws the figure, so that exports to HTML show it
+        without a network.
+
+    Raises:
+        ImportError: plotly is not installed.
+        TypeError: `runs` or `metrics` is something else.
+        ValueError: `runs` is empty, or no run has a metric of that name.
+
+    Example:
+        >>> from composable.report import RecordedRun, plot_runs
+        >>> runs = [RecordedRun(folder) for folder in ("runs/a", "runs/b")]  # doctest: +SKIP
+        >>> plot_runs(runs, "loss/train").show()  # doctest: +SKIP
+    """
+    from composable.report.drawing import draw_curves
+
+    if not isinstance(runs, Sequence) or not all(isinstance(run, RecordedRun) for run in runs):
+        raise TypeError(f"runs={runs!r} must be a list of RecordedRun.")
+    if not runs:
+        raise ValueError("runs is empty: pass at least one run.")
+    labels = folder_names([run.folder for run in runs])
+    return draw_curves([run.curves for run in runs], labels, metrics)

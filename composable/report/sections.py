@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +14,6 @@ import attrs
 from composable.core.result_names import known_mode
 from composable.report.comparison import RunComparison, first_different_batch
 from composable.report.curves import Curve
-from composable.report.images import Image
 from composable.report.lines import (
     EMPTY,
     as_batch,
@@ -31,11 +30,9 @@ from composable.report.recorded_run import RecordedRun
 __all__ = [
     "PART_COLORS",
     "all_settings",
-    "answer",
     "checkpoints",
     "curves",
     "differences",
-    "images",
     "overview",
     "plan",
     "problems",
@@ -43,13 +40,9 @@ __all__ = [
     "warnings",
 ]
 
-_LATE = 0.75  # of the evaluations
-_GAIN = 0.05  # of all that was gained, from which on a run is not converged
-_FEWEST = 4  # evaluations
-_WAITING = 0.3  # of the time
 _MOST_RESULTS = 5
-_UNKNOWN = "No result of an evaluation tells which run is best: pass an eval_dataloader."
 _Read: TypeAlias = Callable[[RecordedRun], float | None]
+_Show: TypeAlias = Callable[[float | None], str]
 _WITHOUT_EFFECT = ("arguments",)  # folders, as a rule
 _STAGES = ("mix", "targets")
 PART_COLORS = {  # the parts of TimeSplit, with their colors
@@ -62,153 +55,6 @@ PART_COLORS = {  # the parts of TimeSplit, with their colors
     "other": "#6b7683",
 }
 _MOST_CHECKPOINTS = 100
-_MOST_IMAGES = 8  # of one name
-_MOST_NAMES = 12
-_MOST_BYTES = 1_000_000  # of all images
-
-
-# --- the values of a group of runs ---
-
-
-@attrs.frozen
-class _Values:
-    """What the runs of a group have of a result, or of another number."""
-
-    group: int
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.mean(self.values)
-
-    @property
-    def spread(self) -> float | None:
-        """The standard deviation over the runs; None for a single one."""
-        finite = len(self.values) > 1 and all(map(math.isfinite, self.values))
-        return statistics.stdev(self.values) if finite else None
-
-
-def _values(comparison: RunComparison, read: _Read) -> list[_Values]:
-    """Return the values of each group; none for runs without one."""
-    read_all = ([read(comparison.runs[run]) for run in group] for group in comparison.groups)
-    return [
-        _Values(index, tuple(value for value in values if value is not None))
-        for index, values in enumerate(read_all)
-    ]
-
-
-def _result_names(comparison: RunComparison) -> list[str]:
-    return [
-        name
-        for name in shown_metrics(run.curves for run in comparison.runs)
-        if name.startswith("metrics/")
-    ]
-
-
-def _mode_of(name: str) -> str | None:
-    """Return whether a lower ("min") or a higher ("max") value is better, if the name tells."""
-    return known_mode(name.removeprefix("metrics/"), None)
-
-
-def _best_value(run: RecordedRun, name: str) -> float | None:
-    """Return the best value of a result, or the last one if its name does not tell."""
-    curve, mode = run.curves.get(name), _mode_of(name)
-    if mode is None or curve is None:
-        return _last(curve)
-    return (min if mode == "min" else max)((v for _, v in curve.finite()), default=None)
-
-
-def _last(curve: Curve | None) -> float | None:
-    return curve.values[-1] if curve is not None and len(curve) else None
-
-
-def _ranked(comparison: RunComparison, name: str) -> list[_Values]:
-    """Return the values of the groups that have a result, the best one first if the name tells."""
-    found = [one for one in _values(comparison, partial(_best_value, name=name)) if one.values]
-    mode = _mode_of(name)
-    return sorted(found, key=lambda one: one.mean, reverse=mode == "max") if mode else found
-
-
-# --- the answer ---
-
-
-def answer(comparison: RunComparison) -> str:
-    """Answer in a few sentences: the best group, its lead, and whether it converged."""
-    named = {name: _ranked(comparison, name) for name in _result_names(comparison)}
-    ranked = {name: found for name, found in named.items() if found and _mode_of(name)}
-    sentences = _answer(comparison, ranked) if ranked else [_UNKNOWN]
-    return " ".join([*sentences, *_look_at(comparison)])
-
-
-def _answer(comparison: RunComparison, ranked: Mapping[str, Sequence[_Values]]) -> Iterator[str]:
-    (name, results), *others = ranked.items()
-    best = results[0]
-    title, shown = _title(comparison, best), name.removeprefix("metrics/")
-    if len(results) == 1:
-        yield f"{title}: {shown} {_value(best)} at its best."
-    else:
-        yield f"{title} is best in {shown}: {_value(best)}, {_lead(comparison, best, results[1])}."
-    for other, (first, *_) in others[: _MOST_RESULTS - 1]:
-        if first.group != best.group:
-            yield f"In {other.removeprefix('metrics/')}, {_title(comparison, first)} is best."
-    if len({run.num_batches for run in comparison.runs}) > 1:
-        yield "The runs have different numbers of batches."
-    gained = late_gain([comparison.runs[run] for run in comparison.groups[best.group]], name)
-    if gained is not None and gained > _GAIN:
-        yield f"It was still improving: {gained:.0%} of its gain came in the last quarter."
-    elif gained is not None:
-        yield "It had converged: little changed in the last quarter."
-
-
-def _title(comparison: RunComparison, result: _Values) -> str:
-    return comparison.group_name(comparison.groups[result.group])
-
-
-def _value(result: _Values) -> str:
-    mean = format_number(result.mean)
-    if result.spread is None:
-        return f"{mean} (one run)"
-    return f"{mean} ± {format_number(result.spread, 2)} ({len(result.values)} runs)"
-
-
-def _lead(comparison: RunComparison, best: _Values, second: _Values) -> str:
-    """Describe the distance to the second group, and whether seeds may explain it."""
-    name = _title(comparison, second)
-    distance = f"{format_number(abs(best.mean - second.mean), 2)} ahead of {name}"
-    if min(len(best.values), len(second.values)) < 2:
-        return f"{distance}, which the seed may explain: repeat both with other seeds"
-    low, high = sorted([best, second], key=lambda one: one.mean)
-    if max(low.values) < min(high.values):
-        return f"{distance}; each of its runs is better than each of {name}"
-    return f"{distance}, which seeds may explain: their runs overlap"
-
-
-def late_gain(runs: Sequence[RecordedRun], name: str) -> float | None:
-    """Return the share of the gain in a result that came in the last quarter of some runs.
-
-    None if a run has fewer than four evaluations, or nothing was gained.
-    """
-    sign = 1 if _mode_of(name) == "max" else -1
-    curves = [
-        [sign * v for _, v in run.curves[name].finite()] for run in runs if name in run.curves
-    ]
-    if not curves or min(map(len, curves)) < _FEWEST:
-        return None
-    late = statistics.mean(max(one) - max(one[: round(_LATE * len(one))]) for one in curves)
-    gained = statistics.mean(max(one) - one[0] for one in curves)
-    return late / gained if gained > 0 else None
-
-
-def _look_at(comparison: RunComparison) -> Iterator[str]:
-    failed = [run for run in comparison.runs if run.status in ("failed", "not ended")]
-    if failed:
-        yield f"{len(failed)} of {len(comparison.runs)} runs did not end: see Problems."
-    elif problems(comparison):
-        yield "See Problems."
-    splits = [run.time_split for run in comparison.runs]
-    waiting = [one["data"] / sum(one.values()) for one in splits if one.get("data", 0) > 0]
-    if waiting and statistics.mean(waiting) > _WAITING:
-        yield f"Waiting for data took {statistics.mean(waiting):.0%} of the time: see Time."
 
 
 # --- the overview ---
@@ -230,11 +76,11 @@ def overview(comparison: RunComparison) -> dict[str, list[Any]]:
 
 def _rows(comparison: RunComparison) -> list[dict[str, Any]]:
     """Describe groups of runs by the mean in each column, and the spread of the results."""
-    columns = [
-        [_cell(name, one) for one in _values(comparison, read)] for name, read in _COLUMNS.items()
-    ]
-    columns += [_results(comparison, n) for n in _result_names(comparison)[:_MOST_RESULTS]]
     grouped = [[comparison.runs[run] for run in group] for group in comparison.groups]
+    metrics = shown_metrics(run.curves for run in comparison.runs)
+    results = [name for name in metrics if name.startswith("metrics/")][:_MOST_RESULTS]
+    columns = [_column(grouped, name, *how) for name, how in _COLUMNS.items()]
+    columns += [_results(grouped, name) for name in results]
     return [
         {
             "members": group,
@@ -243,29 +89,54 @@ def _rows(comparison: RunComparison) -> list[dict[str, Any]]:
             "error": runs[0].error,
             "cells": cells,
         }
-        for group, runs, cells in zip(
-            comparison.groups, grouped, zip(*columns, strict=True), strict=True
-        )
+        for group, runs, *cells in zip(comparison.groups, grouped, *columns, strict=True)
     ]
 
 
-def _cell(name: str, values: _Values) -> _Cell:
-    mean = values.mean if values.values else None
-    return _Cell(name, _FORMATS.get(name, format_number)(mean), mean)
+def _column(
+    groups: Sequence[Sequence[RecordedRun]], name: str, read: _Read, show: _Show
+) -> list[_Cell]:
+    return [_Cell(name, show(mean), mean) for mean in map(_mean, _values(groups, read))]
 
 
-def _results(comparison: RunComparison, name: str) -> list[_Cell]:
+def _results(groups: Sequence[Sequence[RecordedRun]], name: str) -> list[_Cell]:
     """Return the cells of a result, of which the best one is marked if the name tells."""
-    every, mode = _values(comparison, partial(_best_value, name=name)), _mode_of(name)
-    means = [one.mean for one in every if one.values]
-    best = (min if mode == "min" else max)(means) if mode and len(means) > 1 else None
-    cells = []
-    for one in every:
-        _, text, mean, _ = _cell("", one)
-        text += "" if one.spread is None else f" ± {format_number(one.spread, 2)}"
-        is_best = mean is not None and mean == best
-        cells.append(_Cell(name.removeprefix("metrics/"), text, mean, is_best))
-    return cells
+    title = name.removeprefix("metrics/")
+    mode = known_mode(title, None)
+    values = _values(groups, lambda run: _best_of(run.curves.get(name), mode))
+    means = [_mean(one) for one in values]
+    known = [mean for mean in means if mean is not None]
+    best = (min if mode == "min" else max)(known) if mode and len(known) > 1 else None
+    return [
+        _Cell(title, format_number(mean) + _spread(one), mean, mean is not None and mean == best)
+        for mean, one in zip(means, values, strict=True)
+    ]
+
+
+def _values(groups: Sequence[Sequence[RecordedRun]], read: _Read) -> list[list[float]]:
+    return [[one for one in map(read, runs) if one is not None] for runs in groups]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.mean(values) if values else None
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Describe the standard deviation over several runs."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return ""
+    return f" ± {format_number(statistics.stdev(values), 2)}"
+
+
+def _best_of(curve: Curve | None, mode: str | None) -> float | None:
+    """Return the lowest or highest value, or the last one if it is not known which is better."""
+    if mode is None or curve is None:
+        return _last(curve)
+    return (min if mode == "min" else max)((v for _, v in curve.finite()), default=None)
+
+
+def _last(curve: Curve | None) -> float | None:
+    return curve.values[-1] if curve is not None and len(curve) else None
 
 
 def _rest(run: RecordedRun) -> str:
@@ -280,15 +151,11 @@ def _throughput(run: RecordedRun) -> float | None:
     return samples / seconds if samples and seconds else None
 
 
-_COLUMNS: Mapping[str, _Read] = {
-    "batches": lambda run: run.num_batches,
-    "training": lambda run: run.num_seconds,
-    "samples/s": _throughput,
-    "loss": lambda run: _last(run.curves.get("loss/train")),
-}
-_FORMATS: Mapping[str, Callable[[float | None], str]] = {
-    "training": format_span,
-    "samples/s": partial(format_number, digits=3),
+_COLUMNS: Mapping[str, tuple[_Read, _Show]] = {
+    "batches": (lambda run: run.num_batches, format_number),
+    "training": (lambda run: run.num_seconds, format_span),
+    "samples/s": (_throughput, partial(format_number, digits=3)),
+    "loss": (lambda run: _last(run.curves.get("loss/train")), format_number),
 }
 
 
@@ -513,38 +380,3 @@ def _date(seconds: Any) -> str:
         return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError, TypeError):
         return EMPTY
-
-
-def images(comparison: RunComparison) -> list[tuple[int, list[Any], str]]:
-    """List the images over the course of each run, as many as fit."""
-    blocks, room = [], _MOST_BYTES // max(sum(bool(r.images) for r in comparison.runs), 1)
-    for index, run in enumerate(comparison.runs):
-        if not run.images:
-            continue
-        by_name: dict[str, list[Image]] = {}
-        for image in run.images:
-            by_name.setdefault(image.name, []).append(image)
-        shown = list(by_name.items())[:_MOST_NAMES]
-        strips = [_strip(name, found, room // len(shown)) for name, found in shown]
-        count = sum(len(found) for _, found in shown)
-        remark = f"{count} of {len(run.images)} images" if count < len(run.images) else ""
-        blocks.append((index, strips, remark))
-    return blocks
-
-
-def _strip(name: str, found: Sequence[Image], room: int) -> tuple[str, list[Any], int]:
-    """Return images of one name in a number of bytes, spread over the run, and how many remain."""
-    pictures = []
-    fitting = [one for one in found if one.bytes <= room // 2]
-    count = min(len(fitting), _MOST_IMAGES)
-    chosen = [fitting[i * (len(fitting) - 1) // max(count - 1, 1)] for i in range(count)]
-    for image in reversed(chosen):  # the last ones first, if not all fit
-        if image.bytes > room:
-            continue
-        room -= image.bytes
-        try:
-            url = image.as_url()
-        except OSError:
-            continue
-        pictures.append((url, "" if image.batch is None else f"batch {image.batch}"))
-    return name, pictures[::-1], len(found) - len(pictures)

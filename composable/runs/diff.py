@@ -38,6 +38,13 @@ class Difference:
     """The value recorded in the first run; numbers are hexadecimal floats."""
     second: Any
 
+    def describe(self, first: str, second: str) -> str:
+        """Describe the step and both values, given the names of the runs."""
+        what = f"{self.what}: {first} {format_hex(self.first)}, {second} {format_hex(self.second)}"
+        if self.what == "batch":
+            what = f"{first if self.first is None else second} has no such step"
+        return f"first divergence: batch {self.batch}: {what}"
+
 
 @attrs.frozen
 class RunDifference:
@@ -67,12 +74,8 @@ class RunDifference:
             return "\n".join(map(printable, [*lines, "the same to the last bit"]))
         if self.step is None:
             lines.append("no step differs, but the checkpoints do")
-        elif self.step.what == "batch":
-            ends = "A" if self.step.first is None else "B"
-            lines.append(f"first divergence: batch {self.step.batch}: {ends} has no such step")
         else:
-            values = f"A {format_hex(self.step.first)}, B {format_hex(self.step.second)}"
-            lines.append(f"first divergence: batch {self.step.batch}: {self.step.what}: {values}")
+            lines.append(self.step.describe("A", "B"))
         lines.append(f"first tensor known to differ: {self.tensor or 'none'}")
         return "\n".join(map(printable, lines))
 
@@ -151,16 +154,14 @@ def _first_step(first: Steps, second: Steps) -> Difference | None:
         results = first.evaluated.get(batch, {}), second.evaluated.get(batch, {})
         both = results[0].keys() & results[1].keys()  # how often to evaluate makes no difference
         for a, b in (ours, theirs), ({n: one[n] for n in both} for one in results):
-            what = first_difference(a, b)
-            if what is not None:
+            if (what := first_difference(a, b)) is not None:
                 return Difference(batch, what, a.get(what), b.get(what))
     return None
 
 
 def _first_digest(first: Steps, second: Steps) -> str | None:
     for batch in sorted(first.trained.keys() & second.trained.keys()):
-        name = first_weight(first.trained[batch], second.trained[batch])
-        if name is not None:
+        if (name := first_weight(first.trained[batch], second.trained[batch])) is not None:
             return f"{name} after batch {batch}"
     return None
 
@@ -189,12 +190,12 @@ def _by_time(run: Path, skipped: list[str]) -> dict[tuple[int, int, bool], Path]
     """Find the checkpoints of a run folder, by batch, epoch and whether training is complete."""
     whole, broken = files.find(run)
     skipped += [str(one.error) for one in broken]
-    found = {}
-    for one in whole:
-        epoch, info = one.manifest.info.get("epoch"), one.manifest.info
-        if type(epoch) is int:
-            found[one.manifest.batch, epoch, info.get("complete") is True] = one.path
-    return found
+    facts = ((one.path, one.manifest.batch, one.manifest.info) for one in whole)
+    return {
+        (batch, info["epoch"], info.get("complete") is True): path
+        for path, batch, info in facts
+        if type(info.get("epoch")) is int
+    }
 
 
 # --- configurations ---

@@ -90,8 +90,7 @@ class RunRecorder(Callback):
         self._pending: list[tuple[int, int, dict[str, Any]]] = []
         self._bytes, self._hash = 0, sha256()
         self._digest = self._hash.hexdigest()
-        self._opened = self._begun = False
-        self._trained = False
+        self._opened = self._begun = self._trained = False
         self._rates: dict[str, Any] | None = None
         self._results: Mapping[str, Any] = {}
 

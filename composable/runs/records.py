@@ -54,13 +54,13 @@ def add_record(folder: Path, record: Mapping[str, JSON]) -> None:
     """
     target = folder / RUN
     check_no_link(target)
+    earlier = []
     try:
         earlier = read_records(folder)
     except MissingCheckpointError:
-        earlier = []
+        pass  # this is the first record
     except DamagedCheckpointError:
         rotate_file(target)
-        earlier = []
     raw = strict_json.dump({"format": _FORMAT, "records": [*earlier, dict(record)]}, indent=1)
     write_atomically(target, raw)
 

@@ -36,7 +36,6 @@ CALLS = {
     "MLPerfCallback": lambda url: callbacks.MLPerfCallback(
         url, target=0.9, submitter="us", platform="here"
     ),
-    "timeline": lambda url: make_trainer().timeline().save(url),
     "log_artifact": lambda url: Logger([loggers.InMemoryLogger()]).log_artifact("model", url),
     "checkpoint.write": lambda url: write(url, {}, None),
     "checkpoint.read": read,

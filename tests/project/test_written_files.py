@@ -56,11 +56,6 @@ def report(folder):
     write_report(write_run(folder / "run"), folder / "report.html")
 
 
-def timeline(folder):
-    trainer = make_trainer()
-    trainer.plan.timeline(trainer.state.max_duration, 3).save(folder / "plan.svg")
-
-
 WRITERS = {
     "run.lock": record,
     "run.json": record,
@@ -77,7 +72,6 @@ WRITERS = {
     "study.json": lambda f: Comparison(make_study()).save(f),
     "plot.png": lambda f: Comparison(make_study()).save(f),
     "report.html": report,
-    "plan.svg": timeline,
     "model.pt2": lambda f: train(f, callbacks=[ExportForInference(f / "model.pt2")]),
 }
 

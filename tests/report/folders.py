@@ -1,8 +1,6 @@
 """Run folders of any content, written without training."""
 
 import json
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +68,3 @@ def ended(batch: int, seconds: float, error: str | None = None) -> list[dict[str
     ]
     end = {"event": "end", "batch": batch, "sample": 8 * batch, "seconds": seconds, "error": error}
     return [start, *times, {**end, **fields}]
-
-
-def png(width: int, height: int, shade: int = 128) -> bytes:
-    """Return a gray image."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        check = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + check
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    pixels = zlib.compress((b"\0" + bytes([shade]) * width) * height)
-    end = chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + end

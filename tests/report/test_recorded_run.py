@@ -18,7 +18,7 @@ from composable.report.recorded_run import find_runs
 from composable.runs import records
 from composable.runs.events import EVENTS
 from composable.trainer.guards import NonFiniteLossError
-from tests.report.folders import ended, png, write_lines, write_run
+from tests.report.folders import ended, write_lines, write_run
 from tests.support.data import batches
 from tests.support.runs import make_trainer
 
@@ -154,18 +154,6 @@ def test_numbers_that_are_not_finite_are_read(tmp_path):
     assert run.curves["loss/train"].nonfinite() == [1]
 
 
-def test_images_are_found_by_name_and_batch_and_links_are_not_followed(tmp_path):
-    write_run(tmp_path, [1.0], metrics=[{"batch": 1}])
-    for path in ("images/a%2Fb-ba10.png", "images/a%2Fb-ba9.png", "metrics.files/x.png"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_bytes(png(2, 2))
-    (tmp_path / "images" / "link.png").symlink_to(tmp_path / records.RUN)
-
-    found = RecordedRun(tmp_path).images
-
-    assert [(one.name, one.batch) for one in found] == [("a/b", 9), ("a/b", 10), ("x", None)]
-
-
 def test_a_folder_that_is_no_run_is_an_error(tmp_path):
     with pytest.raises(MissingCheckpointError, match=r"contains no run.json"):
         RecordedRun(tmp_path)
@@ -259,8 +247,7 @@ def test_lines_of_an_earlier_part_are_not_read(tmp_path):
 
 def test_only_files_in_the_folder_of_the_run_are_read(tmp_path):
     other, run = tmp_path / "other", tmp_path / "run"
-    (other / "secret.files").mkdir(parents=True)
-    (other / "secret.files" / "face-ba1.png").write_bytes(png(2, 2, 0))
+    other.mkdir()
     write_lines(other / "secret.jsonl", [{"batch": 1, "secret": 1.0}])
     paths = {"JSONLinesLogger": str(other / "secret.jsonl"), "2": "../other/secret.jsonl"}
     write_run(run, [1.0], metrics=[{"batch": 1, "own": 2.0}], metrics_paths=paths)
@@ -272,7 +259,6 @@ def test_only_files_in_the_folder_of_the_run_are_read(tmp_path):
     found = RecordedRun(run)
 
     assert sorted(found.curves) == ["loss/train", "lr", "own"]
-    assert found.images == []
     outside = [one for one in found.problems if "outside of the folder of the run" in one]
     assert len(outside) == 4
     assert any(str(other / "secret.jsonl") in one for one in outside)

@@ -312,16 +312,6 @@ def a_plan() -> composable.Plan:
     return composable.Plan.compile([composable.algorithms.LabelSmoothing(0.1)])
 
 
-def a_timeline() -> Any:
-    """Return the timeline of a plan."""
-    return a_plan().timeline("2ep", 4)
-
-
-def a_picture() -> Path:
-    """Name a picture in a folder of its own."""
-    return a_folder() / "timeline.svg"
-
-
 def a_clock() -> composable.Clock:
     """Make a clock in the first epoch of two."""
     return composable.Clock(a_timestamp(), "2ep", 4)
@@ -400,8 +390,6 @@ OTHERS: list[Any] = [
     (composable.Plan, given(algorithms=(SMOOTH(0.1),))),
     (composable.Plan.compile, given(algorithms=[SMOOTH(0.1)], callbacks=[], loggers=[])),
     (method(a_plan, "timeline"), given(max_duration="2ep", epoch_length=4)),
-    (method(a_timeline, "plot"), given()),
-    (method(a_timeline, "save"), given(path=Fresh(a_picture)), OSError),
     (method(a_timestamp, "get"), given(unit="ep")),
     (method(lambda: composable.State(models.linear()), "reached"), given(time="1ep")),
     (method(loggers.InMemoryLogger, "series"), given(name="loss")),
