@@ -25,7 +25,15 @@ from composable.utils.reproducibility import (
     seed_torch,
 )
 
-__all__ = ["PROPERTIES", "NotApplicableError", "PropertyFailed", "Subject", "no_sync_on"]
+__all__ = [
+    "PROPERTIES",
+    "NotApplicableError",
+    "PropertyFailed",
+    "Subject",
+    "no_sync_on",
+    "same_values",
+    "used_by",
+]
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Positional arguments, or arguments by name."""
@@ -134,14 +142,14 @@ def _pure(subject: Subject) -> None:
     if _structure(arguments) != structure:
         raise PropertyFailed("it modifies a container among its arguments")
     for tensor, version, value in before:
-        if tensor._version != version or not _same(tensor, value):
+        if tensor._version != version or not same_values(tensor, value):
             raise PropertyFailed(
                 f"it writes to a tensor among its arguments, of shape {list(value.shape)}"
             )
     if [description(model) for model in models] != looks:
         raise PropertyFailed("it modifies the model among its arguments")
     for model, old in zip(models, computed, strict=True):
-        if not all(map(_same, subject.numbers(model, inputs), old)):
+        if not all(map(same_values, subject.numbers(model, inputs), old)):
             raise PropertyFailed("it changes the outputs of the model among its arguments")
 
 
@@ -153,7 +161,7 @@ def _generator_decides(subject: Subject) -> None:
             seed_all(seed)
             result = subject.call(subject.arguments())
             results.append(subject.numbers(result, subject.sample()))
-    if len(results[0]) != len(results[1]) or not all(map(_same, *results)):
+    if len(results[0]) != len(results[1]) or not all(map(same_values, *results)):
         given = "the same generator" if subject.draws else "the same arguments"
         raise PropertyFailed(
             f"with {given}, its result depends on the seed of the global generators"
@@ -164,10 +172,10 @@ def _generator_decides(subject: Subject) -> None:
 
 def _global_generators(subject: Subject) -> None:
     """Check that the global generators of PyTorch, Python and NumPy are not used."""
-    for used in _used_by(lambda: subject.call(subject.arguments())):
+    for used in used_by(lambda: subject.call(subject.arguments())):
         raise PropertyFailed(f"it uses {used}'s global generator")
     if isinstance((inner := subject.inner()).function, nn.Module):
-        for used in _used_by(lambda: inner.call(inner.arguments())):
+        for used in used_by(lambda: inner.call(inner.arguments())):
             raise PropertyFailed(f"the model that it returns uses {used}'s global generator")
 
 
@@ -270,7 +278,7 @@ def _vmap(subject: Subject) -> None:
 
     with preserve_rng():
         together = torch.func.vmap(of_one, randomness="different")(copied(), *stacks)
-    drawn = inner.draws or bool(_used_by(lambda: of_one({}, *leaves)))
+    drawn = inner.draws or bool(used_by(lambda: of_one({}, *leaves)))
     separate = copied()
     for i in range(3):
         with preserve_rng():
@@ -291,7 +299,7 @@ def _updated_buffers(subject: Subject) -> dict[str, Tensor]:
         name: before[name]
         for name, buffer in module.named_buffers()
         # Not by its version, which a batch norm doesn't increase.
-        if not _same(buffer, before[name])
+        if not same_values(buffer, before[name])
     }
 
 
@@ -413,13 +421,13 @@ def _plainly(function: Callable[..., Any], arguments: Arguments) -> list[Tensor]
         return list(tensors_of(_bound(function, arguments)()))
 
 
-def _used_by(act: Callable[[], Any]) -> list[str]:
+def used_by(act: Callable[[], Any]) -> list[str]:
     """List the libraries whose global generators a call advances."""
     with preserve_rng():
         before = get_rng_state()
         act()
         after = get_rng_state()
-    return [who for who, state in after.items() if not same_state(state, before.get(who, state))]
+    return [who for who, state in after.items() if not _same_state(state, before.get(who, state))]
 
 
 def _bound(function: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
@@ -532,17 +540,17 @@ def _agree(ours: list[Tensor], theirs: list[Tensor], *, exactly: bool) -> None:
             )
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def same_values(one: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are equal, where NaN equals NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def same_state(one: Any, other: Any) -> bool:
+def _same_state(one: Any, other: Any) -> bool:
     """Return whether two states of a generator are equal."""
     if isinstance(one, (tuple, list)):
-        return all(map(same_state, one, other))
+        return all(map(_same_state, one, other))
     if hasattr(one, "tolist"):  # a PyTorch tensor, or a NumPy array; NumPy is not imported here
         return bool((one == other).all())
     return bool(one == other)
