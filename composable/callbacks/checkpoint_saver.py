@@ -19,8 +19,6 @@ from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.resume.manager import FIELDS, CheckpointManager
 
-__all__ = ["CheckpointSaver"]
-
 
 class CheckpointSaver(ComparesResults):
     """Saves checkpoints of a run.

@@ -29,8 +29,6 @@ from composable.data.grouping import batches_of
 from composable.distributed import Processes
 from composable.functional import with_tensors
 
-__all__ = ["ExportError", "ExportForInference"]
-
 _SUFFIXES = (".pt2", ".onnx")
 _ROWS = 2  # torch.export takes a dimension of size 1 for a constant
 

@@ -14,8 +14,6 @@ from composable.core.intervals import IntervalLike, check_interval
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["MemoryMonitor"]
-
 _GB = 1e9
 _KEYS = MappingProxyType(
     {

@@ -14,8 +14,6 @@ from composable.core.logger import Logger
 from composable.core.state import State
 from composable.distributed import Processes
 
-__all__ = ["OOMObserver"]
-
 _active: list["OOMObserver"] = []
 
 

@@ -17,8 +17,6 @@ from composable.core.stateful import Count, Kind, NumberOrNone, is_count
 from composable.core.time import Time, TimeLike, check_time, progress
 from composable.distributed import Processes
 
-__all__ = ["Profiler"]
-
 _PHASES = ("wait", "warmup", "active")
 _PHASE = Annotated[
     int,

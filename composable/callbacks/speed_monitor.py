@@ -15,8 +15,6 @@ from composable.core.stateful import Number, NumberOrNone, list_of_numbers
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
 
-__all__ = ["SpeedMonitor"]
-
 _UNITS = ("batches", "samples", "tokens", "flops")
 
 

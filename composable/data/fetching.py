@@ -29,29 +29,6 @@ from torch.utils.data import (
 from composable.core.key import Key
 from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 
-__all__ = [
-    "Epoch",
-    "Parts",
-    "SeededIndex",
-    "SharedEpoch",
-    "check_map_style",
-    "copy_loader",
-    "current_fetch",
-    "draws_during_iteration",
-    "enter_epoch",
-    "fetch_by_workers",
-    "function_arity",
-    "has_own_iteration",
-    "has_plain_order",
-    "in_epoch",
-    "is_map_style",
-    "loader_length",
-    "uses_workers",
-    "with_new_workers",
-    "with_seeded_fetch",
-    "without_workers",
-]
-
 T = TypeVar("T")
 
 

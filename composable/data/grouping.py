@@ -13,23 +13,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.shards import Shards, TreeSum, all_reduce_exactly
 
-__all__ = [
-    "BatchGroup",
-    "BatchPart",
-    "Examples",
-    "ShardedBatch",
-    "batches_of",
-    "each_batch",
-    "grouped",
-    "is_group",
-    "mean_over_shards",
-    "parts_of",
-    "shards_in",
-    "shards_of",
-    "split_into_shards",
-    "total_weight",
-]
-
 
 class BatchPart(NamedTuple):
     """A batch of a group."""

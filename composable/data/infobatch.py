@@ -19,9 +19,6 @@ from composable.distributed.processes import Processes
 from composable.functional import infobatch
 from composable.losses.classes import OncePerLoss
 
-__all__ = ["InfoBatch", "InfoBatchSampler"]
-
-
 _AFTERWARDS = frozenset({Event.EVAL_START, Event.PREDICT_START, Event.FIT_END})
 """The events after which the sampler yields all examples."""
 

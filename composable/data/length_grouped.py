@@ -11,8 +11,6 @@ from composable._support.checks import check_count, kind_of
 from composable.data.sampler import GlobalBatchSampler
 from composable.functional import group_by_length
 
-__all__ = ["LengthGroupedBatchSampler"]
-
 
 def _numbers(lengths: Sequence[float] | Tensor) -> Tensor:
     """Return a copy of the lengths as a tensor on the CPU."""

@@ -19,16 +19,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.processes import Processes
 
-__all__ = [
-    "RecordedMasks",
-    "ReplayMasks",
-    "checksum_of",
-    "gather_rows",
-    "load_masks",
-    "merge_rows",
-    "row_of",
-]
-
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SAME = "the data set, the order, the batch size and the seed must be those of the recorded run"
 _AGAIN = f"{_SAME}; for another run, record its masks with ProxyFilter"

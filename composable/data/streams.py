@@ -23,15 +23,6 @@ from composable.data.fetching import Epoch, Fetch, copy_loader, current_fetch, e
 from composable.data.worker_shard import WorkerShard
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
-__all__ = [
-    "UnshardedStreamWarning",
-    "begin_stream",
-    "check_stream_state",
-    "read_stream_state",
-    "stateful_stream_batches",
-    "stream_batches",
-]
-
 
 class UnshardedStreamWarning(UserWarning):
     """Several worker processes read an iterable dataset that is not divided among them."""

@@ -19,8 +19,6 @@ from torch.utils.data import Dataset
 from composable._support.checks import as_path, check_count, check_tensor
 from composable._support.paths import open_regular, open_to_write, replacing
 
-__all__ = ["TokenFiles", "write_token_file"]
-
 _MAGIC, _VERSION = 20240520, 1
 _HEADER = 1024
 """The bytes of the header."""

@@ -36,6 +36,8 @@ from composable.metrics import Averages
 from composable.optim.stepping import OptimizerSteps
 from composable.plan.dispatch import Dispatcher
 
+__all__ = ["SAVED_AS", "Engine", "Setup", "Sums"]
+
 SAVED_AS = "engine"
 """What an engine adds to a checkpoint."""
 

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from composable._support.checks import check_range, kind_of
 
-__all__ = ["AuxiliaryLoss"]
-
 
 class AuxiliaryLoss(nn.Module):
     """A loss of the main output of a model and, in training, of its auxiliary outputs.

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from composable._support.checks import check_module, check_range, kind_of
 
-__all__ = ["Detector"]
-
 
 class Detector(nn.Module):
     """A detection model of torchvision: a sum of its losses, and metrics of its boxes.

@@ -28,8 +28,6 @@ from composable.data.digest import digest_of
 from composable.functional import average_probabilities, mixture_weights
 from composable.losses.positions import class_logits, default_class_dim, labels_of_logits
 
-__all__ = ["Ensemble", "fit_mixture"]
-
 
 class Ensemble(nn.Module):
     """Predict with the average probabilities of several models, in evaluation mode.

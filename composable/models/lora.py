@@ -6,8 +6,6 @@ from typing import Any
 from composable._support.checks import check_count, check_range
 from composable._support.extras import needs
 
-__all__ = ["lora_config"]
-
 
 def lora_config(*, rank: int = 16, alpha: float = 32, **options: Any) -> Any:
     """Return PEFT's configuration of LoRA for every linear layer of a model but its head.

@@ -10,8 +10,6 @@ from torch import nn
 from composable._support.warn import warn_user
 from composable.optim.roles import MATRICES, Role
 
-__all__ = ["split_projections"]
-
 PROJECTIONS, HEADS = "projections", "heads"
 _PLACE = re.compile(r"(?:(.*)\.)?(\w+?)[._](?:parametrizations\.)?weight(?:\.original\d*)?")
 _THIRDS = {"c_attn", "in_proj", "qkv", "qkv_proj", "to_qkv", "Wqkv"}

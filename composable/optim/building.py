@@ -25,8 +25,6 @@ from composable.optim.roles import (
     roles_of,
 )
 
-__all__ = ["build_optimizers", "check_optimizers", "update_param_groups"]
-
 _LOSS = "loss_fn"
 
 

@@ -20,8 +20,6 @@ from composable.optim.roles import (
     roles_of,
 )
 
-__all__ = ["ByRole", "by_role"]
-
 Factory: TypeAlias = Callable[[Any], Optimizer]
 _NAMED = 5
 """The most parameters that an error names."""

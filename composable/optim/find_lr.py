@@ -20,8 +20,6 @@ from composable.plan.plotting import render_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["RangeTest", "find_lr"]
-
 _DIVERGED = 4.0
 """The ratio to the least loss at which the test ends, as in fastai."""
 _SMOOTHING = 0.9

@@ -23,8 +23,6 @@ from composable.optim.per_name import PerGroup, PerOption, check_options
 from composable.optim.schedule import Schedule
 from composable.resume.changes import check_as_many, check_same_entries, entry
 
-__all__ = ["LearningRates", "with_parts", "write_option"]
-
 Step: TypeAlias = Callable[[HasTime], None]
 
 

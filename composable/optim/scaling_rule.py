@@ -14,8 +14,6 @@ import attrs
 from composable._support.checks import check_range
 from composable.core.time import HasTime
 
-__all__ = ["ScalingRule", "scaling_rule"]
-
 
 @attrs.frozen
 class ScalingRule:

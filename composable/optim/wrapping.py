@@ -17,18 +17,6 @@ from torch.optim import Optimizer
 from composable._support.checks import check_range
 from composable._support.dtensors import local_part
 
-__all__ = [
-    "BaseOptimizer",
-    "StepWrapper",
-    "check_betas",
-    "check_lr",
-    "check_wrappable",
-    "local_values",
-    "loss_of",
-    "restore_dtypes",
-    "wrap",
-]
-
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 Group = dict[str, Any]
 State = dict[str, Any]

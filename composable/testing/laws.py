@@ -42,8 +42,6 @@ from composable.testing.runs import (
 from composable.trainer.trainer import training_weights
 from composable.utils.reproducibility import preserve_rng, seed_all
 
-__all__ = ["LAWS", "Law", "NotApplicable"]
-
 
 @attrs.frozen
 class NotApplicable:

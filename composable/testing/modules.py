@@ -2,8 +2,6 @@
 
 from torch import nn
 
-__all__ = ["description"]
-
 _APART = ("_parameters", "_buffers", "_modules")
 
 

@@ -25,16 +25,6 @@ from composable.utils.reproducibility import (
     seed_torch,
 )
 
-__all__ = [
-    "PROPERTIES",
-    "NotApplicableError",
-    "PropertyFailed",
-    "Subject",
-    "no_sync_on",
-    "same_values",
-    "used_by",
-]
-
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Positional arguments, or arguments by name."""
 

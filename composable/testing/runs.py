@@ -21,8 +21,6 @@ from composable.plan.effects import fingerprint
 from composable.testing.properties import same_values
 from composable.trainer.trainer import Trainer, training_weights
 
-__all__ = ["Acting", "Case", "Draws", "Jitter", "Noise", "Trace", "Violation", "difference"]
-
 _ALL = list(Event)
 STEP = _ALL[_ALL.index(Event.AFTER_DATALOADER) : _ALL.index(Event.BATCH_END) + 1]
 """The events of a training step."""
