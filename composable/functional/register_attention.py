@@ -15,7 +15,7 @@ from composable._support.surgery import report_nothing
 from ._reclass import reclass
 from .layers.attention import AttentionChange, ChangedAttention
 from .layers.attention_bias import DECODERS, ENCODERS
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 
 __all__ = ["register_attention"]
 
@@ -127,9 +127,7 @@ def change_attention(
     if not blocks:
         report_nothing(change.method, f"{kind} of the classes {REGISTRY.names}", ADVICE)
 
-    def rule(name: str, module: nn.Module) -> nn.Module:
-        if name not in chosen:
-            return module
+    def changed(name: str, module: nn.Module) -> nn.Module:
         changes: Any = getattr(module, "attention_changes", {})
         earlier = dict(changes.items()).get(change.method)
         if earlier is not None and earlier.setting == change.setting:
@@ -142,7 +140,7 @@ def change_attention(
             )
         return _with_change(name, module, lambda heads: build(heads, chosen[name]))
 
-    return replace_modules(model, rule).model
+    return replace_named(model, chosen, changed)
 
 
 def _is_known(module: nn.Module) -> bool:

@@ -1,7 +1,8 @@
 """Replace modules of a model by a rule: the surgery on which all others are built."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Sequence, Set
+from typing import Any
 
 import attrs
 from torch import nn
@@ -131,6 +132,17 @@ def replace_or_report(
     if not result.names and not any(isinstance(module, done) for module in model.modules()):
         report_nothing(method, sought, advice)
     return result.model
+
+
+def replace_named(
+    model: nn.Module, names: Container[str], replaced: Callable[[str, Any], nn.Module]
+) -> nn.Module:
+    """Replace each module that has one of these names by `replaced(name, module)`, in a copy."""
+
+    def rule(name: str, module: nn.Module) -> nn.Module:
+        return replaced(name, module) if name in names else module
+
+    return replace_modules(model, rule).model
 
 
 def _replace(

@@ -27,7 +27,7 @@ from ._skips import Skips, add_skips
 from ._trace import Trace, follow_calls
 from .layers.residual import KNOWN, ResidualBlock
 from .projections import is_transposed
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 from .stochastic_depth import Target, describe_blocks
 
 __all__ = ["skip_connections"]
@@ -127,9 +127,7 @@ def skip_connections(
             kept = tuple(j for j in sorted(used) if j <= i)
             places[name] = Skips(trace, i, found[i], kept, setting, scale if dynamic else None)
 
-    def rule(name: str, module: nn.Module) -> nn.Module:
-        if name not in places:
-            return module
+    def with_skips(name: str, module: nn.Module) -> nn.Module:
         new = reclass(module, WithSkips, prefix="WithSkips")
         new.skips = places[name]
         if new.skips.sources:
@@ -142,7 +140,7 @@ def skip_connections(
         sought = f"stacks of blocks of the classes {', '.join(one.name for one in descriptions)}"
         report_nothing("skip_connections", sought, ADVICE)
         return model
-    new = replace_modules(model, rule).model
+    new = replace_named(model, places, with_skips)
     follow_calls(new, {name: skips.trace for name, skips in places.items()})
     return new
 

@@ -16,7 +16,7 @@ from composable._support.embeddings import output_embeddings
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 
 __all__ = ["softcap_head", "softcap_logits"]
 
@@ -99,14 +99,12 @@ def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = No
             )
         return model
 
-    def rule(at: str, module: nn.Module) -> nn.Module:
-        if at != name:
-            return module
+    def softcapped(_: str, module: nn.Module) -> nn.Module:
         new: Softcapped = reclass(module, Softcapped, prefix="Softcapped")
         new.cap = cap
         return new
 
-    return replace_modules(model, rule).model
+    return replace_named(model, [name], softcapped)
 
 
 class Softcapped(nn.Module):

@@ -16,7 +16,7 @@ from ._reclass import reclass
 from ._token_embedding import find_token_embedding
 from ._trace import Trace, follow_calls
 from ._values import Values, find_values, join_values, report_no_values, split_values
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 
 __all__ = ["value_embeddings"]
 
@@ -92,9 +92,7 @@ def value_embeddings(
     rows, trace = len(model.get_submodule(name).weight), Trace()  # type: ignore[arg-type]
     places = {values.name: values.width for values in chosen}
 
-    def rule(at: str, module: nn.Module) -> nn.Module:
-        if at != name and at not in places:
-            return module
+    def with_embedding(at: str, module: nn.Module) -> nn.Module:
         new = reclass(module, type(module))
         if at == name:
             new.tokens_of_values = trace
@@ -107,7 +105,7 @@ def value_embeddings(
         new.register_forward_hook(_add)
         return new  # type: ignore[no-any-return]
 
-    new = replace_modules(model, rule).model
+    new = replace_named(model, {name, *places}, with_embedding)
     follow_calls(new, dict.fromkeys([name, *places], trace))
     return new
 
