@@ -25,6 +25,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
     get_worker_info,
 )
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from composable.core.key import Key
 from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
@@ -281,20 +282,12 @@ def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]
     indices = iter(sampler)
     if own is not None:  # torch's iterator draws a seed for workers from it
         torch.empty((), dtype=torch.int64).random_(generator=own)
-    fetch = _fetcher(dataloader)
+    fetcher = _MapDatasetFetcher(  # type: ignore[no-untyped-call]
+        dataloader.dataset, dataloader._auto_collation, dataloader.collate_fn, drop_last=False
+    )
     for index in indices:
         seed_fetch(index.seed, index.step, index.shard)
-        yield fetch(index.indices)
-
-
-def _fetcher(dataloader: DataLoader[Any]) -> Callable[[Any], Any]:
-    dataset, collate = dataloader.dataset, dataloader.collate_fn
-    if not dataloader._auto_collation:
-        return lambda index: collate(dataset[index])
-    many = getattr(dataset, "__getitems__", None)
-    if many:
-        return lambda indices: collate(many(indices))
-    return lambda indices: collate([dataset[index] for index in indices])
+        yield fetcher.fetch(index.indices)
 
 
 class SeededIndexSampler:

@@ -39,16 +39,14 @@ def stream_batches(dataloader: DataLoader[Any]) -> Iterator[Any]:
 
 def _with_workers(dataloader: DataLoader[Any], turn: int = 0, **changes: Any) -> Iterator[Any]:
     """Iterate over a changed copy of a loader, whose first worker has the number `turn`."""
-    watch = Watch.of(dataloader)
-    init = partial(
-        _init_worker,
-        then=dataloader.worker_init_fn,
-        turn=turn,
-        asked=None if watch is None else watch.asked,
-        fetch=current_fetch(),
-    )
+    asked: Tensor | None = None
+    if dataloader.num_workers > 1 and dataloader not in _watched:  # report once for a loader
+        _watched.add(dataloader)
+        asked = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    then, fetch = dataloader.worker_init_fn, current_fetch()
+    init = partial(_init_worker, then=then, turn=turn, asked=asked, fetch=fetch)
     loader = copy_loader(dataloader, persistent_workers=False, worker_init_fn=init, **changes)
-    return iter(loader) if watch is None else watch.over(iter(loader))
+    return iter(loader) if asked is None else _reporting(iter(loader), dataloader, asked)
 
 
 # --- the position ---
@@ -315,44 +313,30 @@ def _record_reads(info: Any, asked: Tensor) -> None:
     object.__setattr__(info, "__class__", WatchedInfo)
 
 
-@attrs.frozen(eq=False)
-class Watch:
-    """Warns if no worker of a loader reads which one it is."""
+def _reporting(batches: Iterator[Any], dataloader: DataLoader[Any], asked: Tensor) -> Iterator[Any]:
+    """Iterate, and report after a batch of each worker, or at the end of a shorter epoch."""
+    pending = dataloader.num_workers
+    for batch in batches:
+        pending -= 1
+        if not pending:
+            _report_unshared(dataloader, asked)
+        yield batch
+    if pending > 0:
+        _report_unshared(dataloader, asked)
 
-    dataloader: DataLoader[Any]
-    asked: Tensor
 
-    @classmethod
-    def of(cls, dataloader: DataLoader[Any]) -> "Watch | None":
-        """Watch a loader with several workers, once."""
-        if dataloader.num_workers < 2 or dataloader in _watched:
-            return None
-        _watched.add(dataloader)
-        asked = torch.zeros((), dtype=torch.int64)
-        return cls(dataloader, asked.share_memory_())  # type: ignore[no-untyped-call]
-
-    def over(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Iterate, and warn after a batch of each worker, or at the end of a shorter epoch."""
-        number = 0
-        for number, batch in enumerate(batches, 1):
-            if number == self.dataloader.num_workers:
-                self.report()
-            yield batch
-        if number < self.dataloader.num_workers:
-            self.report()
-
-    def report(self) -> None:
-        """Warn if no worker has read which one it is."""
-        if self.asked.item():
-            return
-        count, name = self.dataloader.num_workers, type(self.dataloader.dataset).__name__
-        warn_user(
-            f"{count} workers read the iterable dataset {name}, and none of them called "
-            f"get_worker_info(): if each reads all examples, an epoch has every example {count} "
-            "times. Divide them in __iter__, wrap the dataset in composable.data.WorkerShard, or "
-            "ignore this warning if the examples are random.",
-            UnshardedStreamWarning,
-        )
+def _report_unshared(dataloader: DataLoader[Any], asked: Tensor) -> None:
+    """Warn if no worker has read which one it is."""
+    if asked.item():
+        return
+    count, name = dataloader.num_workers, type(dataloader.dataset).__name__
+    warn_user(
+        f"{count} workers read the iterable dataset {name}, and none of them called "
+        f"get_worker_info(): if each reads all examples, an epoch has every example {count} "
+        "times. Divide them in __iter__, wrap the dataset in composable.data.WorkerShard, or "
+        "ignore this warning if the examples are random.",
+        UnshardedStreamWarning,
+    )
 
 
 _watched: WeakSet[DataLoader[Any]] = WeakSet()
