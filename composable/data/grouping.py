@@ -40,16 +40,8 @@ class BatchGroup:
     """
 
     batches: tuple[Any, ...]
-    loss_fns: tuple[Any, ...] = attrs.field()
-    empty: tuple[bool, ...] = attrs.field()
-
-    @loss_fns.default
-    def _that_of_the_step(self) -> tuple[None, ...]:
-        return (None,) * len(self.batches)
-
-    @empty.default
-    def _none_is_empty(self) -> tuple[bool, ...]:
-        return (False,) * len(self.batches)
+    loss_fns: tuple[Any, ...] = attrs.Factory(lambda self: (None,) * len(self.batches), True)
+    empty: tuple[bool, ...] = attrs.Factory(lambda self: (False,) * len(self.batches), True)
 
     @property
     def numbers(self) -> Iterable[int]:

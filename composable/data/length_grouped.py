@@ -67,12 +67,10 @@ class LengthGroupedBatchSampler(GlobalBatchSampler):
     """
 
     lengths: Tensor = attrs.field(converter=_numbers)
-    length: int = attrs.field(init=False)
+    length: int = attrs.field(
+        init=False, default=attrs.Factory(lambda self: len(self.lengths), True)
+    )
     window: int = attrs.field(default=50, kw_only=True)
-
-    @length.default
-    def _number_of_lengths(self) -> int:
-        return len(self.lengths)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
