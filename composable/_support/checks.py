@@ -153,6 +153,12 @@ def check_generator(name: str, value: Any) -> None:
         )
 
 
+def check_entries(value: Any, *names: str) -> None:
+    """Raise a ValueError unless a value is a mapping with these keys."""
+    if not isinstance(value, Mapping) or value.keys() != set(names):
+        raise ValueError(f"it must have the entries {', '.join(names)}.")
+
+
 def check_is_callable(name: str, value: Any) -> None:
     """Raise a TypeError unless the value can be called."""
     if not callable(value):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from composable._support.checks import as_path
+from composable._support.checks import as_path, check_entries
 from composable._support.devices import send
 from composable._support.tree import tensors_of
 from composable.core.algorithm import Algorithm, Stage
@@ -318,6 +318,4 @@ class ReplayMasks(Algorithm):
 
     def check_memory(self, memory: Any, state: State) -> None:
         """Raise a `ValueError` if a loaded memory is not one of this class."""
-        names = {"step", "part", "wrong"}
-        if not isinstance(memory, Mapping) or memory.keys() != names:
-            raise ValueError(f"it must have the entries {', '.join(sorted(names))}.")
+        check_entries(memory, "part", "step", "wrong")
