@@ -282,7 +282,7 @@ def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]
     indices = iter(sampler)
     if own is not None:  # torch's iterator draws a seed for workers from it
         torch.empty((), dtype=torch.int64).random_(generator=own)
-    fetcher = _MapDatasetFetcher(  # type: ignore[no-untyped-call]
+    fetcher: Any = _MapDatasetFetcher(
         dataloader.dataset, dataloader._auto_collation, dataloader.collate_fn, drop_last=False
     )
     for index in indices:
