@@ -177,7 +177,8 @@ class ExportForInference(Callback):
 
     def _write(self, evaluated: nn.Module, path: Path) -> None:
         onnx = path.suffix == ".onnx"
-        model = _for_inference(evaluated)
+        with _no_cache(evaluated):
+            model = copy.deepcopy(evaluated).cpu().eval()
         model = model.float() if onnx else model
         call = self._sample.first_rows().for_model(model)  # type: ignore[union-attr]
         shapes = call.dynamic_shapes() if self.dynamic_batch else None
@@ -308,12 +309,6 @@ def _eps(model: nn.Module) -> float:
     """Return the rounding of the dtype of a model."""
     dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
     return torch.finfo(dtypes[0]).eps if dtypes else 0.0
-
-
-def _for_inference(model: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, in evaluation mode."""
-    with _no_cache(model):
-        return copy.deepcopy(model).cpu().eval()
 
 
 def _outputs(outputs: Any) -> list[Tensor]:

@@ -198,14 +198,9 @@ def split_into_shards(batch: Any, spec: BatchSpec, shards: Shards) -> tuple[list
     pieces = iter(spec.split(batch, [size for size in sizes if size]))
     if sizes[0]:
         next(pieces)
-    own = sizes[1:-1]
-    return [next(pieces) if size else spec.split(batch, _first(examples))[0] for size in own], (
-        examples
-    )
-
-
-def _first(examples: int) -> list[int]:
-    return [1, examples - 1] if examples > 1 else [1]
+    first = [1, examples - 1] if examples > 1 else [1]
+    own = [next(pieces) if size else spec.split(batch, first)[0] for size in sizes[1:-1]]
+    return own, examples
 
 
 def shards_of(

@@ -207,7 +207,7 @@ def _track_workers(dataloader: DataLoader[Any], epoch: Epoch, position: Position
     """Iterate over the batches of workers that return the state of their dataset with each."""
     seed_epoch(epoch.key, epoch.number)
     stream = TrackedStream(dataloader.dataset, epoch, position, dataloader.generator is None)
-    collate = partial(_collate, stream, dataloader.collate_fn)
+    collate = partial(stream.fetched, dataloader.collate_fn)
     for fetched in _with_workers(dataloader, position.turn, dataset=stream, collate_fn=collate):
         position.record(fetched)
         yield fetched.batch
@@ -252,17 +252,13 @@ class TrackedStream(IterableDataset[Any]):
         if number:  # seed_epoch seeds the first batch of an epoch
             seed_fetch(self.epoch.key, self.epoch.step + number)
 
-    def fetched(self, batch: Any) -> Fetched:
-        """Return a batch with the state after it, and seed the next one."""
+    def fetched(self, collate: Callable[[Any], Any], examples: Any) -> Fetched:
+        """Collate examples, read the state after them, and seed the next batch."""
+        batch = collate(examples)
         state = copy.deepcopy(self.dataset.state_dict())  # it is pickled later, in a thread
         self.batches[self.worker] += 1
         self.seed()
         return Fetched(batch, state, self.worker)
-
-
-def _collate(stream: TrackedStream, collate: Callable[[Any], Any], examples: Any) -> Fetched:
-    """Collate, and read the state after the examples, in the process that read them."""
-    return stream.fetched(collate(examples))
 
 
 # --- worker processes ---

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from composable._support.checks import check_module, check_range, kind_of
+from composable._support.registry import class_name
 
 
 class Detector(nn.Module):
@@ -90,5 +91,5 @@ class Detector(nn.Module):
 
 def _averages_images(module: nn.Module) -> bool:
     """Return whether a model is torchvision's RetinaNet, which averages the losses of images."""
-    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__}
-    return "torchvision.models.detection.retinanet.RetinaNet" in names
+    retinanet = "torchvision.models.detection.retinanet.RetinaNet"
+    return retinanet in map(class_name, type(module).__mro__)

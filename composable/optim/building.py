@@ -218,7 +218,7 @@ def _group_for(
     role: Role, place: dict[str, Any], optimizers: Sequence[Optimizer]
 ) -> dict[str, Any]:
     """Return the group of a new parameter beside one of the group `place`."""
-    owner = next(one for one in optimizers if _holds(one, place))
+    owner = next(one for one in optimizers if any(g is place for g in one.param_groups))
     merged = _MERGED.get(role.name, (WEIGHTS, OTHERS))
     wanted = [(role.name, one) for one in (owner, *optimizers)] + [(one, owner) for one in merged]
     named = [(one, g) for name, one in wanted for g in one.param_groups if g.get("name") == name]
@@ -256,10 +256,6 @@ def _nearest(
         return None
     _, nearest = max(candidates, key=lambda pair: pair[0])  # the first of the best
     return groups[id(old[nearest])]
-
-
-def _holds(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    return any(one is group for one in optimizer.param_groups)
 
 
 def _shared(name: str, other: str) -> tuple[int, bool]:

@@ -221,7 +221,8 @@ class Muon(BaseOptimizer):
             list(_batches(params, group)),
             partial(_orthogonalized, group=group),
             group=dist.group.WORLD if self.process_group == DEFAULT else self.process_group,
-            dtype=_narrower(group["dtype"], params[0].dtype),
+            # No bit of a result is lost: of the computation, or of the parameters.
+            dtype=min(group["dtype"], params[0].dtype, key=lambda one: one.itemsize),
         )
         for batch, results in computed:
             some = [own[i] for i in batch.indices]
@@ -413,11 +414,6 @@ def _shaped(matrices: Tensor, shape: torch.Size, group: Mapping[str, Any]) -> li
     if group["transposed"]:
         return list(matrices.reshape(-1, *shape[:-2], shape[-1], shape[-2]).mT)
     return list(matrices.reshape(-1, *shape))
-
-
-def _narrower(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """Return the dtype in which no bit of a result is lost: that of the computation, or of it."""
-    return one if one.itemsize <= other.itemsize else other
 
 
 def _batches(params: Sequence[Tensor], group: Mapping[str, Any]) -> Iterator[Batch]:
