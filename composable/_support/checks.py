@@ -318,6 +318,11 @@ def check_partners(permutation: Any, inputs: Tensor) -> None:
         )
 
 
+def is_integer(tensor: Tensor) -> bool:
+    """Return whether a tensor holds integers, and not flags."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+
+
 def check_same_names(first: str, names: Iterable[str], second: str, others: Iterable[str]) -> None:
     """Raise a ValueError unless two mappings have the same names."""
     left, right = set(names), set(others)

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_count, check_tensor
+from composable._support.checks import check_count, check_tensor, is_integer
 from composable._support.devices import send
 from composable._support.hashing import hash_integers
 
@@ -76,7 +76,7 @@ def draw_alternating_flip(
         tensor([ True, False, False, False, False,  True])
     """
     check_tensor("indices", indices)
-    if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype is torch.bool:
+    if not is_integer(indices):
         raise TypeError(f"indices must have an integer dtype, not {indices.dtype}.")
     check_count("epoch", epoch)
     check_count("seed", seed)

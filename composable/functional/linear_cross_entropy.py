@@ -19,6 +19,7 @@ from composable._support.checks import (
     check_one_of,
     check_range,
     check_tensor,
+    is_integer,
 )
 from composable._support.foreach import autocast_dtype, compute_dtype
 from composable._support.targets import IGNORE_INDEX
@@ -218,7 +219,7 @@ def _check_shapes(given: dict[str, Tensor], targets: Tensor) -> None:
     for name, tensor in given.items():
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must have a floating-point dtype, not {tensor.dtype}.")
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+    if not is_integer(targets):
         raise ValueError(
             f"targets must be class indices of an integer dtype, not {targets.dtype}; for class "
             "probabilities, use torch.nn.functional.cross_entropy."

@@ -18,6 +18,7 @@ from composable._support.checks import (
     check_range,
     check_tensor,
     checked,
+    is_integer,
     kind_of,
 )
 from composable._support.targets import IGNORE_INDEX
@@ -39,7 +40,7 @@ def check_prefixes(name: str, value: Tensor) -> None:
 
 def _check_indices(name: str, value: Tensor) -> None:
     check_tensor(name, value)
-    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+    if not is_integer(value):
         raise TypeError(f"{name} must be indices of an integer dtype, not {value.dtype}.")
 
 

@@ -16,6 +16,7 @@ from composable._support.checks import (
     check_size,
     check_tensor,
     checked,
+    is_integer,
 )
 from composable._support.sampling import draw_uniform
 from composable._support.spatial import check_spatial, reflected, take
@@ -129,7 +130,7 @@ def apply_random_translation(
     """
     check_tensor("inputs", inputs)
     check_tensor("draw", draw, advice="draw_random_translation returns one")
-    if draw.is_floating_point() or draw.is_complex() or draw.dtype is torch.bool:
+    if not is_integer(draw):
         raise TypeError(f"draw must have an integer dtype, not {draw.dtype}.")
     if draw.ndim != 2 or not 0 < draw.shape[1] < inputs.ndim or len(draw) != len(inputs):
         raise ValueError(

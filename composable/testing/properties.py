@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from composable._support.tree import map_tensors, tensors_of
+from composable._support.tree import leaves_of, map_tensors, tensors_of
 from composable.testing.modules import description
 from composable.testing.no_sync import NoSync
 from composable.utils.reproducibility import (
@@ -202,10 +202,8 @@ def _channels_last(subject: Subject) -> None:
     arguments = _converted(subject.arguments(), _last, _module_last)
     result = subject.call(arguments)
     if isinstance(result, nn.Module):
-        results = list(tensors_of(result(map_tensors(_last, subject.sample()))))
-    else:
-        results = list(tensors_of(result))
-    maps = [t for t in results if _has_layout(t)]
+        result = result(map_tensors(_last, subject.sample()))
+    maps = [t for t in tensors_of(result) if _has_layout(t)]
     if not maps:
         raise NotApplicableError("no result is a batch of images")
     if not all(map(_lies_last, maps)):
@@ -261,7 +259,7 @@ def _vmap(subject: Subject) -> None:
         if own:
             function = partial(torch.func.functional_call, function, own)
             arguments = (tuple(arguments),)
-        return [*tensors_of(_bound(function, arguments)()), *own.values()]
+        return [*tensors_of(_apply(function, arguments)), *own.values()]
 
     def copied() -> dict[str, Tensor]:
         return {name: stack.clone() for name, stack in buffers.items()}
@@ -399,16 +397,15 @@ def call(
     function: Callable[..., Any], arguments: Arguments, *, seed: int = 0, device: str = "cpu"
 ) -> Any:
     """Call a function, with a generator of this seed and on this device if it takes one."""
-    bound = _bound(function, arguments)
     if _generator(function) is None:
-        return bound()
-    return bound(generator=torch.Generator(device).manual_seed(seed))
+        return _apply(function, arguments)
+    return _apply(function, arguments, generator=torch.Generator(device).manual_seed(seed))
 
 
 def _plainly(function: Callable[..., Any], arguments: Arguments) -> list[Tensor]:
     with preserve_rng():
         seed_torch(0)
-        return list(tensors_of(_bound(function, arguments)()))
+        return list(tensors_of(_apply(function, arguments)))
 
 
 def used_by(act: Callable[[], Any]) -> list[str]:
@@ -420,13 +417,10 @@ def used_by(act: Callable[[], Any]) -> list[str]:
     return [who for who, state in after.items() if not _same_state(state, before.get(who, state))]
 
 
-def _bound(function: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
-    def bound(**more: Any) -> Any:
-        if isinstance(arguments, Mapping):
-            return function(**arguments, **more)
-        return function(*arguments, **more)
-
-    return bound
+def _apply(function: Callable[..., Any], arguments: Arguments, **more: Any) -> Any:
+    if isinstance(arguments, Mapping):
+        return function(**arguments, **more)
+    return function(*arguments, **more)
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -451,8 +445,7 @@ def _without_generator(subject: Subject, reason: str) -> None:
 
 def _modules(arguments: Any) -> list[nn.Module]:
     """List the modules among the arguments."""
-    values = arguments.values() if isinstance(arguments, Mapping) else arguments
-    return [value for value in values if isinstance(value, nn.Module)]
+    return [leaf for leaf in leaves_of(arguments) if isinstance(leaf, nn.Module)]
 
 
 def _every_tensor(arguments: Arguments) -> Iterator[Tensor]:
@@ -476,10 +469,12 @@ def _converted(
     module: Callable[[nn.Module], nn.Module],
 ) -> Arguments:
     """Convert the floating-point tensors and the modules among the arguments."""
-    converted: Any = map_tensors(lambda t: tensor(t) if t.is_floating_point() else t, arguments)
-    if isinstance(converted, Mapping):
-        return {k: module(v) if isinstance(v, nn.Module) else v for k, v in converted.items()}
-    return tuple(module(v) if isinstance(v, nn.Module) else v for v in converted)
+    converted: Arguments = map_tensors(
+        lambda t: tensor(t) if t.is_floating_point() else t,
+        arguments,
+        other=lambda v: module(v) if isinstance(v, nn.Module) else v,
+    )
+    return converted
 
 
 def _replaced(arguments: Arguments, tensors: Any) -> Arguments:
