@@ -31,6 +31,8 @@ class PathError(ValueError):
 class Checked(Protocol[P, R]):
     """A public function that checks its arguments."""
 
+    checks: Mapping[str, Check]
+    """The checks of single arguments, by their names."""
     unchecked: Callable[P, R]
     """The function without the checks, for callers that have checked the arguments."""
 
@@ -63,7 +65,7 @@ def checked(
                 together(**given)
             return function(*args, **options)
 
-        call.unchecked = function  # type: ignore[attr-defined]
+        call.checks, call.unchecked = each, function  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return decorate
@@ -177,6 +179,12 @@ def check_text(name: str, value: Any) -> None:
         raise TypeError(f"{name}={value!r} must be a string or None.")
     if value == "" or (value and "\0" in value):
         raise ValueError(f"{name}={value!r} must not be empty or contain null characters.")
+
+
+def check_module_name(name: str, value: Any) -> None:
+    """Raise a TypeError unless a value may be the name of a module, or is None."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be the name of a module, or None.")
 
 
 def check_texts(name: str, values: Any, of: str = "strings") -> None:

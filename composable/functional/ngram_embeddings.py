@@ -11,7 +11,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_flag, check_module, check_range
+from composable._support.checks import (
+    check_flag,
+    check_module,
+    check_module_name,
+    checked,
+    minimum,
+    optional,
+    within,
+)
 
 from ._reclass import other_setting, reclass
 from ._token_embedding import BoundedEmbedding, connect, find_token_embedding
@@ -21,6 +29,14 @@ from .replace_modules import replace_named
 __all__ = ["ngram_embeddings"]
 
 
+@checked(
+    model=check_module,
+    n=minimum(2),
+    rows=optional(minimum(1)),
+    megabytes=within(0, ends="()"),
+    sparse=check_flag,
+    target=check_module_name,
+)
 def ngram_embeddings(
     model: nn.Module,
     *,
@@ -83,12 +99,6 @@ def ngram_embeddings(
           (ngrams): NGramEmbedding(1000, 16, n=3)
         )
     """
-    check_module("model", model)
-    check_count("n", n, 2)
-    check_range("megabytes", megabytes, 0, ends="()")
-    check_flag("sparse", sparse)
-    if rows is not None:
-        check_count("rows", rows, 1)
     name = find_token_embedding(model, target, "ngram_embeddings")
     if name is None:
         return model

@@ -6,18 +6,21 @@ Weighted Averaging", NeurIPS 2024, https://arxiv.org/abs/2402.02622; dynamic: Xi
 ICML 2025, https://arxiv.org/abs/2502.12170
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from composable._support.checks import (
-    check_count,
     check_flag,
     check_generator,
     check_module,
     check_one_of,
-    check_range,
+    checked,
+    minimum,
+    optional,
+    within,
 )
 from composable._support.sampling import draw_weights
 from composable._support.surgery import report_nothing
@@ -42,6 +45,16 @@ BLOCKS = [
 ADVICE = "Pass the class of your blocks, of which a stack needs two: target=MyBlock"
 
 
+@checked(
+    model=check_module,
+    sources=partial(check_one_of, allowed=SOURCES),
+    dynamic=check_flag,
+    last=optional(minimum(1)),
+    hidden=minimum(1),
+    scale=within(0, ends="()"),
+    target=lambda _, target: describe_blocks(target),
+    generator=check_generator,
+)
 def skip_connections(
     model: nn.Module,
     *,
@@ -105,14 +118,6 @@ def skip_connections(
         >>> new[2].skips.sources, new[2].skip_scales.tolist()
         ((0,), [1.0, 0.0])
     """
-    check_module("model", model)
-    check_one_of("sources", sources, SOURCES)
-    check_flag("dynamic", dynamic)
-    if last is not None:
-        check_count("last", last, 1)
-    check_count("hidden", hidden, 1)
-    check_range("scale", scale, 0, ends="()")
-    check_generator("generator", generator)
     descriptions = BLOCKS if target is None else describe_blocks(target)
     setting = (sources, dynamic, last, *((hidden, scale) if dynamic else ()))
     stacks = _find_stacks(model, descriptions)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_module
+from composable._support.checks import check_module, check_module_name, checked, minimum
 
 from ._reclass import other_setting, reclass
 from ._token_embedding import BoundedEmbedding, connect, find_token_embedding
@@ -17,6 +17,7 @@ from .replace_modules import replace_named
 __all__ = ["smear"]
 
 
+@checked(model=check_module, channels=minimum(1), target=check_module_name)
 def smear(model: nn.Module, *, channels: int = 12, target: str | None = None) -> nn.Module:
     r"""Add a gated share of the previous token's embedding to the embedding of each token.
 
@@ -54,8 +55,6 @@ def smear(model: nn.Module, *, channels: int = 12, target: str | None = None) ->
         >>> list(smear(model)[0].state_dict())
         ['weight', 'smear_gate', 'smear_scale']
     """
-    check_module("model", model)
-    check_count("channels", channels, 1)
     name = find_token_embedding(model, target, "smear")
     if name is None:
         return model

@@ -11,7 +11,14 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from composable._support.checks import check_module, check_range, check_tensor
+from composable._support.checks import (
+    check_module,
+    check_module_name,
+    check_range,
+    check_tensor,
+    checked,
+    within,
+)
 from composable._support.embeddings import output_embeddings
 from composable._support.surgery import report_nothing
 
@@ -55,6 +62,7 @@ def bounded(logits: Tensor, cap: float) -> Tensor:
     return cap * (logits / cap).tanh()
 
 
+@checked(model=check_module, cap=within(0, ends="()"), target=check_module_name)
 def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = None) -> nn.Module:
     """Let the head of a model return soft-capped logits: see `softcap_logits`.
 
@@ -84,8 +92,6 @@ def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = No
         >>> softcap_head(model, cap=15.0)[1]
         SoftcappedLinear(in_features=16, out_features=256, bias=True, cap=15.0)
     """
-    check_module("model", model)
-    check_range("cap", cap, 0, inf, ends="()")
     name = _head(model, target)
     if name is None:
         report_nothing("softcap_head", "what get_output_embeddings() returns, or an nn.Linear")
@@ -125,8 +131,6 @@ def _head(model: nn.Module, target: str | None) -> str | None:
     """Return the name of the head, or None if there is none."""
     named = dict(model.named_modules())
     if target is not None:
-        if not isinstance(target, str):
-            raise TypeError(f"target={target!r} must be the name of a module, or None.")
         if target not in named:
             raise ValueError(
                 f"target={target!r} must be the name of a module in model.named_modules()."

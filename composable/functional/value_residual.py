@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import check_module, check_range
+from composable._support.checks import check_module, checked, within
 
 from ._reclass import reclass
 from ._trace import Trace, follow_calls
@@ -18,6 +18,7 @@ from .replace_modules import replace_named
 __all__ = ["value_residual"]
 
 
+@checked(model=check_module, share=within(0, 1))
 def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
     r"""Add the values of the first layer of attention to the values of all later ones.
 
@@ -65,8 +66,6 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
         >>> new[1].v.value_residual.scales.tolist()
         [0.5, 0.5]
     """
-    check_module("model", model)
-    check_range("share", share, 0, 1)
     stacks: dict[str, list[Any]] = {}
     for values in find_values(model):
         stacks.setdefault(values.stack, []).append(values)
