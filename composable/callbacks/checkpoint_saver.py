@@ -125,7 +125,6 @@ class CheckpointSaver(ComparesResults):
             warn_user(
                 f"metric={self.metric!r} of CheckpointSaver is a result of no evaluator that ran, "
                 f"so no best checkpoint was saved; evaluators: {sorted(state.metrics)}.",
-                UserWarning,
             )
 
     def batch_checkpoint(self, state: State, logger: Logger) -> Control | None:

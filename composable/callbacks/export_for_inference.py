@@ -151,7 +151,6 @@ class ExportForInference(Callback):
             warn_user(
                 f"ExportForInference did not write {self.path}, because this fit trained on no "
                 "batch that shows what the input is; pass sample_input.",
-                UserWarning,
             )
             return
         path = _fill(self.path, epoch=state.timestamp.epoch, batch=state.timestamp.batch)

@@ -173,7 +173,6 @@ class GradientNoise(Monitor):
             warn_user(
                 "GradientNoise measured nothing, because no batch was split into microbatches: "
                 "pass grad_accum=2 or a microbatch_size to the Trainer.",
-                UserWarning,
             )
 
     def close(self) -> None:

@@ -78,7 +78,6 @@ class MemoryMonitor(Callback):
             warn_user(
                 f"MemoryMonitor logs nothing: {state.device.type} devices have no statistics, and "
                 "this operating system does not report the resident memory of a process.",
-                UserWarning,
             )
 
     def batch_end(self, state: State, logger: Logger) -> None:

@@ -68,7 +68,7 @@ class OOMObserver(Callback):
         try:
             write_snapshot(self.path, self._device)
         except Exception as error:
-            warn_user(f"OOMObserver could not write {self.path}: {error}", UserWarning)
+            warn_user(f"OOMObserver could not write {self.path}: {error}")
 
 
 @cache  # PyTorch cannot detach a function, so that a process attaches one

@@ -209,7 +209,6 @@ def _count(state: State) -> int:
             f"SpeedMonitor can't count the floating-point operations of "
             f"{type(state.model).__name__}: {type(error).__name__}: {error} Pass them as "
             "flops_per_batch, a number or a function of the batch.",
-            UserWarning,
         )
         return 0
 

@@ -49,7 +49,6 @@ def split_projections(roles: Sequence[Role], model: nn.Module, by: str | None) -
             f"split_attention={by!r} divides nothing in {type(model).__name__}: no module with a "
             f"number of heads ({', '.join(_COUNTS)}) has projections of one of the names "
             f"{', '.join(sorted(_THIRDS | _BY_HEAD | _SEPARATE))}. Pass stacked= instead.",
-            UserWarning,
         )
     return divided
 

@@ -77,7 +77,6 @@ def build_optimizers(
             f"no optimizer has the parameters {', '.join(untrained)}, so they are not trained; "
             "pass optimizers as a function of the parameters, add an optimizer for them, or call "
             "loss_fn.requires_grad_(False).",
-            UserWarning,
         )
     return optimizers
 
@@ -194,7 +193,6 @@ def update_param_groups(
             warn_user(
                 f"the new parameter {name!r} is not trained, because no optimizer has another "
                 "parameter of the model. Pass optimizers as a function of the parameters.",
-                UserWarning,
             )
         elif name in old and id(old[name]) in gone:
             replaced = next(i for i, p in enumerate(place["params"]) if p is old[name])

@@ -95,7 +95,6 @@ class ByRole:
                 f"optimizers has the role {name!r}, and no parameter of "
                 f"{type(modules[0]).__name__} has it{why}. Drop it, or name parameters by "
                 f"by_role(..., roles={{{name!r}: [...]}}).",
-                UserWarning,
             )
 
 
