@@ -6,7 +6,6 @@ Improve Robustness and Uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781
 
 from collections.abc import Callable
 from functools import partial
-from math import inf
 from typing import NamedTuple
 
 import torch
@@ -44,7 +43,7 @@ _options: dict[str, Check] = {
     "severity": within(0, 10),
     "depth": check_depth,
     "width": minimum(1),
-    "alpha": within(0, inf, ends="()"),
+    "alpha": within(0, ends="()"),
     "augmentations": check_set,
     "generator": check_generator,
 }

@@ -5,7 +5,7 @@ https://arxiv.org/abs/1906.06423
 """
 
 from collections.abc import Sequence
-from math import floor, inf
+from math import floor
 
 from jaxtyping import Shaped
 from torch import Tensor
@@ -48,7 +48,7 @@ def fixres(
         torch.Size([2, 3, 10, 10])
     """
     check_spatial("inputs", inputs)
-    check_range("scale_factor", scale_factor, 0, inf, ends="()")
+    check_range("scale_factor", scale_factor, 0, ends="()")
     check_count("size_increment", size_increment, 1)
     if scale_factor == 1:
         return inputs
@@ -106,6 +106,6 @@ def fixres_scale(
     if low > high:
         raise ValueError(f"area={area!r} must be the smallest area first, such as (0.08, 1.0).")
     check_range("test_crop", test_crop, 0, 1, ends="(]")
-    check_range("train_zoom", train_zoom, 0, inf, ends="()")
+    check_range("train_zoom", train_zoom, 0, ends="()")
     side = high**0.5 if low == high else 2 / 3 * (high**1.5 - low**1.5) / (high - low)
     return float(train_zoom * test_crop / side)

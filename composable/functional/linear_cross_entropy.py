@@ -5,7 +5,6 @@ https://arxiv.org/abs/2411.09009
 """
 
 from functools import reduce
-from math import inf
 from typing import Any
 
 import torch
@@ -88,7 +87,7 @@ def linear_cross_entropy(  # noqa: PLR0913
     check_integer("ignore_index", ignore_index)
     check_one_of("reduction", reduction, REDUCTIONS)
     if softcap is not None:
-        check_range("softcap", softcap, 0, inf, ends="()")
+        check_range("softcap", softcap, 0, ends="()")
     check_count("chunk_size", chunk_size, 1)
     _check_shapes(given, targets)
     dtype = common = reduce(torch.promote_types, [one.dtype for one in given.values()])

@@ -5,7 +5,6 @@ Record 337 of modded-nanogpt, 2026, https://github.com/KellerJordan/modded-nanog
 
 from collections.abc import Sequence
 from functools import partial
-from math import inf
 
 import torch
 from jaxtyping import Float, Int
@@ -162,7 +161,7 @@ def prefix_token_loss(
             f"logits must be floating-point and have two dimensions or more, not {logits.dtype} "
             f"and shape {tuple(logits.shape)}."
         )
-    check_range("weight", weight, 0, inf, ends="[)")
+    check_range("weight", weight, 0, ends="[)")
     check_one_of("reduction", reduction, REDUCTIONS)
     check_prefixes("prefixes", prefixes)
     if len(prefixes) != logits.shape[1]:

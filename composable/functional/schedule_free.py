@@ -3,8 +3,6 @@
 Defazio et al., "The Road Less Scheduled", NeurIPS 2024, https://arxiv.org/abs/2405.15682
 """
 
-from math import inf
-
 import torch
 from torch import Tensor
 
@@ -57,7 +55,7 @@ def schedule_free_step(
         ({'w': tensor([0.5000])}, {'w': tensor([0.5000])})
     """
     ys, zs, us = as_lists(training=training, base=base, updates=updates)
-    check_range("lr", lr, 0, inf, ends="[)")
+    check_range("lr", lr, 0, ends="[)")
     check_range("weight", weight, 0, 1)
     check_range("momentum", momentum, 0, 1, ends="(]")
     if not ys:  # torch raises on empty lists

@@ -5,7 +5,6 @@ https://arxiv.org/abs/2408.00118; Bello et al., "Neural Combinatorial Optimizati
 Reinforcement Learning", 2016, https://arxiv.org/abs/1611.09940
 """
 
-from math import inf
 from typing import Any
 
 from jaxtyping import Float
@@ -53,7 +52,7 @@ def softcap_logits(logits: Float[Tensor, " *shape"], *, cap: float = 30.0) -> Te
     check_tensor("logits", logits)
     if not logits.is_floating_point():
         raise TypeError(f"logits must be floating-point, not {logits.dtype}.")
-    check_range("cap", cap, 0, inf, ends="()")
+    check_range("cap", cap, 0, ends="()")
     return bounded(logits, cap)
 
 

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2404.00498
 """
 
 from collections.abc import Sequence
-from math import inf, prod
+from math import prod
 
 import torch
 from jaxtyping import Float
@@ -67,7 +67,7 @@ def whitening_filters(
     """
     _check_images(inputs)
     _check_patch(inputs, size)
-    check_range("eps", eps, 0, inf, ends="()")
+    check_range("eps", eps, 0, ends="()")
     patches = nn.functional.unfold(inputs.detach().to(compute_dtype(inputs.dtype)), tuple(size))
     components = patches.transpose(0, 1).flatten(1)
     centred = components - components.mean(1, keepdim=True)

@@ -39,7 +39,7 @@ class Detector(nn.Module):
         if weights is not None and not isinstance(weights, Mapping):
             raise TypeError(f"weights={weights!r} must be a mapping of names to numbers.")
         for name, weight in (weights or {}).items():
-            check_range(f"weights[{name!r}]", weight, 0, float("inf"), ends="[)")
+            check_range(f"weights[{name!r}]", weight, 0, ends="[)")
         self.module, self.weights = module, dict(weights or {})
         self._metrics = {} if metrics is None else metrics
 

@@ -1,6 +1,5 @@
 """Low-rank adapters, which PEFT adds to a model."""
 
-from math import inf
 from typing import Any
 
 from composable._support.checks import check_count, check_range
@@ -31,7 +30,7 @@ def lora_config(*, rank: int = 16, alpha: float = 32, **options: Any) -> Any:
         (8, 32, 'all-linear')
     """
     check_count("rank", rank, 1)
-    check_range("alpha", alpha, 0, inf, ends="()")
+    check_range("alpha", alpha, 0, ends="()")
     for peft_name, name in (("r", "rank"), ("lora_alpha", "alpha")):
         if peft_name in options:
             raise TypeError(

@@ -137,8 +137,8 @@ def find_lr(
     """
     if not hasattr(trainer, "trial"):
         raise TypeError(f"trainer={trainer!r} must be a composable.Trainer.")
-    check_range("min_lr", min_lr, 0, math.inf, ends="()")
-    check_range("max_lr", max_lr, 0, math.inf, ends="()")
+    check_range("min_lr", min_lr, 0, ends="()")
+    check_range("max_lr", max_lr, 0, ends="()")
     check_order("min_lr", min_lr, "max_lr", max_lr)
     check_count("num_steps", num_steps, 2)
     rates: list[float] = []

@@ -6,7 +6,6 @@ https://arxiv.org/abs/2106.08254 (layer-wise decay)
 """
 
 from collections.abc import Iterator, Sequence
-from math import inf
 from typing import Any
 
 from torch import nn
@@ -57,7 +56,7 @@ def layerwise_groups(
         [('layer0', 0.025), ('layer1', 0.05), ('layer2', 0.1)]
     """
     check_module("model", model)
-    check_range("lr", lr, 0, inf, ends="[)")
+    check_range("lr", lr, 0, ends="[)")
     check_range("decay", decay, 0, 1, ends="(]")
     named = dict(model.named_parameters())
     if not named:

@@ -450,11 +450,11 @@ def _scale(parameter: Tensor, group: Mapping[str, Any]) -> float:
 
 def _check_muon(options: dict[str, Any]) -> None:
     check_lr("lr", options["lr"])
-    check_range("weight_decay", options["weight_decay"], 0, math.inf, ends="[)")
+    check_range("weight_decay", options["weight_decay"], 0, ends="[)")
     check_range("momentum", options["momentum"], 0, 1, ends="[)")
     check_flag("nesterov", options["nesterov"])
     check_coefficients("ns_coefficients", options["ns_coefficients"])
-    check_range("eps", options["eps"], 0, math.inf, ends="()")
+    check_range("eps", options["eps"], 0, ends="()")
     check_count("ns_steps", options["ns_steps"])
     scaling = options["adjust_lr_fn"]
     known = scaling is None or isinstance(scaling, str)
@@ -467,7 +467,7 @@ def _check_muon(options: dict[str, Any]) -> None:
         if options[name] is not None:
             check_range(name, options[name], 0, 1, ends="[)")
     check_range("slow_share", options["slow_share"], 0, 1)
-    check_range("update_floor", options["update_floor"], 0, math.inf, ends="[)")
+    check_range("update_floor", options["update_floor"], 0, ends="[)")
     check_count("stacked", options["stacked"], 1)
     check_flag("transposed", options["transposed"])
     check_flag("batched", options["batched"] or False)
@@ -475,8 +475,8 @@ def _check_muon(options: dict[str, Any]) -> None:
 
 def _check_adamw(options: dict[str, Any], prefix: str = "") -> None:
     check_lr(f"{prefix}lr", options["lr"])
-    check_range(f"{prefix}weight_decay", options["weight_decay"], 0, math.inf, ends="[)")
-    check_range(f"{prefix}eps", options["eps"], 0, math.inf, ends="[)")
+    check_range(f"{prefix}weight_decay", options["weight_decay"], 0, ends="[)")
+    check_range(f"{prefix}eps", options["eps"], 0, ends="[)")
     check_betas(f"{prefix}betas", options["betas"])
 
 

@@ -6,7 +6,6 @@ https://arxiv.org/abs/2205.10287 (power 1/2 for Adam)
 """
 
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
 import attrs
@@ -26,7 +25,7 @@ class ScalingRule:
     def __call__(self, clock: HasTime) -> float:
         """Return the multiplier at the time of `clock`."""
         size = self.size(clock)
-        check_range("size(clock)", size, 0, inf, ends="()")
+        check_range("size(clock)", size, 0, ends="()")
         return float((size / self.base) ** self.power)
 
 
@@ -68,6 +67,6 @@ def scaling_rule(size: Any, base: float, power: float = 1.0) -> ScalingRule:
         raise TypeError(
             f"size={size!r} must be a function of a clock, such as SeqLengthWarmup(...).length_at."
         )
-    check_range("base", base, 0, inf, ends="()")
-    check_range("power", power, 0, inf, ends="[)")
+    check_range("base", base, 0, ends="()")
+    check_range("power", power, 0, ends="[)")
     return ScalingRule(size, base, power)
