@@ -46,8 +46,9 @@ def checked(
 
     Args:
         together: A function of all arguments.
-        each: The checks of single arguments, by their names.
+        each: The checks of single arguments, by their names; `model` and `generator` have theirs.
     """
+    each = {**_EVERYWHERE, **each}
 
     def decorate(function: Callable[P, R]) -> Checked[P, R]:
         parameters = inspect.signature(function).parameters
@@ -159,6 +160,9 @@ def check_entries(value: Any, *names: str) -> None:
     """Raise a ValueError unless a value is a mapping with these keys."""
     if not isinstance(value, Mapping) or value.keys() != set(names):
         raise ValueError(f"it must have the entries {', '.join(names)}.")
+
+
+_EVERYWHERE: dict[str, Check] = {"model": check_module, "generator": check_generator}
 
 
 def check_is_callable(name: str, value: Any) -> None:

@@ -12,15 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from composable._support.checks import (
-    Check,
-    check_count,
-    check_draw,
-    check_generator,
-    checked,
-    minimum,
-    within,
-)
+from composable._support.checks import Check, check_count, check_draw, checked, minimum, within
 from composable._support.devices import send
 from composable._support.pixels import Images, check_images, check_pixels, like_images, values_of
 from composable._support.sampling import draw_beta, draw_dirichlet, generator_device
@@ -45,7 +37,6 @@ _options: dict[str, Check] = {
     "width": minimum(1),
     "alpha": within(0, ends="()"),
     "augmentations": check_set,
-    "generator": check_generator,
 }
 
 

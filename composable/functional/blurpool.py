@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_any, check_count, check_flag, check_module, checked
+from composable._support.checks import check_any, check_count, check_flag, checked
 from composable._support.warn import NoEffectWarning, warn_user
 
 from ._reclass import reclass, refuse_lazy
@@ -39,7 +39,6 @@ MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
 @checked(
-    model=check_module,
     replace_convs=check_flag,
     replace_maxpools=check_flag,
     blur_first=check_flag,

@@ -16,7 +16,6 @@ from composable._support.checks import (
     check_count,
     check_draw,
     check_flag,
-    check_generator,
     check_one_batch,
     check_size,
     check_tensor,
@@ -34,7 +33,6 @@ __all__ = ["ColOutDraw", "apply_colout", "colout", "draw_colout"]
 _options: dict[str, Check] = {
     "p_row": within(0, 1, ends="[)"),
     "p_col": within(0, 1, ends="[)"),
-    "generator": check_generator,
 }
 
 

@@ -18,7 +18,6 @@ from composable._support.checks import (
     check_count,
     check_draw,
     check_flag,
-    check_generator,
     check_one_batch,
     check_partners,
     check_size,
@@ -41,7 +40,6 @@ _options: dict[str, Check] = {
     "alpha": within(0, ends="()"),
     "uniform_sampling": check_flag,
     "per_sample": check_flag,
-    "generator": check_generator,
 }
 
 

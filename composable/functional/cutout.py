@@ -15,7 +15,6 @@ from composable._support.checks import (
     Check,
     check_count,
     check_flag,
-    check_generator,
     check_range,
     check_size,
     check_tensor,
@@ -44,7 +43,6 @@ _options: dict[str, Check] = {
     "length": check_hole_length,
     "uniform_sampling": check_flag,
     "per_sample": check_flag,
-    "generator": check_generator,
 }
 
 

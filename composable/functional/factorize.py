@@ -18,8 +18,6 @@ from composable._support.checks import (
     check_any,
     check_count,
     check_flag,
-    check_generator,
-    check_module,
     check_one_of,
     check_range,
     checked,
@@ -52,7 +50,6 @@ def _check_latent_size(name: str, value: Any) -> None:
 
 
 @checked(
-    model=check_module,
     factorize_convs=check_flag,
     factorize_linears=check_flag,
     min_channels=check_count,
@@ -60,7 +57,6 @@ def _check_latent_size(name: str, value: Any) -> None:
     min_features=check_count,
     latent_features=_check_latent_size,
     init=partial(check_one_of, allowed=INITS),
-    generator=check_generator,
 )
 def factorize(  # noqa: PLR0913
     model: nn.Module,

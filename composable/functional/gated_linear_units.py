@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import check_flag, check_generator, check_module, checked, kind_of
+from composable._support.checks import check_flag, checked, kind_of
 from composable._support.registry import Registry, class_name, named
 from composable._support.sampling import draw_weights
 
@@ -62,11 +62,9 @@ def _check_activation(name: str, value: Any) -> None:
 
 
 @checked(
-    model=check_module,
     act_fn=_check_activation,
     gated_layer_bias=check_flag,
     non_gated_layer_bias=check_flag,
-    generator=check_generator,
 )
 def gated_linear_units(
     model: nn.Module,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import check_generator, check_module, check_one_of, checked, within
+from composable._support.checks import check_one_of, checked, within
 from composable._support.sampling import generator_device
 from composable._support.surgery import report_nothing, with_tensors
 
@@ -26,13 +26,11 @@ ATTENTION, FEED_FORWARD = ("zero", "fan_in", "mimetic", "keep"), ("zero", "fan_i
 
 
 @checked(
-    model=check_module,
     attention=partial(check_one_of, allowed=ATTENTION),
     feed_forward=partial(check_one_of, allowed=FEED_FORWARD),
     scale=within(0, ends="[)"),
     beta=within(0, ends="[)"),
     noise=within(0, ends="[)"),
-    generator=check_generator,
 )
 def initialize_projections(
     model: nn.Module,

@@ -16,7 +16,6 @@ from composable._support.checks import (
     check_count,
     check_draw,
     check_flag,
-    check_generator,
     check_one_batch,
     check_partners,
     check_tensor,
@@ -37,7 +36,6 @@ _SEVERAL = "mix several with one draw: see draw_mixup and apply_mixup"
 _options: dict[str, Check] = {
     "alpha": within(0, ends="()"),
     "per_sample": check_flag,
-    "generator": check_generator,
 }
 
 

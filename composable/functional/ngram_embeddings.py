@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from composable._support.checks import (
     check_flag,
-    check_module,
     check_module_name,
     checked,
     minimum,
@@ -30,7 +29,6 @@ __all__ = ["ngram_embeddings"]
 
 
 @checked(
-    model=check_module,
     n=minimum(2),
     rows=optional(minimum(1)),
     megabytes=within(0, ends="()"),

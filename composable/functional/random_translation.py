@@ -12,7 +12,6 @@ from torch import Tensor
 from composable._support.checks import (
     Check,
     check_count,
-    check_generator,
     check_size,
     check_tensor,
     checked,
@@ -23,7 +22,7 @@ from composable._support.spatial import check_spatial, reflected, take
 
 __all__ = ["apply_random_translation", "draw_random_translation", "random_translation"]
 
-_options: dict[str, Check] = {"max_shift": check_count, "generator": check_generator}
+_options: dict[str, Check] = {"max_shift": check_count}
 
 
 @checked(**_options)

@@ -44,7 +44,6 @@ _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 @checked(
     mode=partial(check_one_of, allowed=("resize", "crop")),
     resize_targets=check_flag,
-    generator=check_generator,
     **_scale,
 )
 def resize_batch(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from composable._support.checks import check_module, checked, within
+from composable._support.checks import checked, within
 from composable._support.surgery import check_unwrapped, copy_on_write, report_nothing
 
 __all__ = ["set_dropout"]
@@ -19,7 +19,7 @@ _RATES = tuple(f"{part}dropout" for part in ("", "attention_", "activation_", "h
 ADVICE = "Add nn.Dropout layers to the model, or drop whole layers by stochastic_depth."
 
 
-@checked(model=check_module, p=within(0, 1, ends="[)"))
+@checked(p=within(0, 1, ends="[)"))
 def set_dropout(model: nn.Module, *, p: float = 0.1) -> nn.Module:
     """Set the rates of all dropouts of a model, those with a rate of 0 included.
 

@@ -12,16 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import (
-    check_flag,
-    check_generator,
-    check_module,
-    check_one_of,
-    checked,
-    minimum,
-    optional,
-    within,
-)
+from composable._support.checks import check_flag, check_one_of, checked, minimum, optional, within
 from composable._support.sampling import draw_weights
 from composable._support.surgery import report_nothing
 
@@ -46,14 +37,12 @@ ADVICE = "Pass the class of your blocks, of which a stack needs two: target=MyBl
 
 
 @checked(
-    model=check_module,
     sources=partial(check_one_of, allowed=SOURCES),
     dynamic=check_flag,
     last=optional(minimum(1)),
     hidden=minimum(1),
     scale=within(0, ends="()"),
     target=lambda _, target: describe_blocks(target),
-    generator=check_generator,
 )
 def skip_connections(
     model: nn.Module,

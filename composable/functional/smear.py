@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_module, check_module_name, checked, minimum
+from composable._support.checks import check_module_name, checked, minimum
 
 from ._reclass import other_setting, reclass
 from ._token_embedding import BoundedEmbedding, connect, find_token_embedding
@@ -17,7 +17,7 @@ from .replace_modules import replace_named
 __all__ = ["smear"]
 
 
-@checked(model=check_module, channels=minimum(1), target=check_module_name)
+@checked(channels=minimum(1), target=check_module_name)
 def smear(model: nn.Module, *, channels: int = 12, target: str | None = None) -> nn.Module:
     r"""Add a gated share of the previous token's embedding to the embedding of each token.
 

@@ -10,14 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from composable._support.checks import (
-    check_module,
-    check_module_name,
-    check_range,
-    check_tensor,
-    checked,
-    within,
-)
+from composable._support.checks import check_module_name, check_range, check_tensor, checked, within
 from composable._support.embeddings import output_embeddings
 from composable._support.surgery import report_nothing
 
@@ -61,7 +54,7 @@ def bounded(logits: Tensor, cap: float) -> Tensor:
     return cap * (logits / cap).tanh()
 
 
-@checked(model=check_module, cap=within(0, ends="()"), target=check_module_name)
+@checked(cap=within(0, ends="()"), target=check_module_name)
 def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = None) -> nn.Module:
     """Let the head of a model return soft-capped logits: see `softcap_logits`.
 

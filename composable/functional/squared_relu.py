@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from composable._support.checks import check_module, checked, optional, within
+from composable._support.checks import checked, optional, within
 from composable._support.registry import Registry, check_class, class_name
 
 from ._reclass import reclass
@@ -32,7 +32,7 @@ ADVICE = """Pass the class of the activations, or describe your own block:
     register_gated_linear_units(MyBlock, linear="fc1", activation="act")"""
 
 
-@checked(model=check_module, slope=within(0, 1), target=optional(check_class))
+@checked(slope=within(0, 1), target=optional(check_class))
 def squared_relu(
     model: nn.Module, *, slope: float = 0.0, target: type[nn.Module] | None = None
 ) -> nn.Module:

@@ -29,7 +29,7 @@ def check_latent_channels(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} must be an integer; {advice}.")
 
 
-@checked(latent_channels=check_latent_channels, min_channels=check_count, generator=check_generator)
+@checked(latent_channels=check_latent_channels, min_channels=check_count)
 def squeeze_excite(
     model: nn.Module,
     *,

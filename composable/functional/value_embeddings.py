@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_module, check_module_name, checked, minimum
+from composable._support.checks import check_module_name, checked, minimum
 
 from ._reclass import reclass
 from ._token_embedding import find_token_embedding
@@ -31,7 +31,7 @@ def _check_layers(name: str, value: Any) -> None:
         raise ValueError(f"{name}={value!r} must have one number or more; pass None for all.")
 
 
-@checked(model=check_module, layers=_check_layers, channels=minimum(1), target=check_module_name)
+@checked(layers=_check_layers, channels=minimum(1), target=check_module_name)
 def value_embeddings(
     model: nn.Module,
     *,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import check_module, checked, within
+from composable._support.checks import checked, within
 
 from ._reclass import reclass
 from ._trace import Trace, follow_calls
@@ -18,7 +18,7 @@ from .replace_modules import replace_named
 __all__ = ["value_residual"]
 
 
-@checked(model=check_module, share=within(0, 1))
+@checked(share=within(0, 1))
 def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
     r"""Add the values of the first layer of attention to the values of all later ones.
 

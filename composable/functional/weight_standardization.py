@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from composable._support.checks import check_blendable, check_count, check_module, checked
+from composable._support.checks import check_blendable, check_count, checked
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass, refuse_lazy
@@ -23,7 +23,7 @@ CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 EPSILON = 1e-10
 
 
-@checked(model=check_module, n_last_layers_ignore=check_count)
+@checked(n_last_layers_ignore=check_count)
 def weight_standardization(model: nn.Module, *, n_last_layers_ignore: int = 0) -> nn.Module:
     r"""Standardize the weights of convolutions, in 1 to 3 dimensions, at each use.
 

@@ -13,14 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from composable._support.checks import (
-    check_module,
-    check_range,
-    check_size,
-    check_tensor,
-    checked,
-    within,
-)
+from composable._support.checks import check_range, check_size, check_tensor, checked, within
 from composable._support.foreach import compute_dtype
 from composable._support.spatial import laid_out_like
 from composable._support.surgery import check_uncompiled, report_nothing, with_tensors
@@ -77,7 +70,7 @@ def whitening_filters(
     return laid_out_like(scaled.reshape(-1, inputs.shape[1], *size).to(inputs.dtype), inputs)
 
 
-@checked(model=check_module, eps=within(0, ends="()"))
+@checked(eps=within(0, ends="()"))
 def whiten_first_layer(
     model: nn.Module,
     inputs: Float[Tensor, "batch channels height width"],
