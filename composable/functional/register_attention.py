@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from composable._support.checks import check_flag, check_module
+from composable._support.checks import check_flag
 from composable._support.registry import Registry, check_class, class_name, named
 from composable._support.surgery import report_nothing
 
@@ -120,7 +120,6 @@ def change_attention(
     Warns:
         NoEffectWarning: The model has no such block.
     """
-    check_module("model", model)
     blocks = [name for name, one in model.named_modules() if _is_known(one) and applies(one)]
     chosen = {name: i for i, name in enumerate(blocks) if i % every == 0}
     change = build(1, 0)

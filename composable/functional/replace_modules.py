@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from composable._support.checks import check_flag, check_is_callable, check_module, kind_of
+from composable._support.checks import check_flag, check_is_callable, checked, kind_of
 from composable._support.pretrained import guard_saving
 from composable._support.references import References
 from composable._support.surgery import (
@@ -47,6 +47,7 @@ class Replacement:
     without_effect: tuple[str, ...] = ()
 
 
+@checked(rule=check_is_callable, training_only=check_flag)
 def replace_modules(model: nn.Module, rule: Rule, *, training_only: bool = False) -> Replacement:
     """Replace modules by a rule, children before their parents.
 
@@ -86,9 +87,6 @@ def replace_modules(model: nn.Module, rule: Rule, *, training_only: bool = False
         >>> result.model[0].weight is model[0].weight
         True
     """
-    check_module("model", model)
-    check_is_callable("rule", rule)
-    check_flag("training_only", training_only)
     root = copy_on_write(model)
     copies = dict(root.named_modules(remove_duplicate=False))
     done: dict[int, tuple[nn.Module, nn.Module]] = {}  # keeps old modules alive: ids stay unique

@@ -17,7 +17,6 @@ from torch.nn.functional import interpolate
 from composable._support.checks import (
     Check,
     check_flag,
-    check_generator,
     check_one_of,
     check_size,
     check_tensor,
@@ -184,6 +183,7 @@ def progressive_scale(
     return 1.0 if grown >= growing - 1e-9 else initial_scale + (1 - initial_scale) * grown / growing
 
 
+@checked(size=check_size, new_size=check_size)
 def draw_crop(
     size: Sequence[int], new_size: Sequence[int], *, generator: torch.Generator | None = None
 ) -> Int[Tensor, " dims"]:
@@ -206,9 +206,6 @@ def draw_crop(
         >>> draw_crop((8, 8), (4, 8), generator=torch.Generator().manual_seed(0))
         tensor([4, 0])
     """
-    check_size("size", size)
-    check_size("new_size", new_size)
-    check_generator("generator", generator)
     if len(size) != len(new_size) or any(a < b for a, b in zip(size, new_size, strict=True)):
         raise ValueError(f"new_size={tuple(new_size)} must fit into size={tuple(size)}.")
     share = draw_uniform((len(size),), generator=generator)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composable._support.checks import as_path, check_count, check_order, check_range
+from composable._support.checks import as_path, check_order, checked, minimum, within
 from composable._support.extras import needs
 from composable._support.paths import write_atomically
 from composable.optim.learning_rates import write_option
@@ -83,6 +83,7 @@ class RangeTest:
         return figure
 
 
+@checked(min_lr=within(0, ends="()"), max_lr=within(0, ends="()"), num_steps=minimum(2))
 def find_lr(
     trainer: Any,
     *,
@@ -137,10 +138,7 @@ def find_lr(
     """
     if not hasattr(trainer, "trial"):
         raise TypeError(f"trainer={trainer!r} must be a composable.Trainer.")
-    check_range("min_lr", min_lr, 0, ends="()")
-    check_range("max_lr", max_lr, 0, ends="()")
     check_order("min_lr", min_lr, "max_lr", max_lr)
-    check_count("num_steps", num_steps, 2)
     rates: list[float] = []
     losses: list[float] = []
     with trainer.trial() as trial:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from composable._support.checks import check_range
+from composable._support.checks import check_range, checked, within
 from composable.core.time import HasTime
 
 
@@ -29,6 +29,7 @@ class ScalingRule:
         return float((size / self.base) ** self.power)
 
 
+@checked(base=within(0, ends="()"), power=within(0, ends="[)"))
 def scaling_rule(size: Any, base: float, power: float = 1.0) -> ScalingRule:
     r"""Scale the learning rate with the size of the steps: $(\text{size} / \text{base})^p$.
 
@@ -67,6 +68,4 @@ def scaling_rule(size: Any, base: float, power: float = 1.0) -> ScalingRule:
         raise TypeError(
             f"size={size!r} must be a function of a clock, such as SeqLengthWarmup(...).length_at."
         )
-    check_range("base", base, 0, ends="()")
-    check_range("power", power, 0, ends="[)")
     return ScalingRule(size, base, power)
