@@ -10,7 +10,6 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from composable._support.checks import (
-    Check,
     check_count,
     check_size,
     check_tensor,
@@ -22,10 +21,8 @@ from composable._support.spatial import check_spatial, reflected, take
 
 __all__ = ["apply_random_translation", "draw_random_translation", "random_translation"]
 
-_options: dict[str, Check] = {"max_shift": check_count}
 
-
-@checked(**_options)
+@checked(max_shift=check_count)
 def random_translation(
     inputs: Shaped[Tensor, "batch channels *size"],
     *,
@@ -65,7 +62,7 @@ def random_translation(
     return apply_random_translation(inputs, draw)
 
 
-@checked(batch_size=check_count, size=check_size, **_options)
+@checked(batch_size=check_count, size=check_size, max_shift=check_count)
 def draw_random_translation(
     batch_size: int,
     size: Sequence[int],

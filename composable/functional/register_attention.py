@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from composable._support.checks import check_flag
+from composable._support.checks import check_flag, checked
 from composable._support.registry import Registry, check_class, class_name, named
 from composable._support.surgery import report_nothing
 
@@ -38,6 +38,7 @@ ADVICE = """Name your own, which calls torch's scaled_dot_product_attention:
     composable.functional.register_attention(MyAttention, heads="num_heads")"""
 
 
+@checked(kind=check_class, causal=check_flag)
 def register_attention(
     kind: type[nn.Module] | str, *, heads: str = "num_heads", causal: bool = True
 ) -> None:
@@ -76,10 +77,8 @@ def register_attention(
         ...         return y.transpose(1, 2).flatten(2)
         >>> register_attention(Attention, heads="num_heads")
     """
-    check_class("kind", kind)
     if not isinstance(heads, str) or not heads:
         raise TypeError(f'heads={heads!r} must be the name of an attribute, such as "num_heads".')
-    check_flag("causal", causal)
     REGISTRY.add(kind, AttentionBlock(heads, causal))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from composable._support.checks import check_module_name, check_range, check_tensor, checked, within
+from composable._support.checks import check_module_name, check_tensor, checked, within
 from composable._support.embeddings import output_embeddings
 from composable._support.surgery import report_nothing
 
@@ -20,6 +20,7 @@ from .replace_modules import replace_named
 __all__ = ["softcap_head", "softcap_logits"]
 
 
+@checked(logits=check_tensor, cap=within(0, ends="()"))
 def softcap_logits(logits: Float[Tensor, " *shape"], *, cap: float = 30.0) -> Tensor:
     r"""Bound logits smoothly.
 
@@ -42,10 +43,8 @@ def softcap_logits(logits: Float[Tensor, " *shape"], *, cap: float = 30.0) -> Te
         >>> softcap_logits(torch.tensor([0.0, 1.0, 1000.0]), cap=10.0)
         tensor([ 0.0000,  0.9967, 10.0000])
     """
-    check_tensor("logits", logits)
     if not logits.is_floating_point():
         raise TypeError(f"logits must be floating-point, not {logits.dtype}.")
-    check_range("cap", cap, 0, ends="()")
     return bounded(logits, cap)
 
 
