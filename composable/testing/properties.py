@@ -250,7 +250,7 @@ def _vmap(subject: Subject) -> None:
     if not leaves:
         raise NotApplicableError("no argument is a tensor")
     updated = _updated_buffers(inner)
-    stacks = [torch.stack([_rolled(t, by) for by in range(3)]) for t in leaves]
+    stacks = [torch.stack([t.roll(by, 0) if t.ndim else t for by in range(3)]) for t in leaves]
     buffers = {name: torch.stack([buffer] * 3) for name, buffer in updated.items()}
 
     def of_one(own: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
@@ -482,11 +482,6 @@ def _replaced(arguments: Arguments, tensors: Any) -> Arguments:
     rest = iter(tensors)
     replaced: Arguments = map_tensors(lambda _: next(rest), arguments)
     return replaced
-
-
-def _rolled(tensor: Tensor, by: int) -> Tensor:
-    """Rotate the rows."""
-    return tensor.roll(by, 0) if tensor.ndim else tensor.clone()
 
 
 def _has_layout(tensor: Tensor) -> bool:

@@ -239,11 +239,10 @@ class Case:
     options: Mapping[str, Any] = attrs.field(factory=dict)
     no_effect: str = ""
     """Why it changes no result, if it changes none: it only saves time, say."""
-    pristine: Algorithm = attrs.field(init=False)
+    pristine: Algorithm = attrs.field(
+        init=False, default=attrs.Factory(lambda self: copy.deepcopy(self.algorithm), True)
+    )
     """A copy of the algorithm, made before its first run."""
-
-    def __attrs_post_init__(self) -> None:
-        self.pristine = copy.deepcopy(self.algorithm)
 
     def fresh(self) -> Algorithm:
         """Return a new copy of the algorithm from before its first run."""
