@@ -26,8 +26,8 @@ from composable.plan.combinators import always, never, when
 from composable.plan.compatibility import AmbiguousOrderWarning
 from composable.plan.effects import EffectError, fingerprint, fingerprint_changes
 from composable.plan.plan import Plan
-from composable.testing.modules import description
-from composable.testing.properties import same_values, used_by
+from composable.testing.modules import description, same_values
+from composable.testing.properties import used_by
 from composable.testing.runs import (
     STEP,
     Case,

@@ -15,7 +15,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from composable._support.tree import leaves_of, map_tensors, tensors_of
-from composable.testing.modules import description
+from composable.testing.modules import description, same_values
 from composable.testing.no_sync import NoSync
 from composable.utils.reproducibility import (
     get_rng_state,
@@ -518,13 +518,6 @@ def _agree(ours: list[Tensor], theirs: list[Tensor], *, exactly: bool) -> None:
             raise PropertyFailed(
                 f"it returns shape {list(one.shape)} instead of {list(other.shape)}"
             )
-
-
-def same_values(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal, where NaN equals NaN."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _same_state(one: Any, other: Any) -> bool:

@@ -18,7 +18,7 @@ from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.plan.effects import fingerprint
-from composable.testing.properties import same_values
+from composable.testing.modules import same_values
 from composable.trainer.trainer import Trainer, training_weights
 
 _ALL = list(Event)
