@@ -30,10 +30,7 @@ from .resized import ResizedBatch, resizing
 
 __all__ = ["ColOutDraw", "apply_colout", "colout", "draw_colout"]
 
-_options: dict[str, Check] = {
-    "p_row": within(0, 1, ends="[)"),
-    "p_col": within(0, 1, ends="[)"),
-}
+_options: dict[str, Check] = {"p_row": within(0, 1, ends="[)"), "p_col": within(0, 1, ends="[)")}
 
 
 class ColOutDraw(NamedTuple):

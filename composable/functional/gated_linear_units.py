@@ -61,11 +61,7 @@ def _check_activation(name: str, value: Any) -> None:
         )
 
 
-@checked(
-    act_fn=_check_activation,
-    gated_layer_bias=check_flag,
-    non_gated_layer_bias=check_flag,
-)
+@checked(act_fn=_check_activation, gated_layer_bias=check_flag, non_gated_layer_bias=check_flag)
 def gated_linear_units(
     model: nn.Module,
     *,

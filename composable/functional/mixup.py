@@ -33,10 +33,7 @@ __all__ = ["MixUpDraw", "apply_mixup", "draw_mixup", "mixup"]
 
 
 _SEVERAL = "mix several with one draw: see draw_mixup and apply_mixup"
-_options: dict[str, Check] = {
-    "alpha": within(0, ends="()"),
-    "per_sample": check_flag,
-}
+_options: dict[str, Check] = {"alpha": within(0, ends="()"), "per_sample": check_flag}
 
 
 class MixUpDraw(NamedTuple):
