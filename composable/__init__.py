@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from composable.core.time import TimeUnit as TimeUnit
     from composable.core.window import Window as Window
     from composable.engines.compiled import CompilationWarning as CompilationWarning
-    from composable.losses.weights import SplitLossError as SplitLossError
+    from composable.losses.part_weights import SplitLossError as SplitLossError
     from composable.metrics import Evaluator as Evaluator
     from composable.plan.combinators import always as always
     from composable.plan.combinators import anneal as anneal

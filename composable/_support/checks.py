@@ -31,6 +31,8 @@ class PathError(ValueError):
 class Checked(Protocol[P, R]):
     """A public function that checks its arguments."""
 
+    checks: Mapping[str, Check]
+    """The checks of single arguments, by their names."""
     unchecked: Callable[P, R]
     """The function without the checks, for callers that have checked the arguments."""
 
@@ -44,8 +46,9 @@ def checked(
 
     Args:
         together: A function of all arguments.
-        each: The checks of single arguments, by their names.
+        each: The checks of single arguments, by their names; `model` and `generator` have theirs.
     """
+    each = {**_EVERYWHERE, **each}
 
     def decorate(function: Callable[P, R]) -> Checked[P, R]:
         parameters = inspect.signature(function).parameters
@@ -63,7 +66,7 @@ def checked(
                 together(**given)
             return function(*args, **options)
 
-        call.unchecked = function  # type: ignore[attr-defined]
+        call.checks, call.unchecked = each, function  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return decorate
@@ -153,6 +156,15 @@ def check_generator(name: str, value: Any) -> None:
         )
 
 
+def check_entries(value: Any, *names: str) -> None:
+    """Raise a ValueError unless a value is a mapping with these keys."""
+    if not isinstance(value, Mapping) or value.keys() != set(names):
+        raise ValueError(f"it must have the entries {', '.join(names)}.")
+
+
+_EVERYWHERE: dict[str, Check] = {"model": check_module, "generator": check_generator}
+
+
 def check_is_callable(name: str, value: Any) -> None:
     """Raise a TypeError unless the value can be called."""
     if not callable(value):
@@ -171,6 +183,12 @@ def check_text(name: str, value: Any) -> None:
         raise TypeError(f"{name}={value!r} must be a string or None.")
     if value == "" or (value and "\0" in value):
         raise ValueError(f"{name}={value!r} must not be empty or contain null characters.")
+
+
+def check_module_name(name: str, value: Any) -> None:
+    """Raise a TypeError unless a value may be the name of a module, or is None."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be the name of a module, or None.")
 
 
 def check_texts(name: str, values: Any, of: str = "strings") -> None:
@@ -310,6 +328,11 @@ def check_partners(permutation: Any, inputs: Tensor) -> None:
             f"draw has {len(permutation)} partners, but inputs has {len(inputs)} examples; draw "
             "with batch_size=len(inputs)."
         )
+
+
+def is_integer(tensor: Tensor) -> bool:
+    """Return whether a tensor holds integers, and not flags."""
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
 
 
 def check_same_names(first: str, names: Iterable[str], second: str, others: Iterable[str]) -> None:

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch.utils.data import IterableDataset
 
-from composable._support.checks import check_tensor
+from composable._support.checks import check_tensor, is_integer
 
 
 def check_list(name: str, value: Any, of: str) -> None:
@@ -28,10 +27,7 @@ def check_document_list(documents: Any) -> None:
     for index, document in enumerate(documents):
         name = f"documents[{index}]"
         check_tensor(name, document, advice="torch.from_numpy makes one of an array")
-        integer = not (
-            document.is_floating_point() or document.is_complex() or document.dtype is torch.bool
-        )
-        if document.ndim != 1 or not integer:
+        if document.ndim != 1 or not is_integer(document):
             raise ValueError(
                 f"{name} must have one dimension and an integer dtype, not the shape "
                 f"{tuple(document.shape)} and {document.dtype}."

@@ -80,7 +80,12 @@ def take(tensor: Tensor, indices: Sequence[Tensor]) -> Tensor:
         if indices[0].ndim == 1:
             return _take(tensor.movedim(1, -1), first - 1, indices).movedim(-1, 1)
         # Measured: half the time of selecting pixels of few channels.
-        return take(tensor.contiguous(), indices).movedim(1, -1).contiguous().movedim(-1, 1)
+        taken = _take_last(tensor.contiguous(), first, indices)
+        return taken.movedim(1, -1).contiguous().movedim(-1, 1)
+    return _take_last(tensor, first, indices)
+
+
+def _take_last(tensor: Tensor, first: int, indices: Sequence[Tensor]) -> Tensor:
     # Measured: on a CPU gather is two to five times as fast along the innermost dimension.
     *outer, last = (send(index, tensor.device) for index in indices)
     tensor = _take(tensor, first, outer)

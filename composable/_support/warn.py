@@ -20,14 +20,14 @@ class ImageRangeWarning(UserWarning):
     """Images that are not in the range to which operations clip, such as normalized ones."""
 
 
-def warn_user(message: str, category: type[Warning]) -> None:
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the first line of the user: outside of the package, PyTorch and type checkers.
 
     Example:
         >>> import warnings
         >>> with warnings.catch_warnings(record=True) as caught:
         ...     warnings.simplefilter("always")
-        ...     warn_user("no data", UserWarning)
+        ...     warn_user("no data")
         >>> str(caught[0].message)
         'no data'
     """

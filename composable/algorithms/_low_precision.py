@@ -4,7 +4,6 @@ import attrs
 import torch
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import low_precision
 from composable.core.algorithm import Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -15,7 +14,7 @@ from composable.functional.layers.low_precision import report_if_idle
 class LowPrecisionNorm(Surgery):
     """Compute norms in low precision."""
 
-    precision: torch.dtype | None = attrs.field(default=None, validator=low_precision)
+    precision: torch.dtype | None = None
 
     stage = Stage.PRECISION
 

@@ -51,35 +51,6 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _on_pixels(
-    augment: Callable[[Tensor], Tensor],
-    state: State,
-    name: str,
-    mean: tuple[float, ...] | None,
-    std: tuple[float, ...] | None,
-) -> Tensor:
-    """Undo the normalization of the images, augment them, and normalize them again."""
-    check_no_dense_targets(
-        state,
-        f"{name} moves pixels, and can't move",
-        "transform images and targets together in the data set",
-    )
-    images = state.inputs
-    if mean is None or std is None:
-        _check(images, state, "if the data loader normalizes them, pass its mean and std")
-        return augment(images)
-    if not isinstance(images, Tensor) or not images.is_floating_point():
-        raise TypeError(
-            "images must be normalized, with a floating-point dtype, not "
-            f"{images.dtype if isinstance(images, Tensor) else kind_of(images)}; pass neither mean "
-            "nor std for other images."
-        )
-    center, scale = (from_numbers(values, images).reshape(-1, 1, 1) for values in (mean, std))
-    pixels = images * scale + center
-    _check(pixels, state, f"mean={mean} and std={std} must be those of the data loader")
-    return (augment(pixels) - center) / scale
-
-
 def _check(images: Any, state: State, advice: str) -> None:
     """Check the range of the first image; on a GPU in the first batch only, since it waits."""
     if isinstance(images, Tensor):
@@ -107,4 +78,26 @@ class PixelAugmentation(Augmentation):
         """Augment the images of the batch."""
         augmentation = with_fields(self, type(self).augmentation)
         augment = partial(augmentation, generator=state.generator(self.name))
-        return state.with_batch(inputs=_on_pixels(augment, state, self.name, self.mean, self.std))
+        return state.with_batch(inputs=self._on_pixels(augment, state))
+
+    def _on_pixels(self, augment: Callable[[Tensor], Tensor], state: State) -> Tensor:
+        """Undo the normalization of the images, augment them, and normalize them again."""
+        check_no_dense_targets(
+            state,
+            f"{self.name} moves pixels, and can't move",
+            "transform images and targets together in the data set",
+        )
+        images, mean, std = state.inputs, self.mean, self.std
+        if mean is None or std is None:
+            _check(images, state, "if the data loader normalizes them, pass its mean and std")
+            return augment(images)
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            raise TypeError(
+                "images must be normalized, with a floating-point dtype, not "
+                f"{images.dtype if isinstance(images, Tensor) else kind_of(images)}; pass neither "
+                "mean nor std for other images."
+            )
+        center, scale = (from_numbers(values, images).reshape(-1, 1, 1) for values in (mean, std))
+        pixels = images * scale + center
+        _check(pixels, state, f"mean={mean} and std={std} must be those of the data loader")
+        return (augment(pixels) - center) / scale

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import attrs
 from torch import nn
 
-from composable.algorithms._validators import with_fields
+from composable.algorithms._validators import check_fields, with_fields
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -24,6 +24,9 @@ class Surgery(Algorithm):
     stage = Stage.SURGERY
     reads: ClassVar[Any] = frozenset({"model"})
     writes = frozenset({"model"})
+
+    def __attrs_post_init__(self) -> None:
+        check_fields(self, type(self).surgery)
 
     def apply(self, event: Event, state: State) -> State:
         """Change the model once, before training."""

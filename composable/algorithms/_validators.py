@@ -53,10 +53,12 @@ def batches_or_epochs(example: str) -> Validator:
     return passes(check)
 
 
-def name_or_none(_: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-    """Require the name of a module, or None."""
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{attribute.name}={value!r} must be the name of a module, or None.")
+def check_fields(algorithm: Any, function: Callable[..., Any]) -> None:
+    """Check the fields of an algorithm as a function checks its arguments of their names."""
+    checks_of = getattr(function, "checks", {})
+    for name in _shared_names(algorithm.__class__, function):
+        if name in checks_of:
+            checks_of[name](name, getattr(algorithm, name))
 
 
 def with_fields(algorithm: Any, function: Callable[..., R]) -> "partial[R]":
@@ -73,4 +75,4 @@ def _shared_names(kind: type, function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 boolean = passes(checks.check_flag)
-low_precision = passes(checks.check_precision)
+name_or_none = passes(checks.check_module_name)

@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import integer_at_least
 from composable.functional import attention_output_gate
 
 __all__ = ["AttentionOutputGate"]
@@ -17,7 +16,7 @@ class AttentionOutputGate(Surgery):
         channels: Number of features of the inputs that determine the gates, at least 1.
     """
 
-    channels: int = attrs.field(default=12, validator=integer_at_least(1))
+    channels: int = 12
 
     surgery = staticmethod(attention_output_gate)
     replaces = frozenset({"gate of attention"})

@@ -4,7 +4,6 @@ import attrs
 
 from composable._support.checks import check_any
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import boolean, integer_at_least
 from composable.functional import blurpool
 
 __all__ = ["BlurPool"]
@@ -21,12 +20,13 @@ class BlurPool(Surgery):
         min_channels: Minimum number of input channels of a convolution to replace.
     """
 
-    replace_convs: bool = attrs.field(default=True, validator=boolean)
-    replace_maxpools: bool = attrs.field(default=True, validator=boolean)
-    blur_first: bool = attrs.field(default=True, validator=boolean)
-    min_channels: int = attrs.field(default=16, validator=integer_at_least(0))
+    replace_convs: bool = True
+    replace_maxpools: bool = True
+    blur_first: bool = True
+    min_channels: int = 16
 
     def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         check_any("replace_convs", self.replace_convs, "replace_maxpools", self.replace_maxpools)
 
     surgery = staticmethod(blurpool)

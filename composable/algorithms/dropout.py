@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import in_range
 from composable.functional import set_dropout
 
 __all__ = ["Dropout"]
@@ -17,7 +16,7 @@ class Dropout(Surgery):
         p: Probability that an element is dropped, in [0, 1).
     """
 
-    p: float = attrs.field(default=0.1, validator=in_range(0, 1, ends="[)"))
+    p: float = 0.1
 
     surgery = staticmethod(set_dropout)
     replaces = frozenset({"dropout rate"})

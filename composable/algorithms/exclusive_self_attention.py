@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import boolean
 from composable.functional import exclusive_self_attention
 
 __all__ = ["ExclusiveSelfAttention"]
@@ -17,7 +16,7 @@ class ExclusiveSelfAttention(Surgery):
         learned: Whether the removed share is learned. By default all of it is removed.
     """
 
-    learned: bool = attrs.field(default=False, validator=boolean)
+    learned: bool = False
 
     surgery = staticmethod(exclusive_self_attention)
     replaces = frozenset({"own value of attention"})

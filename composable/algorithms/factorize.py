@@ -4,9 +4,7 @@ import attrs
 
 from composable._support.checks import check_any
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import boolean, integer_at_least, one_of, passes
 from composable.functional import factorize
-from composable.functional.factorize import INITS, check_latent_size
 
 __all__ = ["Factorize"]
 
@@ -30,16 +28,17 @@ class Factorize(Surgery):
             new weights.
     """
 
-    factorize_convs: bool = attrs.field(default=True, validator=boolean)
-    factorize_linears: bool = attrs.field(default=True, validator=boolean)
-    min_channels: int = attrs.field(default=512, validator=integer_at_least(0))
-    latent_channels: int | float = attrs.field(default=0.25, validator=passes(check_latent_size))
-    min_features: int = attrs.field(default=512, validator=integer_at_least(0))
-    latent_features: int | float = attrs.field(default=0.25, validator=passes(check_latent_size))
+    factorize_convs: bool = True
+    factorize_linears: bool = True
+    min_channels: int = 512
+    latent_channels: int | float = 0.25
+    min_features: int = 512
+    latent_features: int | float = 0.25
 
-    init: str = attrs.field(default="svd", validator=one_of(*INITS))
+    init: str = "svd"
 
     def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
         check_any(
             "factorize_convs", self.factorize_convs, "factorize_linears", self.factorize_linears
         )

@@ -1,7 +1,5 @@
 """FixRes, as an algorithm."""
 
-from math import inf
-
 import attrs
 
 from composable.algorithms._dense_targets import check_no_dense_targets, with_inputs
@@ -25,7 +23,7 @@ class FixRes(Algorithm):
         size_increment: New lengths are the nearest multiples of this.
     """
 
-    scale_factor: float = attrs.field(default=1.25, validator=in_range(0, inf, ends="()"))
+    scale_factor: float = attrs.field(default=1.25, validator=in_range(0, ends="()"))
     size_increment: int = attrs.field(default=1, validator=integer_at_least(1))
 
     events = frozenset({Event.EVAL_BATCH_START, Event.PREDICT_BATCH_START})

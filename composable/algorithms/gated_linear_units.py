@@ -6,9 +6,7 @@ import attrs
 from torch import Tensor
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import boolean, passes
 from composable.functional import gated_linear_units
-from composable.functional.gated_linear_units import check_activation
 
 __all__ = ["GatedLinearUnits"]
 
@@ -23,11 +21,9 @@ class GatedLinearUnits(Surgery):
         non_gated_layer_bias: Whether the other layer has a bias.
     """
 
-    act_fn: Callable[[Tensor], Tensor] | None = attrs.field(
-        default=None, validator=passes(check_activation)
-    )
-    gated_layer_bias: bool = attrs.field(default=False, validator=boolean)
-    non_gated_layer_bias: bool = attrs.field(default=False, validator=boolean)
+    act_fn: Callable[[Tensor], Tensor] | None = None
+    gated_layer_bias: bool = False
+    non_gated_layer_bias: bool = False
 
     surgery = staticmethod(gated_linear_units)
     before = frozenset({"Factorize"})

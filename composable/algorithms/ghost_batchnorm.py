@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import integer_at_least
 from composable.functional import ghost_batchnorm
 
 __all__ = ["GhostBatchNorm"]
@@ -18,7 +17,7 @@ class GhostBatchNorm(Surgery):
             separately.
     """
 
-    ghost_batch_size: int = attrs.field(default=32, validator=integer_at_least(1))
+    ghost_batch_size: int = 32
 
     surgery = staticmethod(ghost_batchnorm)
     replaces = frozenset({"batch norm"})

@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import in_range, one_of
 from composable.functional import initialize_projections
 
 __all__ = ["InitializeProjections"]
@@ -21,13 +20,11 @@ class InitializeProjections(Surgery):
         noise: Standard deviation of "mimetic", 0 or more.
     """
 
-    attention: str = attrs.field(
-        default="zero", validator=one_of("zero", "fan_in", "mimetic", "keep")
-    )
-    feed_forward: str = attrs.field(default="zero", validator=one_of("zero", "fan_in", "keep"))
-    scale: float = attrs.field(default=0.5, validator=in_range(0, ends="[)"))
-    beta: float = attrs.field(default=0.05, validator=in_range(0, ends="[)"))
-    noise: float = attrs.field(default=0.01, validator=in_range(0, ends="[)"))
+    attention: str = "zero"
+    feed_forward: str = "zero"
+    scale: float = 0.5
+    beta: float = 0.05
+    noise: float = 0.01
 
     surgery = staticmethod(initialize_projections)
     before = frozenset({"Factorize"})

@@ -1,10 +1,8 @@
 """Hashed n-gram embeddings, as an algorithm."""
 
 import attrs
-from attrs.validators import optional
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import boolean, in_range, integer_at_least, name_or_none
 from composable.functional import ngram_embeddings
 
 __all__ = ["NGramEmbeddings"]
@@ -25,11 +23,11 @@ class NGramEmbeddings(Surgery):
         target: The name of the token embedding, if it is not found.
     """
 
-    n: int = attrs.field(default=3, validator=integer_at_least(2))
-    rows: int | None = attrs.field(default=None, validator=optional(integer_at_least(1)))
-    megabytes: float = attrs.field(default=64.0, validator=in_range(0, ends="()"))
-    sparse: bool = attrs.field(default=False, validator=boolean)
-    target: str | None = attrs.field(default=None, validator=name_or_none)
+    n: int = 3
+    rows: int | None = None
+    megabytes: float = 64.0
+    sparse: bool = False
+    target: str | None = None
 
     surgery = staticmethod(ngram_embeddings)
     replaces = frozenset({"token embedding"})

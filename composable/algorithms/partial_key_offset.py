@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import in_range, integer_at_least
 from composable.functional import partial_key_offset
 
 __all__ = ["PartialKeyOffset"]
@@ -18,8 +17,8 @@ class PartialKeyOffset(Surgery):
         every: Which blocks are changed: every so many, from the first on.
     """
 
-    fraction: float = attrs.field(default=0.5, validator=in_range(0, 1, ends="()"))
-    every: int = attrs.field(default=4, validator=integer_at_least(1))
+    fraction: float = 0.5
+    every: int = 4
 
     surgery = staticmethod(partial_key_offset)
     replaces = frozenset({"offset of keys"})

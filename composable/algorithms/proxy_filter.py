@@ -12,7 +12,7 @@ from attrs.validators import optional
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable._support.checks import check_is_callable, check_module
+from composable._support.checks import check_entries, check_is_callable, check_module
 from composable._support.devices import send
 from composable.algorithms._scoring import example_losses
 from composable.algorithms._validators import boolean, in_range, integer_at_least, passes
@@ -304,9 +304,8 @@ class ProxyFilter(Algorithm):
 
     def check_memory(self, memory: Any, state: State) -> None:
         """Raise a `ValueError` if a loaded memory is not that of this proxy."""
-        names = {"seed", "weights", "optimizers", "pending", "own_rows", "rows", "masks"}
-        if not isinstance(memory, Mapping) or memory.keys() != names:
-            raise ValueError(f"it must have the entries {', '.join(sorted(names))}.")
+        names = ("masks", "optimizers", "own_rows", "pending", "rows", "seed", "weights")
+        check_entries(memory, *names)
         own = (*self.proxy.named_parameters(), *self.proxy.named_buffers())
         ours = {name: tuple(one.shape) for name, one in own}
         theirs = {name: tuple(one.shape) for name, one in memory["weights"].items()}

@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import boolean, in_range
 from composable.functional import qk_norm
 
 __all__ = ["QKNorm"]
@@ -18,8 +17,8 @@ class QKNorm(Surgery):
         learned: Whether the gains are parameters.
     """
 
-    gain: float = attrs.field(default=1.0, validator=in_range(0, ends="()"))
-    learned: bool = attrs.field(default=True, validator=boolean)
+    gain: float = 1.0
+    learned: bool = True
 
     surgery = staticmethod(qk_norm)
     replaces = frozenset({"norm of queries and keys"})

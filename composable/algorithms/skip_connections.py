@@ -3,12 +3,9 @@
 from typing import Any
 
 import attrs
-from attrs.validators import optional
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import boolean, in_range, integer_at_least, one_of, passes
 from composable.functional import skip_connections
-from composable.functional.stochastic_depth import describe_blocks
 
 __all__ = ["SkipConnections"]
 
@@ -26,16 +23,12 @@ class SkipConnections(Surgery):
         target: The blocks: a class, or several. None for all known blocks.
     """
 
-    sources: str = attrs.field(
-        default="embedding", validator=one_of("embedding", "mirrored", "all")
-    )
-    dynamic: bool = attrs.field(default=False, validator=boolean)
-    last: int | None = attrs.field(default=None, validator=optional(integer_at_least(1)))
-    hidden: int = attrs.field(default=64, validator=integer_at_least(1))
-    scale: float = attrs.field(default=0.1, validator=in_range(0, ends="()"))
-    target: Any = attrs.field(
-        default=None, validator=passes(lambda _, target: describe_blocks(target))
-    )
+    sources: str = "embedding"
+    dynamic: bool = False
+    last: int | None = None
+    hidden: int = 64
+    scale: float = 0.1
+    target: Any = None
 
     surgery = staticmethod(skip_connections)
     reads = frozenset({"model", "key"})

@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import integer_at_least, name_or_none
 from composable.functional import smear
 
 __all__ = ["Smear"]
@@ -18,8 +17,8 @@ class Smear(Surgery):
         target: The name of the token embedding, if it is not found.
     """
 
-    channels: int = attrs.field(default=12, validator=integer_at_least(1))
-    target: str | None = attrs.field(default=None, validator=name_or_none)
+    channels: int = 12
+    target: str | None = None
 
     surgery = staticmethod(smear)
     after = frozenset({"NGramEmbeddings"})

@@ -10,7 +10,7 @@ from attrs.validators import optional
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from composable._support.checks import check_tensors
+from composable._support.checks import check_entries, check_tensors
 from composable._support.dtensors import is_sharded
 from composable._support.foreach import compute_dtype
 from composable._support.targets import check_class_dim
@@ -134,8 +134,7 @@ class SnapshotDistillation(Algorithm):
 
     def check_memory(self, memory: Any, state: State) -> None:
         """Raise a `ValueError` if a loaded memory is not a teacher for the model."""
-        if not isinstance(memory, Mapping) or memory.keys() != set(_MEMORY):
-            raise ValueError(f"it must have the entries {', '.join(_MEMORY)}.")
+        check_entries(memory, *_MEMORY)
         check_tensors("teacher", memory["teacher"])
         if not isinstance(memory["frozen"], list):
             raise ValueError("frozen must be a list of the names of parameters.")

@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import in_range, name_or_none
 from composable.functional import softcap_head
 
 __all__ = ["SoftcapLogits"]
@@ -18,8 +17,8 @@ class SoftcapLogits(Surgery):
         target: The name of the head, if it is not found.
     """
 
-    cap: float = attrs.field(default=30.0, validator=in_range(0, ends="()"))
-    target: str | None = attrs.field(default=None, validator=name_or_none)
+    cap: float = 30.0
+    target: str | None = None
 
     surgery = staticmethod(softcap_head)
     replaces = frozenset({"head"})

@@ -3,9 +3,7 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import integer_at_least, passes
 from composable.functional import squeeze_excite
-from composable.functional.squeeze_excite import check_latent_channels
 
 __all__ = ["SqueezeExcite"]
 
@@ -20,8 +18,8 @@ class SqueezeExcite(Surgery):
         min_channels: Minimum number of input and output channels of a convolution to extend.
     """
 
-    latent_channels: int | float = attrs.field(default=64, validator=passes(check_latent_channels))
-    min_channels: int = attrs.field(default=128, validator=integer_at_least(0))
+    latent_channels: int | float = 64
+    min_channels: int = 128
 
     surgery = staticmethod(squeeze_excite)
     reads = frozenset({"model", "key"})

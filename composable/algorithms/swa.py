@@ -1,13 +1,14 @@
 """SWA, as an algorithm."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import Any
 
 import attrs
 from attrs.validators import optional
 
+from composable._support.checks import check_entries
 from composable._support.dtensors import is_sharded
 from composable._support.warn import warn_user
 from composable.algorithms._averaging import WeightAverage
@@ -188,8 +189,7 @@ class SWA(WeightAverage):
 
     def check_memory(self, memory: Any, state: State) -> None:
         """Raise a `ValueError` if a loaded memory is not that of a mean."""
-        if not isinstance(memory, Mapping) or memory.keys() != {"count", "seen"}:
-            raise ValueError("it must have the entries count, seen.")
+        check_entries(memory, "count", "seen")
         for name in ("count", "seen"):
             if type(memory[name]) is not int or memory[name] < 0:
                 raise ValueError(f"{name} must be a non-negative integer.")

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import integer_at_least, name_or_none, passes
 from composable.functional import value_embeddings
-from composable.functional.value_embeddings import check_layers
 
 __all__ = ["ValueEmbeddings"]
 
@@ -22,9 +20,9 @@ class ValueEmbeddings(Surgery):
         target: The name of the token embedding, if it is not found.
     """
 
-    layers: Sequence[int] | None = attrs.field(default=None, validator=passes(check_layers))
-    channels: int = attrs.field(default=12, validator=integer_at_least(1))
-    target: str | None = attrs.field(default=None, validator=name_or_none)
+    layers: Sequence[int] | None = None
+    channels: int = 12
+    target: str | None = None
 
     surgery = staticmethod(value_embeddings)
     replaces = frozenset({"values of attention"})

@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import in_range
 from composable.functional import value_residual
 
 __all__ = ["ValueResidual"]
@@ -17,7 +16,7 @@ class ValueResidual(Surgery):
         share: Initial share of the first values, in [0, 1].
     """
 
-    share: float = attrs.field(default=0.5, validator=in_range(0, 1))
+    share: float = 0.5
 
     surgery = staticmethod(value_residual)
     replaces = frozenset({"values of attention"})

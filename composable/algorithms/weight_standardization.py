@@ -3,7 +3,6 @@
 import attrs
 
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import integer_at_least
 from composable.functional import weight_standardization
 
 __all__ = ["WeightStandardization"]
@@ -17,7 +16,7 @@ class WeightStandardization(Surgery):
         n_last_layers_ignore: Number of convolutions, counted from the last, to skip.
     """
 
-    n_last_layers_ignore: int = attrs.field(default=0, validator=integer_at_least(0))
+    n_last_layers_ignore: int = 0
 
     surgery = staticmethod(weight_standardization)
     replaces = frozenset({"weights of convolutions"})

@@ -1,7 +1,6 @@
 """Whitening by the first layer, as an algorithm."""
 
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
 import attrs
@@ -9,7 +8,6 @@ from torch import Tensor
 
 from composable._support.checks import kind_of
 from composable.algorithms._surgery import Surgery
-from composable.algorithms._validators import in_range
 from composable.core.state import State
 from composable.functional import whiten_first_layer
 
@@ -35,7 +33,7 @@ class WhitenedFirstLayer(Surgery):
     """
 
     sample: Callable[[], Tensor] = attrs.field(validator=_check_sample)
-    eps: float = attrs.field(default=5e-4, validator=in_range(0, inf, ends="()"))
+    eps: float = 5e-4
 
     surgery = staticmethod(whiten_first_layer)
     reads = frozenset({"model", "device"})

@@ -27,7 +27,6 @@ def record_allocations(callback: object, device: torch.device, max_entries: int)
         warn_user(
             f"{type(callback).__name__} does nothing, because only the allocations of CUDA devices "
             f"are recorded: {error}.",
-            UserWarning,
         )
         return False
     _recorders[id(callback)] = max_entries

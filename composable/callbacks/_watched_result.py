@@ -86,7 +86,6 @@ class WatchedResult(ComparesResults):
             warn_user(
                 f"dataloader_label={self.dataloader_label!r} of {self.name} matches no evaluator "
                 f"that ran: {advice}.",
-                UserWarning,
             )
 
     def _is_over(self, state: State, mode: str, value: float) -> bool:

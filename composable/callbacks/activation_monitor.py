@@ -15,8 +15,6 @@ from composable.core.intervals import IntervalLike
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["ActivationMonitor"]
-
 
 class ActivationMonitor(Monitor):
     """Logs statistics of the outputs of modules, in the first microbatch of a batch.

@@ -4,8 +4,6 @@ import math
 
 from composable.callbacks.nan_monitor import NaNMonitor
 
-__all__ = ["CheckLoss"]
-
 
 class CheckLoss(NaNMonitor):
     """Raises an error if the loss of a training batch is NaN or infinite.

@@ -20,8 +20,6 @@ from composable.core.time import Timestamp
 from composable.resume.manager import FIELDS, CheckpointManager
 from composable.storage.folders import as_folder
 
-__all__ = ["CheckpointSaver"]
-
 
 class CheckpointSaver(ComparesResults):
     """Saves checkpoints of a run.
@@ -128,7 +126,6 @@ class CheckpointSaver(ComparesResults):
             warn_user(
                 f"metric={self.metric!r} of CheckpointSaver is a result of no evaluator that ran, "
                 f"so no best checkpoint was saved; evaluators: {sorted(state.metrics)}.",
-                UserWarning,
             )
 
     def batch_checkpoint(self, state: State, logger: Logger) -> Control | None:

@@ -3,8 +3,6 @@
 from composable.callbacks.optimizer_monitor import OptimizerMonitor
 from composable.core.intervals import IntervalLike
 
-__all__ = ["ComputeNorm"]
-
 
 class ComputeNorm(OptimizerMonitor):
     """Logs the L2 norms of the gradients and weights of the model, and of each parameter.

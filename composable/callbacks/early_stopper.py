@@ -11,8 +11,6 @@ from composable.core.state import State
 from composable.core.stateful import Count, NumberOrNone
 from composable.core.time import Time, TimeLike, check_time, progress
 
-__all__ = ["EarlyStopper"]
-
 _EVALUATIONS = re.compile(r"([0-9]+)eval")
 
 

@@ -29,8 +29,6 @@ from composable.data.grouping import batches_of
 from composable.distributed import Processes
 from composable.functional import with_tensors
 
-__all__ = ["ExportError", "ExportForInference"]
-
 _SUFFIXES = (".pt2", ".onnx")
 _ROWS = 2  # torch.export takes a dimension of size 1 for a constant
 
@@ -153,7 +151,6 @@ class ExportForInference(Callback):
             warn_user(
                 f"ExportForInference did not write {self.path}, because this fit trained on no "
                 "batch that shows what the input is; pass sample_input.",
-                UserWarning,
             )
             return
         path = _fill(self.path, epoch=state.timestamp.epoch, batch=state.timestamp.batch)
@@ -179,7 +176,8 @@ class ExportForInference(Callback):
 
     def _write(self, evaluated: nn.Module, path: Path) -> None:
         onnx = path.suffix == ".onnx"
-        model = _for_inference(evaluated)
+        with _no_cache(evaluated):
+            model = copy.deepcopy(evaluated).cpu().eval()
         model = model.float() if onnx else model
         call = self._sample.first_rows().for_model(model)  # type: ignore[union-attr]
         shapes = call.dynamic_shapes() if self.dynamic_batch else None
@@ -310,12 +308,6 @@ def _eps(model: nn.Module) -> float:
     """Return the rounding of the dtype of a model."""
     dtypes = [p.dtype for p in model.parameters() if p.is_floating_point()]
     return torch.finfo(dtypes[0]).eps if dtypes else 0.0
-
-
-def _for_inference(model: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, in evaluation mode."""
-    with _no_cache(model):
-        return copy.deepcopy(model).cpu().eval()
 
 
 def _outputs(outputs: Any) -> list[Tensor]:

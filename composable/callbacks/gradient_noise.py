@@ -21,8 +21,6 @@ from composable.core.stateful import Count, Kind
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
 
-__all__ = ["GradientNoise"]
-
 
 def _are_averages(value: Any) -> bool:
     return value is None or (isinstance(value, Tensor) and value.shape == (2,))
@@ -175,7 +173,6 @@ class GradientNoise(Monitor):
             warn_user(
                 "GradientNoise measured nothing, because no batch was split into microbatches: "
                 "pass grad_accum=2 or a microbatch_size to the Trainer.",
-                UserWarning,
             )
 
     def close(self) -> None:

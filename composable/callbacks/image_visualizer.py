@@ -16,8 +16,6 @@ from composable.core.intervals import IntervalLike, check_interval
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["ImageVisualizer"]
-
 
 class ImageVisualizer(Callback):
     """Logs the images on which a model is trained and evaluated, as the algorithms leave them.

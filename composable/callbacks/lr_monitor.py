@@ -8,8 +8,6 @@ from composable.core.logger import Logger
 from composable.core.state import State
 from composable.optim.learning_rates import LearningRates
 
-__all__ = ["LRMonitor"]
-
 
 class LRMonitor(Callback):
     """Logs the learning rate of every parameter group, as used by the step.

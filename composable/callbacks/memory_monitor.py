@@ -14,8 +14,6 @@ from composable.core.intervals import IntervalLike, check_interval
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["MemoryMonitor"]
-
 _GB = 1e9
 _KEYS = MappingProxyType(
     {
@@ -80,7 +78,6 @@ class MemoryMonitor(Callback):
             warn_user(
                 f"MemoryMonitor logs nothing: {state.device.type} devices have no statistics, and "
                 "this operating system does not report the resident memory of a process.",
-                UserWarning,
             )
 
     def batch_end(self, state: State, logger: Logger) -> None:

@@ -12,8 +12,6 @@ from composable.core.state import State
 from composable.core.time import TimeLike, Timestamp
 from composable.distributed import Processes
 
-__all__ = ["MemorySnapshot"]
-
 
 class MemorySnapshot(Callback):
     """Records every allocation on a CUDA device during a few batches of training, once a fit.

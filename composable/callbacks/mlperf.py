@@ -25,8 +25,6 @@ from composable.core.state import State
 from composable.core.stateful import Count
 from composable.distributed import Processes
 
-__all__ = ["MLPerfCallback"]
-
 
 class MLPerfCallback(ComparesResults):
     """Writes the log of a result for the MLPerf Training benchmark, with `mlperf_logging`.

@@ -10,8 +10,6 @@ from composable.core.callback import Callback
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["NaNMonitor"]
-
 _MAX_PENDING = 64
 
 

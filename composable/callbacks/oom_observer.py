@@ -14,8 +14,6 @@ from composable.core.logger import Logger
 from composable.core.state import State
 from composable.distributed import Processes
 
-__all__ = ["OOMObserver"]
-
 _active: list["OOMObserver"] = []
 
 
@@ -70,7 +68,7 @@ class OOMObserver(Callback):
         try:
             write_snapshot(self.path, self._device)
         except Exception as error:
-            warn_user(f"OOMObserver could not write {self.path}: {error}", UserWarning)
+            warn_user(f"OOMObserver could not write {self.path}: {error}")
 
 
 @cache  # PyTorch cannot detach a function, so that a process attaches one

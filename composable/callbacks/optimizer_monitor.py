@@ -13,8 +13,6 @@ from composable.core.intervals import IntervalLike
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["OptimizerMonitor"]
-
 
 class OptimizerMonitor(Monitor):
     """Logs the L2 norms of gradients, weights and updates.

@@ -10,8 +10,6 @@ from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.time import Timestamp, progress
 
-__all__ = ["Printer"]
-
 
 class Printer(Callback):
     """Prints a line of progress at an interval, and the results of every evaluation.

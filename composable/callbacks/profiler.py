@@ -17,8 +17,6 @@ from composable.core.stateful import Count, Kind, NumberOrNone, is_count
 from composable.core.time import Time, TimeLike, check_time, progress
 from composable.distributed import Processes
 
-__all__ = ["Profiler"]
-
 _PHASES = ("wait", "warmup", "active")
 _PHASE = Annotated[
     int,
@@ -158,7 +156,6 @@ class Profiler(Callback):
         warn_user(
             f"Profiler skips a recording at batch {state.timestamp.batch}, because another "
             "profiler is running, and PyTorch runs one at a time.",
-            UserWarning,
         )
         self._recordings, self._phase = self._recordings + 1, 0
         self._since = progress(state, self._length)[0]

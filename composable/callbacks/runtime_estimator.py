@@ -12,8 +12,6 @@ from composable.core.state import State
 from composable.core.stateful import list_of_numbers
 from composable.core.time import progress
 
-__all__ = ["RuntimeEstimator"]
-
 
 class RuntimeEstimator(Monitor):
     """Logs how long the rest of a run will take, in seconds.

@@ -15,8 +15,6 @@ from composable.core.stateful import Number, NumberOrNone, list_of_numbers
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
 
-__all__ = ["SpeedMonitor"]
-
 _UNITS = ("batches", "samples", "tokens", "flops")
 
 
@@ -211,7 +209,6 @@ def _count(state: State) -> int:
             f"SpeedMonitor can't count the floating-point operations of "
             f"{type(state.model).__name__}: {type(error).__name__}: {error} Pass them as "
             "flops_per_batch, a number or a function of the batch.",
-            UserWarning,
         )
         return 0
 

@@ -4,8 +4,6 @@ from composable._support.checks import check_range
 from composable.callbacks._watched_result import WatchedResult
 from composable.core.state import State
 
-__all__ = ["ThresholdStopper"]
-
 
 class ThresholdStopper(WatchedResult):
     """Stops training when an evaluation result is at least as good as a threshold.

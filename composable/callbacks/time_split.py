@@ -10,8 +10,6 @@ from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.stateful import Kind, is_number
 
-__all__ = ["TimeSplit"]
-
 _PARTS = ("data", "forward", "backward", "optimizer", "evaluation", "saving", "other")
 
 

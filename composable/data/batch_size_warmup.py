@@ -10,8 +10,6 @@ from composable.core.time import HasTime
 from composable.data.sampler import GlobalBatchSampler
 from composable.functional import warmed_up_batch_size
 
-__all__ = ["BatchSizeWarmupSampler"]
-
 
 @attrs.define(eq=False, repr=False, slots=False)
 class BatchSizeWarmupSampler(GlobalBatchSampler):

@@ -6,8 +6,6 @@ import torch
 
 from composable._support.notes import add_note
 
-__all__ = ["LOADER_ERRORS", "explain_dead_worker"]
-
 LOADER_ERRORS = (RuntimeError, ConnectionError, EOFError)
 """What a `DataLoader` raises if one of its workers died."""
 _DIED = "DataLoader worker (pid"

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from composable._support.tree import children_of
 
-__all__ = ["digest_of"]
-
 _SAMPLED = 1 << 16
 
 

@@ -25,32 +25,10 @@ from torch.utils.data import (
     SubsetRandomSampler,
     get_worker_info,
 )
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from composable.core.key import Key
 from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
-
-__all__ = [
-    "Epoch",
-    "Parts",
-    "SeededIndex",
-    "SharedEpoch",
-    "check_map_style",
-    "copy_loader",
-    "current_fetch",
-    "draws_during_iteration",
-    "enter_epoch",
-    "fetch_by_workers",
-    "function_arity",
-    "has_own_iteration",
-    "has_plain_order",
-    "in_epoch",
-    "is_map_style",
-    "loader_length",
-    "uses_workers",
-    "with_new_workers",
-    "with_seeded_fetch",
-    "without_workers",
-]
 
 T = TypeVar("T")
 
@@ -304,20 +282,12 @@ def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]
     indices = iter(sampler)
     if own is not None:  # torch's iterator draws a seed for workers from it
         torch.empty((), dtype=torch.int64).random_(generator=own)
-    fetch = _fetcher(dataloader)
+    fetcher: Any = _MapDatasetFetcher(
+        dataloader.dataset, dataloader._auto_collation, dataloader.collate_fn, drop_last=False
+    )
     for index in indices:
         seed_fetch(index.seed, index.step, index.shard)
-        yield fetch(index.indices)
-
-
-def _fetcher(dataloader: DataLoader[Any]) -> Callable[[Any], Any]:
-    dataset, collate = dataloader.dataset, dataloader.collate_fn
-    if not dataloader._auto_collation:
-        return lambda index: collate(dataset[index])
-    many = getattr(dataset, "__getitems__", None)
-    if many:
-        return lambda indices: collate(many(indices))
-    return lambda indices: collate([dataset[index] for index in indices])
+        yield fetcher.fetch(index.indices)
 
 
 class SeededIndexSampler:

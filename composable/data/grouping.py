@@ -13,23 +13,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.shards import Shards, TreeSum, all_reduce_exactly
 
-__all__ = [
-    "BatchGroup",
-    "BatchPart",
-    "Examples",
-    "ShardedBatch",
-    "batches_of",
-    "each_batch",
-    "grouped",
-    "is_group",
-    "mean_over_shards",
-    "parts_of",
-    "shards_in",
-    "shards_of",
-    "split_into_shards",
-    "total_weight",
-]
-
 
 class BatchPart(NamedTuple):
     """A batch of a group."""
@@ -57,16 +40,8 @@ class BatchGroup:
     """
 
     batches: tuple[Any, ...]
-    loss_fns: tuple[Any, ...] = attrs.field()
-    empty: tuple[bool, ...] = attrs.field()
-
-    @loss_fns.default
-    def _that_of_the_step(self) -> tuple[None, ...]:
-        return (None,) * len(self.batches)
-
-    @empty.default
-    def _none_is_empty(self) -> tuple[bool, ...]:
-        return (False,) * len(self.batches)
+    loss_fns: tuple[Any, ...] = attrs.Factory(lambda self: (None,) * len(self.batches), True)
+    empty: tuple[bool, ...] = attrs.Factory(lambda self: (False,) * len(self.batches), True)
 
     @property
     def numbers(self) -> Iterable[int]:
@@ -223,14 +198,9 @@ def split_into_shards(batch: Any, spec: BatchSpec, shards: Shards) -> tuple[list
     pieces = iter(spec.split(batch, [size for size in sizes if size]))
     if sizes[0]:
         next(pieces)
-    own = sizes[1:-1]
-    return [next(pieces) if size else spec.split(batch, _first(examples))[0] for size in own], (
-        examples
-    )
-
-
-def _first(examples: int) -> list[int]:
-    return [1, examples - 1] if examples > 1 else [1]
+    first = [1, examples - 1] if examples > 1 else [1]
+    own = [next(pieces) if size else spec.split(batch, first)[0] for size in sizes[1:-1]]
+    return own, examples
 
 
 def shards_of(

@@ -9,8 +9,6 @@ from torch.utils.data import Dataset
 from composable.batches.batch import describe_batch
 from composable.data.fetching import check_map_style
 
-__all__ = ["Indexed", "check_index_key", "indices_of"]
-
 
 class Indexed(Dataset[Any]):
     """A map-style dataset whose examples have their index.

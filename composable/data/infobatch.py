@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable._support.checks import check_range, check_tensor
+from composable._support.checks import check_entries, check_range, check_tensor
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.state import State
@@ -18,9 +18,6 @@ from composable.data.sampler import GlobalBatchSampler
 from composable.distributed.processes import Processes
 from composable.functional import infobatch
 from composable.losses.classes import OncePerLoss
-
-__all__ = ["InfoBatch", "InfoBatchSampler"]
-
 
 _AFTERWARDS = frozenset({Event.EVAL_START, Event.PREDICT_START, Event.FIT_END})
 """The events after which the sampler yields all examples."""
@@ -213,10 +210,8 @@ class InfoBatch(Algorithm):
 
     def check_memory(self, memory: Any, state: State) -> None:
         """Raise a `ValueError` if a loaded memory is not that of the dataset of the sampler."""
-        names = {"losses", "kept", "weights"}
-        if not isinstance(memory, Mapping) or memory.keys() != names:
-            raise ValueError(f"it must have the entries {', '.join(sorted(names))}.")
-        for name in names:
+        check_entries(memory, "kept", "losses", "weights")
+        for name in memory:
             check_tensor(name, memory[name])
             if memory[name].shape != (self.sampler.length,):
                 raise ValueError(f"{name} must have one entry for each of {self.sampler.length}.")

@@ -11,8 +11,6 @@ from composable._support.checks import check_count, kind_of
 from composable.data.sampler import GlobalBatchSampler
 from composable.functional import group_by_length
 
-__all__ = ["LengthGroupedBatchSampler"]
-
 
 def _numbers(lengths: Sequence[float] | Tensor) -> Tensor:
     """Return a copy of the lengths as a tensor on the CPU."""
@@ -69,12 +67,10 @@ class LengthGroupedBatchSampler(GlobalBatchSampler):
     """
 
     lengths: Tensor = attrs.field(converter=_numbers)
-    length: int = attrs.field(init=False)
+    length: int = attrs.field(
+        init=False, default=attrs.Factory(lambda self: len(self.lengths), True)
+    )
     window: int = attrs.field(default=50, kw_only=True)
-
-    @length.default
-    def _number_of_lengths(self) -> int:
-        return len(self.lengths)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

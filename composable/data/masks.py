@@ -11,23 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from composable._support.checks import as_path
+from composable._support.checks import as_path, check_entries
 from composable._support.devices import send
 from composable._support.tree import tensors_of
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.processes import Processes
-
-__all__ = [
-    "RecordedMasks",
-    "ReplayMasks",
-    "checksum_of",
-    "gather_rows",
-    "load_masks",
-    "merge_rows",
-    "row_of",
-]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SAME = "the data set, the order, the batch size and the seed must be those of the recorded run"
@@ -328,6 +318,4 @@ class ReplayMasks(Algorithm):
 
     def check_memory(self, memory: Any, state: State) -> None:
         """Raise a `ValueError` if a loaded memory is not one of this class."""
-        names = {"step", "part", "wrong"}
-        if not isinstance(memory, Mapping) or memory.keys() != names:
-            raise ValueError(f"it must have the entries {', '.join(sorted(names))}.")
+        check_entries(memory, "part", "step", "wrong")

@@ -35,19 +35,6 @@ from composable.data.streams import (
 )
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
-__all__ = [
-    "MovedGeneratorWarning",
-    "ReplayedBatchesWarning",
-    "check_loader_state",
-    "fetches_are_seeded",
-    "get_generator_states",
-    "get_generators",
-    "is_stateful",
-    "read_loader_state",
-    "seeded_batches",
-    "set_generator_states",
-]
-
 T = TypeVar("T")
 log = logging.getLogger("composable")
 

@@ -15,8 +15,6 @@ from composable.core.key import Key, as_key
 from composable.data.fetching import SharedEpoch
 from composable.functional import pack_lengths
 
-__all__ = ["PackedDocuments"]
-
 
 class PackedDocuments(Dataset[dict[str, Tensor]]):
     """A map-style dataset of rows, whose documents are in a new order in each epoch.

@@ -9,8 +9,6 @@ from composable.core.key import Key, as_key
 from composable.data.fetching import SharedEpoch, check_map_style
 from composable.utils.reproducibility import seed_example
 
-__all__ = ["PerExample"]
-
 
 class PerExample(Dataset[Any]):
     """A map-style dataset whose random numbers depend only on the seed, the epoch and the index.

@@ -7,8 +7,6 @@ from torch import Tensor
 from composable._support.hashing import hash_integers
 from composable.core.key import Key
 
-__all__ = ["permute"]
-
 _ROUNDS = 8
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import to_device
 
-__all__ = ["Copies", "CopyStream", "Prefetcher", "has_streams", "on_device"]
-
 
 class Copies:
     """How batches are copied to a device: here not at all.

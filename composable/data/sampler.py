@@ -12,8 +12,6 @@ from composable.core.key import Key, as_key
 from composable.data.fetching import SharedEpoch
 from composable.data.permutation import permute
 
-__all__ = ["GlobalBatchSampler"]
-
 _BLOCK = 2**16
 """The number of examples whose indices are computed at a time."""
 _LARGEST_STORED = 2**22

@@ -17,8 +17,6 @@ from composable.data.stream_parts import is_local_stream
 from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
 
-__all__ = ["IndexShards", "batches_in_turn", "divided_batches", "is_local", "numbered_batches"]
-
 
 class IndexShards:
     """Splits the indices of global batches into the shards of a process, before they are fetched.

@@ -12,8 +12,6 @@ from composable.data.fetching import copy_loader
 from composable.data.order import is_stream
 from composable.distributed.processes import Processes
 
-__all__ = ["is_local_stream", "shard_stream"]
-
 _DIVIDE_THEMSELVES = ("streaming", "webdataset")
 """Packages whose streams have the part of their process."""
 _sharded: WeakSet[DataLoader[Any]] = WeakSet()

@@ -23,15 +23,6 @@ from composable.data.fetching import Epoch, Fetch, copy_loader, current_fetch, e
 from composable.data.worker_shard import WorkerShard
 from composable.utils.reproducibility import seed_epoch, seed_fetch
 
-__all__ = [
-    "UnshardedStreamWarning",
-    "begin_stream",
-    "check_stream_state",
-    "read_stream_state",
-    "stateful_stream_batches",
-    "stream_batches",
-]
-
 
 class UnshardedStreamWarning(UserWarning):
     """Several worker processes read an iterable dataset that is not divided among them."""
@@ -48,16 +39,14 @@ def stream_batches(dataloader: DataLoader[Any]) -> Iterator[Any]:
 
 def _with_workers(dataloader: DataLoader[Any], turn: int = 0, **changes: Any) -> Iterator[Any]:
     """Iterate over a changed copy of a loader, whose first worker has the number `turn`."""
-    watch = Watch.of(dataloader)
-    init = partial(
-        _init_worker,
-        then=dataloader.worker_init_fn,
-        turn=turn,
-        asked=None if watch is None else watch.asked,
-        fetch=current_fetch(),
-    )
+    asked: Tensor | None = None
+    if dataloader.num_workers > 1 and dataloader not in _watched:  # report once for a loader
+        _watched.add(dataloader)
+        asked = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    then, fetch = dataloader.worker_init_fn, current_fetch()
+    init = partial(_init_worker, then=then, turn=turn, asked=asked, fetch=fetch)
     loader = copy_loader(dataloader, persistent_workers=False, worker_init_fn=init, **changes)
-    return iter(loader) if watch is None else watch.over(iter(loader))
+    return iter(loader) if asked is None else _reporting(iter(loader), dataloader, asked)
 
 
 # --- the position ---
@@ -218,7 +207,7 @@ def _track_workers(dataloader: DataLoader[Any], epoch: Epoch, position: Position
     """Iterate over the batches of workers that return the state of their dataset with each."""
     seed_epoch(epoch.key, epoch.number)
     stream = TrackedStream(dataloader.dataset, epoch, position, dataloader.generator is None)
-    collate = partial(_collate, stream, dataloader.collate_fn)
+    collate = partial(stream.fetched, dataloader.collate_fn)
     for fetched in _with_workers(dataloader, position.turn, dataset=stream, collate_fn=collate):
         position.record(fetched)
         yield fetched.batch
@@ -263,17 +252,13 @@ class TrackedStream(IterableDataset[Any]):
         if number:  # seed_epoch seeds the first batch of an epoch
             seed_fetch(self.epoch.key, self.epoch.step + number)
 
-    def fetched(self, batch: Any) -> Fetched:
-        """Return a batch with the state after it, and seed the next one."""
+    def fetched(self, collate: Callable[[Any], Any], examples: Any) -> Fetched:
+        """Collate examples, read the state after them, and seed the next batch."""
+        batch = collate(examples)
         state = copy.deepcopy(self.dataset.state_dict())  # it is pickled later, in a thread
         self.batches[self.worker] += 1
         self.seed()
         return Fetched(batch, state, self.worker)
-
-
-def _collate(stream: TrackedStream, collate: Callable[[Any], Any], examples: Any) -> Fetched:
-    """Collate, and read the state after the examples, in the process that read them."""
-    return stream.fetched(collate(examples))
 
 
 # --- worker processes ---
@@ -324,44 +309,30 @@ def _record_reads(info: Any, asked: Tensor) -> None:
     object.__setattr__(info, "__class__", WatchedInfo)
 
 
-@attrs.frozen(eq=False)
-class Watch:
-    """Warns if no worker of a loader reads which one it is."""
+def _reporting(batches: Iterator[Any], dataloader: DataLoader[Any], asked: Tensor) -> Iterator[Any]:
+    """Iterate, and report after a batch of each worker, or at the end of a shorter epoch."""
+    pending = dataloader.num_workers
+    for batch in batches:
+        pending -= 1
+        if not pending:
+            _report_unshared(dataloader, asked)
+        yield batch
+    if pending > 0:
+        _report_unshared(dataloader, asked)
 
-    dataloader: DataLoader[Any]
-    asked: Tensor
 
-    @classmethod
-    def of(cls, dataloader: DataLoader[Any]) -> "Watch | None":
-        """Watch a loader with several workers, once."""
-        if dataloader.num_workers < 2 or dataloader in _watched:
-            return None
-        _watched.add(dataloader)
-        asked = torch.zeros((), dtype=torch.int64)
-        return cls(dataloader, asked.share_memory_())  # type: ignore[no-untyped-call]
-
-    def over(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Iterate, and warn after a batch of each worker, or at the end of a shorter epoch."""
-        number = 0
-        for number, batch in enumerate(batches, 1):
-            if number == self.dataloader.num_workers:
-                self.report()
-            yield batch
-        if number < self.dataloader.num_workers:
-            self.report()
-
-    def report(self) -> None:
-        """Warn if no worker has read which one it is."""
-        if self.asked.item():
-            return
-        count, name = self.dataloader.num_workers, type(self.dataloader.dataset).__name__
-        warn_user(
-            f"{count} workers read the iterable dataset {name}, and none of them called "
-            f"get_worker_info(): if each reads all examples, an epoch has every example {count} "
-            "times. Divide them in __iter__, wrap the dataset in composable.data.WorkerShard, or "
-            "ignore this warning if the examples are random.",
-            UnshardedStreamWarning,
-        )
+def _report_unshared(dataloader: DataLoader[Any], asked: Tensor) -> None:
+    """Warn if no worker has read which one it is."""
+    if asked.item():
+        return
+    count, name = dataloader.num_workers, type(dataloader.dataset).__name__
+    warn_user(
+        f"{count} workers read the iterable dataset {name}, and none of them called "
+        f"get_worker_info(): if each reads all examples, an epoch has every example {count} "
+        "times. Divide them in __iter__, wrap the dataset in composable.data.WorkerShard, or "
+        "ignore this warning if the examples are random.",
+        UnshardedStreamWarning,
+    )
 
 
 _watched: WeakSet[DataLoader[Any]] = WeakSet()

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from composable._support.checks import as_path, check_count, check_tensor
+from composable._support.checks import as_path, check_count, check_tensor, is_integer
 from composable._support.paths import open_regular, open_to_write, replacing
-
-__all__ = ["TokenFiles", "write_token_file"]
 
 _MAGIC, _VERSION = 20240520, 1
 _HEADER = 1024
@@ -184,9 +182,8 @@ def _read_count(path: Path, length: int) -> int:
 
 def _check_tokens(tokens: Any) -> None:
     check_tensor("tokens", tokens)
-    kind = tokens.dtype
-    if kind.is_floating_point or kind.is_complex or kind is torch.bool:
-        raise TypeError(f"tokens must be integers, not {kind}.")
+    if not is_integer(tokens):
+        raise TypeError(f"tokens must be integers, not {tokens.dtype}.")
     if tokens.ndim != 1 or not len(tokens):
         raise ValueError(
             f"tokens must have one dimension and at least one id, not the shape "
@@ -197,7 +194,7 @@ def _check_tokens(tokens: Any) -> None:
             f"tokens has {len(tokens)} ids, and the header of a file counts at most {_LARGEST}: "
             "write several files, such as tokens.split(10**8)."
         )
-    if kind is not torch.uint16:
+    if tokens.dtype is not torch.uint16:
         low, high = (int(end) for end in tokens.aminmax())
         if low < 0 or high >= _VOCABULARY:
             raise ValueError(

@@ -8,8 +8,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from composable._support.checks import check_count
 
-__all__ = ["WorkerShard"]
-
 
 class WorkerShard(IterableDataset[Any]):
     """A stream of which each worker yields every n-th batch, in the order without workers.

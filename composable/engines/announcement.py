@@ -10,8 +10,6 @@ from torch import Tensor
 
 from composable.distributed.processes import Processes
 
-__all__ = ["PACKED", "Announcement"]
-
 _NUMBERS = 7
 PACKED = 4 * _NUMBERS
 """The small integers that a process packs its numbers into."""

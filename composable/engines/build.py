@@ -7,8 +7,6 @@ from composable.distributed.processes import Processes
 from composable.distributed.strategies import Strategy
 from composable.engines.engine import Engine
 
-__all__ = ["check_engine", "engine_type", "reads_parts"]
-
 
 def engine_type(strategy: Strategy, processes: Processes, shards: int) -> Any:
     """Return the class of the engine of a run.

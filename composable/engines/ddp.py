@@ -19,8 +19,6 @@ from composable.engines.reducer import GradientReducer, drop_absent, flags_like
 from composable.engines.sums import ShardSums
 from composable.plan.dispatch import Dispatcher
 
-__all__ = ["Replicated"]
-
 
 @attrs.define(eq=False)
 class Replicated(Parallel):

@@ -22,8 +22,6 @@ from composable.engines.modules import check_dense
 from composable.engines.partitioned import Partitioned
 from composable.plan.compatibility import occurrences
 
-__all__ = ["Zero"]
-
 _COUNTERS = ("global_steps", "global_samples", "micro_steps", "skipped_steps")
 _PARTITIONS = (
     "single_partition_of_fp32_groups",  # stages 1 and 2

@@ -15,8 +15,6 @@ from composable.engines.parallel import Parallel
 from composable.engines.reducer import drop_absent, flags_like
 from composable.engines.sums import ShardSums, as_real
 
-__all__ = ["Exact", "kinds_of"]
-
 
 @attrs.define(eq=False)
 class Exact(Parallel):

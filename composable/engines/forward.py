@@ -14,8 +14,6 @@ from composable.batches.precision import Precision
 from composable.core.state import State
 from composable.losses.loss import ModelLoss, OutputLoss
 
-__all__ = ["ForwardPass", "explain_float16"]
-
 
 @attrs.frozen(eq=False)
 class ForwardPass:

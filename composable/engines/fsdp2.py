@@ -24,8 +24,6 @@ from composable.engines.modules import Buffers, check_dense
 from composable.engines.partitioned import Partitioned
 from composable.engines.sums import ShardSums
 
-__all__ = ["Sharded"]
-
 
 @attrs.define(eq=False)
 class Sharded(Partitioned):

@@ -12,9 +12,6 @@ from composable._support.dtensors import local_part, sharded_like
 from composable.core.key import Key
 from composable.utils.reproducibility import seed_all
 
-__all__ = ["Initialization", "has_meta_tensors", "is_unset", "replace_parameters"]
-
-
 _ALIGNED = 64
 """A multiple of the sizes of all elements, in bytes."""
 

@@ -13,18 +13,6 @@ from composable.distributed.processes import Processes
 from composable.functional import NGramEmbedding
 from composable.losses.loss import ModelLoss
 
-__all__ = [
-    "Buffers",
-    "WrittenBuffers",
-    "all_modules",
-    "bind_loss",
-    "buffers_of",
-    "check_dense",
-    "sparse_tables",
-    "trained_parameters",
-    "write_gradients",
-]
-
 
 def bind_loss(state: State) -> State:
     """Bind a loss that the model computes itself to the model of `state`."""

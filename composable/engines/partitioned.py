@@ -17,8 +17,6 @@ from composable.engines.engine import Setup
 from composable.engines.modules import bind_loss
 from composable.engines.parallel import Parallel
 
-__all__ = ["Partitioned"]
-
 
 @attrs.define(eq=False)
 class Partitioned(Parallel):

@@ -21,8 +21,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from composable._support.devices import from_numbers
 
-__all__ = ["GradientReducer", "Hook", "drop_absent", "flags_like"]
-
 Hook: TypeAlias = Callable[[Any, Any], Future[Tensor]]
 """A communication hook of DDP: a function of a state and a `GradBucket`."""
 

@@ -17,15 +17,6 @@ from composable.optim.loss_scaling import unscale_, update_scale
 from composable.optim.stepping import count_skipped_step, zero_grad
 from composable.plan.dispatch import Dispatcher
 
-__all__ = [
-    "GradientOverflowError",
-    "LossScaler",
-    "SkippedStep",
-    "skip_overflow",
-    "skipping",
-    "unscale_gradients",
-]
-
 _LOWEST = 2.0**-10
 
 

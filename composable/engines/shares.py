@@ -31,8 +31,6 @@ from composable.losses.confirmation import LossOf, has_divisor, keeping_buffers
 from composable.losses.part_weights import Count, SplitLossError, TermWeights, Weight
 from composable.losses.weights import LossWeights
 
-__all__ = ["LossShares", "StepShares", "factor_of_gradients", "other_form"]
-
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 
 

@@ -15,8 +15,6 @@ from composable.engines.modules import buffers_of, trained_parameters
 from composable.engines.shares import StepShares
 from composable.losses.mean import ExampleCounter
 
-__all__ = ["ShardSums", "as_real"]
-
 
 class ShardSums(Sums):
     """The sums of losses and buffers; those of gradients are in `.grad` on every process.

@@ -99,7 +99,6 @@ def _kernels() -> ModuleType | None:
         warn_user(
             f"Numba is installed but can't be imported ({error}), so images are augmented by "
             f"operations on tensors, which are slower. Set {SWITCH}=0 to do so without a warning.",
-            UserWarning,
         )
         return None
     return kernels

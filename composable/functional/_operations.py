@@ -4,12 +4,13 @@ A strength is drawn in the unit of its operation: degrees, bits, a factor, a sha
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_one_of
+from composable._support.checks import Check, check_one_of
 from composable._support.devices import send
 from composable._support.foreach import compute_dtype
 from composable._support.pixels import Images, like_images
@@ -52,12 +53,8 @@ _RANGES = torch.tensor(
     ],
     dtype=torch.float64,
 )
+check_set: Check = partial(check_one_of, allowed=SETS)
 _BRIGHTNESS = list(OPERATIONS).index("brightness")
-
-
-def check_set(name: str, value: str) -> None:
-    """Raise an error for a set of operations that does not exist."""
-    check_one_of(name, value, SETS)
 
 
 def draw_operations(

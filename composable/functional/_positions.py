@@ -11,6 +11,7 @@ from composable._support.checks import kind_of
 from composable._support.registry import Registry, check_class, class_name
 from composable._support.surgery import report_nothing
 
+from ._reclass import other_setting
 from .layers.attention import ChangedAttention
 from .layers.attention_bias import NoPositions
 from .replace_modules import replace_modules
@@ -110,10 +111,7 @@ class PositionSurgery(Generic[Setting]):
             if earlier is None:
                 continue
             if earlier != setting:
-                raise ValueError(
-                    f"{self.setting}={setting} must be {earlier}, with which {name or 'model'} is "
-                    "converted already; convert the original model instead."
-                )
+                raise other_setting(f"{self.setting}={setting}", earlier, name)
             names.add(name)
         return names
 

@@ -57,6 +57,14 @@ def keeps_forward_of(plain: type[nn.Module] | str, module: nn.Module) -> bool:
     )
 
 
+def other_setting(wanted: str, found: object, name: str) -> ValueError:
+    """Return the error for a module that is converted already, with another setting."""
+    return ValueError(
+        f"{wanted} must be {found}, with which {name or 'model'} is converted already; convert the "
+        "original model instead."
+    )
+
+
 def refuse_lazy(name: str, module: nn.Module, kinds: Iterable[type], method: str) -> None:
     """Raise a ValueError for a lazy layer that becomes one of these classes at its first call."""
     becomes: Any = getattr(module, "cls_to_become", None)

@@ -96,8 +96,6 @@ def find_token_embedding(model: nn.Module, target: str | None, method: str = "")
     found = {id(module): name for name, module in named.items() if isinstance(module, nn.Embedding)}
     given = _given(named, found)
     if target is not None:
-        if not isinstance(target, str):
-            raise TypeError(f"target={target!r} must be the name of a module, or None.")
         if not isinstance(named.get(target), nn.Embedding):
             known = ", ".join(map(repr, found.values())) or "none"
             raise ValueError(

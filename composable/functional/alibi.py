@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from composable._support.checks import check_count, check_module
+from composable._support.checks import checked, minimum
 from composable._support.registry import Registry
 
 from ._positions import PositionSurgery
@@ -36,6 +36,7 @@ _SURGERY: PositionSurgery[int] = PositionSurgery(
 )
 
 
+@checked(max_sequence_length=minimum(1))
 def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
     r"""Replace learned or rotary position embeddings by attention biases linear in the distance.
 
@@ -92,8 +93,6 @@ def alibi(model: nn.Module, *, max_sequence_length: int) -> nn.Module:
         >>> alibi(model, max_sequence_length=64)[0].__class__.__name__
         'BiasedAttention'
     """
-    check_module("model", model)
-    check_count("max_sequence_length", max_sequence_length, 1)
     return _SURGERY(model, max_sequence_length)
 
 

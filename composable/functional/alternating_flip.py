@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_count, check_tensor
+from composable._support.checks import check_count, check_tensor, checked, is_integer
 from composable._support.devices import send
 from composable._support.hashing import hash_integers
 
@@ -52,6 +52,7 @@ def alternating_flip(
     return apply_alternating_flip(images, draw_alternating_flip(indices, epoch=epoch, seed=seed))
 
 
+@checked(indices=check_tensor, epoch=check_count, seed=check_count)
 def draw_alternating_flip(
     indices: Int[Tensor, " batch"], *, epoch: int, seed: int = 0
 ) -> Bool[Tensor, " batch"]:
@@ -75,11 +76,8 @@ def draw_alternating_flip(
         >>> draw_alternating_flip(torch.arange(6), epoch=1)
         tensor([ True, False, False, False, False,  True])
     """
-    check_tensor("indices", indices)
-    if indices.dtype.is_floating_point or indices.dtype.is_complex or indices.dtype is torch.bool:
+    if not is_integer(indices):
         raise TypeError(f"indices must have an integer dtype, not {indices.dtype}.")
-    check_count("epoch", epoch)
-    check_count("seed", seed)
     return (hash_integers(indices.long(), seed) + epoch) % 2 == 1
 
 

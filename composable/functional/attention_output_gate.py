@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from composable._support.checks import check_count
+from composable._support.checks import checked, minimum
 
 from .layers.attention import Attend, AttentionCall, AttentionChange
 from .register_attention import change_attention
@@ -16,6 +16,7 @@ from .register_attention import change_attention
 __all__ = ["attention_output_gate"]
 
 
+@checked(channels=minimum(1))
 def attention_output_gate(model: nn.Module, *, channels: int = 12) -> nn.Module:
     r"""Multiply the output of each head of attention by a gate, which its inputs determine.
 
@@ -63,7 +64,6 @@ def attention_output_gate(model: nn.Module, *, channels: int = 12) -> nn.Module:
           (attention_output_gate): OutputGate(channels=4)
         )
     """
-    check_count("channels", channels, 1)
     return change_attention(model, lambda heads, _: OutputGate(heads, channels=channels))
 
 

@@ -6,22 +6,13 @@ Improve Robustness and Uncertainty", ICLR 2020, https://arxiv.org/abs/1912.02781
 
 from collections.abc import Callable
 from functools import partial
-from math import inf
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from composable._support.checks import (
-    Check,
-    check_count,
-    check_draw,
-    check_generator,
-    checked,
-    minimum,
-    within,
-)
+from composable._support.checks import Check, check_count, check_draw, checked, minimum, within
 from composable._support.devices import send
 from composable._support.pixels import Images, check_images, check_pixels, like_images, values_of
 from composable._support.sampling import draw_beta, draw_dirichlet, generator_device
@@ -44,9 +35,8 @@ _options: dict[str, Check] = {
     "severity": within(0, 10),
     "depth": check_depth,
     "width": minimum(1),
-    "alpha": within(0, inf, ends="()"),
+    "alpha": within(0, ends="()"),
     "augmentations": check_set,
-    "generator": check_generator,
 }
 
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_any, check_count, check_flag, check_module
+from composable._support.checks import check_any, check_count, check_flag, checked
 from composable._support.warn import NoEffectWarning, warn_user
 
 from ._reclass import reclass, refuse_lazy
@@ -38,6 +38,12 @@ CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MAX_POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 
+@checked(
+    replace_convs=check_flag,
+    replace_maxpools=check_flag,
+    blur_first=check_flag,
+    min_channels=check_count,
+)
 def blurpool(
     model: nn.Module,
     *,
@@ -89,12 +95,7 @@ def blurpool(
         >>> [type(layer).__name__ for layer in blurpool(model)]
         ['Conv2d', 'BlurMaxPool2d', 'BlurConv2d']
     """
-    check_module("model", model)
-    check_flag("replace_convs", replace_convs)
-    check_flag("replace_maxpools", replace_maxpools)
-    check_flag("blur_first", blur_first)
     check_any("replace_convs", replace_convs, "replace_maxpools", replace_maxpools)
-    check_count("min_channels", min_channels)
     like = next((p for p in model.parameters() if p.is_floating_point()), None)
 
     def rule(name: str, module: nn.Module) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from composable._support.checks import check_generator, check_is_callable, check_tensors, kind_of
+from composable._support.checks import check_is_callable, check_tensors, checked, kind_of
 from composable._support.generators import preserving_generators
 from composable._support.tree import map_tensors, tensors_of
 
@@ -31,6 +31,7 @@ class WholeGradients(NamedTuple):
     grads: dict[str, Tensor | None]
 
 
+@checked(forward=check_is_callable, loss_fn=check_is_callable, params=check_tensors)
 def cached_gradients(
     forward: Callable[[Any], Any],
     parts: Sequence[Any],
@@ -80,13 +81,9 @@ def cached_gradients(
         >>> torch.allclose(grads["weight"], encoder.weight.grad, atol=1e-6)
         True
     """
-    check_is_callable("forward", forward)
-    check_is_callable("loss_fn", loss_fn)
     if not isinstance(parts, (list, tuple)) or not parts:
         got = f"{parts!r}" if isinstance(parts, (list, tuple)) else kind_of(parts)
         raise TypeError(f"parts must be a list or a tuple of at least one part, not {got}.")
-    check_tensors("params", params)
-    check_generator("generator", generator)
     trained = {name: param for name, param in params.items() if param.requires_grad}
     if generator is not None and generator.device.type != "cpu":
         raise ValueError(

@@ -3,8 +3,6 @@
 Chen et al., "Cautious Weight Decay", 2025, https://arxiv.org/abs/2510.12402
 """
 
-from math import inf
-
 import torch
 from torch import Tensor
 
@@ -42,7 +40,7 @@ def cautious_weight_decay(before: Floats, after: Floats, *, decay: float) -> dic
         {'w': tensor([0.2500, 1.5000])}
     """
     given = as_lists(before=before, after=after)
-    check_range("decay", decay, 0, inf, ends="[)")
+    check_range("decay", decay, 0, ends="[)")
     starts, ends = ([tensor.clone() for tensor in tensors] for tensors in given)
     return dict(zip(before, decay_inward(starts, ends, decay), strict=True))
 

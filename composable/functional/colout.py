@@ -16,7 +16,6 @@ from composable._support.checks import (
     check_count,
     check_draw,
     check_flag,
-    check_generator,
     check_one_batch,
     check_size,
     check_tensor,
@@ -31,11 +30,7 @@ from .resized import ResizedBatch, resizing
 
 __all__ = ["ColOutDraw", "apply_colout", "colout", "draw_colout"]
 
-_options: dict[str, Check] = {
-    "p_row": within(0, 1, ends="[)"),
-    "p_col": within(0, 1, ends="[)"),
-    "generator": check_generator,
-}
+_options: dict[str, Check] = {"p_row": within(0, 1, ends="[)"), "p_col": within(0, 1, ends="[)")}
 
 
 class ColOutDraw(NamedTuple):

@@ -6,7 +6,7 @@ with Localizable Features", ICCV 2019, https://arxiv.org/abs/1905.04899
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import inf, prod
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,6 @@ from composable._support.checks import (
     check_count,
     check_draw,
     check_flag,
-    check_generator,
     check_one_batch,
     check_partners,
     check_size,
@@ -38,10 +37,9 @@ __all__ = ["CutMixDraw", "apply_cutmix", "cutmix", "draw_cutmix"]
 
 _SEVERAL = "mix several with one draw: see draw_cutmix and apply_cutmix"
 _options: dict[str, Check] = {
-    "alpha": within(0, inf, ends="()"),
+    "alpha": within(0, ends="()"),
     "uniform_sampling": check_flag,
     "per_sample": check_flag,
-    "generator": check_generator,
 }
 
 

@@ -5,7 +5,6 @@ https://arxiv.org/abs/1708.04552
 """
 
 from collections.abc import Sequence
-from math import inf
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from composable._support.checks import (
     Check,
     check_count,
     check_flag,
-    check_generator,
     check_range,
     check_size,
     check_tensor,
@@ -35,7 +33,7 @@ _SHARE = "below 1 it is a share of the shorter side"
 
 def check_hole_length(name: str, length: float) -> None:
     """Raise an error unless the length is a share of a side, or a whole number of pixels."""
-    check_range(name, length, 0, inf, ends="[)", advice=_SHARE)
+    check_range(name, length, 0, ends="[)", advice=_SHARE)
     if length > 1 and length != int(length):
         raise ValueError(f"{name}={length!r} must be a whole number of pixels; {_SHARE}.")
 
@@ -45,7 +43,6 @@ _options: dict[str, Check] = {
     "length": check_hole_length,
     "uniform_sampling": check_flag,
     "per_sample": check_flag,
-    "generator": check_generator,
 }
 
 

@@ -6,8 +6,6 @@ Su and Yuille, "Snapshot Distillation: Teacher-Student Optimization in One Gener
 https://arxiv.org/abs/1812.00123
 """
 
-from math import inf
-
 from jaxtyping import Float
 from torch import Tensor
 
@@ -18,7 +16,7 @@ from composable._support.targets import check_class_dim, check_several_classes
 __all__ = ["distillation_loss"]
 
 
-@checked(temperature=within(0, inf, ends="()"), class_dim=check_class_dim)
+@checked(temperature=within(0, ends="()"), class_dim=check_class_dim)
 def distillation_loss(
     logits: Float[Tensor, "batch ..."],
     teacher_logits: Float[Tensor, "batch ..."],

@@ -6,7 +6,6 @@ exponential one), https://arxiv.org/abs/1703.01780
 """
 
 from collections.abc import Mapping
-from math import inf
 
 from torch import Tensor
 
@@ -54,7 +53,7 @@ def ema(
     return lerp_tensors(average, current, 1 - smoothing)
 
 
-@checked(half_life=within(0, inf, ends="()"), update_interval=within(0, inf, ends="()"))
+@checked(half_life=within(0, ends="()"), update_interval=within(0, ends="()"))
 def ema_smoothing(half_life: float, update_interval: float = 1) -> float:
     r"""Compute the smoothing for which the weight of a value halves in `half_life`.
 

@@ -54,8 +54,8 @@ def ema_nesterov_step(
         ({'w': tensor([0.7500])}, {'w': tensor([-0.5000])})
     """
     given = as_lists(before=before, after=after, average=average)
-    check_range("lookahead", lookahead, -inf, inf, ends="()")
-    check_range("last_lookahead", last_lookahead, -inf, inf, ends="()")
+    check_range("lookahead", lookahead, -inf, ends="()")
+    check_range("last_lookahead", last_lookahead, -inf, ends="()")
     check_range("decay", decay, 0, 1)
     points, means = move_ahead(
         *([tensor.clone() for tensor in tensors] for tensors in given),

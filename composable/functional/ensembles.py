@@ -13,7 +13,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from composable._support.checks import check_blendable, check_count, check_tensor, kind_of
+from composable._support.checks import (
+    check_blendable,
+    check_tensor,
+    checked,
+    kind_of,
+    minimum,
+    optional,
+)
 from composable._support.foreach import compute_dtype
 from composable._support.targets import check_class_dim, check_several_classes
 
@@ -89,6 +96,7 @@ def log_average(logits: Tensor, weights: Tensor, class_dim: int) -> Tensor:
     return logs.masked_fill(none, 0).logsumexp(0).masked_fill(none, -inf)
 
 
+@checked(log_likelihoods=check_blendable, top=optional(minimum(1)), iterations=minimum(1))
 def mixture_weights(
     log_likelihoods: Float[Tensor, "models examples"],
     *,
@@ -121,18 +129,14 @@ def mixture_weights(
         >>> mixture_weights(likelihoods.log())
         tensor([0.7083, 0.2917, 0.0000])
     """
-    check_blendable("log_likelihoods", log_likelihoods)
-    check_count("iterations", iterations, 1)
     if log_likelihoods.ndim != 2 or not log_likelihoods.numel():
         raise ValueError(
             "log_likelihoods must be [models, examples], with at least one of each, not of shape "
             f"{tuple(log_likelihoods.shape)}."
         )
     models = len(log_likelihoods)
-    if top is not None:
-        check_count("top", top, 1)
-        if top > models:
-            raise ValueError(f"top={top} must be at most the number of models, {models}.")
+    if top is not None and top > models:
+        raise ValueError(f"top={top} must be at most the number of models, {models}.")
     logs = log_likelihoods.detach().double()
     _refuse_impossible("log_likelihoods", logs, "omit these examples, or models that diverged")
     weights = _maximize(logs, iterations)

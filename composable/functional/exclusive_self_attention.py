@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from composable._support.checks import check_flag
+from composable._support.checks import check_flag, checked
 
 from .layers.attention import Attend, AttentionCall, AttentionChange
 from .register_attention import change_attention
@@ -15,6 +15,7 @@ from .register_attention import change_attention
 __all__ = ["exclusive_self_attention"]
 
 
+@checked(learned=check_flag)
 def exclusive_self_attention(model: nn.Module, *, learned: bool = False) -> nn.Module:
     r"""Remove the component along the token's own value from the output of each head of attention.
 
@@ -60,7 +61,6 @@ def exclusive_self_attention(model: nn.Module, *, learned: bool = False) -> nn.M
         tensor([[[0.0000, 0.3302],
                  [0.3302, 0.0000]]])
     """
-    check_flag("learned", learned)
     return change_attention(model, lambda heads, _: ExclusiveValues(heads, learned=learned))
 
 

@@ -7,6 +7,7 @@ https://arxiv.org/abs/1505.06798
 """
 
 from collections import Counter
+from functools import partial
 from numbers import Integral
 from typing import Any
 
@@ -17,10 +18,9 @@ from composable._support.checks import (
     check_any,
     check_count,
     check_flag,
-    check_generator,
-    check_module,
     check_one_of,
     check_range,
+    checked,
 )
 
 from ._reclass import refuse_lazy
@@ -40,6 +40,24 @@ __all__ = ["factorize"]
 INITS = ("svd", "randomized", "random")
 
 
+def _check_latent_size(name: str, value: Any) -> None:
+    """Raise an error unless the value is a count of latent units, or a share of all units."""
+    advice = "an integer is a count, a number below 1 a share of the inputs or outputs"
+    if isinstance(value, Integral):
+        check_count(name, value, 1, advice=advice)
+    else:
+        check_range(name, value, 0, 1, ends="()", advice=advice)
+
+
+@checked(
+    factorize_convs=check_flag,
+    factorize_linears=check_flag,
+    min_channels=check_count,
+    latent_channels=_check_latent_size,
+    min_features=check_count,
+    latent_features=_check_latent_size,
+    init=partial(check_one_of, allowed=INITS),
+)
 def factorize(  # noqa: PLR0913
     model: nn.Module,
     *,
@@ -113,16 +131,7 @@ def factorize(  # noqa: PLR0913
         >>> sum(p.numel() for p in model.parameters()) / (512 * 1024 + 1024)
         0.376...
     """
-    check_module("model", model)
-    check_flag("factorize_convs", factorize_convs)
-    check_flag("factorize_linears", factorize_linears)
     check_any("factorize_convs", factorize_convs, "factorize_linears", factorize_linears)
-    check_count("min_channels", min_channels)
-    check_latent_size("latent_channels", latent_channels)
-    check_count("min_features", min_features)
-    check_latent_size("latent_features", latent_features)
-    check_one_of("init", init, INITS)
-    check_generator("generator", generator)
     kinds = CONVS * factorize_convs + LINEARS * factorize_linears
     skipped, shared = _skipped_layers(model), _shared_parameters(model)
 
@@ -196,12 +205,3 @@ def check_values(name: str, weight: Tensor) -> None:
             f"{path} must be finite, to fit a pair of layers to; load or initialize the model "
             "before factorize."
         )
-
-
-def check_latent_size(name: str, value: Any) -> None:
-    """Raise an error unless the value is a count of latent units, or a share of all units."""
-    advice = "an integer is a count, a number below 1 a share of the inputs or outputs"
-    if isinstance(value, Integral):
-        check_count(name, value, 1, advice=advice)
-    else:
-        check_range(name, value, 0, 1, ends="()", advice=advice)

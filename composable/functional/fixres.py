@@ -5,13 +5,13 @@ https://arxiv.org/abs/1906.06423
 """
 
 from collections.abc import Sequence
-from math import floor, inf
+from math import floor
 
 from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from composable._support.checks import check_count, check_range
+from composable._support.checks import check_range, checked, minimum, within
 from composable._support.foreach import compute_dtype
 from composable._support.spatial import check_spatial
 
@@ -20,6 +20,7 @@ __all__ = ["fixres", "fixres_scale"]
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
+@checked(scale_factor=within(0, ends="()"), size_increment=minimum(1))
 def fixres(
     inputs: Shaped[Tensor, "batch channels *size"],
     *,
@@ -48,8 +49,6 @@ def fixres(
         torch.Size([2, 3, 10, 10])
     """
     check_spatial("inputs", inputs)
-    check_range("scale_factor", scale_factor, 0, inf, ends="()")
-    check_count("size_increment", size_increment, 1)
     if scale_factor == 1:
         return inputs
     new = [
@@ -65,6 +64,7 @@ def fixres(
     return (exact if inputs.is_floating_point() else exact.round()).to(inputs.dtype)
 
 
+@checked(test_crop=within(0, 1, ends="(]"), train_zoom=within(0, ends="()"))
 def fixres_scale(
     *, area: Sequence[float] = (0.08, 1.0), test_crop: float = 0.875, train_zoom: float = 1.0
 ) -> float:
@@ -105,7 +105,5 @@ def fixres_scale(
     low, high = area
     if low > high:
         raise ValueError(f"area={area!r} must be the smallest area first, such as (0.08, 1.0).")
-    check_range("test_crop", test_crop, 0, 1, ends="(]")
-    check_range("train_zoom", train_zoom, 0, inf, ends="()")
     side = high**0.5 if low == high else 2 / 3 * (high**1.5 - low**1.5) / (high - low)
     return float(train_zoom * test_crop / side)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from composable._support.checks import check_module, check_range, checked, within
+from composable._support.checks import checked, within
 
 __all__ = ["FrozenLayers", "frozen_layers"]
 
@@ -21,7 +21,7 @@ class FrozenLayers(NamedTuple):
     parameters: tuple[str, ...]
 
 
-@checked(freeze_start=within(0, 1), freeze_level=within(0, 1))
+@checked(elapsed=within(0, 1), freeze_start=within(0, 1), freeze_level=within(0, 1))
 def frozen_layers(
     model: nn.Module,
     *,
@@ -65,8 +65,6 @@ def frozen_layers(
         >>> frozen_layers(model, elapsed=1.0).layers
         ('0', '2')
     """
-    check_module("model", model)
-    check_range("elapsed", elapsed, 0, 1)
     if elapsed <= freeze_start:
         return FrozenLayers((), ())
     layers, last = _layers(model)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import check_flag, check_generator, check_module, kind_of
+from composable._support.checks import check_flag, checked, kind_of
 from composable._support.registry import Registry, class_name, named
 from composable._support.sampling import draw_weights
 
@@ -52,6 +52,16 @@ ADVICE = """Describe your own, which calls self.act(self.fc1(x)):
     register_gated_linear_units(MyBlock, linear="fc1", activation="act")"""
 
 
+def _check_activation(name: str, value: Any) -> None:
+    """Raise a TypeError unless the value is a function, a module or None."""
+    if isinstance(value, type) or not (value is None or callable(value)):
+        raise TypeError(
+            f"{name}={value!r} must be a function of tensors, such as torch.nn.functional.gelu, a "
+            "module, such as torch.nn.GELU(), or None."
+        )
+
+
+@checked(act_fn=_check_activation, gated_layer_bias=check_flag, non_gated_layer_bias=check_flag)
 def gated_linear_units(
     model: nn.Module,
     *,
@@ -105,11 +115,6 @@ def gated_linear_units(
         >>> list(gated_linear_units(block, generator=draw).state_dict())
         ['0.weight', '0.non_gated.weight', '2.weight', '2.bias']
     """
-    check_module("model", model)
-    check_activation("act_fn", act_fn)
-    check_flag("gated_layer_bias", gated_layer_bias)
-    check_flag("non_gated_layer_bias", non_gated_layer_bias)
-    check_generator("generator", generator)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         block = REGISTRY.find(type(module))
@@ -135,15 +140,6 @@ def gated_linear_units(
     gated = {kind.__name__ for kind in kinds if class_name(kind) in GATED}
     advice = f"{', '.join(sorted(gated))} is gated already." if gated else ADVICE
     return replace_or_report(model, rule, _Gated, "gated_linear_units", sought, advice)
-
-
-def check_activation(name: str, value: Any) -> None:
-    """Raise a TypeError unless the value is a function, a module or None."""
-    if isinstance(value, type) or not (value is None or callable(value)):
-        raise TypeError(
-            f"{name}={value!r} must be a function of tensors, such as torch.nn.functional.gelu, a "
-            "module, such as torch.nn.GELU(), or None."
-        )
 
 
 def register_gated_linear_units(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from composable._support.checks import check_count
+from composable._support.checks import check_count, checked, minimum
 from composable._support.spatial import laid_out_like
 
 from ._reclass import keeps_forward_of, reclass, refuse_lazy
@@ -22,6 +22,7 @@ from .replace_modules import replace_or_report
 __all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "ghost_batchnorm"]
 
 
+@checked(ghost_batch_size=minimum(1))
 def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Module:
     r"""Replace batch norms, in 1 to 3 dimensions, by ones over slices of the batch.
 
@@ -61,7 +62,6 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
         >>> norm(torch.tensor([[0.0], [2.0], [10.0], [30.0]])).T.round(decimals=3)
         tensor([[-1.,  1., -1.,  1.]])
     """
-    check_count("ghost_batch_size", ghost_batch_size, 1)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         refuse_lazy(name, module, GHOSTS, "ghost_batchnorm")

@@ -8,13 +8,14 @@ import torch
 from jaxtyping import Int, Real
 from torch import Tensor
 
-from composable._support.checks import check_count, check_generator, check_tensor
+from composable._support.checks import check_tensor, checked, minimum
 from composable._support.devices import send
 from composable._support.sampling import generator_device
 
 __all__ = ["group_by_length"]
 
 
+@checked(lengths=check_tensor, batch_size=minimum(1), window=minimum(1))
 def group_by_length(
     lengths: Real[Tensor, " examples"],
     batch_size: int,
@@ -50,10 +51,6 @@ def group_by_length(
         >>> lengths[order]
         tensor([9, 8, 2, 1, 7, 3, 5])
     """
-    check_tensor("lengths", lengths)
-    check_count("batch_size", batch_size, 1)
-    check_count("window", window, 1)
-    check_generator("generator", generator)
     if lengths.ndim != 1:
         raise ValueError(f"lengths must have one dimension, not the shape {tuple(lengths.shape)}.")
     count = len(lengths) // batch_size

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from composable._support.checks import (
     check_count,
     check_generator,
-    check_module,
     check_order,
     check_range,
+    checked,
+    minimum,
 )
 from composable._support.recomputation import refuse_recomputation
 from composable._support.sampling import generator_device
@@ -31,6 +32,7 @@ __all__ = ["GyroDropoutLayer", "gyro_dropout"]
 _MASK = 0xFFFFFFFF
 
 
+@checked(iters_per_epoch=minimum(1), max_epoch=minimum(1))
 def gyro_dropout(
     model: nn.Module,
     *,
@@ -85,10 +87,6 @@ def gyro_dropout(
         >>> bool((outputs[0] == outputs[2]).all() and (outputs[3] == outputs[5]).all())
         True
     """
-    check_module("model", model)
-    check_count("iters_per_epoch", iters_per_epoch, 1)
-    check_count("max_epoch", max_epoch, 1)
-    check_generator("generator", generator)
     check_masks(p, sigma, tau)
     stay = max(1, round(iters_per_epoch * max_epoch * tau / sigma))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))

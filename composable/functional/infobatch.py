@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from composable._support.checks import check_count, check_generator, check_range, check_tensor
+from composable._support.checks import check_count, check_tensor, checked, within
 from composable._support.devices import send
 from composable._support.foreach import compute_dtype
 from composable._support.sampling import generator_device
@@ -66,6 +66,7 @@ def infobatch(
     return apply_infobatch(losses, draw, prune=prune)
 
 
+@checked(batch_size=check_count, prune=within(0, 1, ends="[)"))
 def draw_infobatch(
     batch_size: int, *, prune: float = 0.5, generator: torch.Generator | None = None
 ) -> Bool[Tensor, " examples"]:
@@ -87,13 +88,11 @@ def draw_infobatch(
         >>> draw_infobatch(3, prune=0.0)
         tensor([False, False, False])
     """
-    check_count("batch_size", batch_size)
-    check_range("prune", prune, 0, 1, ends="[)")
-    check_generator("generator", generator)
     device = generator_device(generator)
     return torch.rand(batch_size, generator=generator, device=device) < prune
 
 
+@checked(draw=check_tensor, prune=within(0, 1, ends="[)"))
 def apply_infobatch(
     losses: Float[Tensor, " examples"], draw: Bool[Tensor, " examples"], *, prune: float = 0.5
 ) -> Pruning:
@@ -116,8 +115,6 @@ def apply_infobatch(
         tensor([False,  True])
     """
     _check(losses)
-    check_tensor("draw", draw)
-    check_range("prune", prune, 0, 1, ends="[)")
     if draw.shape != losses.shape or draw.dtype is not torch.bool:
         raise ValueError(
             f"draw of shape {tuple(draw.shape)} and dtype {draw.dtype} must be as from "

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import check_generator, check_module, check_one_of, check_range
+from composable._support.checks import check_one_of, checked, within
 from composable._support.sampling import generator_device
 from composable._support.surgery import report_nothing, with_tensors
 
@@ -25,6 +25,13 @@ __all__ = ["initialize_projections"]
 ATTENTION, FEED_FORWARD = ("zero", "fan_in", "mimetic", "keep"), ("zero", "fan_in", "keep")
 
 
+@checked(
+    attention=partial(check_one_of, allowed=ATTENTION),
+    feed_forward=partial(check_one_of, allowed=FEED_FORWARD),
+    scale=within(0, ends="[)"),
+    beta=within(0, ends="[)"),
+    noise=within(0, ends="[)"),
+)
 def initialize_projections(
     model: nn.Module,
     *,
@@ -77,12 +84,6 @@ def initialize_projections(
         >>> model.self_attn.out_proj.weight.abs().sum().item()
         0.0
     """
-    check_module("model", model)
-    check_one_of("attention", attention, ATTENTION)
-    check_one_of("feed_forward", feed_forward, FEED_FORWARD)
-    for name, number in [("scale", scale), ("beta", beta), ("noise", noise)]:
-        check_range(name, number, 0, ends="[)")
-    check_generator("generator", generator)
 
     def drawn(like: Tensor, std: float) -> Tensor:
         device = generator_device(generator)

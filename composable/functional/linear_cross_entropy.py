@@ -5,7 +5,6 @@ https://arxiv.org/abs/2411.09009
 """
 
 from functools import reduce
-from math import inf
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from composable._support.checks import (
     check_one_of,
     check_range,
     check_tensor,
+    is_integer,
 )
 from composable._support.foreach import autocast_dtype, compute_dtype
 from composable._support.targets import IGNORE_INDEX
@@ -87,7 +87,7 @@ def linear_cross_entropy(  # noqa: PLR0913
     check_integer("ignore_index", ignore_index)
     check_one_of("reduction", reduction, REDUCTIONS)
     if softcap is not None:
-        check_range("softcap", softcap, 0, inf, ends="()")
+        check_range("softcap", softcap, 0, ends="()")
     check_count("chunk_size", chunk_size, 1)
     _check_shapes(given, targets)
     dtype = common = reduce(torch.promote_types, [one.dtype for one in given.values()])
@@ -218,7 +218,7 @@ def _check_shapes(given: dict[str, Tensor], targets: Tensor) -> None:
     for name, tensor in given.items():
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must have a floating-point dtype, not {tensor.dtype}.")
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+    if not is_integer(targets):
         raise ValueError(
             f"targets must be class indices of an integer dtype, not {targets.dtype}; for class "
             "probabilities, use torch.nn.functional.cross_entropy."

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm
 
+from composable._support.checks import check_precision, checked
+
 from .layers.low_precision import LowPrecision, lower_norms
 
 __all__ = ["LowPrecisionGroupNormLayer", "low_precision_groupnorm"]
 
 
+@checked(precision=check_precision)
 def low_precision_groupnorm(model: nn.Module, *, precision: torch.dtype | None = None) -> nn.Module:
     """Replace group norms by layers that compute in the dtype of autocast.
 

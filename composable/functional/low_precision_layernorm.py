@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, rms_norm
 
+from composable._support.checks import check_precision, checked
 from composable._support.registry import named
 
 from .layers.low_precision import LowPrecision, lower_norms
@@ -19,6 +20,7 @@ from .layers.low_precision import LowPrecision, lower_norms
 __all__ = ["LowPrecisionLayerNormLayer", "LowPrecisionRMSNormLayer", "low_precision_layernorm"]
 
 
+@checked(precision=check_precision)
 def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None = None) -> nn.Module:
     """Replace layer norms and RMS norms by layers that compute in the dtype of autocast.
 

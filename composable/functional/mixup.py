@@ -4,7 +4,6 @@ Zhang, Cisse, Dauphin and Lopez-Paz, "mixup: Beyond Empirical Risk Minimization"
 https://arxiv.org/abs/1710.09412
 """
 
-from math import inf
 from typing import NamedTuple
 
 import torch
@@ -17,7 +16,6 @@ from composable._support.checks import (
     check_count,
     check_draw,
     check_flag,
-    check_generator,
     check_one_batch,
     check_partners,
     check_tensor,
@@ -35,11 +33,7 @@ __all__ = ["MixUpDraw", "apply_mixup", "draw_mixup", "mixup"]
 
 
 _SEVERAL = "mix several with one draw: see draw_mixup and apply_mixup"
-_options: dict[str, Check] = {
-    "alpha": within(0, inf, ends="()"),
-    "per_sample": check_flag,
-    "generator": check_generator,
-}
+_options: dict[str, Check] = {"alpha": within(0, ends="()"), "per_sample": check_flag}
 
 
 class MixUpDraw(NamedTuple):

@@ -11,16 +11,30 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_flag, check_module, check_range
+from composable._support.checks import (
+    check_flag,
+    check_module_name,
+    checked,
+    minimum,
+    optional,
+    within,
+)
 
-from ._reclass import reclass
+from ._reclass import other_setting, reclass
 from ._token_embedding import BoundedEmbedding, connect, find_token_embedding
 from .layers.ngrams import NGramEmbedding
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 
 __all__ = ["ngram_embeddings"]
 
 
+@checked(
+    n=minimum(2),
+    rows=optional(minimum(1)),
+    megabytes=within(0, ends="()"),
+    sparse=check_flag,
+    target=check_module_name,
+)
 def ngram_embeddings(
     model: nn.Module,
     *,
@@ -83,24 +97,19 @@ def ngram_embeddings(
           (ngrams): NGramEmbedding(1000, 16, n=3)
         )
     """
-    check_module("model", model)
-    check_count("n", n, 2)
-    check_range("megabytes", megabytes, 0, ends="()")
-    check_flag("sparse", sparse)
-    if rows is not None:
-        check_count("rows", rows, 1)
     name = find_token_embedding(model, target, "ngram_embeddings")
     if name is None:
         return model
     embedding: Any = model.get_submodule(name)
     rows = _check_size(name, embedding, rows, megabytes)
     if isinstance(embedding, WithNGrams):
-        _check_same(name, embedding.ngrams, rows, n, sparse)
+        held = embedding.ngrams
+        if (len(held.weight), held.n, held.sparse) != (rows, n, sparse):
+            found = f"{len(held.weight)}, {held.n} and {held.sparse}"
+            raise other_setting(f"rows={rows}, n={n} and sparse={sparse}", found, name)
         return model
 
-    def rule(at: str, module: nn.Module) -> nn.Module:
-        if at != name:
-            return module
+    def with_ngrams(_: str, module: nn.Module) -> nn.Module:
         weight: Any = module.weight
         new = reclass(module, WithNGrams, prefix="WithNGrams")
         new.ngrams = NGramEmbedding(
@@ -108,7 +117,7 @@ def ngram_embeddings(
         ).train(module.training)
         return new  # type: ignore[no-any-return]
 
-    new = replace_modules(model, rule).model
+    new = replace_named(model, [name], with_ngrams)
     connect(new)
     return new
 
@@ -144,12 +153,3 @@ def _check_size(name: str, embedding: Any, rows: int | None, megabytes: float) -
             f"{width} bytes, so at most {most} fit; raise megabytes, or take fewer rows."
         )
     return rows
-
-
-def _check_same(name: str, ngrams: NGramEmbedding, rows: int, n: int, sparse: bool) -> None:
-    if (len(ngrams.weight), ngrams.n, ngrams.sparse) != (rows, n, sparse):
-        raise ValueError(
-            f"rows={rows}, n={n} and sparse={sparse} must be {len(ngrams.weight)}, {ngrams.n} and "
-            f"{ngrams.sparse}, with which {name or 'model'} is converted already; convert the "
-            "original model instead."
-        )

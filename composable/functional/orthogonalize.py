@@ -69,7 +69,7 @@ def orthogonalize(
         )
     check_count("steps", steps)
     check_coefficients("coefficients", coefficients)
-    check_range("eps", eps, 0, inf, ends="()")
+    check_range("eps", eps, 0, ends="()")
     check_place(None, dtype)
     return iterate(matrices, steps, coefficients, eps, dtype)
 
@@ -126,4 +126,4 @@ def _check_triple(name: str, value: Any) -> None:
             "for each step."
         )
     for i, one in enumerate(value):
-        check_range(f"{name}[{i}]", one, -inf, inf, ends="()")
+        check_range(f"{name}[{i}]", one, -inf, ends="()")

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from composable._support.checks import check_is_callable, check_tensor
+from composable._support.checks import check_is_callable, check_tensor, checked
 from composable._support.hashing import hash_integers
 from composable.functional.alternating_flip import draw_alternating_flip
 
@@ -20,6 +20,7 @@ _BITS = 23
 """The bits of an amount, of which float32 loses none."""
 
 
+@checked(inputs=check_tensor, transform=check_is_callable)
 def paired_augment(
     inputs: Shaped[Tensor, "batch ..."],
     indices: Int[Tensor, " batch"],
@@ -55,8 +56,6 @@ def paired_augment(
         >>> first + second
         tensor([0., 0., 0.])
     """
-    check_tensor("inputs", inputs)
-    check_is_callable("transform", transform)
     amount = draw_paired_augment(indices, epoch=epoch, seed=seed)
     if inputs.shape[:1] != amount.shape:
         raise ValueError(

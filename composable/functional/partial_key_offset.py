@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from composable._support.calls import arguments_of
-from composable._support.checks import check_count, check_range
+from composable._support.checks import checked, minimum, within
 from composable._support.registry import class_name, named
 
 from .layers.attention import Attend, AttentionCall, AttentionChange
@@ -24,6 +24,7 @@ __all__ = ["partial_key_offset"]
 _ROTATED = named(None, *(f"{one}Attention" for one in ROTATED)).keys()
 
 
+@checked(fraction=within(0, 1, ends="()"), every=minimum(1))
 def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 4) -> nn.Module:
     r"""Replace a part of the features of each key by those of the token before it.
 
@@ -74,8 +75,6 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
           (partial_key_offset): KeyOffset(fraction=0.25, every=4)
         )
     """
-    check_range("fraction", fraction, 0, 1, ends="()")
-    check_count("every", every, 1)
     return change_attention(
         model,
         lambda heads, _: KeyOffset(fraction=fraction, every=every),

@@ -54,7 +54,7 @@ def polar_express_coefficients(
     """
     check_count("steps", steps, 1)
     check_range("lower", lower, 0, 1, ends="(]")
-    check_range("safety", safety, 0, inf, ends="[)")
+    check_range("safety", safety, 0, ends="[)")
     check_range("cushion", cushion, 0, 1)
     low, high = float(lower), 1.0
     found = []

@@ -5,7 +5,6 @@ Record 337 of modded-nanogpt, 2026, https://github.com/KellerJordan/modded-nanog
 
 from collections.abc import Sequence
 from functools import partial
-from math import inf
 
 import torch
 from jaxtyping import Float, Int
@@ -18,6 +17,7 @@ from composable._support.checks import (
     check_range,
     check_tensor,
     checked,
+    is_integer,
     kind_of,
 )
 from composable._support.targets import IGNORE_INDEX
@@ -39,7 +39,7 @@ def check_prefixes(name: str, value: Tensor) -> None:
 
 def _check_indices(name: str, value: Tensor) -> None:
     check_tensor(name, value)
-    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+    if not is_integer(value):
         raise TypeError(f"{name} must be indices of an integer dtype, not {value.dtype}.")
 
 
@@ -161,7 +161,7 @@ def prefix_token_loss(
             f"logits must be floating-point and have two dimensions or more, not {logits.dtype} "
             f"and shape {tuple(logits.shape)}."
         )
-    check_range("weight", weight, 0, inf, ends="[)")
+    check_range("weight", weight, 0, ends="[)")
     check_one_of("reduction", reduction, REDUCTIONS)
     check_prefixes("prefixes", prefixes)
     if len(prefixes) != logits.shape[1]:

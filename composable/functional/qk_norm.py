@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from composable._support.checks import check_flag, check_range
+from composable._support.checks import check_flag, checked, within
 
 from .layers.attention import Attend, AttentionCall, AttentionChange
 from .register_attention import change_attention
@@ -17,6 +17,7 @@ from .register_attention import change_attention
 __all__ = ["qk_norm"]
 
 
+@checked(gain=within(0, ends="()"), learned=check_flag)
 def qk_norm(model: nn.Module, *, gain: float = 1.0, learned: bool = True) -> nn.Module:
     r"""Normalize the queries and the keys of each head to a root mean square of 1.
 
@@ -63,8 +64,6 @@ def qk_norm(model: nn.Module, *, gain: float = 1.0, learned: bool = True) -> nn.
         >>> list(qk_norm(Attention()).state_dict())
         ['attention_changes.qk_norm.gain']
     """
-    check_range("gain", gain, 0, ends="()")
-    check_flag("learned", learned)
     return change_attention(
         model,
         lambda heads, _: QueryKeyNorm(heads, gain=gain, learned=learned),

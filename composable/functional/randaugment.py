@@ -12,14 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from composable._support.checks import (
-    Check,
-    check_count,
-    check_draw,
-    check_generator,
-    checked,
-    within,
-)
+from composable._support.checks import Check, check_count, check_draw, checked, within
 from composable._support.pixels import Images, check_images, check_pixels
 
 from . import _compiled
@@ -32,7 +25,6 @@ _options: dict[str, Check] = {
     "depth": check_count,
     "severity": within(0, 10),
     "augmentations": check_set,
-    "generator": check_generator,
 }
 
 

@@ -10,22 +10,19 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from composable._support.checks import (
-    Check,
     check_count,
-    check_generator,
     check_size,
     check_tensor,
     checked,
+    is_integer,
 )
 from composable._support.sampling import draw_uniform
 from composable._support.spatial import check_spatial, reflected, take
 
 __all__ = ["apply_random_translation", "draw_random_translation", "random_translation"]
 
-_options: dict[str, Check] = {"max_shift": check_count, "generator": check_generator}
 
-
-@checked(**_options)
+@checked(max_shift=check_count)
 def random_translation(
     inputs: Shaped[Tensor, "batch channels *size"],
     *,
@@ -65,7 +62,7 @@ def random_translation(
     return apply_random_translation(inputs, draw)
 
 
-@checked(batch_size=check_count, size=check_size, **_options)
+@checked(batch_size=check_count, size=check_size, max_shift=check_count)
 def draw_random_translation(
     batch_size: int,
     size: Sequence[int],
@@ -129,7 +126,7 @@ def apply_random_translation(
     """
     check_tensor("inputs", inputs)
     check_tensor("draw", draw, advice="draw_random_translation returns one")
-    if draw.is_floating_point() or draw.is_complex() or draw.dtype is torch.bool:
+    if not is_integer(draw):
         raise TypeError(f"draw must have an integer dtype, not {draw.dtype}.")
     if draw.ndim != 2 or not 0 < draw.shape[1] < inputs.ndim or len(draw) != len(inputs):
         raise ValueError(

@@ -8,14 +8,14 @@ from typing import Any
 import attrs
 from torch import nn
 
-from composable._support.checks import check_flag, check_module
+from composable._support.checks import check_flag, checked
 from composable._support.registry import Registry, check_class, class_name, named
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
 from .layers.attention import AttentionChange, ChangedAttention
 from .layers.attention_bias import DECODERS, ENCODERS
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 
 __all__ = ["register_attention"]
 
@@ -38,6 +38,7 @@ ADVICE = """Name your own, which calls torch's scaled_dot_product_attention:
     composable.functional.register_attention(MyAttention, heads="num_heads")"""
 
 
+@checked(kind=check_class, causal=check_flag)
 def register_attention(
     kind: type[nn.Module] | str, *, heads: str = "num_heads", causal: bool = True
 ) -> None:
@@ -76,10 +77,8 @@ def register_attention(
         ...         return y.transpose(1, 2).flatten(2)
         >>> register_attention(Attention, heads="num_heads")
     """
-    check_class("kind", kind)
     if not isinstance(heads, str) or not heads:
         raise TypeError(f'heads={heads!r} must be the name of an attribute, such as "num_heads".')
-    check_flag("causal", causal)
     REGISTRY.add(kind, AttentionBlock(heads, causal))
 
 
@@ -120,16 +119,13 @@ def change_attention(
     Warns:
         NoEffectWarning: The model has no such block.
     """
-    check_module("model", model)
     blocks = [name for name, one in model.named_modules() if _is_known(one) and applies(one)]
     chosen = {name: i for i, name in enumerate(blocks) if i % every == 0}
     change = build(1, 0)
     if not blocks:
         report_nothing(change.method, f"{kind} of the classes {REGISTRY.names}", ADVICE)
 
-    def rule(name: str, module: nn.Module) -> nn.Module:
-        if name not in chosen:
-            return module
+    def changed(name: str, module: nn.Module) -> nn.Module:
         changes: Any = getattr(module, "attention_changes", {})
         earlier = dict(changes.items()).get(change.method)
         if earlier is not None and earlier.setting == change.setting:
@@ -142,7 +138,7 @@ def change_attention(
             )
         return _with_change(name, module, lambda heads: build(heads, chosen[name]))
 
-    return replace_modules(model, rule).model
+    return replace_named(model, chosen, changed)
 
 
 def _is_known(module: nn.Module) -> bool:

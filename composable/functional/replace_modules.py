@@ -1,12 +1,13 @@
 """Replace modules of a model by a rule: the surgery on which all others are built."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Sequence, Set
+from typing import Any
 
 import attrs
 from torch import nn
 
-from composable._support.checks import check_flag, check_is_callable, check_module, kind_of
+from composable._support.checks import check_flag, check_is_callable, checked, kind_of
 from composable._support.pretrained import guard_saving
 from composable._support.references import References
 from composable._support.surgery import (
@@ -46,6 +47,7 @@ class Replacement:
     without_effect: tuple[str, ...] = ()
 
 
+@checked(rule=check_is_callable, training_only=check_flag)
 def replace_modules(model: nn.Module, rule: Rule, *, training_only: bool = False) -> Replacement:
     """Replace modules by a rule, children before their parents.
 
@@ -85,9 +87,6 @@ def replace_modules(model: nn.Module, rule: Rule, *, training_only: bool = False
         >>> result.model[0].weight is model[0].weight
         True
     """
-    check_module("model", model)
-    check_is_callable("rule", rule)
-    check_flag("training_only", training_only)
     root = copy_on_write(model)
     copies = dict(root.named_modules(remove_duplicate=False))
     done: dict[int, tuple[nn.Module, nn.Module]] = {}  # keeps old modules alive: ids stay unique
@@ -131,6 +130,17 @@ def replace_or_report(
     if not result.names and not any(isinstance(module, done) for module in model.modules()):
         report_nothing(method, sought, advice)
     return result.model
+
+
+def replace_named(
+    model: nn.Module, names: Container[str], replaced: Callable[[str, Any], nn.Module]
+) -> nn.Module:
+    """Replace each module that has one of these names by `replaced(name, module)`, in a copy."""
+
+    def rule(name: str, module: nn.Module) -> nn.Module:
+        return replaced(name, module) if name in names else module
+
+    return replace_modules(model, rule).model
 
 
 def _replace(

@@ -17,7 +17,6 @@ from torch.nn.functional import interpolate
 from composable._support.checks import (
     Check,
     check_flag,
-    check_generator,
     check_one_of,
     check_size,
     check_tensor,
@@ -33,10 +32,7 @@ from .resized import ResizedBatch, resizing
 
 __all__ = ["apply_crop", "draw_crop", "progressive_scale", "resize_batch", "scaled_size"]
 
-_scale: dict[str, Check] = {
-    "scale_factor": within(0, 1, ends="(]"),
-    "size_increment": minimum(1),
-}
+_scale: dict[str, Check] = {"scale_factor": within(0, 1, ends="(]"), "size_increment": minimum(1)}
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 
@@ -44,7 +40,6 @@ _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 @checked(
     mode=partial(check_one_of, allowed=("resize", "crop")),
     resize_targets=check_flag,
-    generator=check_generator,
     **_scale,
 )
 def resize_batch(
@@ -185,6 +180,7 @@ def progressive_scale(
     return 1.0 if grown >= growing - 1e-9 else initial_scale + (1 - initial_scale) * grown / growing
 
 
+@checked(size=check_size, new_size=check_size)
 def draw_crop(
     size: Sequence[int], new_size: Sequence[int], *, generator: torch.Generator | None = None
 ) -> Int[Tensor, " dims"]:
@@ -207,9 +203,6 @@ def draw_crop(
         >>> draw_crop((8, 8), (4, 8), generator=torch.Generator().manual_seed(0))
         tensor([4, 0])
     """
-    check_size("size", size)
-    check_size("new_size", new_size)
-    check_generator("generator", generator)
     if len(size) != len(new_size) or any(a < b for a, b in zip(size, new_size, strict=True)):
         raise ValueError(f"new_size={tuple(new_size)} must fit into size={tuple(size)}.")
     share = draw_uniform((len(size),), generator=generator)

@@ -5,7 +5,6 @@ Generalization", ICLR 2021, https://arxiv.org/abs/2010.01412
 """
 
 from collections.abc import Mapping
-from math import inf
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from composable._support.foreach import foreach, foreach_, global_norm, per_dtyp
 __all__ = ["sam_perturbation"]
 
 
-@checked(rho=within(0, inf, ends="[)"), epsilon=within(0, inf, ends="()"))
+@checked(rho=within(0, ends="[)"), epsilon=within(0, ends="()"))
 def sam_perturbation(
     params: Mapping[str, Tensor],
     grads: Mapping[str, Tensor | None],

@@ -3,12 +3,10 @@
 Defazio et al., "The Road Less Scheduled", NeurIPS 2024, https://arxiv.org/abs/2405.15682
 """
 
-from math import inf
-
 import torch
 from torch import Tensor
 
-from composable._support.checks import check_range
+from composable._support.checks import check_range, checked, within
 from composable._support.foreach import foreach
 
 from ._averages import Floats, as_lists
@@ -16,6 +14,7 @@ from ._averages import Floats, as_lists
 __all__ = ["schedule_free_average", "schedule_free_step"]
 
 
+@checked(lr=within(0, ends="[)"), weight=within(0, 1), momentum=within(0, 1, ends="(]"))
 def schedule_free_step(
     training: Floats,
     base: Floats,
@@ -57,9 +56,6 @@ def schedule_free_step(
         ({'w': tensor([0.5000])}, {'w': tensor([0.5000])})
     """
     ys, zs, us = as_lists(training=training, base=base, updates=updates)
-    check_range("lr", lr, 0, inf, ends="[)")
-    check_range("weight", weight, 0, 1)
-    check_range("momentum", momentum, 0, 1, ends="(]")
     if not ys:  # torch raises on empty lists
         return {}, {}
     moved = _lerp(ys, zs, weight)

@@ -12,7 +12,6 @@ from torch import Tensor
 from composable._support.checks import (
     Check,
     check_count,
-    check_generator,
     check_order,
     check_tensor,
     checked,
@@ -23,7 +22,7 @@ from composable._support.sampling import draw_exponential, generator_device
 
 __all__ = ["apply_selection", "draw_selection", "select_using_loss", "should_select"]
 
-_options: dict[str, Check] = {"keep": within(0, 1, ends="(]"), "generator": check_generator}
+_options: dict[str, Check] = {"keep": within(0, 1, ends="(]")}
 
 
 @checked(**_options)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from composable._support.checks import check_module, check_range
+from composable._support.checks import checked, within
 from composable._support.surgery import check_unwrapped, copy_on_write, report_nothing
 
 __all__ = ["set_dropout"]
@@ -19,6 +19,7 @@ _RATES = tuple(f"{part}dropout" for part in ("", "attention_", "activation_", "h
 ADVICE = "Add nn.Dropout layers to the model, or drop whole layers by stochastic_depth."
 
 
+@checked(p=within(0, 1, ends="[)"))
 def set_dropout(model: nn.Module, *, p: float = 0.1) -> nn.Module:
     """Set the rates of all dropouts of a model, those with a rate of 0 included.
 
@@ -46,8 +47,6 @@ def set_dropout(model: nn.Module, *, p: float = 0.1) -> nn.Module:
         >>> set_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), p=0.1)[1]
         Dropout(p=0.1, inplace=False)
     """
-    check_module("model", model)
-    check_range("p", p, 0, 1, ends="[)")
     check_unwrapped(model)
     rates = [getattr(module, name) for module, name in _dropouts(model)]
     if not rates:

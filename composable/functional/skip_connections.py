@@ -6,19 +6,13 @@ Weighted Averaging", NeurIPS 2024, https://arxiv.org/abs/2402.02622; dynamic: Xi
 ICML 2025, https://arxiv.org/abs/2502.12170
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import (
-    check_count,
-    check_flag,
-    check_generator,
-    check_module,
-    check_one_of,
-    check_range,
-)
+from composable._support.checks import check_flag, check_one_of, checked, minimum, optional, within
 from composable._support.sampling import draw_weights
 from composable._support.surgery import report_nothing
 
@@ -27,7 +21,7 @@ from ._skips import Skips, add_skips
 from ._trace import Trace, follow_calls
 from .layers.residual import KNOWN, ResidualBlock
 from .projections import is_transposed
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 from .stochastic_depth import Target, describe_blocks
 
 __all__ = ["skip_connections"]
@@ -42,6 +36,14 @@ BLOCKS = [
 ADVICE = "Pass the class of your blocks, of which a stack needs two: target=MyBlock"
 
 
+@checked(
+    sources=partial(check_one_of, allowed=SOURCES),
+    dynamic=check_flag,
+    last=optional(minimum(1)),
+    hidden=minimum(1),
+    scale=within(0, ends="()"),
+    target=lambda _, target: describe_blocks(target),
+)
 def skip_connections(
     model: nn.Module,
     *,
@@ -105,14 +107,6 @@ def skip_connections(
         >>> new[2].skips.sources, new[2].skip_scales.tolist()
         ((0,), [1.0, 0.0])
     """
-    check_module("model", model)
-    check_one_of("sources", sources, SOURCES)
-    check_flag("dynamic", dynamic)
-    if last is not None:
-        check_count("last", last, 1)
-    check_count("hidden", hidden, 1)
-    check_range("scale", scale, 0, ends="()")
-    check_generator("generator", generator)
     descriptions = BLOCKS if target is None else describe_blocks(target)
     setting = (sources, dynamic, last, *((hidden, scale) if dynamic else ()))
     stacks = _find_stacks(model, descriptions)
@@ -127,9 +121,7 @@ def skip_connections(
             kept = tuple(j for j in sorted(used) if j <= i)
             places[name] = Skips(trace, i, found[i], kept, setting, scale if dynamic else None)
 
-    def rule(name: str, module: nn.Module) -> nn.Module:
-        if name not in places:
-            return module
+    def with_skips(name: str, module: nn.Module) -> nn.Module:
         new = reclass(module, WithSkips, prefix="WithSkips")
         new.skips = places[name]
         if new.skips.sources:
@@ -142,7 +134,7 @@ def skip_connections(
         sought = f"stacks of blocks of the classes {', '.join(one.name for one in descriptions)}"
         report_nothing("skip_connections", sought, ADVICE)
         return model
-    new = replace_modules(model, rule).model
+    new = replace_named(model, places, with_skips)
     follow_calls(new, {name: skips.trace for name, skips in places.items()})
     return new
 

@@ -7,16 +7,17 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_module
+from composable._support.checks import check_module_name, checked, minimum
 
-from ._reclass import reclass
+from ._reclass import other_setting, reclass
 from ._token_embedding import BoundedEmbedding, connect, find_token_embedding
 from .layers.smeared import smear_tokens
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 
 __all__ = ["smear"]
 
 
+@checked(channels=minimum(1), target=check_module_name)
 def smear(model: nn.Module, *, channels: int = 12, target: str | None = None) -> nn.Module:
     r"""Add a gated share of the previous token's embedding to the embedding of each token.
 
@@ -54,8 +55,6 @@ def smear(model: nn.Module, *, channels: int = 12, target: str | None = None) ->
         >>> list(smear(model)[0].state_dict())
         ['weight', 'smear_gate', 'smear_scale']
     """
-    check_module("model", model)
-    check_count("channels", channels, 1)
     name = find_token_embedding(model, target, "smear")
     if name is None:
         return model
@@ -73,21 +72,16 @@ def smear(model: nn.Module, *, channels: int = 12, target: str | None = None) ->
         )
     if isinstance(embedding, WithSmear):
         if len(embedding.smear_gate) != channels:
-            raise ValueError(
-                f"channels={channels} must be {len(embedding.smear_gate)}, with which "
-                f"{name or 'model'} is converted already; convert the original model instead."
-            )
+            raise other_setting(f"channels={channels}", len(embedding.smear_gate), name)
         return model
 
-    def rule(at: str, module: nn.Module) -> nn.Module:
-        if at != name:
-            return module
+    def smeared(_: str, module: nn.Module) -> nn.Module:
         new = reclass(module, WithSmear, prefix="WithSmear")
         new.smear_gate = nn.Parameter(weight.new_zeros(channels, requires_grad=False))
         new.smear_scale = nn.Parameter(weight.new_zeros(1, requires_grad=False))
         return new  # type: ignore[no-any-return]
 
-    new = replace_modules(model, rule).model
+    new = replace_named(model, [name], smeared)
     connect(new)
     return new
 

@@ -5,22 +5,22 @@ https://arxiv.org/abs/2408.00118; Bello et al., "Neural Combinatorial Optimizati
 Reinforcement Learning", 2016, https://arxiv.org/abs/1611.09940
 """
 
-from math import inf
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from composable._support.checks import check_module, check_range, check_tensor
+from composable._support.checks import check_module_name, check_tensor, checked, within
 from composable._support.embeddings import output_embeddings
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 
 __all__ = ["softcap_head", "softcap_logits"]
 
 
+@checked(logits=check_tensor, cap=within(0, ends="()"))
 def softcap_logits(logits: Float[Tensor, " *shape"], *, cap: float = 30.0) -> Tensor:
     r"""Bound logits smoothly.
 
@@ -43,10 +43,8 @@ def softcap_logits(logits: Float[Tensor, " *shape"], *, cap: float = 30.0) -> Te
         >>> softcap_logits(torch.tensor([0.0, 1.0, 1000.0]), cap=10.0)
         tensor([ 0.0000,  0.9967, 10.0000])
     """
-    check_tensor("logits", logits)
     if not logits.is_floating_point():
         raise TypeError(f"logits must be floating-point, not {logits.dtype}.")
-    check_range("cap", cap, 0, inf, ends="()")
     return bounded(logits, cap)
 
 
@@ -55,6 +53,7 @@ def bounded(logits: Tensor, cap: float) -> Tensor:
     return cap * (logits / cap).tanh()
 
 
+@checked(cap=within(0, ends="()"), target=check_module_name)
 def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = None) -> nn.Module:
     """Let the head of a model return soft-capped logits: see `softcap_logits`.
 
@@ -84,8 +83,6 @@ def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = No
         >>> softcap_head(model, cap=15.0)[1]
         SoftcappedLinear(in_features=16, out_features=256, bias=True, cap=15.0)
     """
-    check_module("model", model)
-    check_range("cap", cap, 0, inf, ends="()")
     name = _head(model, target)
     if name is None:
         report_nothing("softcap_head", "what get_output_embeddings() returns, or an nn.Linear")
@@ -99,14 +96,12 @@ def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = No
             )
         return model
 
-    def rule(at: str, module: nn.Module) -> nn.Module:
-        if at != name:
-            return module
+    def softcapped(_: str, module: nn.Module) -> nn.Module:
         new: Softcapped = reclass(module, Softcapped, prefix="Softcapped")
         new.cap = cap
         return new
 
-    return replace_modules(model, rule).model
+    return replace_named(model, [name], softcapped)
 
 
 class Softcapped(nn.Module):
@@ -127,8 +122,6 @@ def _head(model: nn.Module, target: str | None) -> str | None:
     """Return the name of the head, or None if there is none."""
     named = dict(model.named_modules())
     if target is not None:
-        if not isinstance(target, str):
-            raise TypeError(f"target={target!r} must be the name of a module, or None.")
         if target not in named:
             raise ValueError(
                 f"target={target!r} must be the name of a module in model.named_modules()."

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_module, check_tensors
+from composable._support.checks import check_module_name, check_tensors, checked
 from composable._support.embeddings import output_embeddings
 from composable._support.pretrained import guard_saving
 from composable._support.surgery import check_uncompiled, copy_on_write, report_nothing
@@ -20,6 +20,7 @@ from ._token_embedding import find_token_embedding
 __all__ = ["split_head", "tie_gradients"]
 
 
+@checked(target=check_module_name)
 def split_head(
     model: nn.Module, *, target: str | None = None, head: str | None = None
 ) -> nn.Module:
@@ -59,7 +60,6 @@ def split_head(
         >>> new[1].weight is new[0].weight, torch.equal(new[1].weight, new[0].weight)
         (False, True)
     """
-    check_module("model", model)
     at = find_token_embedding(model, target)
     output = None if at is None else _find_head(model, at, head)
     if at is None or output is None:

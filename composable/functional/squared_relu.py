@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from composable._support.checks import check_module, check_range
+from composable._support.checks import checked, optional, within
 from composable._support.registry import Registry, check_class, class_name
 
 from ._reclass import reclass
@@ -32,6 +32,7 @@ ADVICE = """Pass the class of the activations, or describe your own block:
     register_gated_linear_units(MyBlock, linear="fc1", activation="act")"""
 
 
+@checked(slope=within(0, 1), target=optional(check_class))
 def squared_relu(
     model: nn.Module, *, slope: float = 0.0, target: type[nn.Module] | None = None
 ) -> nn.Module:
@@ -68,10 +69,6 @@ def squared_relu(
         >>> squared_relu(model, target=nn.GELU)[1]
         SquaredReLU(slope=0.0)
     """
-    check_module("model", model)
-    check_range("slope", slope, 0, 1)
-    if target is not None:
-        check_class("target", target)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         if target is not None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_generator, check_range
+from composable._support.checks import check_count, check_generator, check_range, checked
 from composable._support.sampling import draw_weights
 
 from ._reclass import reclass, refuse_lazy
@@ -21,6 +21,15 @@ __all__ = ["SqueezeExcitation", "squeeze_excite"]
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+def check_latent_channels(name: str, value: Any) -> None:
+    """Raise an error unless the value is a count of channels, or a share of all channels."""
+    advice = "a number below 1 is a share of the output channels"
+    check_range(name, value, 0, ends="()", advice=advice)
+    if value >= 1 and value != int(value):
+        raise ValueError(f"{name}={value!r} must be an integer; {advice}.")
+
+
+@checked(latent_channels=check_latent_channels, min_channels=check_count)
 def squeeze_excite(
     model: nn.Module,
     *,
@@ -66,9 +75,6 @@ def squeeze_excite(
         >>> model.squeeze_excite
         SqueezeExcitation(256, latent_channels=64)
     """
-    check_latent_channels("latent_channels", latent_channels)
-    check_count("min_channels", min_channels)
-    check_generator("generator", generator)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         refuse_lazy(name, module, CONVS, "squeeze_excite")
@@ -150,11 +156,3 @@ class _Excited(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         outputs: Tensor = super().forward(*args, **kwargs)
         return self.squeeze_excite.scaled(outputs, len(self.kernel_size))
-
-
-def check_latent_channels(name: str, value: Any) -> None:
-    """Raise an error unless the value is a count of channels, or a share of all channels."""
-    advice = "a number below 1 is a share of the output channels"
-    check_range(name, value, 0, ends="()", advice=advice)
-    if value >= 1 and value != int(value):
-        raise ValueError(f"{name}={value!r} must be an integer; {advice}.")

@@ -10,17 +10,28 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_module
+from composable._support.checks import check_module_name, checked, minimum
 
 from ._reclass import reclass
 from ._token_embedding import find_token_embedding
 from ._trace import Trace, follow_calls
 from ._values import Values, find_values, join_values, report_no_values, split_values
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 
 __all__ = ["value_embeddings"]
 
 
+def _check_layers(name: str, value: Any) -> None:
+    """Raise an error unless the value is a list of numbers of layers, or None."""
+    if value is None:
+        return
+    if not isinstance(value, (list, tuple)) or any(type(one) is not int for one in value):
+        raise TypeError(f"{name}={value!r} must be a list of numbers of layers, or None for all.")
+    if not value:
+        raise ValueError(f"{name}={value!r} must have one number or more; pass None for all.")
+
+
+@checked(layers=_check_layers, channels=minimum(1), target=check_module_name)
 def value_embeddings(
     model: nn.Module,
     *,
@@ -74,9 +85,6 @@ def value_embeddings(
         >>> value_embeddings(model)[1].v.value_embedding.table.shape
         torch.Size([256, 16])
     """
-    check_module("model", model)
-    check_layers("layers", layers)
-    check_count("channels", channels, 1)
     name = find_token_embedding(model, target, "value_embeddings")
     if name is None:
         return model
@@ -92,9 +100,7 @@ def value_embeddings(
     rows, trace = len(model.get_submodule(name).weight), Trace()  # type: ignore[arg-type]
     places = {values.name: values.width for values in chosen}
 
-    def rule(at: str, module: nn.Module) -> nn.Module:
-        if at != name and at not in places:
-            return module
+    def with_embedding(at: str, module: nn.Module) -> nn.Module:
         new = reclass(module, type(module))
         if at == name:
             new.tokens_of_values = trace
@@ -107,7 +113,7 @@ def value_embeddings(
         new.register_forward_hook(_add)
         return new  # type: ignore[no-any-return]
 
-    new = replace_modules(model, rule).model
+    new = replace_named(model, {name, *places}, with_embedding)
     follow_calls(new, dict.fromkeys([name, *places], trace))
     return new
 
@@ -141,16 +147,6 @@ def _keep_tokens(rows: int, embedding: Any, args: tuple[Any, ...], kwargs: Any) 
 def _add(layer: Any, args: tuple[Any, ...], outputs: Tensor) -> Tensor:
     others, values = split_values(outputs, layer.value_embedding.table.shape[1])
     return join_values(others, layer.value_embedding(args[0], values))
-
-
-def check_layers(name: str, value: Any) -> None:
-    """Raise an error unless the value is a list of numbers of layers, or None."""
-    if value is None:
-        return
-    if not isinstance(value, (list, tuple)) or any(type(one) is not int for one in value):
-        raise TypeError(f"{name}={value!r} must be a list of numbers of layers, or None for all.")
-    if not value:
-        raise ValueError(f"{name}={value!r} must have one number or more; pass None for all.")
 
 
 def _choose(every: list[Values], layers: Any) -> list[Values]:

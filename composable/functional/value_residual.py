@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from composable._support.checks import check_module, check_range
+from composable._support.checks import checked, within
 
 from ._reclass import reclass
 from ._trace import Trace, follow_calls
 from ._values import find_values, join_values, report_no_values, split_values
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 
 __all__ = ["value_residual"]
 
 
+@checked(share=within(0, 1))
 def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
     r"""Add the values of the first layer of attention to the values of all later ones.
 
@@ -65,8 +66,6 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
         >>> new[1].v.value_residual.scales.tolist()
         [0.5, 0.5]
     """
-    check_module("model", model)
-    check_range("share", share, 0, 1)
     stacks: dict[str, list[Any]] = {}
     for values in find_values(model):
         stacks.setdefault(values.stack, []).append(values)
@@ -83,9 +82,7 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
     if not layers:
         report_no_values("value_residual", "two layers of values or more, in attention")
 
-    def rule(name: str, module: nn.Module) -> nn.Module:
-        if name not in layers:
-            return module
+    def with_residual(name: str, module: nn.Module) -> nn.Module:
         new = reclass(module, type(module))
         weight: Any = module.weight
         new.value_residual = ValueResidual(*layers[name], share=share, like=weight)
@@ -93,7 +90,7 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
         new.register_forward_hook(_mix)
         return new  # type: ignore[no-any-return]
 
-    new = replace_modules(model, rule).model
+    new = replace_named(model, layers, with_residual)
     follow_calls(new, {name: trace for name, (trace, _, _) in layers.items()})
     return new
 

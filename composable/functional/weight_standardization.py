@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from composable._support.checks import check_blendable, check_count, check_module
+from composable._support.checks import check_blendable, check_count, checked
 from composable._support.surgery import report_nothing
 
 from ._reclass import reclass, refuse_lazy
@@ -23,6 +23,7 @@ CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 EPSILON = 1e-10
 
 
+@checked(n_last_layers_ignore=check_count)
 def weight_standardization(model: nn.Module, *, n_last_layers_ignore: int = 0) -> nn.Module:
     r"""Standardize the weights of convolutions, in 1 to 3 dimensions, at each use.
 
@@ -61,8 +62,6 @@ def weight_standardization(model: nn.Module, *, n_last_layers_ignore: int = 0) -
         >>> list(model.state_dict())
         ['bias', 'parametrizations.weight.original']
     """
-    check_module("model", model)
-    check_count("n_last_layers_ignore", n_last_layers_ignore)
     names = [name for name, module in model.named_modules() if isinstance(module, CONVS)]
     chosen = set(names[: max(0, len(names) - n_last_layers_ignore)])
 

@@ -7,13 +7,13 @@ https://arxiv.org/abs/2404.00498
 """
 
 from collections.abc import Sequence
-from math import inf, prod
+from math import prod
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from composable._support.checks import check_module, check_range, check_size, check_tensor
+from composable._support.checks import check_range, check_size, check_tensor, checked, within
 from composable._support.foreach import compute_dtype
 from composable._support.spatial import laid_out_like
 from composable._support.surgery import check_uncompiled, report_nothing, with_tensors
@@ -60,7 +60,7 @@ def whitening_filters(
     """
     _check_images(inputs)
     _check_patch(inputs, size)
-    check_range("eps", eps, 0, inf, ends="()")
+    check_range("eps", eps, 0, ends="()")
     patches = nn.functional.unfold(inputs.detach().to(compute_dtype(inputs.dtype)), tuple(size))
     components = patches.transpose(0, 1).flatten(1)
     centred = components - components.mean(1, keepdim=True)
@@ -70,6 +70,7 @@ def whitening_filters(
     return laid_out_like(scaled.reshape(-1, inputs.shape[1], *size).to(inputs.dtype), inputs)
 
 
+@checked(eps=within(0, ends="()"))
 def whiten_first_layer(
     model: nn.Module,
     inputs: Float[Tensor, "batch channels height width"],
@@ -107,9 +108,7 @@ def whiten_first_layer(
         >>> torch.allclose(outputs.transpose(0, 1).flatten(1).cov(), torch.eye(12), atol=0.01)
         True
     """
-    check_module("model", model)
     _check_images(inputs)
-    check_range("eps", eps, 0, inf, ends="()")
     named = ((name, one) for name, one in model.named_modules() if isinstance(one, nn.Conv2d))
     name, conv = next(named, ("", None))
     if conv is None:

@@ -32,14 +32,6 @@ from composable.losses.loss import (
     function_of,
 )
 
-__all__ = [
-    "InterpolatedLoss",
-    "OncePerLoss",
-    "for_probabilities",
-    "per_example",
-    "refuse_regression",
-]
-
 Targets = Tensor | MixedTargets
 
 _REGRESSIONS = {

@@ -30,23 +30,6 @@ from composable.losses.part_weights import ADVICE, SplitLossError, refused
 from composable.losses.terms import Term, Terms
 from composable.losses.watch import LossWatch, eagerly
 
-__all__ = [
-    "ByIdentity",
-    "Confirmed",
-    "LossOf",
-    "Seen",
-    "compare_declared",
-    "compare_parts",
-    "has_divisor",
-    "if_it_computes",
-    "innermost",
-    "keeping_buffers",
-    "select",
-    "slices",
-    "terms_of",
-    "without_effects",
-]
-
 T = TypeVar("T")
 Change: TypeAlias = Callable[..., Tensor]
 LossOf: TypeAlias = Callable[[State, Any], Any]

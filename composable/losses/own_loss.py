@@ -22,8 +22,6 @@ from composable.losses.part_weights import Count, refused, weigh
 from composable.losses.terms import Terms
 from composable.losses.watch import LossWatch, eagerly
 
-__all__ = ["OwnLoss", "own_loss"]
-
 _MOST = 16
 """The most examples of a batch with which a model is called to find how it computes its loss."""
 

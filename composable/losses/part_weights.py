@@ -15,17 +15,6 @@ from composable.core.state import State
 from composable.losses.loss import ModelLoss, OutputLoss, function_of
 from composable.losses.terms import Term, Terms
 
-__all__ = [
-    "ADVICE",
-    "Count",
-    "SplitLossError",
-    "TermWeights",
-    "Weight",
-    "name_of",
-    "refused",
-    "weigh",
-]
-
 Count: TypeAlias = Callable[[Any], Any]
 
 

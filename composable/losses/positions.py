@@ -13,8 +13,6 @@ from composable.functional import MixedTargets
 from composable.losses.classes import CrossEntropy, InterpolatedLoss, refuse_regression
 from composable.losses.loss import ModelLoss, OutputLoss
 
-__all__ = ["Positions", "class_logits", "default_class_dim", "labels_of_logits", "positions_of"]
-
 
 class Positions(NamedTuple):
     """Logits, the dimension of their classes, and the weight of each position."""

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from composable.batches.divisors import Divisor, Same
 
-__all__ = ["Factor", "Term", "Terms"]
-
 
 @attrs.frozen(eq=False)
 class Factor:

@@ -24,8 +24,6 @@ from composable.batches.source import FOLLOWED, Noted, Source, Sources
 from composable.losses.loss import divided_by
 from composable.losses.terms import Factor, Term, Terms
 
-__all__ = ["LossWatch", "eagerly", "mean_like"]
-
 
 class LossWatch(TorchFunctionMode):
     """Sees the loss functions that are called while it is active.

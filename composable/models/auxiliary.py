@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 from composable._support.checks import check_range, kind_of
 
-__all__ = ["AuxiliaryLoss"]
-
 
 class AuxiliaryLoss(nn.Module):
     """A loss of the main output of a model and, in training, of its auxiliary outputs.
@@ -41,7 +39,7 @@ class AuxiliaryLoss(nn.Module):
         super().__init__()
         if isinstance(loss_fn, type) or not callable(loss_fn):
             raise TypeError(f"loss_fn={loss_fn!r} must be a function (output, targets) -> loss.")
-        check_range("weight", weight, 0, float("inf"), ends="[)")
+        check_range("weight", weight, 0, ends="[)")
         self.loss_fn, self.weight = loss_fn, weight
 
     @property

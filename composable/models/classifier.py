@@ -11,8 +11,6 @@ from composable.batches.model_call import call_with_input
 from composable.batches.spec import BatchSpec
 from composable.metrics import accuracy
 
-__all__ = ["Classifier"]
-
 
 class Classifier(nn.Module):
     """A module of inputs, with a loss and metrics of its outputs and the targets of a batch.

@@ -6,8 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from composable._support.checks import check_module, check_range, kind_of
-
-__all__ = ["Detector"]
+from composable._support.registry import class_name
 
 
 class Detector(nn.Module):
@@ -40,7 +39,7 @@ class Detector(nn.Module):
         if weights is not None and not isinstance(weights, Mapping):
             raise TypeError(f"weights={weights!r} must be a mapping of names to numbers.")
         for name, weight in (weights or {}).items():
-            check_range(f"weights[{name!r}]", weight, 0, float("inf"), ends="[)")
+            check_range(f"weights[{name!r}]", weight, 0, ends="[)")
         self.module, self.weights = module, dict(weights or {})
         self._metrics = {} if metrics is None else metrics
 
@@ -92,5 +91,5 @@ class Detector(nn.Module):
 
 def _averages_images(module: nn.Module) -> bool:
     """Return whether a model is torchvision's RetinaNet, which averages the losses of images."""
-    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__}
-    return "torchvision.models.detection.retinanet.RetinaNet" in names
+    retinanet = "torchvision.models.detection.retinanet.RetinaNet"
+    return retinanet in map(class_name, type(module).__mro__)

@@ -1,7 +1,6 @@
 """Ensembles of models, for evaluation."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from composable._support.targets import (
     check_class_dim,
     check_several_classes,
 )
-from composable._support.tree import map_tensors
+from composable.batches.batch import to_device
 from composable.batches.model_call import (
     batch_spec_of,
     call_for_logits,
@@ -27,8 +26,6 @@ from composable.core.evaluation_mode import evaluation_mode
 from composable.data.digest import digest_of
 from composable.functional import average_probabilities, mixture_weights
 from composable.losses.positions import class_logits, default_class_dim, labels_of_logits
-
-__all__ = ["Ensemble", "fit_mixture"]
 
 
 class Ensemble(nn.Module):
@@ -159,7 +156,7 @@ def _log_likelihoods(ensemble: Ensemble, batch: Any) -> Tensor:
     for model in ensemble.members:
         spec = batch_spec_of(model)
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
-        moved = map_tensors(partial(_moved, device=device), batch)
+        moved = to_device(batch, device)
         call = call_for_logits if is_transformers_model(model) else call_with_input
         logits = class_logits(call(model, moved, spec), "fit_mixture")
         shapes.add(tuple(logits.shape))
@@ -207,10 +204,6 @@ def _refuse_diverged(log_likelihoods: Tensor) -> None:
             "held_out has labels to which no model gives a probability above 0, with logits of "
             "-inf: omit these examples, or add a model that predicts their labels."
         )
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.to(device)
 
 
 def _checked_models(name: str, models: Any) -> list[nn.Module]:

@@ -10,8 +10,6 @@ from composable._support.checks import check_module
 from composable.batches.model_call import batch_spec_of, keyword_call_of
 from composable.losses.loss import OutputLoss
 
-__all__ = ["HuggingFaceModel"]
-
 
 class HuggingFaceModel(nn.Module):
     """A model of Transformers with the metrics of its logits and labels.

@@ -10,8 +10,6 @@ from composable._support.extras import needs
 from composable._support.surgery import copy_on_write
 from composable.batches.model_call import base_model_of, is_transformers_model
 
-__all__ = ["with_liger_kernels"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 _DEVICES = ("cuda", "xpu", "npu")

@@ -1,14 +1,12 @@
 """Low-rank adapters, which PEFT adds to a model."""
 
-from math import inf
 from typing import Any
 
-from composable._support.checks import check_count, check_range
+from composable._support.checks import checked, minimum, within
 from composable._support.extras import needs
 
-__all__ = ["lora_config"]
 
-
+@checked(rank=minimum(1), alpha=within(0, ends="()"))
 def lora_config(*, rank: int = 16, alpha: float = 32, **options: Any) -> Any:
     """Return PEFT's configuration of LoRA for every linear layer of a model but its head.
 
@@ -32,8 +30,6 @@ def lora_config(*, rank: int = 16, alpha: float = 32, **options: Any) -> Any:
         >>> config.r, config.lora_alpha, config.target_modules
         (8, 32, 'all-linear')
     """
-    check_count("rank", rank, 1)
-    check_range("alpha", alpha, 0, inf, ends="()")
     for peft_name, name in (("r", "rank"), ("lora_alpha", "alpha")):
         if peft_name in options:
             raise TypeError(

@@ -10,8 +10,6 @@ from torch import nn
 from composable._support.warn import warn_user
 from composable.optim.roles import MATRICES, Role
 
-__all__ = ["split_projections"]
-
 PROJECTIONS, HEADS = "projections", "heads"
 _PLACE = re.compile(r"(?:(.*)\.)?(\w+?)[._](?:parametrizations\.)?weight(?:\.original\d*)?")
 _THIRDS = {"c_attn", "in_proj", "qkv", "qkv_proj", "to_qkv", "Wqkv"}
@@ -51,7 +49,6 @@ def split_projections(roles: Sequence[Role], model: nn.Module, by: str | None) -
             f"split_attention={by!r} divides nothing in {type(model).__name__}: no module with a "
             f"number of heads ({', '.join(_COUNTS)}) has projections of one of the names "
             f"{', '.join(sorted(_THIRDS | _BY_HEAD | _SEPARATE))}. Pass stacked= instead.",
-            UserWarning,
         )
     return divided
 

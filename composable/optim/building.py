@@ -25,8 +25,6 @@ from composable.optim.roles import (
     roles_of,
 )
 
-__all__ = ["build_optimizers", "check_optimizers", "update_param_groups"]
-
 _LOSS = "loss_fn"
 
 
@@ -79,7 +77,6 @@ def build_optimizers(
             f"no optimizer has the parameters {', '.join(untrained)}, so they are not trained; "
             "pass optimizers as a function of the parameters, add an optimizer for them, or call "
             "loss_fn.requires_grad_(False).",
-            UserWarning,
         )
     return optimizers
 
@@ -196,7 +193,6 @@ def update_param_groups(
             warn_user(
                 f"the new parameter {name!r} is not trained, because no optimizer has another "
                 "parameter of the model. Pass optimizers as a function of the parameters.",
-                UserWarning,
             )
         elif name in old and id(old[name]) in gone:
             replaced = next(i for i, p in enumerate(place["params"]) if p is old[name])
@@ -220,7 +216,7 @@ def _group_for(
     role: Role, place: dict[str, Any], optimizers: Sequence[Optimizer]
 ) -> dict[str, Any]:
     """Return the group of a new parameter beside one of the group `place`."""
-    owner = next(one for one in optimizers if _holds(one, place))
+    owner = next(one for one in optimizers if any(g is place for g in one.param_groups))
     merged = _MERGED.get(role.name, (WEIGHTS, OTHERS))
     wanted = [(role.name, one) for one in (owner, *optimizers)] + [(one, owner) for one in merged]
     named = [(one, g) for name, one in wanted for g in one.param_groups if g.get("name") == name]
@@ -258,10 +254,6 @@ def _nearest(
         return None
     _, nearest = max(candidates, key=lambda pair: pair[0])  # the first of the best
     return groups[id(old[nearest])]
-
-
-def _holds(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    return any(one is group for one in optimizer.param_groups)
 
 
 def _shared(name: str, other: str) -> tuple[int, bool]:

@@ -20,8 +20,6 @@ from composable.optim.roles import (
     roles_of,
 )
 
-__all__ = ["ByRole", "by_role"]
-
 Factory: TypeAlias = Callable[[Any], Optimizer]
 _NAMED = 5
 """The most parameters that an error names."""
@@ -97,7 +95,6 @@ class ByRole:
                 f"optimizers has the role {name!r}, and no parameter of "
                 f"{type(modules[0]).__name__} has it{why}. Drop it, or name parameters by "
                 f"by_role(..., roles={{{name!r}: [...]}}).",
-                UserWarning,
             )
 
 

@@ -7,8 +7,6 @@ from torch import nn
 from composable._support.checks import check_module
 from composable.optim.roles import NORMS_AND_BIASES, ROLES, TABLES, collect, roles_of
 
-__all__ = ["decay_groups"]
-
 WEIGHTS = "weights"
 _NAMES = {name: name if name in (NORMS_AND_BIASES, TABLES) else WEIGHTS for name in ROLES}
 _OPTIONS = {NORMS_AND_BIASES: {"weight_decay": 0.0}}

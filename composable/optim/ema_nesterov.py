@@ -65,7 +65,7 @@ def with_ema_nesterov(
         0.3499999940395355
     """
     check_wrappable(optimizer, "with_ema_nesterov", EMANesterov)
-    check_range("lookahead", lookahead, -inf, inf, ends="()")
+    check_range("lookahead", lookahead, -inf, ends="()")
     check_range("decay", decay, 0, 1)
     check_count("start", start)
     if end is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from composable._support.checks import as_path, check_count, check_order, check_range
+from composable._support.checks import as_path, check_order, checked, minimum, within
 from composable._support.extras import needs
 from composable._support.figures import render_figure
 from composable._support.paths import write_atomically
@@ -19,8 +19,6 @@ from composable.optim.learning_rates import write_option
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["RangeTest", "find_lr"]
 
 _DIVERGED = 4.0
 """The ratio to the least loss at which the test ends, as in fastai."""
@@ -85,6 +83,7 @@ class RangeTest:
         return figure
 
 
+@checked(min_lr=within(0, ends="()"), max_lr=within(0, ends="()"), num_steps=minimum(2))
 def find_lr(
     trainer: Any,
     *,
@@ -139,10 +138,7 @@ def find_lr(
     """
     if not hasattr(trainer, "trial"):
         raise TypeError(f"trainer={trainer!r} must be a composable.Trainer.")
-    check_range("min_lr", min_lr, 0, math.inf, ends="()")
-    check_range("max_lr", max_lr, 0, math.inf, ends="()")
     check_order("min_lr", min_lr, "max_lr", max_lr)
-    check_count("num_steps", num_steps, 2)
     rates: list[float] = []
     losses: list[float] = []
     with trainer.trial() as trial:

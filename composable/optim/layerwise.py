@@ -6,12 +6,11 @@ https://arxiv.org/abs/2106.08254 (layer-wise decay)
 """
 
 from collections.abc import Iterator, Sequence
-from math import inf
 from typing import Any
 
 from torch import nn
 
-from composable._support.checks import check_module, check_range
+from composable._support.checks import checked, within
 from composable.optim.roles import matches_pattern
 
 __all__ = ["layerwise_groups"]
@@ -19,6 +18,7 @@ __all__ = ["layerwise_groups"]
 _LISTS = (nn.Sequential, nn.ModuleList)
 
 
+@checked(lr=within(0, ends="[)"), decay=within(0, 1, ends="(]"))
 def layerwise_groups(
     model: nn.Module,
     lr: float,
@@ -56,9 +56,6 @@ def layerwise_groups(
         >>> [(group["name"], group["lr"]) for group in optimizer.param_groups]
         [('layer0', 0.025), ('layer1', 0.05), ('layer2', 0.1)]
     """
-    check_module("model", model)
-    check_range("lr", lr, 0, inf, ends="[)")
-    check_range("decay", decay, 0, 1, ends="(]")
     named = dict(model.named_parameters())
     if not named:
         raise ValueError(

@@ -23,8 +23,6 @@ from composable.optim.per_name import PerGroup, PerOption, check_options
 from composable.optim.schedule import Schedule
 from composable.resume.changes import check_as_many, check_same_entries, entry
 
-__all__ = ["LearningRates", "with_parts", "write_option"]
-
 Step: TypeAlias = Callable[[HasTime], None]
 
 
@@ -113,7 +111,6 @@ class LearningRates:
                     f"warmup={str(schedule.warmup)!r} of {type(schedule).__name__} is longer than "
                     f"the run of {clock.max_duration}, so the learning rate only rises; an integer "
                     "is a number of epochs, and '100ba' are batches.",
-                    UserWarning,
                 )
 
     def check_length(self, clock: HasTime) -> None:
@@ -125,7 +122,6 @@ class LearningRates:
                     "length, so the learning rate is constant within each; pass max_duration or "
                     "the duration of the schedule in batches or samples, such as '1000ba', or in "
                     "epochs with a loader that has a length.",
-                    UserWarning,
                 )
 
     def check_counts(self, clock: HasTime) -> None:
@@ -143,7 +139,6 @@ class LearningRates:
                         f"{type(scheduler).__name__} has {name}={batches}, the number of batches "
                         "of the run, and steps once per epoch, so it stays near its start; pass "
                         f"step_schedulers_every_batch=True, or {name} in epochs.",
-                        UserWarning,
                     )
 
     def check_epoch(self) -> None:
@@ -153,7 +148,6 @@ class LearningRates:
             warn_user(
                 f"the learning rate of this epoch is 0: {type(self.every_epoch[0]).__name__} steps "
                 "after every epoch. If it counts batches, pass step_schedulers_every_batch=True.",
-                UserWarning,
             )
 
     def set(self, clock: HasTime) -> None:

@@ -18,8 +18,6 @@ from composable._support.checks import (
     kind_of,
 )
 
-__all__ = ["unscale_", "update_scale"]
-
 
 def unscale_(gradients: Iterable[Tensor], scale: Float[Tensor, ""]) -> Float[Tensor, ""]:
     """Divide gradients by the loss scale in place, and return whether one is not finite.

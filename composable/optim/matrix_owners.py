@@ -14,8 +14,6 @@ from torch import Tensor
 
 from composable._support.dtensors import local_part, sharded_like, whole
 
-__all__ = ["Batch", "compute_by_owners"]
-
 Compute = Callable[[list[Tensor]], Sequence[Tensor]]
 Results = Iterator[tuple["Batch", Sequence[Tensor]]]
 

@@ -12,8 +12,6 @@ from torch.optim import Optimizer
 from composable.optim.schedule_free import ScheduleFree
 from composable.optim.wrapping import loss_of, restore_dtypes
 
-__all__ = ["MultiOptimizer", "base_optimizers", "schedule_free_parts"]
-
 
 class MultiOptimizer(Optimizer):
     """Several optimizers with different parameters, as one.

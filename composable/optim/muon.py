@@ -221,7 +221,8 @@ class Muon(BaseOptimizer):
             list(_batches(params, group)),
             partial(_orthogonalized, group=group),
             group=dist.group.WORLD if self.process_group == DEFAULT else self.process_group,
-            dtype=_narrower(group["dtype"], params[0].dtype),
+            # No bit of a result is lost: of the computation, or of the parameters.
+            dtype=min(group["dtype"], params[0].dtype, key=lambda one: one.itemsize),
         )
         for batch, results in computed:
             some = [own[i] for i in batch.indices]
@@ -415,11 +416,6 @@ def _shaped(matrices: Tensor, shape: torch.Size, group: Mapping[str, Any]) -> li
     return list(matrices.reshape(-1, *shape))
 
 
-def _narrower(one: torch.dtype, other: torch.dtype) -> torch.dtype:
-    """Return the dtype in which no bit of a result is lost: that of the computation, or of it."""
-    return one if one.itemsize <= other.itemsize else other
-
-
 def _batches(params: Sequence[Tensor], group: Mapping[str, Any]) -> Iterator[Batch]:
     """Divide parameters into batches of equal shape, dtype and device."""
     alike: dict[Any, list[int]] = {}
@@ -454,11 +450,11 @@ def _scale(parameter: Tensor, group: Mapping[str, Any]) -> float:
 
 def _check_muon(options: dict[str, Any]) -> None:
     check_lr("lr", options["lr"])
-    check_range("weight_decay", options["weight_decay"], 0, math.inf, ends="[)")
+    check_range("weight_decay", options["weight_decay"], 0, ends="[)")
     check_range("momentum", options["momentum"], 0, 1, ends="[)")
     check_flag("nesterov", options["nesterov"])
     check_coefficients("ns_coefficients", options["ns_coefficients"])
-    check_range("eps", options["eps"], 0, math.inf, ends="()")
+    check_range("eps", options["eps"], 0, ends="()")
     check_count("ns_steps", options["ns_steps"])
     scaling = options["adjust_lr_fn"]
     known = scaling is None or isinstance(scaling, str)
@@ -471,7 +467,7 @@ def _check_muon(options: dict[str, Any]) -> None:
         if options[name] is not None:
             check_range(name, options[name], 0, 1, ends="[)")
     check_range("slow_share", options["slow_share"], 0, 1)
-    check_range("update_floor", options["update_floor"], 0, math.inf, ends="[)")
+    check_range("update_floor", options["update_floor"], 0, ends="[)")
     check_count("stacked", options["stacked"], 1)
     check_flag("transposed", options["transposed"])
     check_flag("batched", options["batched"] or False)
@@ -479,8 +475,8 @@ def _check_muon(options: dict[str, Any]) -> None:
 
 def _check_adamw(options: dict[str, Any], prefix: str = "") -> None:
     check_lr(f"{prefix}lr", options["lr"])
-    check_range(f"{prefix}weight_decay", options["weight_decay"], 0, math.inf, ends="[)")
-    check_range(f"{prefix}eps", options["eps"], 0, math.inf, ends="[)")
+    check_range(f"{prefix}weight_decay", options["weight_decay"], 0, ends="[)")
+    check_range(f"{prefix}eps", options["eps"], 0, ends="[)")
     check_betas(f"{prefix}betas", options["betas"])
 
 

@@ -71,7 +71,6 @@ def muon_groups(
         warn_user(
             f"{type(model).__name__} has no hidden matrix, so Muon updates all parameters by "
             "AdamW; name matrices by muon_groups(model, matrices=[...]).",
-            UserWarning,
         )
     return [
         {"params": params, "name": name, "half": MUON, "stacked": 1, "batched": False, **layout}

@@ -15,8 +15,6 @@ from torch import Tensor
 from composable._support.dtensors import local_part
 from composable._support.foreach import compute_dtype
 
-__all__ = ["as_neurons", "scaled_neurons"]
-
 
 def as_neurons(values: Tensor | None, parameter: Any, dim: int) -> Tensor:
     """Return a value for each neuron of a matrix, sharded as these are.

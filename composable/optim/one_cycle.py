@@ -12,8 +12,6 @@ import attrs
 from composable.core.time import HasTime, Time, TimeLike
 from composable.optim.schedule import WHOLE_RUN, Schedule, as_duration, at_least, finite
 
-__all__ = ["OneCycle", "one_cycle"]
-
 
 def _share(instance: object, attribute: "attrs.Attribute[float]", value: Any) -> None:
     finite(instance, attribute, value)

@@ -16,17 +16,6 @@ from composable._support.checks import check_count, check_module
 from composable._support.embeddings import output_embeddings
 from composable.functional import NGramEmbedding
 
-__all__ = [
-    "ROLES",
-    "ModelGroups",
-    "ModelParameters",
-    "Role",
-    "collect",
-    "matches_pattern",
-    "role_groups",
-    "roles_of",
-]
-
 MATRICES, EMBEDDINGS, HEAD = "matrices", "embeddings", "head"
 NORMS_AND_BIASES, TABLES, OTHERS = "norms_and_biases", "tables", "others"
 ROLES = (MATRICES, EMBEDDINGS, HEAD, NORMS_AND_BIASES, TABLES, OTHERS)

@@ -13,8 +13,6 @@ from torch import Tensor
 from composable._support.checks import check_range, parameters_of
 from composable.optim.wrapping import BaseOptimizer
 
-__all__ = ["RowAdagrad"]
-
 
 class RowAdagrad(BaseOptimizer):
     r"""Adagrad with one accumulator for each row, for tables of embeddings.

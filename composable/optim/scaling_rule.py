@@ -6,15 +6,12 @@ https://arxiv.org/abs/2205.10287 (power 1/2 for Adam)
 """
 
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
 import attrs
 
-from composable._support.checks import check_range
+from composable._support.checks import check_range, checked, within
 from composable.core.time import HasTime
-
-__all__ = ["ScalingRule", "scaling_rule"]
 
 
 @attrs.frozen
@@ -28,10 +25,11 @@ class ScalingRule:
     def __call__(self, clock: HasTime) -> float:
         """Return the multiplier at the time of `clock`."""
         size = self.size(clock)
-        check_range("size(clock)", size, 0, inf, ends="()")
+        check_range("size(clock)", size, 0, ends="()")
         return float((size / self.base) ** self.power)
 
 
+@checked(base=within(0, ends="()"), power=within(0, ends="[)"))
 def scaling_rule(size: Any, base: float, power: float = 1.0) -> ScalingRule:
     r"""Scale the learning rate with the size of the steps: $(\text{size} / \text{base})^p$.
 
@@ -70,6 +68,4 @@ def scaling_rule(size: Any, base: float, power: float = 1.0) -> ScalingRule:
         raise TypeError(
             f"size={size!r} must be a function of a clock, such as SeqLengthWarmup(...).length_at."
         )
-    check_range("base", base, 0, inf, ends="()")
-    check_range("power", power, 0, inf, ends="[)")
     return ScalingRule(size, base, power)

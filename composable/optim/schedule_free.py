@@ -5,7 +5,6 @@ defaults are those of the package `schedulefree`, and so are the results if all 
 gradient in every step. The package counts steps by group.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -154,7 +153,7 @@ class ScheduleFree(BaseOptimizer):
         check_lr("lr", options["lr"])
         check_count("warmup_steps", options["warmup_steps"])
         for name in ("weight_decay", "r", "weight_lr_power"):
-            check_range(name, options[name], 0, math.inf, ends="[)")
+            check_range(name, options[name], 0, ends="[)")
 
 
 class SGDScheduleFree(ScheduleFree):
@@ -302,7 +301,7 @@ class AdamWScheduleFree(ScheduleFree):
 
     def _check(self, options: dict[str, Any]) -> None:
         super()._check(options)
-        check_range("eps", options["eps"], 0, math.inf, ends="[)")
+        check_range("eps", options["eps"], 0, ends="[)")
         check_betas("betas", options["betas"], first="(]")
 
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from composable._support.foreach import compute_dtype
 
-__all__ = ["SQUARES", "STATES", "preconditioned"]
-
 State: TypeAlias = dict[str, Any]
 
 ROWS, COLUMNS = "soap_rows", "soap_columns"

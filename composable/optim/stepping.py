@@ -9,8 +9,6 @@ from torch.optim import optimizer as _module
 
 from composable.core.state import State
 
-__all__ = ["OptimizerSteps", "count_skipped_step", "fast_step", "zero_grad"]
-
 _ZERO_GRAD = Optimizer.zero_grad
 
 _profiler_enabled: Callable[[], bool] = getattr(

@@ -5,7 +5,6 @@ it is, with its parameter groups, its state and its class. So schedules, checkpo
 other libraries see the optimizer itself.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -16,18 +15,6 @@ from torch.optim import Optimizer
 
 from composable._support.checks import check_range
 from composable._support.dtensors import local_part
-
-__all__ = [
-    "BaseOptimizer",
-    "StepWrapper",
-    "check_betas",
-    "check_lr",
-    "check_wrappable",
-    "local_values",
-    "loss_of",
-    "restore_dtypes",
-    "wrap",
-]
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 Group = dict[str, Any]
@@ -241,7 +228,7 @@ def check_lr(name: str, value: Any) -> None:
     """Raise an error unless a value is a learning rate: a number, or a tensor of one."""
     if isinstance(value, Tensor) and value.numel() == 1:
         value = value.item()
-    check_range(name, value, 0, math.inf, ends="[)")
+    check_range(name, value, 0, ends="[)")
 
 
 def check_betas(name: str, value: Any, first: str = "[)") -> None:

@@ -26,8 +26,8 @@ from composable.plan.combinators import always, never, when
 from composable.plan.compatibility import AmbiguousOrderWarning
 from composable.plan.effects import EffectError, fingerprint, fingerprint_changes
 from composable.plan.plan import Plan
-from composable.testing.modules import description
-from composable.testing.properties import same_state
+from composable.testing.modules import description, same_values
+from composable.testing.properties import used_by
 from composable.testing.runs import (
     STEP,
     Case,
@@ -40,9 +40,7 @@ from composable.testing.runs import (
     difference,
 )
 from composable.trainer.trainer import training_weights
-from composable.utils.reproducibility import get_rng_state, preserve_rng, seed_all
-
-__all__ = ["LAWS", "Law", "NotApplicable"]
+from composable.utils.reproducibility import preserve_rng, seed_all
 
 
 @attrs.frozen
@@ -53,6 +51,7 @@ class NotApplicable:
 
 
 Verdict = Violation | NotApplicable | None
+Check = Callable[[Case], Verdict]
 
 
 @attrs.frozen
@@ -65,12 +64,31 @@ class Law:
     name: str
     statement: str
     hint: str
-    check: Callable[[Case], Verdict]
+    check: Check
+
+
+LAWS: dict[str, Law] = {}
+"""All laws by name, in the order in which they are checked."""
+
+
+def _law(statement: str, hint: str) -> Callable[[Check], Check]:
+    """Add a check to the laws, under its name."""
+
+    def add(check: Check) -> Check:
+        name = check.__name__.removeprefix("_")
+        LAWS[name] = Law(name, statement, hint, check)
+        return check
+
+    return add
 
 
 # --- the algorithm as a value ---
 
 
+@_law(
+    "its fields cannot be assigned",
+    "decorate its class with @attrs.frozen(repr=False), and do not override __setattr__.",
+)
 def _frozen(case: Case) -> Verdict:
     algorithm = case.fresh()
     for name in _fields(algorithm):
@@ -94,6 +112,11 @@ _CHANGING = (
 )
 
 
+@_law(
+    "its fields are immutable values",
+    "use a tuple of numbers instead of a list or a tensor, store state with "
+    "state.remember(self.name, ...), and draw from state.generator(self.name).",
+)
 def _hyperparameters(case: Case) -> Verdict:
     for name, value in _fields(case.algorithm).items():
         if isinstance(value, _CHANGING):
@@ -101,6 +124,11 @@ def _hyperparameters(case: Case) -> Verdict:
     return None
 
 
+@_law(
+    "instances with equal fields are equal, and have the same hash and repr",
+    "keep the __eq__ and __hash__ of attrs (no eq=False), use fields that can be compared, "
+    "and set repr=False for fields whose repr contains an address.",
+)
 def _value(case: Case) -> Verdict:
     algorithm, again = case.fresh(), attrs.evolve(case.pristine)
     if algorithm != again:
@@ -117,6 +145,10 @@ def _value(case: Case) -> Verdict:
 _WIDTH = 100_000  # characters, so that no name is wrapped
 
 
+@_law(
+    "the plan can order and explain it",
+    "declare events as a set of Event, stage as a Stage, reads and writes as sets of names.",
+)
 def _plan(case: Case) -> Verdict:
     try:
         plan = Plan.compile([case.algorithm])
@@ -133,93 +165,10 @@ def _plan(case: Case) -> Verdict:
 # --- its effects ---
 
 
-def _acts(case: Case) -> Verdict:
-    acted, copied = False, False
-
-    def watch(algorithm: Algorithm, event: Event, state: State) -> State:
-        nonlocal acted, copied
-        new = algorithm(event, state)
-        if not acted and new is not state:
-            changed = {
-                name for name, value in vars(new).items() if value is not vars(state).get(name)
-            }
-            same = changed == {"model"} and _equal_models(state.model, new.model)
-            acted, copied = not same, same
-        return new
-
-    case.run(case.around(watch))
-    if acted:
-        return None
-    if copied:
-        return Violation("it returned a copy of the model in which nothing is replaced")
-    return Violation("it returned its input state at every event")
-
-
-def _takes_effect(case: Case) -> Verdict:
-    """Compare a run with one without: a switch may be set, and read by nothing."""
-    (before, mine, weights), (plain, other, theirs) = (
-        _results(case, [case.fresh()]),
-        _results(case, []),
-    )
-    at_once, at_last = not _equal(before, plain), not _equal(mine, other)
-    common = weights.keys() & theirs.keys()
-    trains = not _equal([weights[name] for name in common], [theirs[name] for name in common])
-    if case.no_effect:
-        if not (at_once or at_last or trains):
-            return NotApplicable(case.no_effect)
-        return Violation("its results differ from those of a run without it, despite no_effect")
-    if not at_last:
-        return Violation("the outputs after training equal those of a run without it")
-    if not (at_once or trains):
-        return Violation("no output before training, and no parameter after it, differs")
-    return None
-
-
-def _results(
-    case: Case, algorithms: list[Algorithm]
-) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
-    """Return the predictions before and after training, and the parameters that are evaluated."""
-    trainer = case.trainer(*algorithms)
-
-    def predicted() -> list[Tensor]:
-        return [copied(one) for one in tensors_of(trainer.predict(case.dataloader))]
-
-    before = predicted()
-    trainer.fit()
-    named = trainer.state.model.named_parameters()
-    return before, predicted(), {name: copied(parameter) for name, parameter in named}
-
-
-def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    pairs = zip(some, others, strict=False)
-    return len(some) == len(others) and all(
-        one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
-        for one, other in pairs
-    )
-
-
-def _equal_models(mine: nn.Module, other: nn.Module) -> bool:
-    """Return whether two models have the same layers, settings and tensors."""
-
-    def settings(model: nn.Module) -> dict[str, str]:
-        return {name: re.sub(r" \d+$", "", text) for name, text in description(model).items()}
-
-    def tensors(model: nn.Module) -> dict[str, Tensor]:
-        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-    ours, theirs = tensors(mine), tensors(other)
-    return (
-        settings(mine) == settings(other)
-        and ours.keys() == theirs.keys()
-        and all(_equal_tensors(ours[name], theirs[name]) for name in ours)
-    )
-
-
-def _equal_tensors(one: Tensor, two: Tensor) -> bool:
-    alike = (one.dtype, one.shape, one.stride()) == (two.dtype, two.shape, two.stride())
-    return alike and torch.equal(one, two)
-
-
+@_law(
+    "it writes only the fields it declares, and nothing in place",
+    "return state.evolve(...) with new values, and declare every field in writes.",
+)
 def _effects(case: Case) -> Verdict:
     try:
         case.run(case.algorithm, check_effects=True)
@@ -234,6 +183,10 @@ def _effects(case: Case) -> Verdict:
     return None
 
 
+@_law(
+    "the model passed to the Trainer is not modified",
+    "modify a copy, like composable.functional.blurpool, and return state.evolve(model=...).",
+)
 def _surgery(case: Case) -> Verdict:
     early = {Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD}
     if not early & set(case.algorithm.events):
@@ -272,16 +225,108 @@ def _outputs(case: Case, state: State) -> list[Tensor]:
         return [copied(out) for out in found if isinstance(out, Tensor)]
 
 
+@_law(
+    "it changes the state at least once during the run",
+    "pass a model=, a dataloader= and hyperparameters with which it acts.",
+)
+def _acts(case: Case) -> Verdict:
+    acted, copied = False, False
+
+    def watch(algorithm: Algorithm, event: Event, state: State) -> State:
+        nonlocal acted, copied
+        new = algorithm(event, state)
+        if not acted and new is not state:
+            changed = {
+                name for name, value in vars(new).items() if value is not vars(state).get(name)
+            }
+            same = changed == {"model"} and _equal_models(state.model, new.model)
+            acted, copied = not same, same
+        return new
+
+    case.run(case.around(watch))
+    if acted:
+        return None
+    if copied:
+        return Violation("it returned a copy of the model in which nothing is replaced")
+    return Violation("it returned its input state at every event")
+
+
+def _equal_models(mine: nn.Module, other: nn.Module) -> bool:
+    """Return whether two models have the same layers, settings and tensors."""
+
+    def settings(model: nn.Module) -> dict[str, str]:
+        return {name: re.sub(r" \d+$", "", text) for name, text in description(model).items()}
+
+    def tensors(model: nn.Module) -> dict[str, Tensor]:
+        return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    ours, theirs = tensors(mine), tensors(other)
+    return (
+        settings(mine) == settings(other)
+        and ours.keys() == theirs.keys()
+        and all(
+            one.stride() == theirs[name].stride() and same_values(one, theirs[name])
+            for name, one in ours.items()
+        )
+    )
+
+
+# --- its random numbers ---
+
+
+@_law(
+    "it does not use the global generators",
+    "draw with generator=state.generator(self.name).",
+)
+def _leaves_generators(case: Case) -> Verdict:
+    moved: list[Violation] = []
+
+    def watch(algorithm: Algorithm, event: Event, state: State) -> State:
+        new: list[State] = []
+        for whose in used_by(lambda: new.append(algorithm(event, state))):
+            moved.append(Violation(f"it used {whose}'s global generator at {event.name}", event))
+        return new[0]
+
+    case.run(case.around(watch))
+    return moved[0] if moved else None
+
+
+@_law(
+    "its random numbers do not depend on the global generators",
+    "draw with generator=state.generator(self.name).",
+)
+def _own_draws(case: Case) -> Verdict:
+    def disturbed(algorithm: Algorithm, event: Event, state: State) -> State:
+        with preserve_rng():
+            seed_all(state.timestamp.batch + 1)
+            return algorithm(event, state)
+
+    trace = case.run(case.around(disturbed))
+    return difference(
+        trace, case.base, "with another seed of the global generators before it acts, "
+    )
+
+
+@_law(
+    "two runs with the same seed are bit-identical",
+    "store nothing in globals or in the class, and draw from state.generator(self.name).",
+)
+def _repeats(case: Case) -> Verdict:
+    return difference(case.run(case.algorithm), case.base, "in a second run with the same seed, ")
+
+
 # --- its memory ---
 
 
+@_law(
+    "any copy of it can replace it during a run",
+    "store nothing in the instance: use state.remember(self.name, ...).",
+)
 def _stateless(case: Case) -> Verdict:
     held = _snapshot(case.algorithm)
-    found = difference(
-        case.run(case.around(lambda _, event, state: case.fresh()(event, state))), case.base
-    )
-    if found:
-        return attrs.evolve(found, what=f"when a fresh copy of it acts at each event, {found.what}")
+    trace = case.run(case.around(lambda _, event, state: case.fresh()(event, state)))
+    if found := difference(trace, case.base, "when a fresh copy of it acts at each event, "):
+        return found
     now = _snapshot(case.algorithm)
     for path in {**held, **now}:
         if path not in held or path not in now or not _same(held[path], now[path]):
@@ -297,12 +342,10 @@ def _snapshot(algorithm: Algorithm) -> dict[str, Any]:
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
+        return same_values(one, other)
     if isinstance(one, nn.Module) and isinstance(other, nn.Module):
-        pair = one.state_dict(), other.state_dict()
-        return pair[0].keys() == pair[1].keys() and all(
-            map(_same, pair[0].values(), pair[1].values())
-        )
+        one, other = one.state_dict(), other.state_dict()
+        return one.keys() == other.keys() and all(map(_same, one.values(), other.values()))
     return type(one) is type(other) and (one == other or repr(one) == repr(other))
 
 
@@ -319,15 +362,11 @@ class _Memory(Callback):
         if event not in STEP or self.violation:
             return
         weights = {t.untyped_storage().data_ptr() for t in state.model.state_dict().values()}
-        for name in self.names & state.memory.keys():
-            self.found = True
-            for path, what in _improper(f"state.memory[{name!r}]", state.memory[name], weights):
-                self.violation = Violation(f"{path} {what} at {event.name}", event, path)
-        for name in self.names & state.averages.keys():
-            self.found = True
-            average = state.averages[name]
-            for path, what in _improper(f"state.averages[{name!r}]", average, weights):
-                self.violation = Violation(f"{path} {what} at {event.name}", event, path)
+        for field, stored in (("memory", state.memory), ("averages", state.averages)):
+            for name in self.names & stored.keys():
+                self.found = True
+                for path, what in _improper(f"state.{field}[{name!r}]", stored[name], weights):
+                    self.violation = Violation(f"{path} {what} at {event.name}", event, path)
 
 
 def _improper(path: str, value: Any, weights: set[int]) -> Iterator[tuple[str, str]]:
@@ -348,6 +387,11 @@ def _improper(path: str, value: Any, weights: set[int]) -> Iterator[tuple[str, s
         yield path, f"has type {type(value).__name__}"
 
 
+@_law(
+    "its memory consists of plain containers and tensors, which can be saved",
+    "store None, bool, int, float, str, list, tuple, dict with str keys, and tensors as "
+    "tensor.detach().clone().",
+)
 def _memory(case: Case) -> Verdict:
     memory = _Memory({part.name for part in leaves(case.algorithm)})
     case.trainer(case.algorithm, callbacks=memory).fit()
@@ -356,6 +400,10 @@ def _memory(case: Case) -> Verdict:
     return memory.violation
 
 
+@_law(
+    "a run that is stopped and continued equals an uninterrupted run",
+    "FIT_START fires at every fit: act at INIT to act once, and store the rest in state.memory.",
+)
 def _parts(case: Case) -> Verdict:
     if case.batches < 2:
         return NotApplicable("its run has one batch, which cannot be split into two parts")
@@ -366,10 +414,9 @@ def _parts(case: Case) -> Verdict:
 
 def _continued(case: Case, run: Callable[[], Any], what: str) -> Verdict:
     try:
-        found = difference(run(), case.base)
+        return difference(run(), case.base, f"a run {what} continued differently: ")
     except Exception as error:
         return Violation(f"a run {what} could not continue: {error!r}")
-    return found and attrs.evolve(found, what=f"a run {what} continued differently: {found.what}")
 
 
 @attrs.frozen(repr=False, eq=False)
@@ -395,6 +442,11 @@ class _Load(Algorithm):
         )
 
 
+@_law(
+    "a run that is saved and resumed in a new Trainer equals an uninterrupted run",
+    "store its state in state.memory: only the weights, the optimizers, the memory, the "
+    "averages and the timestamp are loaded.",
+)
 def _resumes(case: Case) -> Verdict:
     if case.batches < 2:
         return NotApplicable("its run has one batch, so nothing is left to resume")
@@ -435,52 +487,22 @@ def _resumes(case: Case) -> Verdict:
 
 
 def _plain(value: Any) -> Any:
-    return (
-        {key: _plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
-    )
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _plain(item) for key, item in value.items()}
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
-# --- its random numbers ---
+# --- its composition with others ---
 
 
-def _repeats(case: Case) -> Verdict:
-    found = difference(case.run(case.algorithm), case.base)
-    return found and attrs.evolve(found, what=f"in a second run with the same seed, {found.what}")
-
-
-def _leaves_generators(case: Case) -> Verdict:
-    moved: list[Violation] = []
-
-    def watch(algorithm: Algorithm, event: Event, state: State) -> State:
-        before = get_rng_state()
-        new = algorithm(event, state)
-        for whose, one in get_rng_state().items():
-            if not same_state(one, before.get(whose, one)):
-                moved.append(
-                    Violation(f"it used {whose}'s global generator at {event.name}", event)
-                )
-        return new
-
-    case.run(case.around(watch))
-    return moved[0] if moved else None
-
-
-def _own_draws(case: Case) -> Verdict:
-    def disturbed(algorithm: Algorithm, event: Event, state: State) -> State:
-        with preserve_rng():
-            seed_all(state.timestamp.batch + 1)
-            return algorithm(event, state)
-
-    found = difference(case.run(case.around(disturbed)), case.base)
-    return found and attrs.evolve(
-        found, what=f"with another seed of the global generators before it acts, {found.what}"
-    )
-
-
+@_law(
+    "it does not change the random numbers of other algorithms",
+    "do not change state.key or the memory of other algorithms.",
+)
 def _isolated(case: Case) -> Verdict:
     other = Draws()
     alone, together = case.run(other), case.run(other, case.algorithm)
@@ -490,33 +512,39 @@ def _isolated(case: Case) -> Verdict:
             return Violation(
                 f"it changes the random numbers of another algorithm: {path}", where=path
             )
-    found = difference(together, case.base, ignoring=other.name)
-    return found and attrs.evolve(
-        found, what=f"with another algorithm that draws random numbers, {found.what}"
-    )
+    when = "with another algorithm that draws random numbers, "
+    return difference(together, case.base, when, ignoring=other.name)
 
 
-# --- its composition with others ---
-
-
+@_law(
+    "its position in the list of algorithms does not matter",
+    "make events, stage, before and after depend only on its fields.",
+)
 def _order(case: Case) -> Verdict:
     others = [Draws(), Jitter(), Noise()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AmbiguousOrderWarning)
         first = case.run(case.algorithm, *others)
         last = case.run(*reversed(others), case.algorithm)
-    found = difference(last, first)
-    return found and attrs.evolve(found, what=f"last in the list instead of first, {found.what}")
+    return difference(last, first, "last in the list instead of first, ")
 
 
+@_law(
+    "when(always, a) is equivalent to a",
+    "make apply depend only on the event and the state.",
+)
 def _when_always(case: Case) -> Verdict:
-    found = difference(case.run(when(always, case.algorithm)), case.base)
-    return found and attrs.evolve(found, what=f"under when(always, ...), {found.what}")
+    trace = case.run(when(always, case.algorithm))
+    return difference(trace, case.base, "under when(always, ...), ")
 
 
+@_law(
+    "when(never, a) is equivalent to identity",
+    "change nothing outside apply: events, match and idle_reason must be free of effects.",
+)
 def _when_never(case: Case) -> Verdict:
-    found = difference(case.run(when(never, case.algorithm)), case.without)
-    return found and attrs.evolve(found, what=f"under when(never, ...), {found.what}")
+    trace = case.run(when(never, case.algorithm))
+    return difference(trace, case.without, "under when(never, ...), ")
 
 
 class _Gradients(Callback):
@@ -530,6 +558,10 @@ class _Gradients(Callback):
         self.seen.append({name: copied(grad) for name, grad in state.current_gradients().items()})
 
 
+@_law(
+    "splitting a batch into microbatches does not change the gradients",
+    "act on the whole batch, at BEFORE_TRAIN_BATCH or earlier, or on each example separately.",
+)
 def _microbatches(case: Case) -> Verdict:
     if not case.microbatches:
         return NotApplicable(
@@ -563,6 +595,53 @@ def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
+# --- its results ---
+
+
+@_law(
+    "training with it gives other outputs than training without it",
+    "see that its hyperparameters are read, that it acts before the end of the run, and "
+    "with compile=True that no flag is frozen. Pass no_effect= if it only saves time.",
+)
+def _takes_effect(case: Case) -> Verdict:
+    """Compare a run with one without: a switch may be set, and read by nothing."""
+    (before, mine, weights), (plain, other, theirs) = (
+        _results(case, [case.fresh()]),
+        _results(case, []),
+    )
+    at_once, at_last = not _equal(before, plain), not _equal(mine, other)
+    common = weights.keys() & theirs.keys()
+    trains = not _equal([weights[name] for name in common], [theirs[name] for name in common])
+    if case.no_effect:
+        if not (at_once or at_last or trains):
+            return NotApplicable(case.no_effect)
+        return Violation("its results differ from those of a run without it, despite no_effect")
+    if not at_last:
+        return Violation("the outputs after training equal those of a run without it")
+    if not (at_once or trains):
+        return Violation("no output before training, and no parameter after it, differs")
+    return None
+
+
+def _results(
+    case: Case, algorithms: list[Algorithm]
+) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
+    """Return the predictions before and after training, and the parameters that are evaluated."""
+    trainer = case.trainer(*algorithms)
+
+    def predicted() -> list[Tensor]:
+        return [copied(one) for one in tensors_of(trainer.predict(case.dataloader))]
+
+    before = predicted()
+    trainer.fit()
+    named = trainer.state.model.named_parameters()
+    return before, predicted(), {name: copied(parameter) for name, parameter in named}
+
+
+def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return len(some) == len(others) and all(map(same_values, some, others))
+
+
 # --- helpers ---
 
 
@@ -573,140 +652,3 @@ def _fields(algorithm: Algorithm) -> dict[str, Any]:
 def _names(events: set[Event]) -> str:
     """Join the names of events, in the order of a run."""
     return ", ".join(event.name for event in Event if event in events) or "no event"
-
-
-LAWS = {
-    law.name: law
-    for law in (
-        Law(
-            "frozen",
-            "its fields cannot be assigned",
-            "decorate its class with @attrs.frozen(repr=False), and do not override __setattr__.",
-            _frozen,
-        ),
-        Law(
-            "hyperparameters",
-            "its fields are immutable values",
-            "use a tuple of numbers instead of a list or a tensor, store state with "
-            "state.remember(self.name, ...), and draw from state.generator(self.name).",
-            _hyperparameters,
-        ),
-        Law(
-            "value",
-            "instances with equal fields are equal, and have the same hash and repr",
-            "keep the __eq__ and __hash__ of attrs (no eq=False), use fields that can be compared, "
-            "and set repr=False for fields whose repr contains an address.",
-            _value,
-        ),
-        Law(
-            "plan",
-            "the plan can order and explain it",
-            "declare events as a set of Event, stage as a Stage, reads and writes as sets of "
-            "names.",
-            _plan,
-        ),
-        Law(
-            "effects",
-            "it writes only the fields it declares, and nothing in place",
-            "return state.evolve(...) with new values, and declare every field in writes.",
-            _effects,
-        ),
-        Law(
-            "surgery",
-            "the model passed to the Trainer is not modified",
-            "modify a copy, like composable.functional.blurpool, and return "
-            "state.evolve(model=...).",
-            _surgery,
-        ),
-        Law(
-            "acts",
-            "it changes the state at least once during the run",
-            "pass a model=, a dataloader= and hyperparameters with which it acts.",
-            _acts,
-        ),
-        Law(
-            "leaves_generators",
-            "it does not use the global generators",
-            "draw with generator=state.generator(self.name).",
-            _leaves_generators,
-        ),
-        Law(
-            "own_draws",
-            "its random numbers do not depend on the global generators",
-            "draw with generator=state.generator(self.name).",
-            _own_draws,
-        ),
-        Law(
-            "repeats",
-            "two runs with the same seed are bit-identical",
-            "store nothing in globals or in the class, and draw from state.generator(self.name).",
-            _repeats,
-        ),
-        Law(
-            "stateless",
-            "any copy of it can replace it during a run",
-            "store nothing in the instance: use state.remember(self.name, ...).",
-            _stateless,
-        ),
-        Law(
-            "memory",
-            "its memory consists of plain containers and tensors, which can be saved",
-            "store None, bool, int, float, str, list, tuple, dict with str keys, and tensors as "
-            "tensor.detach().clone().",
-            _memory,
-        ),
-        Law(
-            "parts",
-            "a run that is stopped and continued equals an uninterrupted run",
-            "FIT_START fires at every fit: act at INIT to act once, and store the rest in "
-            "state.memory.",
-            _parts,
-        ),
-        Law(
-            "resumes",
-            "a run that is saved and resumed in a new Trainer equals an uninterrupted run",
-            "store its state in state.memory: only the weights, the optimizers, the memory, the "
-            "averages and the timestamp are loaded.",
-            _resumes,
-        ),
-        Law(
-            "isolated",
-            "it does not change the random numbers of other algorithms",
-            "do not change state.key or the memory of other algorithms.",
-            _isolated,
-        ),
-        Law(
-            "order",
-            "its position in the list of algorithms does not matter",
-            "make events, stage, before and after depend only on its fields.",
-            _order,
-        ),
-        Law(
-            "when_always",
-            "when(always, a) is equivalent to a",
-            "make apply depend only on the event and the state.",
-            _when_always,
-        ),
-        Law(
-            "when_never",
-            "when(never, a) is equivalent to identity",
-            "change nothing outside apply: events, match and idle_reason must be free of effects.",
-            _when_never,
-        ),
-        Law(
-            "microbatches",
-            "splitting a batch into microbatches does not change the gradients",
-            "act on the whole batch, at BEFORE_TRAIN_BATCH or earlier, or on each example "
-            "separately.",
-            _microbatches,
-        ),
-        Law(
-            "takes_effect",
-            "training with it gives other outputs than training without it",
-            "see that its hyperparameters are read, that it acts before the end of the run, and "
-            "with compile=True that no flag is frozen. Pass no_effect= if it only saves time.",
-            _takes_effect,
-        ),
-    )
-}
-"""All laws by name, in the order in which they are checked."""

@@ -1,8 +1,6 @@
-"""Describe the attributes of a module that are not tensors."""
+"""Compare modules: their tensors, and their attributes that are not tensors."""
 
-from torch import nn
-
-__all__ = ["description"]
+from torch import Tensor, nn
 
 _APART = ("_parameters", "_buffers", "_modules")
 
@@ -22,3 +20,10 @@ def description(model: nn.Module) -> dict[str, str]:
             if attribute not in _APART:
                 found[f"{name}.{attribute}".lstrip(".")] = repr(value)
     return found
+
+
+def same_values(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are equal, where NaN equals NaN."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())

@@ -4,7 +4,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ class HostSyncError(AssertionError):
         super().__init__(f"{what} would make the host wait for the device")
 
 
-class NoSync:
+class NoSync(ExitStack):
     """Raise at operations that synchronize, such as `.item()`, `if tensor:` or `nonzero()`.
 
     The check works on the CPU, so it requires no GPU. It does not distinguish tensors of a batch
@@ -84,18 +83,9 @@ class NoSync:
     """
 
     def __enter__(self) -> "NoSync":
-        self._modes = ExitStack()
-        self._modes.enter_context(_NoWaiting())  # type: ignore[no-untyped-call]
-        self._modes.enter_context(_NoReading())
+        self.enter_context(_NoWaiting())  # type: ignore[no-untyped-call]
+        self.enter_context(_NoReading())
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._modes.__exit__(kind, error, traceback)
 
 
 class _NoReading(TorchFunctionMode):

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from composable.core.key import Key
 from composable.utils.reproducibility import preserve_rng, seed_torch
 
-__all__ = ["built", "classifier", "feature_maps", "image_batch", "smooth_classifier"]
-
 CLASSES, SHAPE = 5, (3, 8, 8)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from composable._support.tree import map_tensors, tensors_of
-from composable.testing.modules import description
+from composable._support.tree import leaves_of, map_tensors, tensors_of
+from composable.testing.modules import description, same_values
 from composable.testing.no_sync import NoSync
 from composable.utils.reproducibility import (
     get_rng_state,
@@ -24,8 +24,6 @@ from composable.utils.reproducibility import (
     seed_context,
     seed_torch,
 )
-
-__all__ = ["PROPERTIES", "NotApplicableError", "PropertyFailed", "Subject", "no_sync_on"]
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
 """Positional arguments, or arguments by name."""
@@ -134,14 +132,14 @@ def _pure(subject: Subject) -> None:
     if _structure(arguments) != structure:
         raise PropertyFailed("it modifies a container among its arguments")
     for tensor, version, value in before:
-        if tensor._version != version or not _same(tensor, value):
+        if tensor._version != version or not same_values(tensor, value):
             raise PropertyFailed(
                 f"it writes to a tensor among its arguments, of shape {list(value.shape)}"
             )
     if [description(model) for model in models] != looks:
         raise PropertyFailed("it modifies the model among its arguments")
     for model, old in zip(models, computed, strict=True):
-        if not all(map(_same, subject.numbers(model, inputs), old)):
+        if not all(map(same_values, subject.numbers(model, inputs), old)):
             raise PropertyFailed("it changes the outputs of the model among its arguments")
 
 
@@ -153,7 +151,7 @@ def _generator_decides(subject: Subject) -> None:
             seed_all(seed)
             result = subject.call(subject.arguments())
             results.append(subject.numbers(result, subject.sample()))
-    if len(results[0]) != len(results[1]) or not all(map(_same, *results)):
+    if len(results[0]) != len(results[1]) or not all(map(same_values, *results)):
         given = "the same generator" if subject.draws else "the same arguments"
         raise PropertyFailed(
             f"with {given}, its result depends on the seed of the global generators"
@@ -164,10 +162,10 @@ def _generator_decides(subject: Subject) -> None:
 
 def _global_generators(subject: Subject) -> None:
     """Check that the global generators of PyTorch, Python and NumPy are not used."""
-    for used in _used_by(lambda: subject.call(subject.arguments())):
+    for used in used_by(lambda: subject.call(subject.arguments())):
         raise PropertyFailed(f"it uses {used}'s global generator")
     if isinstance((inner := subject.inner()).function, nn.Module):
-        for used in _used_by(lambda: inner.call(inner.arguments())):
+        for used in used_by(lambda: inner.call(inner.arguments())):
             raise PropertyFailed(f"the model that it returns uses {used}'s global generator")
 
 
@@ -204,10 +202,8 @@ def _channels_last(subject: Subject) -> None:
     arguments = _converted(subject.arguments(), _last, _module_last)
     result = subject.call(arguments)
     if isinstance(result, nn.Module):
-        results = list(tensors_of(result(map_tensors(_last, subject.sample()))))
-    else:
-        results = list(tensors_of(result))
-    maps = [t for t in results if _has_layout(t)]
+        result = result(map_tensors(_last, subject.sample()))
+    maps = [t for t in tensors_of(result) if _has_layout(t)]
     if not maps:
         raise NotApplicableError("no result is a batch of images")
     if not all(map(_lies_last, maps)):
@@ -254,7 +250,7 @@ def _vmap(subject: Subject) -> None:
     if not leaves:
         raise NotApplicableError("no argument is a tensor")
     updated = _updated_buffers(inner)
-    stacks = [torch.stack([_rolled(t, by) for by in range(3)]) for t in leaves]
+    stacks = [torch.stack([t.roll(by, 0) if t.ndim else t for by in range(3)]) for t in leaves]
     buffers = {name: torch.stack([buffer] * 3) for name, buffer in updated.items()}
 
     def of_one(own: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
@@ -263,14 +259,14 @@ def _vmap(subject: Subject) -> None:
         if own:
             function = partial(torch.func.functional_call, function, own)
             arguments = (tuple(arguments),)
-        return [*tensors_of(_bound(function, arguments)()), *own.values()]
+        return [*tensors_of(_apply(function, arguments)), *own.values()]
 
     def copied() -> dict[str, Tensor]:
         return {name: stack.clone() for name, stack in buffers.items()}
 
     with preserve_rng():
         together = torch.func.vmap(of_one, randomness="different")(copied(), *stacks)
-    drawn = inner.draws or bool(_used_by(lambda: of_one({}, *leaves)))
+    drawn = inner.draws or bool(used_by(lambda: of_one({}, *leaves)))
     separate = copied()
     for i in range(3):
         with preserve_rng():
@@ -291,7 +287,7 @@ def _updated_buffers(subject: Subject) -> dict[str, Tensor]:
         name: before[name]
         for name, buffer in module.named_buffers()
         # Not by its version, which a batch norm doesn't increase.
-        if not _same(buffer, before[name])
+        if not same_values(buffer, before[name])
     }
 
 
@@ -401,34 +397,30 @@ def call(
     function: Callable[..., Any], arguments: Arguments, *, seed: int = 0, device: str = "cpu"
 ) -> Any:
     """Call a function, with a generator of this seed and on this device if it takes one."""
-    bound = _bound(function, arguments)
     if _generator(function) is None:
-        return bound()
-    return bound(generator=torch.Generator(device).manual_seed(seed))
+        return _apply(function, arguments)
+    return _apply(function, arguments, generator=torch.Generator(device).manual_seed(seed))
 
 
 def _plainly(function: Callable[..., Any], arguments: Arguments) -> list[Tensor]:
     with preserve_rng():
         seed_torch(0)
-        return list(tensors_of(_bound(function, arguments)()))
+        return list(tensors_of(_apply(function, arguments)))
 
 
-def _used_by(act: Callable[[], Any]) -> list[str]:
+def used_by(act: Callable[[], Any]) -> list[str]:
     """List the libraries whose global generators a call advances."""
     with preserve_rng():
         before = get_rng_state()
         act()
         after = get_rng_state()
-    return [who for who, state in after.items() if not same_state(state, before.get(who, state))]
+    return [who for who, state in after.items() if not _same_state(state, before.get(who, state))]
 
 
-def _bound(function: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
-    def bound(**more: Any) -> Any:
-        if isinstance(arguments, Mapping):
-            return function(**arguments, **more)
-        return function(*arguments, **more)
-
-    return bound
+def _apply(function: Callable[..., Any], arguments: Arguments, **more: Any) -> Any:
+    if isinstance(arguments, Mapping):
+        return function(**arguments, **more)
+    return function(*arguments, **more)
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -453,8 +445,7 @@ def _without_generator(subject: Subject, reason: str) -> None:
 
 def _modules(arguments: Any) -> list[nn.Module]:
     """List the modules among the arguments."""
-    values = arguments.values() if isinstance(arguments, Mapping) else arguments
-    return [value for value in values if isinstance(value, nn.Module)]
+    return [leaf for leaf in leaves_of(arguments) if isinstance(leaf, nn.Module)]
 
 
 def _every_tensor(arguments: Arguments) -> Iterator[Tensor]:
@@ -478,10 +469,12 @@ def _converted(
     module: Callable[[nn.Module], nn.Module],
 ) -> Arguments:
     """Convert the floating-point tensors and the modules among the arguments."""
-    converted: Any = map_tensors(lambda t: tensor(t) if t.is_floating_point() else t, arguments)
-    if isinstance(converted, Mapping):
-        return {k: module(v) if isinstance(v, nn.Module) else v for k, v in converted.items()}
-    return tuple(module(v) if isinstance(v, nn.Module) else v for v in converted)
+    converted: Arguments = map_tensors(
+        lambda t: tensor(t) if t.is_floating_point() else t,
+        arguments,
+        other=lambda v: module(v) if isinstance(v, nn.Module) else v,
+    )
+    return converted
 
 
 def _replaced(arguments: Arguments, tensors: Any) -> Arguments:
@@ -489,11 +482,6 @@ def _replaced(arguments: Arguments, tensors: Any) -> Arguments:
     rest = iter(tensors)
     replaced: Arguments = map_tensors(lambda _: next(rest), arguments)
     return replaced
-
-
-def _rolled(tensor: Tensor, by: int) -> Tensor:
-    """Rotate the rows."""
-    return tensor.roll(by, 0) if tensor.ndim else tensor.clone()
 
 
 def _has_layout(tensor: Tensor) -> bool:
@@ -532,17 +520,10 @@ def _agree(ours: list[Tensor], theirs: list[Tensor], *, exactly: bool) -> None:
             )
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal, where NaN equals NaN."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
-def same_state(one: Any, other: Any) -> bool:
+def _same_state(one: Any, other: Any) -> bool:
     """Return whether two states of a generator are equal."""
     if isinstance(one, (tuple, list)):
-        return all(map(same_state, one, other))
+        return all(map(_same_state, one, other))
     if hasattr(one, "tolist"):  # a PyTorch tensor, or a NumPy array; NumPy is not imported here
         return bool((one == other).all())
     return bool(one == other)

@@ -18,9 +18,8 @@ from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.plan.effects import fingerprint
+from composable.testing.modules import same_values
 from composable.trainer.trainer import Trainer, training_weights
-
-__all__ = ["Acting", "Case", "Draws", "Jitter", "Noise", "Trace", "Violation", "difference"]
 
 _ALL = list(Event)
 STEP = _ALL[_ALL.index(Event.AFTER_DATALOADER) : _ALL.index(Event.BATCH_END) + 1]
@@ -122,20 +121,24 @@ def copied(value: Any) -> Any:
     return value if isinstance(value, _PLAIN) else type(value).__name__
 
 
-def difference(ours: Trace, theirs: Trace, *, ignoring: str = "") -> Violation | None:
-    """Return the first difference between two runs, if any, without paths that hold `ignoring`."""
+def difference(ours: Trace, theirs: Trace, context: str, *, ignoring: str = "") -> Violation | None:
+    """Return the first difference between two runs, if any, introduced by `context`.
+
+    Paths that hold `ignoring` may differ.
+    """
     for mine, other in zip_longest(ours, theirs):
         if mine is None or other is None:
             there = mine or other
             return Violation(
-                f"one run continues with {there}, but the other has ended", there.event
+                f"{context}one run continues with {there}, but the other has ended", there.event
             )
         if (mine.event, mine.batch) != (other.event, other.batch):
-            return Violation(f"one run is at {mine}, but the other is at {other}", mine.event)
+            what = f"{context}one run is at {mine}, but the other is at {other}"
+            return Violation(what, mine.event)
         for path in sorted(mine.held.keys() | other.held.keys(), key=_outside_in):
             how = _unlike(path, mine.held, other.held)
             if how and not (ignoring and ignoring in path):
-                return Violation(f"{path} {how} at {mine}", mine.event, path)
+                return Violation(f"{context}{path} {how} at {mine}", mine.event, path)
     return None
 
 
@@ -153,7 +156,7 @@ def _unlike(path: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> str
         return None if same else f"is {a!r} in one run and {b!r} in the other"
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return f"is {a.dtype} {list(a.shape)} in one run and {b.dtype} {list(b.shape)} in the other"
-    if bool(((a == b) | (a.isnan() & b.isnan())).all()):
+    if same_values(a, b):
         return None
     return f"differs by up to {float((a.double() - b.double()).abs().max()):.3g}"
 
@@ -236,11 +239,10 @@ class Case:
     options: Mapping[str, Any] = attrs.field(factory=dict)
     no_effect: str = ""
     """Why it changes no result, if it changes none: it only saves time, say."""
-    pristine: Algorithm = attrs.field(init=False)
+    pristine: Algorithm = attrs.field(
+        init=False, default=attrs.Factory(lambda self: copy.deepcopy(self.algorithm), True)
+    )
     """A copy of the algorithm, made before its first run."""
-
-    def __attrs_post_init__(self) -> None:
-        self.pristine = copy.deepcopy(self.algorithm)
 
     def fresh(self) -> Algorithm:
         """Return a new copy of the algorithm from before its first run."""

@@ -5,6 +5,7 @@ times faster than drawing values, and single values rarely matter.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -195,7 +196,7 @@ def models(
             nn.Linear(8, classes),
         )
 
-    norms = st.sampled_from([nn.BatchNorm2d, nn.Identity, _group_norm])
+    norms = st.sampled_from([nn.BatchNorm2d, nn.Identity, partial(nn.GroupNorm, 2)])
     dropouts = st.sampled_from([0.0, 0.3])
     return st.one_of(
         st.builds(lambda seed: built(dense, seed=seed), seeds()),
@@ -206,10 +207,6 @@ def models(
             dropouts,
         ),
     )
-
-
-def _group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(2, channels)
 
 
 @st.composite

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from composable.functional import colout, draw_colout
+from composable.functional import colout, draw_colout, random_translation
 from tests.support.tensors import seeded, uniform
 
 
@@ -69,3 +69,11 @@ def test_probabilities_are_not_cut_like_signals():
     probabilities = torch.rand(4, 12)
 
     assert colout(uniform(size=(12,)), probabilities).targets is probabilities
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_images_of_one_pixel_are_kept(layout):
+    inputs = uniform(size=(1, 1)).contiguous(memory_format=layout)
+
+    assert torch.equal(colout(inputs, per_sample=True), inputs)
+    assert torch.equal(random_translation(inputs, max_shift=0), inputs)

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import json
 import pickle
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -190,6 +191,18 @@ def test_private_modules_list_no_exports():
 
     listing = [file for file in private if "\n__all__ =" in file.read_text()]
     assert [file for file in listing if file.name != "__init__.py"] == []
+
+
+@pytest.mark.parametrize(
+    "package", ["callbacks", "data", "engines", "losses", "models", "optim", "testing"]
+)
+def test_modules_list_exports_if_the_reference_documents_them(package):
+    root = Path(composable.__file__).parent
+    files = (root / package).glob("*.py")
+    pages = (file.read_text() for file in (root.parent / "docs" / "api").glob("*.md"))
+    documented = re.findall(rf"automodule:: composable\.{package}\.(\w+)", "".join(pages))
+
+    assert {file.stem for file in files if "\n__all__ =" in file.read_text()} == set(documented)
 
 
 def test_dir_lists_the_exports_and_the_packages():

@@ -85,7 +85,6 @@ def _entry(function: Function) -> Function:
         warn_user(
             f"Numba compiles {function.__name__} again in each process, for some seconds, because "
             f"it cannot keep the result: {error}. Set NUMBA_CACHE_DIR to a writable directory.",
-            UserWarning,
         )
     return cast(Function, compiled)
 

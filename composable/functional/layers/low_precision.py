@@ -80,7 +80,6 @@ def lower_norms(
     precision: torch.dtype | None,
 ) -> nn.Module:
     """Replace the norms of classes, or of their full names, by low-precision ones."""
-    check_precision("precision", precision)
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         for plain, low in kinds.items():

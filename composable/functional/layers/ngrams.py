@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_flag, check_tensor
+from composable._support.checks import check_count, check_flag, check_tensor, is_integer
 
 __all__ = ["NGramEmbedding", "embed_ngrams", "hash_ngrams"]
 
@@ -180,8 +180,7 @@ def _check_rows(rows: Any) -> None:
 
 def _check_tokens(tokens: Any) -> None:
     check_tensor("tokens", tokens)
-    integer = not (tokens.is_floating_point() or tokens.is_complex() or tokens.dtype is torch.bool)
-    if not integer or not tokens.ndim:
+    if not is_integer(tokens) or not tokens.ndim:
         raise ValueError(
             f"tokens must have an integer dtype and the shape [..., length], not {tokens.dtype} "
             f"and {tuple(tokens.shape)}."
