@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from composable._support.printable import printable
+from composable.cli._errors import refuse
 
 __all__ = ["add_checkpoint"]
 
@@ -72,7 +73,11 @@ def _inspect(options: argparse.Namespace) -> int:
 def _prune(options: argparse.Namespace) -> int:
     from composable.storage.copies import prune
 
-    for name in prune(options.path, options.keep):
+    try:
+        names = prune(options.path, options.keep)
+    except ValueError as error:
+        return refuse(error)
+    for name in names:
         print(printable(f"{options.path}/{name}: deleted"))
     return 0
 

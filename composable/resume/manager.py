@@ -82,6 +82,7 @@ class CheckpointManager:
         dry_run: Callable[[str, Callable[[], Mapping[str, Any]]], object] | None = None,
     ) -> None:
         self.settings = settings
+        self._remote: RemoteFolder | None = remote_at(settings.folder)
         self.dry_run = dry_run
         self.wanted = False
         """Whether a save is requested and not yet done."""
@@ -116,10 +117,6 @@ class CheckpointManager:
             self._settle(lambda: make_folder(self.settings.folder))
             if self._remote is not None:
                 self._settle(self._remote.claim)
-
-    @property
-    def _remote(self) -> "RemoteFolder | None":
-        return remote_at(self.settings.folder)
 
     def name_of(self, state: State) -> str:
         """Return the name of the checkpoint of a state."""

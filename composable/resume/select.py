@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
+from composable._support.object_stores import OPEN
 from composable._support.warn import warn_user
 from composable.checkpoint.errors import (
     BrokenCheckpointWarning,
@@ -115,7 +116,7 @@ def refresh_folder(folder: Path | None, *, resume: bool) -> None:
         folder: The folder; nothing is done for one without a URL.
         resume: Copy the checkpoint to resume from too.
     """
-    remote, processes = remote_at(folder), Processes.current()
+    remote, processes = OPEN.get(folder), Processes.current()
     if remote is not None:
         names = processes.on_main(lambda: remote.refresh(resume=resume))
         _on_other_machines(lambda: remote.fetch(names))

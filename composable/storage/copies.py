@@ -12,6 +12,7 @@ from typing import Any
 
 from composable._support.checks import check_count, is_url
 from composable._support.object_stores import ObjectStore, StorageError, as_local, cache
+from composable._support.paths import open_to_write, truncate
 from composable._support.warn import warn_user
 from composable.checkpoint.atomic import beside
 from composable.checkpoint.errors import (
@@ -58,7 +59,7 @@ def local(
         value: A path or a URL, of a file or a folder.
         checkpoints: What to copy of the checkpoints in a folder: "all"; the "latest" that is not
             damaged and can be resumed; the "newest", resumable or not; the "sizes" and manifests,
-            of which `find` lists the copies, which can't be read; or "only sizes", and no logs.
+            of which `find` lists the copies, which are not readable; or "only sizes", and no logs.
         max_batch: The number of batches that the latest may not exceed.
         into: The name of the copy in the cache. Default: a new name.
 
@@ -151,10 +152,10 @@ def outline(store: ObjectStore, sizes: Mapping[str, int], folder: Path) -> None:
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         if name == MANIFEST:
-            target.write_bytes(store.read(path))
+            store.get(path, target)
         else:
-            with target.open("wb") as file:
-                file.truncate(size)  # takes no space on the disk
+            open_to_write(target, "xb").close()
+            truncate(target, size)  # takes no space on the disk
 
 
 def complete(folder: Path, max_batch: int | None = None) -> list[Found]:

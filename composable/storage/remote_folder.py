@@ -418,7 +418,7 @@ class RemoteFolder:
                 delete(found.path, str(found.manifest.info.get("run")))
 
     def _warn_at_exit(self) -> None:
-        """Warn of a failure that nobody waited for."""
+        """Warn of a failure of the last upload."""
         if self._failure is not None:
             warn_user(
                 f"not all of {self.folder} was copied to {self.url}: {self._failure}.",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composable._support.notes import add_note
+from composable._support.object_stores import OPEN
 from composable._support.warn import warn_user
 from composable.checkpoint.errors import MismatchError
 from composable.checkpoint.filters import expanded, replaced
@@ -16,7 +17,6 @@ from composable.core.state import State
 from composable.distributed.processes import Processes
 from composable.resume.changes import entry, saved_hyperparameters, warn_of_changes
 from composable.resume.modules import check_saved_module, module_tensors
-from composable.storage.folders import remote_at
 from composable.trainer.description import describe_hyperparameters, describe_value
 from composable.trainer.evaluated_weights import BestWeights, averaging_names
 from composable.trainer.guards import NonFiniteLossError
@@ -166,7 +166,7 @@ class Checkpoints:
         self.session.check_override()
         if self.options.dry_run:
             return path
-        processes, remote = Processes.current(), remote_at(path.parent)
+        processes, remote = Processes.current(), OPEN.get(path.parent)
         if remote is not None:
             processes.on_main(lambda: remote.claim(self.records.run_id))
         self.run.data.gather_positions()

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from composable._support.checks import as_path, check_count, check_flag, check_one_of, is_url
-from composable._support.object_stores import ObjectStore
 from composable.batches.precision import Precision
 from composable.core.algorithm import Algorithm
 from composable.core.callback import Callback
@@ -25,7 +24,6 @@ from composable.distributed.starting import join_processes
 from composable.distributed.strategies import Strategy, strategy_of
 from composable.metrics import Evaluator
 from composable.plan.declarations import OneOrSeveral
-from composable.storage.folders import as_folder
 from composable.trainer import arguments as check
 
 __all__ = [
@@ -86,12 +84,18 @@ def _precision(given: str | Precision) -> Precision:
 
 
 def _save_folder(given: str | Path | None) -> Path | None:
-    return None if given is None else as_folder("save_folder", given)
+    if given is None or not is_url(given):
+        return None if given is None else as_path("save_folder", given)
+    from composable.storage.folders import as_folder  # on use
+
+    return as_folder("save_folder", given)
 
 
 def _load_path(given: str | Path | None) -> str | Path | None:
     if given is None or not is_url(given):
         return None if given is None else as_path("load_path", given)
+    from composable._support.object_stores import ObjectStore  # on use
+
     return ObjectStore("load_path", given).url  # type: ignore[arg-type]
 
 

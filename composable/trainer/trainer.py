@@ -17,7 +17,6 @@ from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
 from composable.plan.declarations import as_observer
 from composable.plan.plan import Plan
-from composable.storage.folders import as_file
 from composable.trainer import arguments as check
 from composable.trainer.options import TrainerOptions, takes_arguments_of
 from composable.utils.reproducibility import configure_deterministic_mode, preserve_rng
@@ -458,6 +457,8 @@ class Trainer:
         self._check_idle("save_checkpoint", "return Control.SAVE from a callback instead")
         check_flag("weights_only", weights_only)
         check_flag("overwrite", overwrite)
+        from composable.storage.folders import as_file  # on use
+
         target = as_file("path", path)
         with self._training():
             return self._checkpoints.write(target, weights_only=weights_only, overwrite=overwrite)
