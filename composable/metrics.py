@@ -178,6 +178,8 @@ class Evaluator:
         label: The prefix of its results: `metrics/<label>/<metric>`.
         dataloader: The batches.
         metrics: The metrics by name. Default: those of the Trainer.
+        batches: The number of batches after which an evaluation ends, at most those of the loader.
+            Default: `eval_batches` of the Trainer.
         eval_interval: When to evaluate. Default: the Trainer's interval.
 
     Example:
@@ -189,6 +191,7 @@ class Evaluator:
     label: str = attrs.field()
     dataloader: Iterable[Any]
     metrics: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
+    batches: int | None = attrs.field(default=None, kw_only=True)
     eval_interval: Any = attrs.field(default=None, kw_only=True)
 
     @label.validator
@@ -197,6 +200,11 @@ class Evaluator:
             raise TypeError(
                 f"label={label!r} must be a non-empty str, as in Evaluator('test', dataloader)."
             )
+
+    @batches.validator
+    def _check_batches(self, _: object, batches: object) -> None:
+        if batches is not None:
+            check_count("batches", batches, 1)
 
     def is_due(
         self, before: State, state: State, event: Event, iteration_length: int | None

@@ -119,16 +119,32 @@ def check_duration(max_duration: TimeLike, name: str = "max_duration") -> Time:
     return length
 
 
-def check_endless(name: str, time: Time | None, loader: Any) -> None:
+def check_limit(name: str, limit: int | None, length: int | None, loader: str) -> int | None:
+    """Return the number of batches of a loader that are used; None if it is unknown.
+
+    Raises:
+        ValueError: The limit is larger than the length of the loader.
+    """
+    if limit is not None and length is not None and limit > length:
+        raise ValueError(
+            f"{name}={limit} must be at most {length}: {loader} has {length} batches; drop it to "
+            "use all of them."
+        )
+    return length if limit is None else limit
+
+
+def check_endless(
+    name: str, time: Time | None, loader: Any, epoch_batches: int | None = None
+) -> None:
     """Check that a length of training is reached, if a function stands for a loader."""
     from composable.data.fetching import function_arity  # on use
 
     in_epochs = time is not None and time.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION)
-    if in_epochs and function_arity(loader) is not None:
+    if in_epochs and epoch_batches is None and function_arity(loader) is not None:
         raise ValueError(
             f"{name}={str(time)!r} counts epochs, and train_dataloader is a function, whose "
-            "batches may have no end; pass a number of batches, such as '1000ba', or an iterable "
-            "whose epochs end."
+            "batches may have no end; pass a number of batches, such as '1000ba', or the "
+            "epoch_batches after which an epoch ends."
         )
 
 
@@ -188,8 +204,12 @@ def check_separate_streams(train: Any, evaluators: Iterable[Evaluator]) -> None:
             )
 
 
-def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Evaluator, ...]:
+def check_evaluators(
+    given: Any, metrics: Any, eval_interval: Any, eval_batches: int | None = None
+) -> tuple[Evaluator, ...]:
     """Return evaluators from a loader, an Evaluator, or several, with the defaults filled in."""
+    from composable.data.fetching import loader_length  # on use
+
     check_interval("eval_interval", eval_interval)
     if given is None:
         return ()
@@ -211,7 +231,12 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
                 f"eval_dataloader mixes Evaluators with a {type(one).__name__}; pass Evaluators "
                 "only, such as Evaluator('test', dataloader)."
             )
-        check_loader(f"eval_dataloader: the dataloader of Evaluator {one.label!r}", one.dataloader)
+        name = f"the dataloader of Evaluator {one.label!r}"
+        check_loader(f"eval_dataloader: {name}", one.dataloader)
+        limited, limit = "eval_batches", eval_batches
+        if one.batches is not None:
+            limited, limit = "batches", int(one.batches)
+        check_limit(limited, limit, loader_length(one.dataloader), name)
         interval = eval_interval if one.eval_interval is None else one.eval_interval
         complete.append(
             Evaluator(
@@ -219,6 +244,7 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
                 one.dataloader,
                 metrics=metrics_by_name(metrics if one.metrics is None else one.metrics),
                 eval_interval=check_interval("eval_interval", interval),
+                batches=limit,
             )
         )
     labels = [one.label for one in complete]
@@ -405,7 +431,7 @@ def check_start(run: "Run", longer: Time | None, *, repeats: bool) -> State:
         over, state = finished(run, state), state.evolve(max_duration=progress.whole)
         progress.fit_in_progress &= not over or finished(run, state)
     check_iterations(state.max_duration, run.iteration_length)
-    check_endless("duration", longer, run.data.loader)
+    check_endless("duration", longer, run.data.loader, run.data.epoch_batches)
     check_countable("max_duration", state.max_duration, run.data.count_tokens)
     if not progress.fit_in_progress and finished(run, state):
         raise ValueError(

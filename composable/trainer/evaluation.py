@@ -124,10 +124,11 @@ class EvaluationLoop(SavedFields):
         self, state: State, evaluator: Evaluator, averages: Averages
     ) -> tuple[State, "EvaluatedLoss", list[bool]]:
         """Add the batches to the averages; return their loss, and whether each counts."""
-        fire, forward, loader = self.dispatcher.fire, self.engine.forward, evaluator.dataloader
+        fire, forward = self.dispatcher.fire, self.engine.forward
         key, counted = state.key.fold("eval", evaluator.label), []
-        losses = EvaluatedLoss(self.weights, forward.loss, averages, loader)
-        numbered = self.engine.evaluation_batches(loader, key, averages.processes, state.batch_spec)
+        losses = EvaluatedLoss(self.weights, forward.loss, averages, evaluator)
+        processes, spec = averages.processes, state.batch_spec
+        numbered = self.engine.evaluation_batches(evaluator, key, processes, spec)
         for step, batch, counts in on_device(numbered, state.device):
             state = state.evolve(batch=batch, outputs=None)
             state = fire(Event.EVAL_BATCH_START, state)
@@ -220,7 +221,7 @@ class EvaluatedLoss:
         weights: The weights of the batches.
         loss_of: Computes the loss of a state and outputs.
         averages: The averages of the evaluation, to which the loss is added.
-        loader: The loader of the evaluation.
+        evaluator: The evaluator of the evaluation.
     """
 
     def __init__(
@@ -228,11 +229,12 @@ class EvaluatedLoss:
         weights: LossWeights,
         loss_of: LossOf,
         averages: Averages,
-        loader: Any,
+        evaluator: Evaluator,
     ) -> None:
         self.weights, self.loss_of, self.averages = weights, loss_of, averages
         # Of several processes, each may have a part of a single batch.
-        self.batches = loader_length(loader) if not averages.processes.several else None
+        whole = evaluator.batches or loader_length(evaluator.dataloader)
+        self.batches = None if averages.processes.several else whole
         self.watch: LossWatch | None = None
         self.form: tuple[Any, ...] | None = None
         """What the losses of the batches so far have in common."""

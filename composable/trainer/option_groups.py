@@ -64,6 +64,16 @@ def _accumulate_batches(given: int) -> int:
     return int(given)  # an integer of NumPy can't be saved
 
 
+def _limit(name: str) -> Any:
+    def number(given: int | None) -> int | None:
+        if given is None:
+            return None
+        check_count(name, given, 1)
+        return int(given)
+
+    return number
+
+
 def _parallel(given: Strategy | str | None) -> Strategy:
     join_processes(getattr(given, "timeout", None))
     from composable.engines.build import check_engine  # on use
@@ -164,6 +174,8 @@ class DataOptions:
         train_dataloader: An iterable of batches; or a function without arguments that returns an
             iterator over batches, or a function (key, step) that returns a batch.
         max_duration: The length of training: "10ep", "1000ba", or an integer of epochs.
+        epoch_batches: The number of batches of the loader after which an epoch ends, and the next
+            one begins in a new order. At most those of the loader, which is all of them by default.
         iteration_length: The number of epochs in an iteration; the whole run if None.
         grad_accum: The number of microbatches into which each batch is split.
         accumulate_batches: The number of batches of the loader that make one step. They are the
@@ -177,6 +189,7 @@ class DataOptions:
         default=None, validator=_valid(_loader)
     )
     max_duration: Time | None = attrs.field(default=None, converter=_duration)
+    epoch_batches: int | None = attrs.field(default=None, converter=_limit("epoch_batches"))
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(_count))
     accumulate_batches: int = attrs.field(default=1, converter=_accumulate_batches)
@@ -227,11 +240,14 @@ class EvaluationOptions:
             Default: those of the model's method `metrics(train)`, if it computes its own loss.
         eval_interval: When to evaluate: "1ep", "100ba", a function `(state, event) -> bool`, or
             None for never. Training ends with an evaluation, unless it is None.
+        eval_batches: The number of batches after which an evaluation ends, for evaluators that have
+            no `batches`. At most those of each loader, which is all of them by default.
     """
 
     eval_dataloader: Iterable[Any] | Evaluator | None = None
     metrics: Mapping[str, Any] = attrs.field(default=None, converter=check.metrics_by_name)
     eval_interval: IntervalLike = "1ep"
+    eval_batches: int | None = attrs.field(default=None, converter=_limit("eval_batches"))
 
 
 @attrs.frozen(eq=False, kw_only=True, slots=False)
