@@ -159,7 +159,7 @@ def test_a_run_of_limited_epochs_resumes(name, at):
 
 
 def shared(parallel: Any, limit: int | None, cut: int | None) -> Any:
-    """Train and evaluate with a limit, or a loader that is cut; return what was logged."""
+    """Train and evaluate with a limit, or a loader that is cut; return the logged metrics."""
     limits = {} if limit is None else {"epoch_batches": limit, "eval_batches": limit}
     _, log, length = train(
         shuffled(cut), eval_dataloader=shuffled(cut), parallel=parallel, device="cpu", **limits

@@ -7,11 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from composable._support.tree import children_of, rebuild, refuses_depth
+from composable._support.tree import (
+    children_of,
+    map_tensors,
+    rebuild,
+    refuses_depth,
+    tensors_of,
+)
 from composable.batches.batch import describe_batch, is_column
 from composable.functional.mixed import MixedTargets
 
-__all__ = ["join_parts"]
+__column_ = ["join_parts", "pad_parts"]
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -57,6 +63,35 @@ def join_parts(parts: Sequence[Any], sizes: Sequence[int], place: str = "batch")
         for name in names
     }
     return rebuild(first, joined)
+
+
+def pad_parts(parts: Sequence[Any], value: float) -> list[Any]:
+    """Pad the tensors of trees to equal sizes in all dimensions but the first.
+
+    Example:
+        >>> from composable.batches.joined import pad_parts
+        >>> pad_parts([torch.ones(1, 1), torch.ones(1, 2)], -100)
+        [tensor([[   1., -100.]]), tensor([[1., 1.]])]
+    """
+    columns = zip(*map(tensors_of, parts), strict=True)
+    sizes = [
+        [max(n) for n in zip(*(one.shape[1:] for one in column), strict=True)] for column in columns
+    ]
+
+    def padded(part: Any) -> Any:
+        wanted = iter(sizes)
+
+        def pad(tensor: Tensor) -> Tensor:
+            size = next(wanted)
+            if list(tensor.shape[1:]) == size:
+                return tensor
+            new = tensor.new_full((len(tensor), *size), value)
+            new[tuple(map(slice, tensor.shape))] = tensor
+            return new
+
+        return map_tensors(pad, part)
+
+    return list(map(padded, parts))
 
 
 def _join_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str) -> Tensor:

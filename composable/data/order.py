@@ -211,7 +211,7 @@ def _reported_batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any
         seed_epoch(epoch.key, epoch.number)
         yield from until(epoch.stop, islice(dataloader, epoch.skip, None), epoch.skip)
     else:
-        batches = chain.from_iterable(_batches(dataloader, epoch, state))
+        batches: Iterator[Any] = chain.from_iterable(_batches(dataloader, epoch, state))
         if epoch.stop is not None and epoch.parts is None:  # parts are counted by their indices
             batches = until(epoch.stop, batches, epoch.skip)
         yield from in_epoch(batches, epoch.number)

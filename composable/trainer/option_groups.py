@@ -64,14 +64,19 @@ def _accumulate_batches(given: int) -> int:
     return int(given)  # an integer of NumPy can't be saved
 
 
-def _limit(name: str) -> Any:
-    def number(given: int | None) -> int | None:
-        if given is None:
-            return None
-        check_count(name, given, 1)
-        return int(given)
+def _limit(name: str, given: int | None) -> int | None:
+    if given is None:
+        return None
+    check_count(name, given, 1)
+    return int(given)
 
-    return number
+
+def _epoch_batches(given: int | None) -> int | None:
+    return _limit("epoch_batches", given)
+
+
+def _eval_batches(given: int | None) -> int | None:
+    return _limit("eval_batches", given)
 
 
 def _parallel(given: Strategy | str | None) -> Strategy:
@@ -189,7 +194,7 @@ class DataOptions:
         default=None, validator=_valid(_loader)
     )
     max_duration: Time | None = attrs.field(default=None, converter=_duration)
-    epoch_batches: int | None = attrs.field(default=None, converter=_limit("epoch_batches"))
+    epoch_batches: int | None = attrs.field(default=None, converter=_epoch_batches)
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(_count))
     accumulate_batches: int = attrs.field(default=1, converter=_accumulate_batches)
@@ -247,7 +252,7 @@ class EvaluationOptions:
     eval_dataloader: Iterable[Any] | Evaluator | None = None
     metrics: Mapping[str, Any] = attrs.field(default=None, converter=check.metrics_by_name)
     eval_interval: IntervalLike = "1ep"
-    eval_batches: int | None = attrs.field(default=None, converter=_limit("eval_batches"))
+    eval_batches: int | None = attrs.field(default=None, converter=_eval_batches)
 
 
 @attrs.frozen(eq=False, kw_only=True, slots=False)
