@@ -374,7 +374,7 @@ class Averages:
         whole = self.batches == 1 and not self.processes.several
         for name, function in self._functions.items():
             returned = function(outputs, targets)
-            self.add(name, _value(name, returned), count)
+            self.add(name, value_of(name, returned), count)
             if name in self._checked and not whole:
                 confirmed = confirm_mean(name, function, returned, (outputs, targets), count)
                 self.undecided -= {name} if confirmed else set()
@@ -440,7 +440,7 @@ class Averages:
     @property
     def needs_all(self) -> bool:
         """Whether any metric is an object that does not join those of other processes itself."""
-        return not all(map(_joins_itself, self._objects.values()))
+        return not all(map(joins_itself, self._objects.values()))
 
     @property
     def has_objects(self) -> bool:
@@ -469,19 +469,19 @@ class Averages:
                 )
             results[name] = metric(results["loss"])
         for name, metric in self._objects.items():
-            with nullcontext() if self.processes.several else _alone(metric):
+            with nullcontext() if self.processes.several else computed_alone(metric):
                 value = metric.compute()
-            _report(results, name, value)
+            add_results(results, name, value)
         if self._of_all:
             batches = gather_outputs(self._kept, self._kept[0][1], self.processes)
             *parts, counts = zip(*batches, strict=True)
             for name, of_all in self._of_all.items():
                 joined = [_joined(name, one, counts, of_all.padding) for one in parts]
-                _report(results, name, of_all(*joined))
+                add_results(results, name, of_all(*joined))
         return results
 
 
-def _report(results: dict[str, Any], name: str, value: Any) -> None:
+def add_results(results: dict[str, Any], name: str, value: Any) -> None:
     if isinstance(value, Mapping):  # of a collection
         results |= {f"{name}/{part}": one for part, one in value.items()}
     else:
@@ -523,7 +523,7 @@ def confirm_mean(
     Raises:
         ValueError: They refute it.
     """
-    value = _value(name, returned)
+    value = value_of(name, returned)
     if value.ndim and value.numel() == count:
         return True
     if count < 2:
@@ -535,7 +535,7 @@ def confirm_mean(
     )
     try:
         split = zip(*(_split(one, sizes, count) for one in batch), strict=True)
-        parts = [_value(name, function(*half)) for half in split]
+        parts = [value_of(name, function(*half)) for half in split]
     except Exception as error:
         raise ValueError(
             f"metrics[{name!r}] returned one value for {count} examples, and failed on two "
@@ -573,7 +573,7 @@ def _split(tree: Any, sizes: list[int], count: int) -> list[Any]:
     return split_batch(tree, [factor * size for size in sizes])
 
 
-def _value(name: str, returned: Any) -> Tensor:
+def value_of(name: str, returned: Any) -> Tensor:
     try:
         return torch.as_tensor(returned, dtype=torch.float64 if type(returned) is float else None)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -600,14 +600,14 @@ def _joining(metric: Any) -> list[Any]:
     return [one for one in parts if hasattr(one, "sync_on_compute")]
 
 
-def _joins_itself(metric: Any) -> bool:
+def joins_itself(metric: Any) -> bool:
     """Return whether an object joins the states of all processes when it computes."""
     parts = _joining(metric)
     return bool(parts) and all(one.sync_on_compute for one in parts)
 
 
 @contextmanager
-def _alone(metric: Any) -> Iterator[None]:
+def computed_alone(metric: Any) -> Iterator[None]:
     """Compute an object from this process's state: that of all batches."""
     parts = _joining(metric)
     functions = [one.distributed_available_fn for one in parts]

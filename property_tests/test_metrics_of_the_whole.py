@@ -10,18 +10,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAUROC, MulticlassF1Score
 from torchmetrics.functional.classification import multiclass_f1_score
 
 from composable import Callback, Evaluator
-from composable.algorithms import EMA
+from composable.algorithms import (
+    EMA,
+    SAM,
+    LabelSmoothing,
+    MixUp,
+    SelectiveBackprop,
+    WholeLoss,
+)
 from composable.distributed import DDP, FSDP2
-from composable.metrics import OfAll, accuracy, token_accuracy
+from composable.functional import MixedTargets
+from composable.loggers import InMemoryLogger
+from composable.metrics import OfAll, OfLoss, accuracy, token_accuracy
 from composable.trainer.trainer import Trainer
+from property_tests.test_resume import check_resuming, points
 from tests.support.data import Stream, batches
 from tests.support.models import CLASSES, linear, mlp
 from tests.support.processes import run
-from tests.support.runs import make_trainer
-from tests.support.strategies import fewer
+from tests.support.runs import FullMemory, make_trainer
+from tests.support.strategies import fewer, single
 
 DOUBLE = {"dtype": torch.float64}
 
@@ -245,3 +257,228 @@ def test_labels_that_are_missing_refute_a_mean_and_not_a_loss_that_is_nan():
         make_trainer(linear(), metrics={"it": labeled}, loss_fn=None).eval(data)
     missing = {"it": lambda outputs, targets: torch.tensor(math.nan)}
     assert math.isnan(make_trainer(metrics=missing, loss_fn=None).eval(data)["eval"]["it"])
+
+
+# --- metrics of training ---
+
+
+class Steps(Callback):
+    """Keeps the loss, outputs and targets of each microbatch, once for each step."""
+
+    def __init__(self) -> None:
+        self.parts: dict[Any, Any] = {}
+        self.losses: dict[Any, tuple[float, int]] = {}
+        self.place = 0
+
+    def batch_start(self, state: Any, logger: Any) -> None:
+        self.place = 0
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        now = state.timestamp
+        examples = now.sample - state.previous_timestamp.sample
+        self.losses[now.epoch, now.batch, 0] = state.loss.item(), examples
+
+    def after_forward(self, state: Any, logger: Any) -> None:
+        key = state.timestamp.epoch, state.timestamp.batch + 1, self.place
+        self.parts.setdefault(key, [state.outputs.detach().clone(), state.targets])
+        self.place += 1
+
+
+def weighted(function: Callable[..., Any], outputs: Tensor, targets: Any) -> tuple[float, float]:
+    """Return the sum of values and their number, for both targets of a mixed batch."""
+    if not isinstance(targets, MixedTargets):
+        values = function(outputs, targets).double()
+        return values.sum().item(), values.numel()
+    pair = [function(outputs, one).double() for one in targets[:2]]
+    mixed = targets.weight * pair[0] + (1 - targets.weight) * pair[1]
+    return mixed.sum().item(), len(mixed)
+
+
+def of_examples(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="none")
+
+
+def right(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(1) == targets).double()
+
+
+def averages(sums: dict[Any, tuple[float, float]], due: Callable[[Any], Any]) -> dict[Any, float]:
+    """Return the averages of sums and numbers over the places for which `due` returns the same."""
+    found: dict[Any, list[float]] = {}
+    for place, one in sums.items():
+        found[due(place)] = [a + b for a, b in zip(found.get(due(place), [0, 0]), one, strict=True)]
+    found.pop(None, None)
+    return {key: total / number for key, (total, number) in found.items()}
+
+
+TRAINED = {
+    "plain": {},
+    "grad_accum": {"grad_accum": 2},
+    "accumulate_batches": {"accumulate_batches": 2},
+    "auto": {"microbatch_size": "auto", "model": lambda: FullMemory(mlp(dtype=torch.float64), 2)},
+    "shards": {"parallel": DDP(shards=2)},
+    "EMA": {"algorithms": [EMA("1ba")]},
+    "SAM": {"algorithms": [SAM(interval=1)]},
+    "LabelSmoothing": {"algorithms": [LabelSmoothing(0.1)]},
+    "MixUp": {"algorithms": [MixUp(0.4)]},
+    "MixUp by example": {"algorithms": [MixUp(0.4, per_sample=True)], "grad_accum": 2},
+    "WholeLoss": {"algorithms": [WholeLoss()], "grad_accum": 2},
+    "SelectiveBackprop": {"algorithms": [SelectiveBackprop(0.0, 1.0, 0.5)]},
+}
+TRAIN_METRICS: dict[str, Any] = {
+    "right": right,
+    "entropy": of_examples,
+    "perplexity": OfLoss(torch.exp),
+}
+
+
+def measured(name: str, interval: str, metrics: dict[str, Any]) -> Any:
+    options = dict(TRAINED[name])
+    model = options.pop("model", lambda: mlp(dtype=torch.float64))()
+    steps, log = Steps(), InMemoryLogger()
+    trainer = make_trainer(
+        model,
+        batches([4, 4, 3], **DOUBLE),
+        train_metrics=metrics,
+        log_interval=interval,
+        callbacks=[steps],
+        loggers=[log],
+        **options,
+    )
+    trainer.fit()
+    return steps, log
+
+
+def series(log: InMemoryLogger, name: str) -> dict[int, float]:
+    return {now.batch: metrics[name] for now, metrics in log.records if name in metrics}
+
+
+@pytest.mark.parametrize("interval", ["1ba", "2ba", "1ep"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_metrics_of_training_are_those_of_the_outputs_of_the_steps(name, interval):
+    steps, log = measured(name, interval, TRAIN_METRICS)
+    parts = {place: one for place, one in steps.parts.items() if name != "SAM" or not place[2]}
+    last = {epoch: batch for epoch, batch, _ in parts}
+    ends = sorted(series(log, "metrics/train/right"))
+    for label, due in {
+        "train": lambda at: min((end for end in ends if end >= at[1]), default=None),
+        "train_epoch": lambda at: last[at[0]],
+    }.items():
+        for metric, function in TRAIN_METRICS.items():
+            sums = {place: (loss * n, n) for place, (loss, n) in steps.losses.items()}
+            if not isinstance(function, OfLoss):
+                sums = {place: weighted(function, *one) for place, one in parts.items()}
+            expected = averages(sums, due)
+            if isinstance(function, OfLoss):
+                expected = {at: math.exp(one) for at, one in expected.items()}
+            found = series(log, f"metrics/{label}/{metric}")
+            assert found == pytest.approx(expected, rel=1e-12), (label, metric)
+    assert ends
+
+
+@pytest.mark.parametrize("metrics", ["functions", "objects"])
+@single
+@given(at=points)
+def test_metrics_of_training_resume_to_the_bit(metrics, at):
+    given = {
+        "functions": lambda: TRAIN_METRICS,
+        "objects": lambda: {"f1": MulticlassF1Score(CLASSES), "auroc": MulticlassAUROC(CLASSES)},
+    }
+    check_resuming(at, train_metrics=given[metrics], log_interval=lambda: "4ba")
+
+
+def test_objects_and_numbers_are_measured_over_all_microbatches():
+    metrics = {"f1": MulticlassF1Score(CLASSES), "mean": mean, "tokens": token_accuracy}
+    steps, log = measured("grad_accum", "1ep", metrics)
+    assert metrics["f1"].update_count == 0  # a copy is updated
+    for number, (_, at) in enumerate(sorted({(e, 3 * (e + 1)) for e, *_ in steps.parts})):
+        outputs, targets = (
+            torch.cat(part)
+            for part in zip(*(v for k, v in steps.parts.items() if k[0] == number), strict=True)
+        )
+        expected = {"f1": f1(outputs, targets).item(), "mean": mean(outputs, targets).item()}
+        expected["tokens"] = expected["mean"]
+        for label in ("train", "train_epoch"):
+            found = {name: series(log, f"metrics/{label}/{name}")[at] for name in metrics}
+            assert found == pytest.approx(expected, rel=1e-6)
+
+
+def train_shared(parallel: Any) -> Any:
+    """Train on the processes of this group; return what was logged and what was seen."""
+    metrics = {**TRAIN_METRICS, "f1": MulticlassF1Score(CLASSES)}
+    steps, log = Steps(), InMemoryLogger()
+    model, data = mlp(dtype=torch.float64), batches([4, 4, 1], **DOUBLE)
+    options = {"parallel": parallel, "callbacks": [steps], "loggers": [log], "device": "cpu"}
+    make_trainer(model, data, train_metrics=metrics, log_interval="2ba", **options).fit()
+    return [(now.epoch, now.batch, logged) for now, logged in log.records]
+
+
+@pytest.mark.parametrize("parallel", [DDP(shards=2), FSDP2(shards=2)], ids=["copies", "sharded"])
+def test_processes_train_with_the_metrics_of_one(parallel):
+    (alone,) = run(train_shared, 1, DDP(shards=2))
+    several, nothing = run(train_shared, 2, parallel)
+    assert nothing == []
+    for one, other in zip(several, alone, strict=True):
+        assert one[:2] == other[:2]
+        assert one[2] == pytest.approx(other[2], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_metrics": {"all": OfAll(f1)}}, r"train_metrics\['all'\] is an OfAll"),
+        ({"train_metrics": 3}, "train_metrics=3 must be a mapping"),
+        ({"train_metrics": {"x": MetricCollection([MulticlassF1Score(3)])}}, "of a collection"),
+        (
+            {
+                "train_metrics": {"right": right},
+                "eval_dataloader": Evaluator("train", batches(4)),
+            },
+            "'train'; use another label",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_in_training_is_refused_by_name(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make_trainer(**options)
+
+
+@pytest.mark.parametrize(
+    ("metric", "algorithms", "message"),
+    [
+        (f1, [], r"\['it'\] returned .*OfAll"),
+        (MulticlassF1Score(CLASSES), [MixUp(0.4)], r"train_metrics\['it'\] is an object"),
+        (mean, [MixUp(0.4, per_sample=True)], r"train_metrics\['it'\] returned values of shape"),
+    ],
+    ids=["f1", "object", "mean"],
+)
+def test_a_step_refuses_a_metric_by_name(metric, algorithms, message):
+    trainer = make_trainer(
+        mlp(), batches(18, 9), train_metrics={"it": metric}, algorithms=algorithms
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer.fit()
+
+
+def test_skipped_batches_and_trials_are_not_counted():
+    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = cross_entropy(outputs, targets)
+        return loss * math.nan if len(targets) == 3 else loss
+
+    log = InMemoryLogger()
+    options = {"nonfinite_loss": "skip", "log_interval": "1ep", "max_duration": "1ep"}
+    trainer = make_trainer(
+        mlp(),
+        batches([4, 3, 4, 2]),
+        loss_fn=broken,
+        train_metrics={"count": lambda outputs, targets: targets.float() * 0 + len(targets)},
+        loggers=[log],
+        **options,
+    )
+    with trainer.trial() as trial:
+        for number, batch in zip(range(2), trial.batches(), strict=False):
+            trial.step(batch, number)
+    with pytest.warns(UserWarning, match="is skipped"):
+        trainer.fit()
+    (found,) = series(log, "metrics/train_epoch/count").values()
+    assert found == (4 * 4 + 4 * 4 + 2 * 2) / 10

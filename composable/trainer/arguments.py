@@ -22,6 +22,7 @@ from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, counts_whole
+from composable.distributed.processes import Processes
 from composable.distributed.starting import local_device
 from composable.losses.loss import Loss, ModelLoss, OutputLoss, TargetLoss
 from composable.metrics import Evaluator
@@ -265,7 +266,9 @@ class Metric(Protocol):
         """Return the value."""
 
 
-def metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[str, Any]:
+def metrics_by_name(
+    metrics: Mapping[str, Any] | Metric | None, argument: str = "metrics"
+) -> dict[str, Any]:
     """Return metrics by name."""
     if metrics is None:
         return {}
@@ -274,20 +277,46 @@ def metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[str, Any
         metrics = {type(metrics).__name__: metrics} if several is None else several
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"metrics={metrics!r} must be a mapping of names to metrics, such as "
+            f"{argument}={metrics!r} must be a mapping of names to metrics, such as "
             "{'accuracy': composable.metrics.accuracy}."
         )
     if "loss" in metrics:
         raise ValueError(
-            "metrics has 'loss', under which an evaluation reports loss_fn; use another name."
+            f"{argument} has 'loss', under which an evaluation reports loss_fn; use another name."
         )
     for name, metric in metrics.items():
         if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "update")):
             raise TypeError(
-                f"metrics[{name!r}]={metric!r} must be a function (outputs, targets), or an object "
-                "with update, compute and reset."
+                f"{argument}[{name!r}]={metric!r} must be a function (outputs, targets), or an "
+                "object with update, compute and reset."
             )
     return dict(metrics)
+
+
+def train_metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[str, Any]:
+    """Return the metrics of training by name."""
+    from composable.metrics import OfAll, joins_itself  # on use
+
+    found = metrics_by_name(metrics, "train_metrics")
+    for name, metric in found.items():
+        if isinstance(metric, OfAll):
+            raise TypeError(
+                f"train_metrics[{name!r}] is an OfAll, which keeps all outputs; pass it in "
+                "metrics, for evaluations."
+            )
+        if not hasattr(metric, "compute"):
+            continue
+        if not hasattr(metric, "load_state_dict") or hasattr(metric, "compute_groups"):
+            raise TypeError(
+                f"train_metrics[{name!r}]={type(metric).__name__} must have state_dict and "
+                "load_state_dict, to be saved; pass the metrics of a collection by their names."
+            )
+        if Processes.current().several and not joins_itself(metric):
+            raise TypeError(
+                f"train_metrics[{name!r}]={type(metric).__name__} joins no other processes; pass a "
+                "metric of torchmetrics, or a function."
+            )
+    return found
 
 
 def metrics_of(model: nn.Module, loss: Loss | None) -> dict[str, Any]:

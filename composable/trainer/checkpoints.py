@@ -131,7 +131,7 @@ class Checkpoints:
         self.mark_saved(state)
         managers = [one for one in self.managers if one.wanted] or self.managers
         for manager in managers:
-            run.data.gather_positions()
+            run.gather()
             manager.save(
                 state,
                 self.records.describe(state),
@@ -166,7 +166,7 @@ class Checkpoints:
         if self.options.dry_run:
             return path
         processes = Processes.current()
-        self.run.data.gather_positions()
+        self.run.gather()
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.records.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))

@@ -243,6 +243,8 @@ class EvaluationOptions:
         eval_dataloader: An iterable of batches, an `Evaluator`, or several evaluators.
         metrics: Metrics of evaluations besides the loss, by name: see `composable.metrics`.
             Default: those of the model's method `metrics(train)`, if it computes its own loss.
+        train_metrics: Metrics of training, by name, which are measured on the outputs of the steps
+            and logged at each `log_interval` and for each epoch: see `composable.metrics`.
         eval_interval: When to evaluate: "1ep", "100ba", a function `(state, event) -> bool`, or
             None for never. Training ends with an evaluation, unless it is None.
         eval_batches: The number of batches after which an evaluation ends, for evaluators that have
@@ -251,6 +253,9 @@ class EvaluationOptions:
 
     eval_dataloader: Iterable[Any] | Evaluator | None = None
     metrics: Mapping[str, Any] = attrs.field(default=None, converter=check.metrics_by_name)
+    train_metrics: Mapping[str, Any] | None = attrs.field(
+        default=None, converter=check.train_metrics_by_name
+    )
     eval_interval: IntervalLike = "1ep"
     eval_batches: int | None = attrs.field(default=None, converter=_eval_batches)
 

@@ -81,6 +81,12 @@ class TrainerOptions(
                 f"grad_accum={self.grad_accum} and microbatch_size={self.microbatch_size!r} "
                 "exclude each other; pass the number of microbatches or their size."
             )
+        taken = {"train", "train_epoch"} & {one.label for one in evaluators}
+        if self.train_metrics and taken:
+            raise ValueError(
+                f"train_metrics reports as 'train' and 'train_epoch', and eval_dataloader has an "
+                f"Evaluator {taken.pop()!r}; use another label."
+            )
         check.check_endless(
             "max_duration", self.max_duration, self.train_dataloader, self.epoch_batches
         )
@@ -216,6 +222,10 @@ class TrainerOptions(
             from composable.loggers.progress_bar import ProgressBarLogger  # on use
 
             bars = [ProgressBarLogger()]
+        if self.train_metrics:
+            from composable.trainer.train_metrics import TrainMetrics  # on use
+
+            bars.append(TrainMetrics(self.train_metrics, self.log_interval))
         if self.save_folder is None:
             return bars
         from composable.callbacks.checkpoint_saver import CheckpointSaver  # on use

@@ -38,6 +38,7 @@ from composable.trainer.microbatches import (
     sum_gradients,
 )
 from composable.trainer.parameters import frozen_parameters, temporary_weights
+from composable.trainer.train_metrics import TrainMetrics
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 
@@ -58,6 +59,7 @@ def build_step(
     microbatches: Microbatches,
     guard: NonFiniteGuard,
     fetch_ahead: Step | None = None,
+    metrics: TrainMetrics | None = None,
 ) -> Step:
     """Compose the step of a run.
 
@@ -69,18 +71,20 @@ def build_step(
         guard: Checks the loss before the optimizers step.
         fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one, or
             before several processes send gradients and what they have fetched.
+        metrics: Measures the outputs.
     """
     at, algorithms, scaler = dispatcher.firing, dispatcher.plan.algorithms, engine.scaler
-    gradients = forward_backward(at, computes_loss(at, engine.forward), engine.backward)
+    measure = None if metrics is None else metrics.measure
+    gradients = forward_backward(at, computes_loss(at, engine.forward), engine.backward, measure)
     gradients = sum_gradients(gradients, engine, microbatches)
     if algorithms and microbatches.split:
-        gradients = whole_loss(gradients, dispatcher, engine, microbatches)
+        gradients = whole_loss(gradients, dispatcher, engine, microbatches, measure)
     order = (fetch_ahead, gradients) if engine.carries else (gradients, fetch_ahead)
     gradients = compose(*order)
     if scaler.enabled:
         gradients = unscale_gradients(gradients, scaler, guard.check and guard.check_now)
     if algorithms:
-        gradients = second_pass(gradients)
+        gradients = second_pass(gradients, metrics)
     if microbatches.auto and not engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
     begin = at(Event.BEFORE_TRAIN_BATCH)
@@ -92,6 +96,7 @@ def build_step(
         guard.check,
         at(Event.BEFORE_OPTIMIZER_STEP),
         compose(
+            None if metrics is None else metrics.accept,
             engine.step,
             at(Event.AFTER_OPTIMIZER_STEP),
             at(Event.BEFORE_ZERO_GRAD),
@@ -167,6 +172,7 @@ def forward_backward(
     at: At,
     compute_loss: Callable[..., tuple[State, Any, Tensor, Tensor]],
     backward: Callable[[Tensor], Any],
+    measure: Callable[..., None] | None = None,
 ) -> Gradients:
     """Compute the gradients of one microbatch: `BEFORE_FORWARD` to `AFTER_BACKWARD`.
 
@@ -174,6 +180,7 @@ def forward_backward(
         at: Returns what fires an event, or None if nothing listens.
         compute_loss: Computes the loss.
         backward: Computes the gradients of the loss.
+        measure: Measures the outputs.
     """
     before, after = at(Event.BEFORE_FORWARD), at(Event.AFTER_BACKWARD)
 
@@ -181,6 +188,7 @@ def forward_backward(
         batch, loss_fn = state.batch, state.loss_fn
         if before is not None:
             state = before(state)
+        given = state
         seed_step(state.key, state.timestamp.batch, part.place[-1])
         if sums is not None:
             sums.begin_part(part.last)
@@ -193,6 +201,8 @@ def forward_backward(
             )
             loss = times(loss, share)
             value = without_nothing(loss, share)
+        if measure is not None and not part.empty:
+            measure(given, outputs, part.place)
         backward(loss if sums is None else sums.joined(loss, value))
         state = state.evolve_unchecked(
             outputs=outputs, loss=value.detach(), batch=batch, loss_fn=loss_fn
@@ -202,10 +212,11 @@ def forward_backward(
     return microbatch
 
 
-def second_pass(gradients: Gradients) -> Gradients:
+def second_pass(gradients: Gradients, metrics: TrainMetrics | None = None) -> Gradients:
     """Compute the gradients again at other weights, if an algorithm requests it.
 
-    Everything else is that of the first pass: the loss, the memory, the running statistics.
+    Everything else is that of the first pass: the loss, the memory, the running statistics, and
+    what `metrics` measures.
     """
 
     def passes(state: State) -> State:
@@ -218,7 +229,10 @@ def second_pass(gradients: Gradients) -> Gradients:
         zero_grad(first)
         before.restore()  # both passes start alike, for a layer that counts its calls
         try:
-            with temporary_weights(dict(state.named_parameters()), weights):
+            with (
+                temporary_weights(dict(state.named_parameters()), weights),
+                _NOTHING if metrics is None else metrics.paused(),
+            ):
                 del weights  # frees one copy of the parameters
                 second = gradients(state)
         finally:
