@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import attrs
 import torch
+from attrs.validators import optional
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_flag, check_range, check_tensor
+from composable._support.checks import (
+    check_count,
+    check_flag,
+    check_is_callable,
+    check_range,
+    check_tensor,
+)
 from composable._support.targets import IGNORE_INDEX
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import split_batch
@@ -159,6 +166,11 @@ perplexity = OfLoss(torch.exp)
 """The exponential of the mean loss, for a loss over tokens."""
 
 
+def _valid(check: Callable[..., None], *low: float) -> Any:
+    """Make an attrs validator of a check of a name and a value."""
+    return lambda _, attribute, value: check(attribute.name, value, *low)
+
+
 class EvalPrediction(NamedTuple):
     """What a function `compute_metrics` of Hugging Face's Trainer gets."""
 
@@ -186,25 +198,13 @@ class OfAll:
         tensor(2.8284)
     """
 
-    function: Callable[[Any, Any], Any] = attrs.field()
-    max_bytes: int = attrs.field(default=2**30)
-    padding: float | None = attrs.field(default=None, kw_only=True)
+    function: Callable[[Any, Any], Any] = attrs.field(validator=_valid(check_is_callable))
+    max_bytes: int = attrs.field(default=2**30, validator=_valid(check_count, 1))
+    padding: float | None = attrs.field(
+        default=None, kw_only=True, validator=optional(_valid(check_range, -math.inf))
+    )
     returns_several: ClassVar[bool] = True
     """Whether the results may have other names than the metric."""
-
-    @function.validator
-    def _check_function(self, _: object, function: object) -> None:
-        if not callable(function):
-            raise TypeError(f"function={function!r} must be a function of outputs and targets.")
-
-    @max_bytes.validator
-    def _check_max_bytes(self, _: object, max_bytes: object) -> None:
-        check_count("max_bytes", max_bytes, 1)
-
-    @padding.validator
-    def _check_padding(self, _: object, padding: Any) -> None:
-        if padding is not None:
-            check_range("padding", padding, -math.inf)
 
     @classmethod
     def compute_metrics(
@@ -224,10 +224,10 @@ class OfAll:
             >>> print(metric(torch.tensor([[0.1, 0.9]]), torch.tensor([1]))["accuracy"])
             1.0
         """
-        if not callable(function):
-            raise TypeError(f"function={function!r} must be a function of an EvalPrediction.")
+        check_is_callable("function", function)
 
         def of_arrays(outputs: Any, targets: Any) -> Mapping[str, Any]:
+            outputs = tuple(outputs.values()) if isinstance(outputs, Mapping) else outputs
             return function(EvalPrediction(*map_tensors(_array, (outputs, targets))))
 
         return cls(of_arrays, max_bytes, padding=IGNORE_INDEX)
@@ -280,7 +280,9 @@ class Evaluator:
     label: str = attrs.field()
     dataloader: Iterable[Any]
     metrics: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
-    batches: int | None = attrs.field(default=None, kw_only=True)
+    batches: int | None = attrs.field(
+        default=None, kw_only=True, validator=optional(_valid(check_count, 1))
+    )
     eval_interval: Any = attrs.field(default=None, kw_only=True)
 
     @label.validator
@@ -289,11 +291,6 @@ class Evaluator:
             raise TypeError(
                 f"label={label!r} must be a non-empty str, as in Evaluator('test', dataloader)."
             )
-
-    @batches.validator
-    def _check_batches(self, _: object, batches: object) -> None:
-        if batches is not None:
-            check_count("batches", batches, 1)
 
     def is_due(
         self, before: State, state: State, event: Event, iteration_length: int | None
@@ -316,16 +313,10 @@ class Averages:
         metrics: The metrics by name.
         device: The device of the metrics that are modules.
         batches: The number of batches of the evaluation, if known.
-        trusted: Whether single values are known to be means over examples.
     """
 
     def __init__(
-        self,
-        metrics: Mapping[str, Any],
-        device: torch.device | None = None,
-        batches: int | None = None,
-        *,
-        trusted: bool = False,
+        self, metrics: Mapping[str, Any], device: Any = None, batches: int | None = None
     ) -> None:
         self._functions: dict[str, Callable[[Any, Any], Tensor]] = {}
         self._objects: dict[str, Any] = {}
@@ -350,9 +341,10 @@ class Averages:
         self._terms: dict[str, list[Tensor]] = {}
         self.batches = batches
         """The number of batches, if known."""
-        self.undecided = set() if trusted else set(self._functions)
+        self.trusted = False
+        """Whether single values are known to be means over examples."""
+        self.undecided = set(self._functions)
         """The functions whose values no batch has confirmed."""
-        self._checked = sorted(self.undecided)
         self._kept: list[tuple[int, Any]] = []
         """The number, outputs, targets and examples of each batch, on the CPU, for `OfAll`."""
         self._bytes = 0
@@ -371,13 +363,12 @@ class Averages:
         """
         for metric in self._objects.values():
             metric.update(outputs, targets)
-        whole = self.batches == 1 and not self.processes.several
+        trusted = self.trusted or (self.batches == 1 and not self.processes.several)
         for name, function in self._functions.items():
             returned = function(outputs, targets)
             self.add(name, value_of(name, returned), count)
-            if name in self._checked and not whole:
-                confirmed = confirm_mean(name, function, returned, (outputs, targets), count)
-                self.undecided -= {name} if confirmed else set()
+            if not trusted and confirm_mean(name, function, returned, (outputs, targets), count):
+                self.undecided.discard(name)
         if self._of_all:
             self._keep(number, outputs, targets, count)
 
@@ -388,10 +379,9 @@ class Averages:
         for name, metric in self._of_all.items():
             if size > metric.max_bytes:
                 raise ValueError(
-                    f"metrics[{name!r}] is an OfAll with max_bytes={metric.max_bytes}, and outputs "
-                    f"and targets of the evaluation take {size / 2**30:.3g} GiB; raise max_bytes, "
-                    "pass a function that returns one value for each example, or an object with "
-                    "update and compute."
+                    f"metrics[{name!r}] is an OfAll with max_bytes={metric.max_bytes}, and the "
+                    f"evaluation takes {size / 2**30:.3g} GiB; raise it, or pass a function that "
+                    "returns one value for each example, or an object with update and compute."
                 )
 
     def add(
@@ -498,9 +488,8 @@ def _joined(name: str, parts: Sequence[Any], counts: Sequence[int], padding: flo
         return join_parts(parts if padding is None else pad_parts(parts, padding), counts, "value")
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"metrics[{name!r}] is an OfAll, and outputs or targets can't be joined: {error}; pass "
-            "OfAll(..., padding=-100) for other lengths, or a function that returns one value for "
-            "each example."
+            f"metrics[{name!r}] is an OfAll, and the batches can't be joined: {error}; pass "
+            "padding=-100 for other lengths, or a function that returns one value for each example."
         ) from error
 
 
@@ -529,39 +518,36 @@ def confirm_mean(
     if count < 2:
         return False
     sizes = [count // 2, count - count // 2]
-    cure = (
-        "return one value for each example, or pass composable.metrics.OfAll(function), which is "
-        "called once for all batches"
-    )
     try:
         split = zip(*(_split(one, sizes, count) for one in batch), strict=True)
         parts = [value_of(name, function(*half)) for half in split]
     except Exception as error:
-        raise ValueError(
-            f"metrics[{name!r}] returned one value for {count} examples, and failed on two "
-            f"halves of them, which a mean over examples does not: {error}; {cure}."
-        ) from error
+        why = f"one value for {count} examples, and failed on two halves of them: {error}"
+        raise ValueError(f"metrics[{name!r}] returned {why}; {_CURE}.") from error
     if value.ndim:
         lengths = [one.numel() if one.ndim else 0 for one in parts]
         if value.numel() == sum(lengths):
             return True
-        raise ValueError(
-            f"metrics[{name!r}] returned {value.numel()} values for {count} examples and {lengths} "
-            f"for two halves, which are not values of examples; {cure}."
-        )
-    found, *halves = (one.item() for one in (value, *parts))
-    mean = sum(one * n for one, n in zip(halves, sizes, strict=True)) / count
-    computed = [value] if isinstance(returned, Tensor) else tensors_of(batch)
-    kinds = {torch.float32, *(one.dtype for one in computed if one.is_floating_point())}
-    tolerance = min(64 * max(torch.finfo(kind).eps for kind in kinds), 0.02)  # of sums in any order
-    if math.isnan(found) and math.isnan(mean):
-        return False
-    if math.isclose(found, mean, rel_tol=tolerance, abs_tol=tolerance / 8):
-        return True
-    raise ValueError(
-        f"metrics[{name!r}] returned {found:.6g} for {count} examples and {mean:.6g} as the mean "
-        f"of two halves, so an average over batches is not the value for all; {cure}."
-    )
+        why = f"{value.numel()} values for {count} examples and {lengths} for two halves of them"
+    else:
+        found, *halves = (one.item() for one in (value, *parts))
+        mean = sum(one * n for one, n in zip(halves, sizes, strict=True)) / count
+        if math.isnan(found) and math.isnan(mean):
+            return False
+        computed = [value] if isinstance(returned, Tensor) else tensors_of(batch)
+        kinds = {torch.float32, *(one.dtype for one in computed if one.is_floating_point())}
+        # Sums may be in another order, and a number may come from values in 16 bits.
+        tolerance = min(64 * max(torch.finfo(kind).eps for kind in kinds), 0.02)
+        if math.isclose(found, mean, rel_tol=tolerance, abs_tol=tolerance / 8):
+            return True
+        why = f"{found:.6g} for {count} examples and {mean:.6g} as the mean of two halves of them"
+    raise ValueError(f"metrics[{name!r}] returned {why}; {_CURE}.")
+
+
+_CURE = (
+    "it must be one value for each example, their mean, or composable.metrics.OfAll(function), "
+    "which is called once for all batches"
+)
 
 
 def _split(tree: Any, sizes: list[int], count: int) -> list[Any]:

@@ -404,7 +404,7 @@ def test_objects_and_numbers_are_measured_over_all_microbatches():
 
 
 def train_shared(parallel: Any) -> Any:
-    """Train on the processes of this group; return what was logged and what was seen."""
+    """Train on the processes of this group; return the logged metrics."""
     metrics = {**TRAIN_METRICS, "f1": MulticlassF1Score(CLASSES)}
     steps, log = Steps(), InMemoryLogger()
     model, data = mlp(dtype=torch.float64), batches([4, 4, 1], **DOUBLE)
@@ -426,15 +426,18 @@ def test_processes_train_with_the_metrics_of_one(parallel):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_metrics": {"all": OfAll(f1)}}, r"train_metrics\['all'\] is an OfAll"),
+        ({"train_metrics": {"all": OfAll(f1)}}, r"train_metrics\['all'\] is of OfAll, which"),
         ({"train_metrics": 3}, "train_metrics=3 must be a mapping"),
-        ({"train_metrics": {"x": MetricCollection([MulticlassF1Score(3)])}}, "of a collection"),
+        (
+            {"train_metrics": {"x": MetricCollection([MulticlassF1Score(3)])}},
+            "metrics of a collection",
+        ),
         (
             {
                 "train_metrics": {"right": right},
                 "eval_dataloader": Evaluator("train", batches(4)),
             },
-            "'train'; use another label",
+            "the label 'train'; rename",
         ),
     ],
 )
@@ -448,7 +451,11 @@ def test_what_cannot_be_measured_in_training_is_refused_by_name(options, message
     [
         (f1, [], r"\['it'\] returned .*OfAll"),
         (MulticlassF1Score(CLASSES), [MixUp(0.4)], r"train_metrics\['it'\] is an object"),
-        (mean, [MixUp(0.4, per_sample=True)], r"train_metrics\['it'\] returned values of shape"),
+        (
+            mean,
+            [MixUp(0.4, per_sample=True)],
+            r"train_metrics\['it'\] returned values of the shapes",
+        ),
     ],
     ids=["f1", "object", "mean"],
 )

@@ -1,19 +1,13 @@
 """Join the parts of a batch, or the outputs for them: the inverse of `split_batch`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from composable._support.tree import (
-    children_of,
-    map_tensors,
-    rebuild,
-    refuses_depth,
-    tensors_of,
-)
+from composable._support.tree import children_of, map_tensors, rebuild, refuses_depth, tensors_of
 from composable.batches.batch import describe_batch, is_column
 from composable.functional.mixed import MixedTargets
 
@@ -73,25 +67,18 @@ def pad_parts(parts: Sequence[Any], value: float) -> list[Any]:
         >>> pad_parts([torch.ones(1, 1), torch.ones(1, 2)], -100)
         [tensor([[   1., -100.]]), tensor([[1., 1.]])]
     """
-    columns = zip(*map(tensors_of, parts), strict=True)
-    sizes = [
-        [max(n) for n in zip(*(one.shape[1:] for one in column), strict=True)] for column in columns
-    ]
+    columns = zip(*([one.shape[1:] for one in tensors_of(part)] for part in parts), strict=True)
+    sizes = [[*map(max, zip(*column, strict=True))] for column in columns]
+    return [_padded(part, iter(sizes), value) for part in parts]
 
-    def padded(part: Any) -> Any:
-        wanted = iter(sizes)
 
-        def pad(tensor: Tensor) -> Tensor:
-            size = next(wanted)
-            if list(tensor.shape[1:]) == size:
-                return tensor
-            new = tensor.new_full((len(tensor), *size), value)
-            new[tuple(map(slice, tensor.shape))] = tensor
-            return new
+def _padded(part: Any, sizes: Iterator[Sequence[int]], value: float) -> Any:
+    def pad(tensor: Tensor) -> Tensor:
+        new = tensor.new_full((*tensor.shape[:1], *next(sizes)), value)
+        new[tuple(map(slice, tensor.shape))] = tensor
+        return new
 
-        return map_tensors(pad, part)
-
-    return list(map(padded, parts))
+    return map_tensors(pad, part)
 
 
 def _join_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str) -> Tensor:

@@ -165,10 +165,11 @@ def until(stop: int | None, batches: Iterator[T], begin: int) -> Iterator[T]:
     Warns:
         UserWarning: They end before.
     """
-    if stop is None:
-        yield from batches
-        return
-    end = begin
+    return batches if stop is None else _until(stop, batches, begin)
+
+
+def _until(stop: int, batches: Iterator[T], end: int) -> Iterator[T]:
+    begin = end
     for batch in islice(batches, stop - begin):
         yield batch
         end += 1

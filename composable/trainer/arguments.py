@@ -134,14 +134,12 @@ def check_limit(name: str, limit: int | None, length: int | None, loader: str) -
     return length if limit is None else limit
 
 
-def check_endless(
-    name: str, time: Time | None, loader: Any, epoch_batches: int | None = None
-) -> None:
+def check_endless(name: str, time: Time | None, loader: Any) -> None:
     """Check that a length of training is reached, if a function stands for a loader."""
     from composable.data.fetching import function_arity  # on use
 
     in_epochs = time is not None and time.unit in (TimeUnit.EPOCH, TimeUnit.ITERATION)
-    if in_epochs and epoch_batches is None and function_arity(loader) is not None:
+    if in_epochs and function_arity(loader) is not None:
         raise ValueError(
             f"{name}={str(time)!r} counts epochs, and train_dataloader is a function, whose "
             "batches may have no end; pass a number of batches, such as '1000ba', or the "
@@ -236,7 +234,7 @@ def check_evaluators(
         check_loader(f"eval_dataloader: {name}", one.dataloader)
         limited, limit = "eval_batches", eval_batches
         if one.batches is not None:
-            limited, limit = "batches", int(one.batches)
+            limited, limit = "batches", one.batches
         check_limit(limited, limit, loader_length(one.dataloader), name)
         interval = eval_interval if one.eval_interval is None else one.eval_interval
         complete.append(
@@ -299,23 +297,15 @@ def train_metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[st
 
     found = metrics_by_name(metrics, "train_metrics")
     for name, metric in found.items():
-        if isinstance(metric, OfAll):
-            raise TypeError(
-                f"train_metrics[{name!r}] is an OfAll, which keeps all outputs; pass it in "
-                "metrics, for evaluations."
-            )
-        if not hasattr(metric, "compute"):
-            continue
-        if not hasattr(metric, "load_state_dict") or hasattr(metric, "compute_groups"):
-            raise TypeError(
-                f"train_metrics[{name!r}]={type(metric).__name__} must have state_dict and "
-                "load_state_dict, to be saved; pass the metrics of a collection by their names."
-            )
-        if Processes.current().several and not joins_itself(metric):
-            raise TypeError(
-                f"train_metrics[{name!r}]={type(metric).__name__} joins no other processes; pass a "
-                "metric of torchmetrics, or a function."
-            )
+        own, several = hasattr(metric, "compute"), Processes.current().several
+        saved = hasattr(metric, "load_state_dict") and not hasattr(metric, "compute_groups")
+        reasons = {
+            "keeps all outputs; pass it in metrics, for evaluations": isinstance(metric, OfAll),
+            "has no state to save; pass the metrics of a collection by name": own and not saved,
+            "joins no processes; use torchmetrics": own and several and not joins_itself(metric),
+        }
+        for why in (why for why, refused in reasons.items() if refused):
+            raise TypeError(f"train_metrics[{name!r}] is of {type(metric).__name__}, which {why}.")
     return found
 
 
@@ -460,7 +450,8 @@ def check_start(run: "Run", longer: Time | None, *, repeats: bool) -> State:
         over, state = finished(run, state), state.evolve(max_duration=progress.whole)
         progress.fit_in_progress &= not over or finished(run, state)
     check_iterations(state.max_duration, run.iteration_length)
-    check_endless("duration", longer, run.data.loader, run.data.epoch_batches)
+    if run.data.epoch_batches is None:
+        check_endless("duration", longer, run.data.loader)
     check_countable("max_duration", state.max_duration, run.data.count_tokens)
     if not progress.fit_in_progress and finished(run, state):
         raise ValueError(

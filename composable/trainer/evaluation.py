@@ -126,9 +126,10 @@ class EvaluationLoop(SavedFields):
         return state
 
     def _averages(self, evaluator: Evaluator, state: State) -> Averages:
-        trusted = evaluator in self._trusted
         length = evaluator.batches or loader_length(evaluator.dataloader)
-        return Averages(evaluator.metrics or {}, state.device, length, trusted=trusted)
+        averages = Averages(evaluator.metrics or {}, state.device, length)
+        averages.trusted = evaluator in self._trusted
+        return averages
 
     def _add_batches(
         self, state: State, evaluator: Evaluator, averages: Averages
@@ -233,12 +234,7 @@ class EvaluatedLoss:
         averages: The averages of the evaluation, to which the loss is added.
     """
 
-    def __init__(
-        self,
-        weights: LossWeights,
-        loss_of: LossOf,
-        averages: Averages,
-    ) -> None:
+    def __init__(self, weights: LossWeights, loss_of: LossOf, averages: Averages) -> None:
         self.weights, self.loss_of, self.averages = weights, loss_of, averages
         # Of several processes, each may have a part of a single batch.
         self.batches = None if averages.processes.several else averages.batches

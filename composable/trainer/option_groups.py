@@ -64,21 +64,6 @@ def _accumulate_batches(given: int) -> int:
     return int(given)  # an integer of NumPy can't be saved
 
 
-def _limit(name: str, given: int | None) -> int | None:
-    if given is None:
-        return None
-    check_count(name, given, 1)
-    return int(given)
-
-
-def _epoch_batches(given: int | None) -> int | None:
-    return _limit("epoch_batches", given)
-
-
-def _eval_batches(given: int | None) -> int | None:
-    return _limit("eval_batches", given)
-
-
 def _parallel(given: Strategy | str | None) -> Strategy:
     join_processes(getattr(given, "timeout", None))
     from composable.engines.build import check_engine  # on use
@@ -130,6 +115,11 @@ def _loggers(given: OneOrSeveral[Destination] | str) -> OneOrSeveral[Destination
 def _count(name: str, value: Any) -> None:
     if value is not None:
         check_count(name, value, 1, advice="microbatch_size='auto' finds a size that fits")
+
+
+def _limit(name: str, value: Any) -> None:
+    if value is not None:
+        check_count(name, value, 1)
 
 
 def _size(name: str, size: Any) -> None:
@@ -194,7 +184,7 @@ class DataOptions:
         default=None, validator=_valid(_loader)
     )
     max_duration: Time | None = attrs.field(default=None, converter=_duration)
-    epoch_batches: int | None = attrs.field(default=None, converter=_epoch_batches)
+    epoch_batches: int | None = attrs.field(default=None, validator=_valid(_limit))
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(_count))
     accumulate_batches: int = attrs.field(default=1, converter=_accumulate_batches)
@@ -257,7 +247,7 @@ class EvaluationOptions:
         default=None, converter=check.train_metrics_by_name
     )
     eval_interval: IntervalLike = "1ep"
-    eval_batches: int | None = attrs.field(default=None, converter=_eval_batches)
+    eval_batches: int | None = attrs.field(default=None, validator=_valid(_limit))
 
 
 @attrs.frozen(eq=False, kw_only=True, slots=False)

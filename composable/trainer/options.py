@@ -83,13 +83,9 @@ class TrainerOptions(
             )
         taken = {"train", "train_epoch"} & {one.label for one in evaluators}
         if self.train_metrics and taken:
-            raise ValueError(
-                f"train_metrics reports as 'train' and 'train_epoch', and eval_dataloader has an "
-                f"Evaluator {taken.pop()!r}; use another label."
-            )
-        check.check_endless(
-            "max_duration", self.max_duration, self.train_dataloader, self.epoch_batches
-        )
+            raise ValueError(f"train_metrics need the label {taken.pop()!r}; rename the Evaluator.")
+        if self.epoch_batches is None:
+            check.check_endless("max_duration", self.max_duration, self.train_dataloader)
         check.check_separate_streams(self.train_dataloader, evaluators)
         check.check_countable("log_interval", self.log_interval, self.count_tokens)
         for evaluator in evaluators:

@@ -142,12 +142,6 @@ class Run:
             self.train_metrics,
         )
 
-    def gather(self) -> None:
-        """Gather what a checkpoint has of all processes, before it is saved."""
-        self.data.gather_positions()
-        if self.train_metrics is not None:
-            self.train_metrics.gather()
-
     def _firing_joined(self, event: Event) -> Step | None:
         """Return what fires an event and joins requests, or None if that has no effect."""
         if self.engine.has_shards:

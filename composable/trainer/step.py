@@ -12,7 +12,7 @@ listens between the forward and the backward pass, nothing builds the states tha
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,9 +38,11 @@ from composable.trainer.microbatches import (
     sum_gradients,
 )
 from composable.trainer.parameters import frozen_parameters, temporary_weights
-from composable.trainer.train_metrics import TrainMetrics
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
+
+if TYPE_CHECKING:
+    from composable.trainer.train_metrics import TrainMetrics
 
 __all__ = ["Step", "build_step", "compose", "computes_loss", "scheduling"]
 
@@ -59,7 +61,7 @@ def build_step(
     microbatches: Microbatches,
     guard: NonFiniteGuard,
     fetch_ahead: Step | None = None,
-    metrics: TrainMetrics | None = None,
+    metrics: "TrainMetrics | None" = None,
 ) -> Step:
     """Compose the step of a run.
 
@@ -212,7 +214,7 @@ def forward_backward(
     return microbatch
 
 
-def second_pass(gradients: Gradients, metrics: TrainMetrics | None = None) -> Gradients:
+def second_pass(gradients: Gradients, metrics: "TrainMetrics | None" = None) -> Gradients:
     """Compute the gradients again at other weights, if an algorithm requests it.
 
     Everything else is that of the first pass: the loss, the memory, the running statistics, and
@@ -229,14 +231,15 @@ def second_pass(gradients: Gradients, metrics: TrainMetrics | None = None) -> Gr
         zero_grad(first)
         before.restore()  # both passes start alike, for a layer that counts its calls
         try:
-            with (
-                temporary_weights(dict(state.named_parameters()), weights),
-                _NOTHING if metrics is None else metrics.paused(),
-            ):
+            if metrics is not None:
+                metrics.active = False
+            with temporary_weights(dict(state.named_parameters()), weights):
                 del weights  # frees one copy of the parameters
                 second = gradients(state)
         finally:
             after.restore()
+            if metrics is not None:
+                metrics.active = True
         # A second loss that is not finite has such gradients, and the guard looks at the loss.
         finite = second.loss.isfinite()  # type: ignore[union-attr]
         loss = torch.where(finite, first.loss, second.loss)  # type: ignore[arg-type]

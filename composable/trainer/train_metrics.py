@@ -1,8 +1,8 @@
 """The metrics of training, measured on the outputs of the steps."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -43,62 +43,47 @@ class Totals:
         objects: Metrics that are objects, by name; they are copied.
     """
 
-    def __init__(self, names: Iterable[str], objects: Mapping[str, Any]) -> None:
-        self.steps = 0
-        self.sums = {name: torch.zeros(2, dtype=torch.float64) for name in names}
-        self.objects = {name: copy.deepcopy(one) for name, one in objects.items()}
+    def __init__(self, names: Sequence[str], objects: Mapping[str, Any]) -> None:
+        self.names, self.objects = list(names), copy.deepcopy(dict(objects))
+        self.sums = torch.zeros(len(names), 2, dtype=torch.float64)
+        self.reset()
         for one in self.objects.values():
-            one.reset()
             if hasattr(one, "persistent"):
                 one.persistent(True)
 
+    def reset(self) -> None:
+        """Start again."""
+        self.steps, self.sums = 0, torch.zeros_like(self.sums)
+        for one in self.objects.values():
+            one.reset()
+
     def to(self, device: torch.device) -> None:
         """Move to a device."""
-        self.sums = {n: one.to(device, widest_float(device)) for n, one in self.sums.items()}
+        self.sums = self.sums.to(device, widest_float(device))
         for one in self.objects.values():
             if isinstance(one, nn.Module):
                 one.to(device)
 
-    def add(self, sums: Mapping[str, Tensor], pairs: Iterable[tuple[Any, Any]]) -> None:
-        """Add a step: sums of values and their numbers, and outputs and targets for the objects."""
-        self.steps += 1
-        self.sums = {name: one + sums[name] for name, one in self.sums.items()}
-        for outputs, targets in pairs:
-            for one in self.objects.values():
-                one.update(outputs, targets)
-
-    def joined(self, processes: Processes) -> dict[str, Tensor]:
-        """Return the sums of all processes."""
-        return dict(zip(self.sums, processes.sum(torch.stack([*self.sums.values()])), strict=True))
-
-    def reset(self) -> None:
-        """Start again."""
-        self.steps = 0
-        self.sums = {name: torch.zeros_like(one) for name, one in self.sums.items()}
-        for one in self.objects.values():
-            one.reset()
-
     def state_dict(self, processes: Processes) -> dict[str, Any]:
         """Return the sums and objects of all processes."""
-        if not self.steps:
-            return {"steps": 0, "sums": {}, "objects": {}}
         objects = {}
-        for name, one in self.objects.items():
+        for name, one in self.objects.items() if self.steps else ():
             with one.sync_context() if processes.several else nullcontext():
                 objects[name] = dict(one.state_dict())
-        return {"steps": self.steps, "sums": self.joined(processes), "objects": objects}
+        sums = processes.sum(self.sums)
+        return {"steps": self.steps, "names": self.names, "sums": sums, "objects": objects}
 
-    def load_state_dict(self, state: Mapping[str, Any], processes: Processes) -> None:
-        """Restore what `state_dict` returned, on rank 0 alone, since sums are joined."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, of the same metrics, on rank 0 alone."""
         self.reset()
-        self.steps = state["steps"]
-        if not processes.is_main:
+        if state["names"] != self.names:
             return
-        for name in self.sums.keys() & state["sums"].keys():
-            self.sums[name] = state["sums"][name].to(self.sums[name])
-        for name in self.objects.keys() & state["objects"].keys():
-            one = self.objects[name]
-            one.load_state_dict({n: _as_in(one, n, v) for n, v in state["objects"][name].items()})
+        self.steps = state["steps"]
+        if Processes.current().is_main:
+            self.sums = state["sums"].to(self.sums)
+            for name, saved in state["objects"].items():
+                one = self.objects[name]
+                one.load_state_dict({n: _as_in(one, n, value) for n, value in saved.items()})
 
 
 def _as_in(metric: Any, name: str, value: Any) -> Any:
@@ -121,15 +106,17 @@ class TrainMetrics(Callback):
 
     def __init__(self, metrics: Mapping[str, Any], log_interval: Time) -> None:
         self.log_interval = log_interval
+        self.active = True
+        """Whether the outputs are those of the step, and not of a second pass."""
         self._of_loss = {n: one for n, one in metrics.items() if isinstance(one, OfLoss)}
-        self._objects = {n: one for n, one in metrics.items() if hasattr(one, "compute")}
-        known = {*self._of_loss, *self._objects}
+        objects = {n: one for n, one in metrics.items() if hasattr(one, "compute")}
+        known = {*self._of_loss, *objects}
         self._functions = {n: one for n, one in metrics.items() if n not in known}
         self._left = dict.fromkeys(self._functions, _COMPARED)
-        names = (*self._functions, "loss")
-        self._totals = {one: Totals(names, self._objects) for one in ("train", "train_epoch")}
-        self._active, self._batch, self._made = True, -1, False
-        self._measured: dict[tuple[int, ...], tuple[dict[str, Tensor], Any]] = {}
+        names = (*self._functions, "loss", *objects)
+        self._totals = {one: Totals(names, objects) for one in ("train", "train_epoch")}
+        self._batch, self._made = -1, False
+        self._measured: dict[tuple[int, ...], tuple[list[Tensor], Any]] = {}
         self._gathered: dict[str, Any] | None = None
 
     def attach(self, run: Any) -> None:
@@ -139,15 +126,6 @@ class TrainMetrics(Callback):
             totals.to(run.state.device)
 
     # --- a step ---
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Measure nothing in the block: a second pass over the batch of a step."""
-        self._active = False
-        try:
-            yield
-        finally:
-            self._active = True
 
     def measure(self, state: State, outputs: Any, place: tuple[int, ...]) -> None:
         """Measure the outputs of a microbatch.
@@ -160,49 +138,42 @@ class TrainMetrics(Callback):
         Raises:
             ValueError: A value can't be averaged, or weighted as the targets are.
         """
-        if not self._active:
+        if not self.active:
             return
         if state.timestamp.batch != self._batch:
             self._batch, self._made = state.timestamp.batch, False
             self._measured.clear()
-        own = isinstance(state.loss_fn, OutputLoss)
+        own, targets = isinstance(state.loss_fn, OutputLoss), state.targets
         outputs = map_tensors(Tensor.detach, metric_outputs(outputs, own_loss=own))
-        targets, count = state.targets, state.batch_spec.count(state.batch)
-        if self._objects and isinstance(targets, MixedTargets):
+        count, objects = state.batch_spec.count(state.batch), self._totals["train"].objects
+        if objects and isinstance(targets, MixedTargets):
             raise ValueError(
-                f"train_metrics[{next(iter(self._objects))!r}] is an object, which has no weights "
-                "for the two targets of a mixed batch; pass a function (outputs, targets)."
+                f"train_metrics[{next(iter(objects))!r}] is an object, which can weight no "
+                "targets of a mixed batch; pass a function (outputs, targets)."
             )
         with torch.no_grad():
-            sums = {
-                name: self._sums(name, function, outputs, targets, count)
-                for name, function in self._functions.items()
-            }
-        self._measured[place] = sums, (outputs, targets) if self._objects else None
+            rows = [self._sums(name, outputs, targets, count) for name in self._functions]
+        self._measured[place] = rows, (outputs, targets) if objects else None
 
-    def _sums(
-        self, name: str, function: Callable[..., Any], outputs: Any, targets: Any, count: int
-    ) -> Tensor:
+    def _sums(self, name: str, outputs: Any, targets: Any, count: int) -> Tensor:
         """Return the sum of the values for a microbatch, and their number."""
-        mixed = isinstance(targets, MixedTargets)
+        function, mixed = self._functions[name], isinstance(targets, MixedTargets)
         pair = targets[:2] if mixed else [targets]
         returned = [function(outputs, one) for one in pair]
         values = [check_real(name, value_of(name, one)) for one in returned]
         if self._left[name]:
             self._left[name] -= confirm_mean(name, function, returned[0], (outputs, pair[0]), count)
         if not mixed:
-            return sum_of(values[0], count)
-        weight = send(targets.weight, values[0].device, values[0].dtype)
-        if not weight.ndim:
-            kept, partner = (sum_of(one, count) for one in values)
-            return torch.lerp(partner, kept, weight.to(kept.dtype))
-        if any(one.shape[:1] != weight.shape for one in values):
+            return values_in(values[0], count)
+        kept, partner = values
+        weight = send(targets.weight, kept.device, kept.dtype)
+        if kept.shape != partner.shape or (weight.ndim and kept.shape[:1] != weight.shape):
             raise ValueError(
-                f"train_metrics[{name!r}] returned values of shape {tuple(values[0].shape)} for "
-                f"{count} examples, each of which mixes targets with a weight of its own; return "
-                "one value for each example."
+                f"train_metrics[{name!r}] returned values of the shapes {tuple(kept.shape)} and "
+                f"{tuple(partner.shape)} for the two targets of {count} mixed examples; return one "
+                "value for each example."
             )
-        return sum_of(torch.lerp(*values[::-1], broadcast_weight(weight, values[0])), count)
+        return values_in(torch.lerp(partner, kept, broadcast_weight(weight, kept)), count)
 
     def accept(self, state: State) -> State:
         """Let the step count that is made now."""
@@ -222,12 +193,17 @@ class TrainMetrics(Callback):
 
     def _count(self, state: State) -> None:
         examples = state.timestamp.sample - state.previous_timestamp.sample
-        loss = sum_of(state.loss.detach(), examples)  # type: ignore[union-attr]  # of the step
-        sums = {"loss": loss if Processes.current().is_main else torch.zeros_like(loss)}
-        for one, _ in self._measured.values():
-            sums |= {name: sums[name] + row if name in sums else row for name, row in one.items()}
+        loss = values_in(state.loss.detach(), examples)  # type: ignore[union-attr]  # of the step
+        step = torch.zeros_like(self._totals["train"].sums)
+        step[len(self._functions)] = loss * Processes.current().is_main
+        for rows, _ in self._measured.values():
+            for i, row in enumerate(rows):
+                step[i] += row
         for totals in self._totals.values():
-            totals.add(sums, [pair for _, pair in self._measured.values() if pair is not None])
+            totals.steps, totals.sums = totals.steps + 1, totals.sums + step
+            for one in totals.objects.values():
+                for _, pair in self._measured.values():
+                    one.update(*pair)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Log the averages over the epoch."""
@@ -239,7 +215,8 @@ class TrainMetrics(Callback):
         totals, processes = self._totals[label], Processes.current()
         if not totals.steps:
             return
-        means = {name: one[0] / one[1] for name, one in totals.joined(processes).items()}
+        sums = processes.sum(totals.sums)
+        means = dict(zip(totals.names, sums[:, 0] / sums[:, 1], strict=True))
         results: dict[str, Any] = {name: means[name] for name in self._functions}
         results |= {name: one(means["loss"]) for name, one in self._of_loss.items()}
         for name, one in totals.objects.items():
@@ -253,22 +230,23 @@ class TrainMetrics(Callback):
 
     def gather(self) -> None:
         """Join what all processes have measured, before a checkpoint is saved."""
-        processes = Processes.current()
-        self._gathered = {name: one.state_dict(processes) for name, one in self._totals.items()}
+        self._gathered = self._states(Processes.current())
+
+    def _states(self, processes: Processes) -> dict[str, Any]:
+        return {name: one.state_dict(processes) for name, one in self._totals.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was measured since the last reports."""
+        """Return the sums since the last reports."""
         gathered, self._gathered = self._gathered, None
-        alone = Processes()
-        return gathered or {name: one.state_dict(alone) for name, one in self._totals.items()}
+        return gathered or self._states(Processes())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         for name, totals in self._totals.items():
-            totals.load_state_dict(state[name], Processes.current())
+            totals.load_state_dict(state[name])
 
 
-def sum_of(value: Tensor, count: int) -> Tensor:
+def values_in(value: Tensor, count: int) -> Tensor:
     """Return the sum of values and their number, or for a mean those of `count` values."""
     value = value.to(widest_float(value.device))
     total, number = (value.sum(), value.numel()) if value.ndim else (value * count, count)
