@@ -4,7 +4,7 @@ A metric is a function `(outputs, targets)` that returns one value per example, 
 single value. It is averaged over the examples, so an incomplete last batch has a smaller weight.
 A single value that is no such mean, as of F1, is refused: in the first evaluation, each is compared
 with the mean of the values of two halves of the batch. Objects with `update`, `compute` and
-`reset`, such as those of torchmetrics, are supported too, `OfLoss`, a function of the mean loss,
+`reset`, as in torchmetrics, are supported too, `OfLoss`, a function of the mean loss,
 and `OfAll`, a function of all outputs and targets of an evaluation.
 """
 
@@ -267,7 +267,7 @@ class Evaluator:
         label: The prefix of its results: `metrics/<label>/<metric>`.
         dataloader: The batches.
         metrics: The metrics by name. Default: those of the Trainer.
-        batches: The number of batches after which an evaluation ends, at most those of the loader.
+        batches: The number of batches after which an evaluation ends, at most the loader's length.
             Default: `eval_batches` of the Trainer.
         eval_interval: When to evaluate. Default: the Trainer's interval.
 

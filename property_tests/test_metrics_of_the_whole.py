@@ -403,24 +403,45 @@ def test_objects_and_numbers_are_measured_over_all_microbatches():
             assert found == pytest.approx(expected, rel=1e-6)
 
 
-def train_shared(parallel: Any) -> Any:
-    """Train on the processes of this group; return the logged metrics."""
-    metrics = {**TRAIN_METRICS, "f1": MulticlassF1Score(CLASSES)}
-    steps, log = Steps(), InMemoryLogger()
-    model, data = mlp(dtype=torch.float64), batches([4, 4, 1], **DOUBLE)
-    options = {"parallel": parallel, "callbacks": [steps], "loggers": [log], "device": "cpu"}
-    make_trainer(model, data, train_metrics=metrics, log_interval="2ba", **options).fit()
-    return [(now.epoch, now.batch, logged) for now, logged in log.records]
+def train_shared(parallel: Any, folder: str | None = None) -> Any:
+    """Train on the processes of this group, interrupted if there is a folder; return the logs."""
+    metrics = {"f1": MulticlassF1Score(CLASSES), "auroc": MulticlassAUROC(CLASSES)}
+    log = InMemoryLogger()
+
+    def build(**options: Any) -> Any:
+        return make_trainer(
+            mlp(dtype=torch.float64),
+            batches([4, 4, 1], **DOUBLE),
+            train_metrics={**TRAIN_METRICS, **metrics},
+            log_interval="2ba",
+            loggers=[log],
+            parallel=parallel,
+            device="cpu",
+            **options,
+        )
+
+    trainer = build()
+    if folder is not None:
+        trainer.fit(duration="5ba")
+        trainer = build(load_path=trainer.save_checkpoint(f"{folder}/half"), max_duration="6ba")
+    trainer.fit()
+    return [
+        (now.batch, {name: one for name, one in logged.items() if name.startswith("metrics")})
+        for now, logged in log.records
+    ]
 
 
 @pytest.mark.parametrize("parallel", [DDP(shards=2), FSDP2(shards=2)], ids=["copies", "sharded"])
-def test_processes_train_with_the_metrics_of_one(parallel):
+def test_processes_train_with_the_metrics_of_one_and_resume(parallel, tmp_path):
     (alone,) = run(train_shared, 1, DDP(shards=2))
-    several, nothing = run(train_shared, 2, parallel)
+    several, nothing = run(train_shared, 2, parallel, str(tmp_path))
     assert nothing == []
-    for one, other in zip(several, alone, strict=True):
-        assert one[:2] == other[:2]
-        assert one[2] == pytest.approx(other[2], rel=1e-6)
+    several, alone = ([one for one in logs if one[1]] for logs in (several, alone))
+    for (batch, one), (at, other) in zip(several, alone, strict=True):
+        assert batch == at
+        assert one == pytest.approx(other, rel=1e-6)
+        exact = {name: one[name] for name in one if "right" in name}
+        assert exact == {name: other[name] for name in exact}
 
 
 @pytest.mark.parametrize(

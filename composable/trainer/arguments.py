@@ -297,12 +297,15 @@ def train_metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[st
 
     found = metrics_by_name(metrics, "train_metrics")
     for name, metric in found.items():
-        own, several = hasattr(metric, "compute"), Processes.current().several
+        computes, several = hasattr(metric, "compute"), Processes.current().several
         saved = hasattr(metric, "load_state_dict") and not hasattr(metric, "compute_groups")
         reasons = {
             "keeps all outputs; pass it in metrics, for evaluations": isinstance(metric, OfAll),
-            "has no state to save; pass the metrics of a collection by name": own and not saved,
-            "joins no processes; use torchmetrics": own and several and not joins_itself(metric),
+            "has no state to save; pass the metrics of a collection by name": computes
+            and not saved,
+            "joins no processes; use torchmetrics": computes
+            and several
+            and not joins_itself(metric),
         }
         for why in (why for why, refused in reasons.items() if refused):
             raise TypeError(f"train_metrics[{name!r}] is of {type(metric).__name__}, which {why}.")

@@ -170,7 +170,7 @@ class DataOptions:
             iterator over batches, or a function (key, step) that returns a batch.
         max_duration: The length of training: "10ep", "1000ba", or an integer of epochs.
         epoch_batches: The number of batches of the loader after which an epoch ends, and the next
-            one begins in a new order. At most those of the loader, which is all of them by default.
+            one begins in a new order, at most the loader's length. Default: all of the loader.
         iteration_length: The number of epochs in an iteration; the whole run if None.
         grad_accum: The number of microbatches into which each batch is split.
         accumulate_batches: The number of batches of the loader that make one step. They are the
@@ -238,7 +238,7 @@ class EvaluationOptions:
         eval_interval: When to evaluate: "1ep", "100ba", a function `(state, event) -> bool`, or
             None for never. Training ends with an evaluation, unless it is None.
         eval_batches: The number of batches after which an evaluation ends, for evaluators that have
-            no `batches`. At most those of each loader, which is all of them by default.
+            no `batches`, at most the loader's length. Default: all of each loader.
     """
 
     eval_dataloader: Iterable[Any] | Evaluator | None = None

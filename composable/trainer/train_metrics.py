@@ -32,7 +32,7 @@ from composable.metrics import (
 __all__ = ["TrainMetrics"]
 
 _COMPARED = 10
-"""How many microbatches compare a single value with those of their halves."""
+"""How many microbatches compare a single value with the values for their halves."""
 
 
 class Totals:
@@ -107,7 +107,7 @@ class TrainMetrics(Callback):
     def __init__(self, metrics: Mapping[str, Any], log_interval: Time) -> None:
         self.log_interval = log_interval
         self.active = True
-        """Whether the outputs are those of the step, and not of a second pass."""
+        """Whether the outputs belong to the step, and not to a second pass of it."""
         self._of_loss = {n: one for n, one in metrics.items() if isinstance(one, OfLoss)}
         objects = {n: one for n, one in metrics.items() if hasattr(one, "compute")}
         known = {*self._of_loss, *objects}
@@ -143,8 +143,8 @@ class TrainMetrics(Callback):
         if state.timestamp.batch != self._batch:
             self._batch, self._made = state.timestamp.batch, False
             self._measured.clear()
-        own, targets = isinstance(state.loss_fn, OutputLoss), state.targets
-        outputs = map_tensors(Tensor.detach, metric_outputs(outputs, own_loss=own))
+        targets, computes = state.targets, isinstance(state.loss_fn, OutputLoss)
+        outputs = map_tensors(Tensor.detach, metric_outputs(outputs, own_loss=computes))
         count, objects = state.batch_spec.count(state.batch), self._totals["train"].objects
         if objects and isinstance(targets, MixedTargets):
             raise ValueError(
@@ -247,7 +247,7 @@ class TrainMetrics(Callback):
 
 
 def values_in(value: Tensor, count: int) -> Tensor:
-    """Return the sum of values and their number, or for a mean those of `count` values."""
+    """Return the sum of values and their number, or what a mean of `count` values stands for."""
     value = value.to(widest_float(value.device))
     total, number = (value.sum(), value.numel()) if value.ndim else (value * count, count)
     return torch.stack([total, torch.full_like(total, number)])
