@@ -11,21 +11,16 @@ and `OfAll`, a function of all outputs and targets of an evaluation.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import attrs
 import torch
-from attrs.validators import optional
+from attrs.validators import is_callable, optional
 from torch import Tensor, nn
 
-from composable._support.checks import (
-    check_count,
-    check_flag,
-    check_is_callable,
-    check_range,
-    check_tensor,
-)
+from composable._support.checks import check_count, check_flag, check_range, check_tensor
 from composable._support.targets import IGNORE_INDEX
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import split_batch
@@ -198,7 +193,7 @@ class OfAll:
         tensor(2.8284)
     """
 
-    function: Callable[[Any, Any], Any] = attrs.field(validator=_valid(check_is_callable))
+    function: Callable[[Any, Any], Any] = attrs.field(validator=is_callable())
     max_bytes: int = attrs.field(default=2**30, validator=_valid(check_count, 1))
     padding: float | None = attrs.field(
         default=None, kw_only=True, validator=optional(_valid(check_range, -math.inf))
@@ -224,17 +219,17 @@ class OfAll:
             >>> print(metric(torch.tensor([[0.1, 0.9]]), torch.tensor([1]))["accuracy"])
             1.0
         """
-        check_is_callable("function", function)
-
-        def of_arrays(outputs: Any, targets: Any) -> Mapping[str, Any]:
-            outputs = tuple(outputs.values()) if isinstance(outputs, Mapping) else outputs
-            return function(EvalPrediction(*map_tensors(_array, (outputs, targets))))
-
-        return cls(of_arrays, max_bytes, padding=IGNORE_INDEX)
+        checked = cls(function, max_bytes, padding=IGNORE_INDEX)  # type: ignore[arg-type]
+        return attrs.evolve(checked, function=partial(_of_arrays, function))
 
     def __call__(self, outputs: Any, targets: Any) -> Any:
         """Return the value for outputs and targets."""
         return self.function(outputs, targets)
+
+
+def _of_arrays(function: Callable[[Any], Any], outputs: Any, targets: Any) -> Any:
+    outputs = tuple(outputs.values()) if isinstance(outputs, Mapping) else outputs
+    return function(EvalPrediction(*map_tensors(_array, (outputs, targets))))
 
 
 def _array(tensor: Tensor) -> Any:
@@ -493,13 +488,7 @@ def _joined(name: str, parts: Sequence[Any], counts: Sequence[int], padding: flo
         ) from error
 
 
-def confirm_mean(
-    name: str,
-    function: Callable[[Any, Any], Any],
-    returned: Any,
-    batch: tuple[Any, Any],
-    count: int,
-) -> bool:
+def confirm_mean(name: str, function: Any, returned: Any, batch: Any, count: int) -> bool:
     """Return whether two halves of a batch confirm that a value can be averaged over examples.
 
     Args:

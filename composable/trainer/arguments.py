@@ -232,9 +232,7 @@ def check_evaluators(
             )
         name = f"the dataloader of Evaluator {one.label!r}"
         check_loader(f"eval_dataloader: {name}", one.dataloader)
-        limited, limit = "eval_batches", eval_batches
-        if one.batches is not None:
-            limited, limit = "batches", one.batches
+        limit, limited = one.batches or eval_batches, "batches" if one.batches else "eval_batches"
         check_limit(limited, limit, loader_length(one.dataloader), name)
         interval = eval_interval if one.eval_interval is None else one.eval_interval
         complete.append(

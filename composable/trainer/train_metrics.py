@@ -57,13 +57,6 @@ class Totals:
         for one in self.objects.values():
             one.reset()
 
-    def to(self, device: torch.device) -> None:
-        """Move to a device."""
-        self.sums = self.sums.to(device, widest_float(device))
-        for one in self.objects.values():
-            if isinstance(one, nn.Module):
-                one.to(device)
-
     def state_dict(self, processes: Processes) -> dict[str, Any]:
         """Return the sums and objects of all processes."""
         objects = {}
@@ -76,7 +69,7 @@ class Totals:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, of the same metrics, on rank 0 alone."""
         self.reset()
-        if state["names"] != self.names:
+        if state["names"] != self.names or state["objects"].keys() - self.objects.keys():
             return
         self.steps = state["steps"]
         if Processes.current().is_main:
@@ -113,7 +106,7 @@ class TrainMetrics(Callback):
         known = {*self._of_loss, *objects}
         self._functions = {n: one for n, one in metrics.items() if n not in known}
         self._left = dict.fromkeys(self._functions, _COMPARED)
-        names = (*self._functions, "loss", *objects)
+        names = (*self._functions, "loss")
         self._totals = {one: Totals(names, objects) for one in ("train", "train_epoch")}
         self._batch, self._made = -1, False
         self._measured: dict[tuple[int, ...], tuple[list[Tensor], Any]] = {}
@@ -123,7 +116,10 @@ class TrainMetrics(Callback):
         """Measure the steps of a run."""
         run.train_metrics = self
         for totals in self._totals.values():
-            totals.to(run.state.device)
+            totals.sums = totals.sums.to(run.state.device, widest_float(run.state.device))
+            for one in totals.objects.values():
+                if isinstance(one, nn.Module):
+                    one.to(run.state.device)
 
     # --- a step ---
 
@@ -184,26 +180,24 @@ class TrainMetrics(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Count the step, and log what is due."""
-        if self._made:
-            self._count(state)
+        for totals in self._totals.values() if self._made else ():
+            totals.steps, totals.sums = totals.steps + 1, totals.sums + self._step(state)
+            for one in totals.objects.values():
+                for _, pair in self._measured.values():
+                    one.update(*pair)
         self._measured.clear()
         self._made = False
         if has_completed(self.log_interval, state, Event.BATCH_END):
             self._log("train", state, logger)
 
-    def _count(self, state: State) -> None:
+    def _step(self, state: State) -> Tensor:
+        """Return the sums of a step; every process has its loss, which rank 0 alone counts."""
         examples = state.timestamp.sample - state.previous_timestamp.sample
-        loss = values_in(state.loss.detach(), examples)  # type: ignore[union-attr]  # of the step
-        step = torch.zeros_like(self._totals["train"].sums)
-        step[len(self._functions)] = loss * Processes.current().is_main
-        for rows, _ in self._measured.values():
-            for i, row in enumerate(rows):
-                step[i] += row
-        for totals in self._totals.values():
-            totals.steps, totals.sums = totals.steps + 1, totals.sums + step
-            for one in totals.objects.values():
-                for _, pair in self._measured.values():
-                    one.update(*pair)
+        loss = values_in(state.loss.detach(), examples)  # type: ignore[union-attr]
+        nothing = torch.zeros_like(loss)
+        own = loss if Processes.current().is_main else nothing
+        rows = [torch.stack([*one, nothing]) for one, _ in self._measured.values()]
+        return sum(rows, torch.stack([*[nothing] * len(self._functions), own]))
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Log the averages over the epoch."""
@@ -237,8 +231,8 @@ class TrainMetrics(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums since the last reports."""
-        gathered, self._gathered = self._gathered, None
-        return gathered or self._states(Processes())
+        gathered, self._gathered = self._gathered or self._states(Processes()), None
+        return gathered
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
