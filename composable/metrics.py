@@ -2,32 +2,41 @@
 
 A metric is a function `(outputs, targets)` that returns one value per example, or their mean as a
 single value. It is averaged over the examples, so an incomplete last batch has a smaller weight.
-Objects with `update`, `compute` and `reset`, such as those of torchmetrics, are supported too, and
-`OfLoss`, a function of the mean loss.
+A single value that is no such mean, as of F1, is refused: in the first evaluation, each is compared
+with the mean of the values of two halves of the batch. Objects with `update`, `compute` and
+`reset`, as in torchmetrics, are supported too, `OfLoss`, a function of the mean loss,
+and `OfAll`, a function of all outputs and targets of an evaluation.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import attrs
 import torch
+from attrs.validators import is_callable, optional
 from torch import Tensor, nn
 
-from composable._support.checks import check_count, check_flag, check_tensor
+from composable._support.checks import check_count, check_flag, check_range, check_tensor
 from composable._support.targets import IGNORE_INDEX
+from composable._support.tree import map_tensors, tensors_of
+from composable.batches.batch import split_batch
+from composable.batches.joined import join_parts, pad_parts
 from composable.batches.precision import widest_float
 from composable.core.event import Event
 from composable.core.intervals import is_due
 from composable.core.logger import check_real
 from composable.core.state import State
+from composable.distributed.outputs import gather_outputs
 from composable.distributed.processes import Processes
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
-__all__ = ["Evaluator", "OfLoss", "accuracy", "perplexity", "token_accuracy"]
+__all__ = ["Evaluator", "OfAll", "OfLoss", "accuracy", "perplexity", "token_accuracy"]
 
 
 def accuracy(
@@ -152,6 +161,81 @@ perplexity = OfLoss(torch.exp)
 """The exponential of the mean loss, for a loss over tokens."""
 
 
+def _valid(check: Callable[..., None], *low: float) -> Any:
+    """Make an attrs validator of a check of a name and a value."""
+    return lambda _, attribute, value: check(attribute.name, value, *low)
+
+
+class EvalPrediction(NamedTuple):
+    """What a function `compute_metrics` of Hugging Face's Trainer gets."""
+
+    predictions: Any
+    label_ids: Any
+
+
+@attrs.frozen(eq=False)
+class OfAll:
+    """A metric that is a function of all outputs and targets of an evaluation.
+
+    They are kept on the CPU, and the function is called once at the end.
+
+    Args:
+        function: A function of the outputs and the targets, joined over the batches, that returns a
+            number, or several by name. Of several processes, each calls it.
+        max_bytes: How many bytes of outputs and targets may be kept.
+        padding: What outputs and targets are padded with where the batches differ in other
+            dimensions than the first. Default: that is an error.
+
+    Example:
+        >>> from composable.metrics import OfAll
+        >>> root = OfAll(lambda outputs, targets: (outputs - targets).square().mean().sqrt())
+        >>> root(torch.tensor([1.0, 5.0]), torch.tensor([1.0, 1.0]))
+        tensor(2.8284)
+    """
+
+    function: Callable[[Any, Any], Any] = attrs.field(validator=is_callable())
+    max_bytes: int = attrs.field(default=2**30, validator=_valid(check_count, 1))
+    padding: float | None = attrs.field(
+        default=None, kw_only=True, validator=optional(_valid(check_range, -math.inf))
+    )
+    returns_several: ClassVar[bool] = True
+    """Whether the results may have other names than the metric."""
+
+    @classmethod
+    def compute_metrics(
+        cls, function: Callable[[Any], Mapping[str, Any]], max_bytes: int = 2**30
+    ) -> "OfAll":
+        """Take a function `compute_metrics` of Hugging Face's Trainer, unchanged.
+
+        It gets `predictions` and `label_ids` as NumPy arrays, in which shorter batches are padded
+        with -100.
+
+        Example:
+            >>> from composable.metrics import OfAll
+            >>> def compute_metrics(prediction):
+            ...     logits, labels = prediction
+            ...     return {"accuracy": (logits.argmax(-1) == labels).mean()}
+            >>> metric = OfAll.compute_metrics(compute_metrics)
+            >>> print(metric(torch.tensor([[0.1, 0.9]]), torch.tensor([1]))["accuracy"])
+            1.0
+        """
+        checked = cls(function, max_bytes, padding=IGNORE_INDEX)  # type: ignore[arg-type]
+        return attrs.evolve(checked, function=partial(_of_arrays, function))
+
+    def __call__(self, outputs: Any, targets: Any) -> Any:
+        """Return the value for outputs and targets."""
+        return self.function(outputs, targets)
+
+
+def _of_arrays(function: Callable[[Any], Any], outputs: Any, targets: Any) -> Any:
+    outputs = tuple(outputs.values()) if isinstance(outputs, Mapping) else outputs
+    return function(EvalPrediction(*map_tensors(_array, (outputs, targets))))
+
+
+def _array(tensor: Tensor) -> Any:
+    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
 def _predictions(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the predicted classes, in the shape of the targets."""
     shape = outputs.shape
@@ -178,6 +262,8 @@ class Evaluator:
         label: The prefix of its results: `metrics/<label>/<metric>`.
         dataloader: The batches.
         metrics: The metrics by name. Default: those of the Trainer.
+        batches: The number of batches after which an evaluation ends, at most the loader's length.
+            Default: `eval_batches` of the Trainer.
         eval_interval: When to evaluate. Default: the Trainer's interval.
 
     Example:
@@ -189,6 +275,9 @@ class Evaluator:
     label: str = attrs.field()
     dataloader: Iterable[Any]
     metrics: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True)
+    batches: int | None = attrs.field(
+        default=None, kw_only=True, validator=optional(_valid(check_count, 1))
+    )
     eval_interval: Any = attrs.field(default=None, kw_only=True)
 
     @label.validator
@@ -213,15 +302,26 @@ class Evaluator:
 
 
 class Averages:
-    """Means over the examples of an evaluation, kept on the device."""
+    """Means over the examples of an evaluation, kept on the device.
 
-    def __init__(self, metrics: Mapping[str, Any], device: torch.device | None = None) -> None:
+    Args:
+        metrics: The metrics by name.
+        device: The device of the metrics that are modules.
+        batches: The number of batches of the evaluation, if known.
+    """
+
+    def __init__(
+        self, metrics: Mapping[str, Any], device: Any = None, batches: int | None = None
+    ) -> None:
         self._functions: dict[str, Callable[[Any, Any], Tensor]] = {}
         self._objects: dict[str, Any] = {}
         self._of_loss: dict[str, OfLoss] = {}
+        self._of_all: dict[str, OfAll] = {}
         for name, metric in metrics.items():
             if isinstance(metric, OfLoss):
                 self._of_loss[name] = metric
+            elif isinstance(metric, OfAll):
+                self._of_all[name] = metric
             elif hasattr(metric, "update") and hasattr(metric, "compute"):
                 metric.reset()
                 if device is not None and isinstance(metric, nn.Module):
@@ -234,18 +334,50 @@ class Averages:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, Tensor | float] = {}
         self._terms: dict[str, list[Tensor]] = {}
+        self.batches = batches
+        """The number of batches, if known."""
+        self.trusted = False
+        """Whether single values are known to be means over examples."""
+        self.undecided = set(self._functions)
+        """The functions whose values no batch has confirmed."""
+        self._kept: list[tuple[int, Any]] = []
+        """The number, outputs, targets and examples of each batch, on the CPU, for `OfAll`."""
+        self._bytes = 0
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the metrics that need targets."""
-        return (*self._functions, *self._objects)
+        return (*self._functions, *self._objects, *self._of_all)
 
-    def update(self, outputs: Any, targets: Any, count: int) -> None:
-        """Add the outputs of a batch of `count` examples."""
+    def update(self, outputs: Any, targets: Any, count: int, number: int = 0) -> None:
+        """Add the outputs of a batch of `count` examples.
+
+        Raises:
+            ValueError: A function returned another single value than a mean over the examples, or
+                outputs take more memory than `OfAll` may.
+        """
         for metric in self._objects.values():
             metric.update(outputs, targets)
+        trusted = self.trusted or (self.batches == 1 and not self.processes.several)
         for name, function in self._functions.items():
-            self.add(name, _value(name, function(outputs, targets)), count)
+            returned = function(outputs, targets)
+            self.add(name, value_of(name, returned), count)
+            if not trusted and confirm_mean(name, function, returned, (outputs, targets), count):
+                self.undecided.discard(name)
+        if self._of_all:
+            self._keep(number, outputs, targets, count)
+
+    def _keep(self, number: int, *batch: Any) -> None:
+        self._kept.append((number, map_tensors(lambda one: one.detach().cpu(), batch)))
+        self._bytes += sum(tensor.nbytes for tensor in tensors_of(batch))
+        size = self._bytes * (self.batches or 1 if len(self._kept) == 1 else 1)
+        for name, metric in self._of_all.items():
+            if size > metric.max_bytes:
+                raise ValueError(
+                    f"metrics[{name!r}] is an OfAll with max_bytes={metric.max_bytes}, and the "
+                    f"evaluation takes {size / 2**30:.3g} GiB; raise it, or pass a function that "
+                    "returns one value for each example, or an object with update and compute."
+                )
 
     def add(
         self,
@@ -293,12 +425,12 @@ class Averages:
     @property
     def needs_all(self) -> bool:
         """Whether any metric is an object that does not join those of other processes itself."""
-        return not all(map(_joins_itself, self._objects.values()))
+        return not all(map(joins_itself, self._objects.values()))
 
     @property
     def has_objects(self) -> bool:
-        """Whether any metric is an object."""
-        return bool(self._objects)
+        """Whether any metric needs a batch on each process."""
+        return bool(self._objects or self._of_all)
 
     def compute(self) -> dict[str, Any]:
         """Return the means, on the device.
@@ -322,18 +454,103 @@ class Averages:
                 )
             results[name] = metric(results["loss"])
         for name, metric in self._objects.items():
-            with nullcontext() if self.processes.several else _alone(metric):
+            with nullcontext() if self.processes.several else computed_alone(metric):
                 value = metric.compute()
-            if isinstance(value, Mapping):  # of a collection
-                results |= {f"{name}/{part}": one for part, one in value.items()}
-            else:
-                results[name] = value
+            add_results(results, name, value)
+        if self._of_all:
+            batches = gather_outputs(self._kept, self._kept[0][1], self.processes)
+            *parts, counts = zip(*batches, strict=True)
+            for name, of_all in self._of_all.items():
+                joined = [_joined(name, one, counts, of_all.padding) for one in parts]
+                add_results(results, name, of_all(*joined))
         return results
 
 
-def _value(name: str, returned: Any) -> Tensor:
+def add_results(results: dict[str, Any], name: str, value: Any) -> None:
+    if isinstance(value, Mapping):  # of a collection
+        results |= {f"{name}/{part}": one for part, one in value.items()}
+    else:
+        results[name] = value
+
+
+def _joined(name: str, parts: Sequence[Any], counts: Sequence[int], padding: float | None) -> Any:
+    """Join outputs, or targets, of several batches."""
+    if all(isinstance(one, list) and len(one) == n for one, n in zip(parts, counts, strict=True)):
+        return list(chain(*parts))
+    if isinstance(parts[0], Mapping):  # the loss among the outputs of a model
+        parts = [{k: v for k, v in one.items() if getattr(v, "ndim", 1)} for one in parts]
     try:
-        return torch.as_tensor(returned)
+        return join_parts(parts if padding is None else pad_parts(parts, padding), counts, "value")
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"metrics[{name!r}] is an OfAll, and the batches can't be joined: {error}; pass "
+            "padding=-100 for other lengths, or a function that returns one value for each example."
+        ) from error
+
+
+def confirm_mean(name: str, function: Any, returned: Any, batch: Any, count: int) -> bool:
+    """Return whether two halves of a batch confirm that a value can be averaged over examples.
+
+    Args:
+        name: The name of the metric.
+        function: The metric.
+        returned: What it returned for the batch.
+        batch: The outputs and the targets.
+        count: The number of examples.
+
+    Raises:
+        ValueError: They refute it.
+    """
+    value = value_of(name, returned)
+    if value.ndim and value.numel() == count:
+        return True
+    if count < 2:
+        return False
+    sizes = [count // 2, count - count // 2]
+    try:
+        split = zip(*(_split(one, sizes, count) for one in batch), strict=True)
+        parts = [value_of(name, function(*half)) for half in split]
+    except Exception as error:
+        why = f"one value for {count} examples, and failed on two halves of them: {error}"
+        raise ValueError(f"metrics[{name!r}] returned {why}; {_CURE}.") from error
+    if value.ndim:
+        lengths = [one.numel() if one.ndim else 0 for one in parts]
+        if value.numel() == sum(lengths):
+            return True
+        why = f"{value.numel()} values for {count} examples and {lengths} for two halves of them"
+    else:
+        found, *halves = (one.item() for one in (value, *parts))
+        mean = sum(one * n for one, n in zip(halves, sizes, strict=True)) / count
+        if math.isnan(found) and math.isnan(mean):
+            return False
+        computed = [value] if isinstance(returned, Tensor) else tensors_of(batch)
+        kinds = {torch.float32, *(one.dtype for one in computed if one.is_floating_point())}
+        # Sums may be in another order, and a number may come from values in 16 bits.
+        tolerance = min(64 * max(torch.finfo(kind).eps for kind in kinds), 0.02)
+        if math.isclose(found, mean, rel_tol=tolerance, abs_tol=tolerance / 8):
+            return True
+        why = f"{found:.6g} for {count} examples and {mean:.6g} as the mean of two halves of them"
+    raise ValueError(f"metrics[{name!r}] returned {why}; {_CURE}.")
+
+
+_CURE = (
+    "it must be one value for each example, their mean, or composable.metrics.OfAll(function), "
+    "which is called once for all batches"
+)
+
+
+def _split(tree: Any, sizes: list[int], count: int) -> list[Any]:
+    """Split outputs or targets, which may have several rows for each example."""
+    if isinstance(tree, list) and len(tree) == count:
+        return [tree[: sizes[0]], tree[sizes[0] :]]
+    rows = next((len(tensor) for tensor in tensors_of(tree) if tensor.ndim), count)
+    factor = 1 if rows % count else rows // count
+    return split_batch(tree, [factor * size for size in sizes])
+
+
+def value_of(name: str, returned: Any) -> Tensor:
+    try:
+        return torch.as_tensor(returned, dtype=torch.float64 if type(returned) is float else None)
     except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
             f"metrics[{name!r}] returned {returned!r} and must return a tensor with one value for "
@@ -358,14 +575,14 @@ def _joining(metric: Any) -> list[Any]:
     return [one for one in parts if hasattr(one, "sync_on_compute")]
 
 
-def _joins_itself(metric: Any) -> bool:
+def joins_itself(metric: Any) -> bool:
     """Return whether an object joins the states of all processes when it computes."""
     parts = _joining(metric)
     return bool(parts) and all(one.sync_on_compute for one in parts)
 
 
 @contextmanager
-def _alone(metric: Any) -> Iterator[None]:
+def computed_alone(metric: Any) -> Iterator[None]:
     """Compute an object from this process's state: that of all batches."""
     parts = _joining(metric)
     functions = [one.distributed_available_fn for one in parts]

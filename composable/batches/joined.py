@@ -1,17 +1,17 @@
 """Join the parts of a batch, or the outputs for them: the inverse of `split_batch`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from composable._support.tree import children_of, rebuild, refuses_depth
+from composable._support.tree import children_of, map_tensors, rebuild, refuses_depth, tensors_of
 from composable.batches.batch import describe_batch, is_column
 from composable.functional.mixed import MixedTargets
 
-__all__ = ["join_parts"]
+__column_ = ["join_parts", "pad_parts"]
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -57,6 +57,28 @@ def join_parts(parts: Sequence[Any], sizes: Sequence[int], place: str = "batch")
         for name in names
     }
     return rebuild(first, joined)
+
+
+def pad_parts(parts: Sequence[Any], value: float) -> list[Any]:
+    """Pad the tensors of trees to equal sizes in all dimensions but the first.
+
+    Example:
+        >>> from composable.batches.joined import pad_parts
+        >>> pad_parts([torch.ones(1, 1), torch.ones(1, 2)], -100)
+        [tensor([[   1., -100.]]), tensor([[1., 1.]])]
+    """
+    columns = zip(*([one.shape[1:] for one in tensors_of(part)] for part in parts), strict=True)
+    sizes = [[*map(max, zip(*column, strict=True))] for column in columns]
+    return [_padded(part, iter(sizes), value) for part in parts]
+
+
+def _padded(part: Any, sizes: Iterator[Sequence[int]], value: float) -> Any:
+    def pad(tensor: Tensor) -> Tensor:
+        new = tensor.new_full((*tensor.shape[:1], *next(sizes)), value)
+        new[tuple(map(slice, tensor.shape))] = tensor
+        return new
+
+    return map_tensors(pad, part)
 
 
 def _join_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str) -> Tensor:

@@ -18,11 +18,10 @@ from composable._support.paths import replacing
 from composable._support.tree import map_tensors, tensors_of
 from composable._support.warn import warn_user
 from composable.batches.model_call import call_with_batch, call_with_input, is_transformers_model
-from composable.callbacks._intervals import has_completed
 from composable.core.callback import AttachedRun, Callback
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
-from composable.core.intervals import IntervalLike, check_interval
+from composable.core.intervals import IntervalLike, check_interval, has_completed
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.data.grouping import batches_of

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from composable._support.checks import check_count, check_flag, check_one_of
 from composable.batches.model_call import logits_of
-from composable.callbacks._intervals import has_completed
 from composable.core.callback import Callback
 from composable.core.event import Event
-from composable.core.intervals import IntervalLike, check_interval
+from composable.core.intervals import IntervalLike, check_interval, has_completed
 from composable.core.logger import Logger
 from composable.core.state import State
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from composable._support.devices import memory_statistics
 from composable._support.warn import warn_user
-from composable.callbacks._intervals import has_completed
 from composable.core.callback import Callback
 from composable.core.event import Event
-from composable.core.intervals import IntervalLike, check_interval
+from composable.core.intervals import IntervalLike, check_interval, has_completed
 from composable.core.logger import Logger
 from composable.core.state import State
 

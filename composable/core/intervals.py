@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import attrs
+
 from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, crossed, progress
 
-__all__ = ["Interval", "IntervalLike", "check_interval", "completes", "is_due"]
+__all__ = ["Interval", "IntervalLike", "check_interval", "completes", "has_completed", "is_due"]
 
 Interval: TypeAlias = Time | Callable[[State, Event], bool] | None
 IntervalLike: TypeAlias = TimeLike | Callable[[State, Event], bool] | None
@@ -98,3 +100,24 @@ def completes(interval: Interval, state: State, event: Event = Event.BATCH_START
     then, step = progress(state, interval, before)
     now, _ = progress(state, interval, after)
     return then // step != now // step
+
+
+def has_completed(interval: Interval, state: State, event: Event) -> bool:
+    """Return whether the last batch, or the end of an epoch after it, completed an interval.
+
+    Args:
+        interval: A time, a function `(state, event) -> bool`, or None for never.
+        state: The state between two batches.
+        event: `BATCH_START`; or `BATCH_END`, where the epoch is not counted yet, and then
+            `EPOCH_END`, which is due only for an epoch of unknown length.
+    """
+    if not isinstance(interval, Time):
+        return interval is not None and bool(interval(state, event))
+    then = state.previous_timestamp
+    if event is Event.EPOCH_END:
+        if state.epoch_length is not None:
+            return False
+        then = attrs.evolve(state.timestamp, epoch=state.timestamp.epoch - 1)
+    now, length = progress(state, interval)
+    before, _ = progress(state, interval, then)
+    return before // length != now // length

@@ -155,7 +155,8 @@ def check_result(argument: str, name: str, evaluators: Iterable[Any]) -> None:
     for one in evaluators:
         for own, metric in (one.metrics or {}).items():
             known.add(f"{one.label}/{own}")
-            if hasattr(metric, "compute") and name.startswith(f"{one.label}/{own}/"):
+            several = hasattr(metric, "compute") or getattr(metric, "returns_several", False)
+            if several and name.startswith(f"{one.label}/{own}/"):
                 return
     if name not in known:
         _refuse(argument, name, known)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -27,6 +28,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
+from composable._support.warn import warn_user
 from composable.core.key import Key
 from composable.utils.reproducibility import seed_epoch, seed_fetch, seed_order
 
@@ -58,6 +60,8 @@ class Epoch(NamedTuple):
     """Number of batches at the start of the epoch that are not fetched."""
     parts: Parts | None = None
     """Splits the indices of a batch into numbered parts, each of which is fetched."""
+    stop: int | None = None
+    """The number of batches after which the epoch ends; None for the end of the loader."""
 
 
 class SeededIndex(NamedTuple):
@@ -130,6 +134,28 @@ def loader_length(loader: Any) -> int | None:
         return len(loader)
     except (TypeError, NotImplementedError):  # of an abstract base class
         return None
+
+
+def until(stop: int | None, batches: Iterator[T], begin: int) -> Iterator[T]:
+    """Iterate over batches from number `begin` on, to `stop` at the most.
+
+    Warns:
+        UserWarning: They end before.
+    """
+    return batches if stop is None else _until(stop, batches, begin)
+
+
+def _until(stop: int, batches: Iterator[T], end: int) -> Iterator[T]:
+    begin = end
+    for batch in islice(batches, stop - begin):
+        yield batch
+        end += 1
+    if end < stop:
+        warn_user(
+            f"a loader has ended after {end} batches, before the limit of {stop} of epoch_batches "
+            "or eval_batches; its epoch, or evaluation, is shorter than that.",
+            UserWarning,
+        )
 
 
 def function_arity(loader: Any) -> int | None:
@@ -318,7 +344,7 @@ class SeededIndexSampler:
         return self._number(iter(self.sampler), 0)
 
     def _number(self, batches: Iterator[Any], start: int) -> Iterator[SeededIndex]:
-        key, epoch, step, skip, parts = self.epoch
+        key, epoch, step, skip, parts, stop = self.epoch
         seed_epoch(key, epoch)
         if self.persistent is not None:
             # The seed of the workers is drawn when they start: in the first epoch of a run, and in
@@ -329,7 +355,7 @@ class SeededIndexSampler:
                 torch.empty((), dtype=torch.int64).random_(generator=generator)
         if self.after_a_draw:
             torch.empty((), dtype=torch.int64).random_()
-        for i, indices in enumerate(batches, start):
+        for i, indices in enumerate(until(stop, batches, start), start):
             if i >= skip:
                 for shard, part in ((0, indices),) if parts is None else parts(indices):
                     yield SeededIndex(key.seed, epoch, step + i, part, shard)

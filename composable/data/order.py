@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from composable._support.checks import check_count
 from composable._support.warn import warn_user
 from composable.core.key import Key, as_key
 from composable.data.fetching import (
@@ -23,6 +24,7 @@ from composable.data.fetching import (
     has_own_iteration,
     in_epoch,
     is_map_style,
+    until,
     uses_workers,
     with_new_workers,
 )
@@ -47,7 +49,7 @@ class MovedGeneratorWarning(UserWarning):
     """An epoch is resumed with a loader whose own generator may have advanced since it began."""
 
 
-def seeded_batches(
+def seeded_batches(  # noqa: PLR0913 (public options)
     dataloader: Iterable[T] | Callable[..., Any],
     seed: int | Key,
     *,
@@ -57,6 +59,7 @@ def seeded_batches(
     loader_state: Mapping[str, Any] | None = None,
     generators: Sequence[Tensor] | None = None,
     parts: Parts | None = None,
+    stop: int | None = None,
 ) -> Iterator[T]:
     """Iterate over an epoch of a loader, from any batch on, with seeded global generators.
 
@@ -92,11 +95,12 @@ def seeded_batches(
             a loader with its own generator. The generator is set to it.
         parts: A function from the indices of a batch to its parts and their numbers, for a
             `DataLoader` of a map-style dataset: each part is fetched as a batch, with random
-            numbers of its own. `skip` and `first_step` still count whole batches.
+            numbers of its own. `skip`, `stop` and `first_step` still count whole batches.
+        stop: Number of batches after which the epoch ends. Default: all of the loader.
 
     Raises:
-        ValueError: `skip` is negative, `loader_state` is given for a loader without a state or
-            does not match it, or `generators` does not match the loader.
+        ValueError: `skip` is negative or `stop` not positive, `loader_state` is given for a loader
+            without a state or does not match it, or `generators` does not match the loader.
 
     Warns:
         ReplayedBatchesWarning: Skipped batches are fetched and discarded.
@@ -104,6 +108,7 @@ def seeded_batches(
             is not given.
         UnshardedStreamWarning: Several workers read an iterable dataset, and none asks which
             worker it is.
+        UserWarning: The loader ends before `stop`.
 
     Example:
         >>> from torch.utils.data import DataLoader, IterableDataset
@@ -116,6 +121,8 @@ def seeded_batches(
         True
     """
     _check(dataloader, skip, loader_state)
+    if stop is not None:
+        check_count("stop", stop, 1)
     if generators is not None:
         _set_generators(dataloader, generators, "generators")
     elif skip and loader_state is None:
@@ -123,7 +130,7 @@ def seeded_batches(
     if skip and loader_state is not None and is_stateful_stream(dataloader):
         # Its position can be read before the first batch.
         begin_stream(dataloader, loader_state)  # type: ignore[arg-type]  # a DataLoader
-    wanted = Epoch(as_key(seed), epoch, first_step, skip, parts)
+    wanted = Epoch(as_key(seed), epoch, first_step, skip, parts, stop)
     return _reported_batches(dataloader, wanted, loader_state)
 
 
@@ -189,15 +196,17 @@ def _reported_batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any
     _seed_torchdata(dataloader, epoch)
     if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn
         seed_epoch(epoch.key, epoch.number)
-        yield from islice(dataloader, epoch.skip, None)
+        yield from until(epoch.stop, islice(dataloader, epoch.skip, None), epoch.skip)
     else:
-        batches = _batches(dataloader, epoch, state)
-        yield from in_epoch(chain.from_iterable(batches), epoch.number)
+        batches: Iterator[Any] = chain.from_iterable(_batches(dataloader, epoch, state))
+        if epoch.stop is not None and epoch.parts is None:  # parts are counted by their indices
+            batches = until(epoch.stop, batches, epoch.skip)
+        yield from in_epoch(batches, epoch.number)
 
 
 def _batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Iterator[Any]]:
     """Yield the only iterator over the batches of a loader that fetches."""
-    key, number, step, skip, _ = epoch
+    key, number, step, skip, *_ = epoch
     if function_arity(dataloader) == 2:
         seed_fetch(key, step + skip)
         batches = map(partial(dataloader, key.fold("batches")), count(step + skip))

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain, count, islice
 from typing import Any
 
@@ -68,7 +69,12 @@ def is_local(loader: Any, processes: int) -> bool:
 
 
 def numbered_batches(
-    loader: Any, key: Key, processes: Processes | None = None, *, at_least_one: bool = False
+    loader: Any,
+    key: Key,
+    processes: Processes | None = None,
+    stop: int | None = None,
+    *,
+    at_least_one: bool = False,
 ) -> Iterator[tuple[int, Any, bool]]:
     """Iterate over the batches of an evaluation, with their numbers, and whether each counts.
 
@@ -79,6 +85,7 @@ def numbered_batches(
         loader: The loader of the evaluation.
         key: The key of its order.
         processes: The processes that share the evaluation.
+        stop: Number of batches of the loader after which it ends. Default: all.
         at_least_one: Give the first batch to a process that has none. It does not count there.
 
     Example:
@@ -89,7 +96,7 @@ def numbered_batches(
         [(1, 'b', True), (3, 'd', True)]
     """
     rank, size = (0, 1) if processes is None else (processes.rank, processes.size)
-    own = _own_batches(loader, key, rank, size)
+    own = _own_batches(loader, key, rank, size, stop)
     if not (at_least_one and rank):
         return own
     first = next(own, None)
@@ -98,19 +105,22 @@ def numbered_batches(
     return ((i, batch, False) for i, batch, _ in islice(_own_batches(loader, key, 0, 1), 1))
 
 
-def _own_batches(loader: Any, key: Key, rank: int, size: int) -> Iterator[tuple[int, Any, bool]]:
+def _own_batches(
+    loader: Any, key: Key, rank: int, size: int, stop: int | None = None
+) -> Iterator[tuple[int, Any, bool]]:
+    epoch: Any = partial(seeded_batches, loader, key, epoch=0, stop=stop)
     if size > 1 and is_local(loader, size):
-        batches = seeded_batches(loader, key, epoch=0)
+        batches = epoch()
         return ((i * size + rank, batch, True) for i, batch in enumerate(batches))
     if not is_map_style(loader):
-        batches = seeded_batches(loader, key, epoch=0)
+        batches = epoch()
         return ((i, batch, True) for i, batch in enumerate(batches) if i % size == rank)
     number = count()
 
     def own(indices: Any) -> list[tuple[int, Any]]:
         return [(0, indices)] if next(number) % size == rank else []
 
-    fetched = seeded_batches(loader, key, epoch=0, parts=own)
+    fetched = epoch(parts=own)
     return ((i, batch, True) for i, batch in zip(count(rank, size), fetched, strict=False))
 
 
@@ -129,7 +139,7 @@ def batches_in_turn(loader: Any, key: Key, processes: Processes) -> Iterator[tup
 
 
 def divided_batches(
-    loader: Any, key: Key, processes: Processes, spec: BatchSpec
+    loader: Any, key: Key, processes: Processes, spec: BatchSpec, stop: int | None = None
 ) -> Iterator[tuple[int, Any, bool]]:
     """Iterate over this process's part of every batch of an evaluation.
 
@@ -141,11 +151,12 @@ def divided_batches(
         key: The key of its order.
         processes: The processes that share the evaluation.
         spec: What the examples of a batch are.
+        stop: Number of batches of the loader after which it ends. Default: all.
     """
     if is_local(loader, processes.size):
-        yield from numbered_batches(loader, key, processes)
+        yield from numbered_batches(loader, key, processes, stop)
         return
     shards = Shards(processes.size, processes)
-    for i, batch in enumerate(seeded_batches(loader, key, epoch=0)):
+    for i, batch in enumerate(seeded_batches(loader, key, epoch=0, stop=stop)):
         (own,), examples = split_into_shards(batch, spec, shards)
         yield i, own, shards.sizes(examples) != [0]

@@ -32,7 +32,7 @@ from composable.engines.initialization import Initialization, is_unset, replace_
 from composable.engines.modules import WrittenBuffers, trained_parameters
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares, StepShares
-from composable.metrics import Averages
+from composable.metrics import Averages, Evaluator
 from composable.optim.stepping import OptimizerSteps
 from composable.plan.dispatch import Dispatcher
 
@@ -301,10 +301,10 @@ class Engine:
         return Processes()
 
     def evaluation_batches(
-        self, loader: Any, key: Key, processes: Processes, spec: BatchSpec
+        self, evaluator: Evaluator, key: Key, processes: Processes, spec: BatchSpec
     ) -> Iterator[tuple[int, Any, bool]]:
         """Iterate over the batches of this process, their numbers, and whether each counts."""
-        return numbered_batches(loader, key, processes)
+        return numbered_batches(evaluator.dataloader, key, processes, evaluator.batches)
 
     def prediction_batches(self, loader: Any, key: Key) -> Iterator[tuple[int, Any, bool]]:
         """Iterate over whole batches in the same way; each process gets at least one."""

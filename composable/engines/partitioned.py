@@ -16,6 +16,7 @@ from composable.distributed.processes import Processes
 from composable.engines.engine import Setup
 from composable.engines.modules import bind_loss
 from composable.engines.parallel import Parallel
+from composable.metrics import Evaluator
 
 
 @attrs.define(eq=False)
@@ -46,12 +47,12 @@ class Partitioned(Parallel):
         return self.processes.any(flag)
 
     def evaluation_batches(
-        self, loader: Any, key: Key, processes: Processes, spec: BatchSpec
+        self, evaluator: Evaluator, key: Key, processes: Processes, spec: BatchSpec
     ) -> Iterator[tuple[int, Any, bool]]:
         """Iterate over parts of all batches, equally many on every process."""
         if not processes.several:
-            return super().evaluation_batches(loader, key, processes, spec)
-        return divided_batches(loader, key, processes, spec)
+            return super().evaluation_batches(evaluator, key, processes, spec)
+        return divided_batches(evaluator.dataloader, key, processes, spec, evaluator.batches)
 
     def prediction_batches(self, loader: Any, key: Key) -> Iterator[tuple[int, Any, bool]]:
         """Iterate over whole batches, equally many on every process."""

@@ -22,6 +22,7 @@ from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, counts_whole
+from composable.distributed.processes import Processes
 from composable.distributed.starting import local_device
 from composable.losses.loss import Loss, ModelLoss, OutputLoss, TargetLoss
 from composable.metrics import Evaluator
@@ -119,6 +120,20 @@ def check_duration(max_duration: TimeLike, name: str = "max_duration") -> Time:
     return length
 
 
+def check_limit(name: str, limit: int | None, length: int | None, loader: str) -> int | None:
+    """Return the number of batches of a loader that are used; None if it is unknown.
+
+    Raises:
+        ValueError: The limit is larger than the length of the loader.
+    """
+    if limit is not None and length is not None and limit > length:
+        raise ValueError(
+            f"{name}={limit} must be at most {length}: {loader} has {length} batches; drop it to "
+            "use all of them."
+        )
+    return length if limit is None else limit
+
+
 def check_endless(name: str, time: Time | None, loader: Any) -> None:
     """Check that a length of training is reached, if a function stands for a loader."""
     from composable.data.fetching import function_arity  # on use
@@ -127,8 +142,8 @@ def check_endless(name: str, time: Time | None, loader: Any) -> None:
     if in_epochs and function_arity(loader) is not None:
         raise ValueError(
             f"{name}={str(time)!r} counts epochs, and train_dataloader is a function, whose "
-            "batches may have no end; pass a number of batches, such as '1000ba', or an iterable "
-            "whose epochs end."
+            "batches may have no end; pass a number of batches, such as '1000ba', or the "
+            "epoch_batches after which an epoch ends."
         )
 
 
@@ -188,8 +203,12 @@ def check_separate_streams(train: Any, evaluators: Iterable[Evaluator]) -> None:
             )
 
 
-def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Evaluator, ...]:
+def check_evaluators(
+    given: Any, metrics: Any, eval_interval: Any, eval_batches: int | None = None
+) -> tuple[Evaluator, ...]:
     """Return evaluators from a loader, an Evaluator, or several, with the defaults filled in."""
+    from composable.data.fetching import loader_length  # on use
+
     check_interval("eval_interval", eval_interval)
     if given is None:
         return ()
@@ -211,7 +230,10 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
                 f"eval_dataloader mixes Evaluators with a {type(one).__name__}; pass Evaluators "
                 "only, such as Evaluator('test', dataloader)."
             )
-        check_loader(f"eval_dataloader: the dataloader of Evaluator {one.label!r}", one.dataloader)
+        name = f"the dataloader of Evaluator {one.label!r}"
+        check_loader(f"eval_dataloader: {name}", one.dataloader)
+        limit, limited = one.batches or eval_batches, "batches" if one.batches else "eval_batches"
+        check_limit(limited, limit, loader_length(one.dataloader), name)
         interval = eval_interval if one.eval_interval is None else one.eval_interval
         complete.append(
             Evaluator(
@@ -219,6 +241,7 @@ def check_evaluators(given: Any, metrics: Any, eval_interval: Any) -> tuple[Eval
                 one.dataloader,
                 metrics=metrics_by_name(metrics if one.metrics is None else one.metrics),
                 eval_interval=check_interval("eval_interval", interval),
+                batches=limit,
             )
         )
     labels = [one.label for one in complete]
@@ -239,7 +262,9 @@ class Metric(Protocol):
         """Return the value."""
 
 
-def metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[str, Any]:
+def metrics_by_name(
+    metrics: Mapping[str, Any] | Metric | None, argument: str = "metrics"
+) -> dict[str, Any]:
     """Return metrics by name."""
     if metrics is None:
         return {}
@@ -248,20 +273,41 @@ def metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[str, Any
         metrics = {type(metrics).__name__: metrics} if several is None else several
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"metrics={metrics!r} must be a mapping of names to metrics, such as "
+            f"{argument}={metrics!r} must be a mapping of names to metrics, such as "
             "{'accuracy': composable.metrics.accuracy}."
         )
     if "loss" in metrics:
         raise ValueError(
-            "metrics has 'loss', under which an evaluation reports loss_fn; use another name."
+            f"{argument} has 'loss', under which an evaluation reports loss_fn; use another name."
         )
     for name, metric in metrics.items():
         if isinstance(metric, type) or not (callable(metric) or hasattr(metric, "update")):
             raise TypeError(
-                f"metrics[{name!r}]={metric!r} must be a function (outputs, targets), or an object "
-                "with update, compute and reset."
+                f"{argument}[{name!r}]={metric!r} must be a function (outputs, targets), or an "
+                "object with update, compute and reset."
             )
     return dict(metrics)
+
+
+def train_metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[str, Any]:
+    """Return the metrics of training by name."""
+    from composable.metrics import OfAll, joins_itself  # on use
+
+    found = metrics_by_name(metrics, "train_metrics")
+    for name, metric in found.items():
+        computes, several = hasattr(metric, "compute"), Processes.current().several
+        saved = hasattr(metric, "load_state_dict") and not hasattr(metric, "compute_groups")
+        reasons = {
+            "keeps all outputs; pass it in metrics, for evaluations": isinstance(metric, OfAll),
+            "has no state to save; pass the metrics of a collection by name": computes
+            and not saved,
+            "joins no processes; use torchmetrics": computes
+            and several
+            and not joins_itself(metric),
+        }
+        for why in (why for why, refused in reasons.items() if refused):
+            raise TypeError(f"train_metrics[{name!r}] is of {type(metric).__name__}, which {why}.")
+    return found
 
 
 def metrics_of(model: nn.Module, loss: Loss | None) -> dict[str, Any]:
@@ -405,7 +451,8 @@ def check_start(run: "Run", longer: Time | None, *, repeats: bool) -> State:
         over, state = finished(run, state), state.evolve(max_duration=progress.whole)
         progress.fit_in_progress &= not over or finished(run, state)
     check_iterations(state.max_duration, run.iteration_length)
-    check_endless("duration", longer, run.data.loader)
+    if run.data.epoch_batches is None:
+        check_endless("duration", longer, run.data.loader)
     check_countable("max_duration", state.max_duration, run.data.count_tokens)
     if not progress.fit_in_progress and finished(run, state):
         raise ValueError(

@@ -165,6 +165,7 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
             options.train_dataloader,
             options.count_tokens,
             options.accumulate_batches,
+            options.epoch_batches,
             _copies(engine, state.device),
             engine=engine,
         ),

@@ -132,7 +132,7 @@ class Checkpoints:
         self.mark_saved(state)
         managers = [one for one in self.managers if one.wanted] or self.managers
         for manager in managers:
-            run.data.gather_positions()
+            self.gather()
             manager.save(
                 state,
                 self.records.describe(state),
@@ -147,6 +147,12 @@ class Checkpoints:
         state = run.fire(Event.AFTER_SAVE, state)
         run.seconds["checkpoints"] += time.perf_counter() - began
         return state
+
+    def gather(self) -> None:
+        """Gather what a checkpoint has of all processes, before it is saved."""
+        self.run.data.gather_positions()
+        if self.run.train_metrics is not None:
+            self.run.train_metrics.gather()
 
     def mark_saved(self, state: State) -> None:
         """Record that `state` is saved."""
@@ -169,7 +175,7 @@ class Checkpoints:
         processes, remote = Processes.current(), OPEN.get(path.parent)
         if remote is not None:
             processes.on_main(lambda: remote.claim(self.records.run_id))
-        self.run.data.gather_positions()
+        self.gather()
         state, tree = self.run.state, self.capture(weights_only)
         saved = Saved.of(state, self.records.describe(state), tree, complete=not weights_only)
         processes.on_main(lambda: make_folder(path.parent))

@@ -31,7 +31,7 @@ __all__ = [
 
 _OPTIONS = (
     *("grad_accum", "accumulate_batches", "microbatch_size", "loss_mean_over", "count_tokens"),
-    *("input_key", "batch_layout"),
+    *("epoch_batches", "input_key", "batch_layout"),
     *("target_key", "nonfinite_loss", "step_schedulers_every_batch", "iteration_length"),
     *("deterministic_mode", "decay_norms_and_biases", "compile"),
 )

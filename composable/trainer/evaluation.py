@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakSet
 
 import attrs
 import torch
@@ -63,6 +64,8 @@ class EvaluationLoop(SavedFields):
     weights: LossWeights
     last_run: dict[str, int] = saved(dict[str, Count], factory=dict)
     """The batch after which each evaluator of the run was last run."""
+    _trusted: WeakSet[Evaluator] = attrs.field(init=False, factory=WeakSet)
+    """The evaluators whose metrics are known to be means over examples."""
 
     def is_current(self, evaluator: Evaluator, state: State) -> bool:
         """Return whether an evaluator was run after the last batch."""
@@ -97,14 +100,14 @@ class EvaluationLoop(SavedFields):
         if begun.model is not state.model:
             report_undeclared(self.dispatcher.plan)
         with evaluation_mode(begun.model, begun.loss_module):
-            averages = Averages(evaluator.metrics or {}, begun.device)
+            averages = self._averages(evaluator, begun)
             processes = averages.processes = self.engine.evaluating(averages)
             state, losses, counted = self._add_batches(begun, evaluator, averages)
             # The state of an object that saw nothing has no shape, and a loss may need all outputs:
             # then each computes all batches.
             alone = averages.has_objects and not any(counted)
             if processes.several and processes.any(alone or bool(losses.kept)):
-                averages = Averages(evaluator.metrics or {}, begun.device)
+                averages = self._averages(evaluator, begun)
                 state, losses, counted = self._add_batches(begun, evaluator, averages)
             losses.finish(state)
         if not counted and averages.processes.is_main:
@@ -113,6 +116,8 @@ class EvaluationLoop(SavedFields):
                 "that the loader can be iterated more than once."
             )
         (results,) = to_numbers([averages.compute()])
+        if not averages.undecided:
+            self._trusted.add(evaluator)
         warn_if_nonfinite(label, results, state.model)
         metrics = MappingProxyType({**state.metrics, label: results})
         state = fire(Event.EVAL_END, state.evolve(metrics=metrics))
@@ -120,14 +125,21 @@ class EvaluationLoop(SavedFields):
         self.dispatcher.logger.log_metrics(names, state.timestamp)
         return state
 
+    def _averages(self, evaluator: Evaluator, state: State) -> Averages:
+        length = evaluator.batches or loader_length(evaluator.dataloader)
+        averages = Averages(evaluator.metrics or {}, state.device, length)
+        averages.trusted = evaluator in self._trusted
+        return averages
+
     def _add_batches(
         self, state: State, evaluator: Evaluator, averages: Averages
     ) -> tuple[State, "EvaluatedLoss", list[bool]]:
         """Add the batches to the averages; return their loss, and whether each counts."""
-        fire, forward, loader = self.dispatcher.fire, self.engine.forward, evaluator.dataloader
+        fire, forward = self.dispatcher.fire, self.engine.forward
         key, counted = state.key.fold("eval", evaluator.label), []
-        losses = EvaluatedLoss(self.weights, forward.loss, averages, loader)
-        numbered = self.engine.evaluation_batches(loader, key, averages.processes, state.batch_spec)
+        losses = EvaluatedLoss(self.weights, forward.loss, averages)
+        processes, spec = averages.processes, state.batch_spec
+        numbered = self.engine.evaluation_batches(evaluator, key, processes, spec)
         for step, batch, counts in on_device(numbered, state.device):
             state = state.evolve(batch=batch, outputs=None)
             state = fire(Event.EVAL_BATCH_START, state)
@@ -139,7 +151,7 @@ class EvaluationLoop(SavedFields):
             counted.append(counts)
             if counts:
                 losses.add(state)
-                _update(averages, state, targets)
+                _update(averages, state, targets, step)
             state = fire(Event.EVAL_BATCH_END, state)
         return state, losses, counted
 
@@ -199,11 +211,11 @@ def _validate(state: State, forward: ForwardPass) -> tuple[Any, Callable[[State]
     return outputs, lambda _: targets
 
 
-def _update(averages: Averages, state: State, targets: Callable[[State], Any]) -> None:
+def _update(averages: Averages, state: State, targets: Callable[[State], Any], number: int) -> None:
     if averages.names:
         own_loss = isinstance(state.loss_fn, OutputLoss)
         outputs = metric_outputs(state.outputs, own_loss=own_loss)
-        averages.update(outputs, targets(state), state.batch_spec.count(state.batch))
+        averages.update(outputs, targets(state), state.batch_spec.count(state.batch), number)
 
 
 # --- the loss ---
@@ -220,19 +232,12 @@ class EvaluatedLoss:
         weights: The weights of the batches.
         loss_of: Computes the loss of a state and outputs.
         averages: The averages of the evaluation, to which the loss is added.
-        loader: The loader of the evaluation.
     """
 
-    def __init__(
-        self,
-        weights: LossWeights,
-        loss_of: LossOf,
-        averages: Averages,
-        loader: Any,
-    ) -> None:
+    def __init__(self, weights: LossWeights, loss_of: LossOf, averages: Averages) -> None:
         self.weights, self.loss_of, self.averages = weights, loss_of, averages
         # Of several processes, each may have a part of a single batch.
-        self.batches = loader_length(loader) if not averages.processes.several else None
+        self.batches = None if averages.processes.several else averages.batches
         self.watch: LossWatch | None = None
         self.form: tuple[Any, ...] | None = None
         """What the losses of the batches so far have in common."""

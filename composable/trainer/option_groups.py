@@ -125,6 +125,11 @@ def _count(name: str, value: Any) -> None:
         check_count(name, value, 1, advice="microbatch_size='auto' finds a size that fits")
 
 
+def _limit(name: str, value: Any) -> None:
+    if value is not None:
+        check_count(name, value, 1)
+
+
 def _size(name: str, size: Any) -> None:
     if size != "auto":
         _count(name, size)
@@ -172,6 +177,8 @@ class DataOptions:
         train_dataloader: An iterable of batches; or a function without arguments that returns an
             iterator over batches, or a function (key, step) that returns a batch.
         max_duration: The length of training: "10ep", "1000ba", or an integer of epochs.
+        epoch_batches: The number of batches of the loader after which an epoch ends, and the next
+            one begins in a new order, at most the loader's length. Default: all of the loader.
         iteration_length: The number of epochs in an iteration; the whole run if None.
         grad_accum: The number of microbatches into which each batch is split.
         accumulate_batches: The number of batches of the loader that make one step. They are the
@@ -185,6 +192,7 @@ class DataOptions:
         default=None, validator=_valid(_loader)
     )
     max_duration: Time | None = attrs.field(default=None, converter=_duration)
+    epoch_batches: int | None = attrs.field(default=None, validator=_valid(_limit))
     iteration_length: int | None = attrs.field(default=None, converter=check.check_iteration_length)
     grad_accum: int | None = attrs.field(default=None, validator=_valid(_count))
     accumulate_batches: int = attrs.field(default=1, converter=_accumulate_batches)
@@ -233,13 +241,21 @@ class EvaluationOptions:
         eval_dataloader: An iterable of batches, an `Evaluator`, or several evaluators.
         metrics: Metrics of evaluations besides the loss, by name: see `composable.metrics`.
             Default: those of the model's method `metrics(train)`, if it computes its own loss.
+        train_metrics: Metrics of training, by name, which are measured on the outputs of the steps
+            and logged at each `log_interval` and for each epoch: see `composable.metrics`.
         eval_interval: When to evaluate: "1ep", "100ba", a function `(state, event) -> bool`, or
             None for never. Training ends with an evaluation, unless it is None.
+        eval_batches: The number of batches after which an evaluation ends, for evaluators that have
+            no `batches`, at most the loader's length. Default: all of each loader.
     """
 
     eval_dataloader: Iterable[Any] | Evaluator | None = None
     metrics: Mapping[str, Any] = attrs.field(default=None, converter=check.metrics_by_name)
+    train_metrics: Mapping[str, Any] | None = attrs.field(
+        default=None, converter=check.train_metrics_by_name
+    )
     eval_interval: IntervalLike = "1ep"
+    eval_batches: int | None = attrs.field(default=None, validator=_valid(_limit))
 
 
 @attrs.frozen(eq=False, kw_only=True, slots=False)

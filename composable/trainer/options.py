@@ -82,7 +82,11 @@ class TrainerOptions(
                 f"grad_accum={self.grad_accum} and microbatch_size={self.microbatch_size!r} "
                 "exclude each other; pass the number of microbatches or their size."
             )
-        check.check_endless("max_duration", self.max_duration, self.train_dataloader)
+        taken = {"train", "train_epoch"} & {one.label for one in evaluators}
+        if self.train_metrics and taken:
+            raise ValueError(f"train_metrics need the label {taken.pop()!r}; rename the Evaluator.")
+        if self.epoch_batches is None:
+            check.check_endless("max_duration", self.max_duration, self.train_dataloader)
         check.check_separate_streams(self.train_dataloader, evaluators)
         check.check_countable("log_interval", self.log_interval, self.count_tokens)
         for evaluator in evaluators:
@@ -177,7 +181,9 @@ class TrainerOptions(
     @cached_property
     def evaluators(self) -> tuple[Evaluator, ...]:
         """The evaluators, complete with metrics and intervals."""
-        return check.check_evaluators(self.eval_dataloader, self.metrics, self.eval_interval)
+        return check.check_evaluators(
+            self.eval_dataloader, self.metrics, self.eval_interval, self.eval_batches
+        )
 
     @property
     def epoch_length(self) -> int | None:
@@ -188,6 +194,9 @@ class TrainerOptions(
         if self.is_local:
             lengths = self.processes.gather(batches)
             batches = None if None in lengths else max(lengths)
+        batches = check.check_limit(
+            "epoch_batches", self.epoch_batches, batches, "train_dataloader"
+        )
         return None if batches is None else -(-batches // self.accumulate_batches)
 
     def plan(self) -> Plan:
@@ -210,6 +219,10 @@ class TrainerOptions(
             from composable.loggers.progress_bar import ProgressBarLogger  # on use
 
             bars = [ProgressBarLogger()]
+        if self.train_metrics:
+            from composable.trainer.train_metrics import TrainMetrics  # on use
+
+            bars.append(TrainMetrics(self.train_metrics, self.log_interval))
         if self.save_folder is None:
             return bars
         from composable.callbacks.checkpoint_saver import CheckpointSaver  # on use

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from composable.callbacks.speed_monitor import SpeedMonitor
     from composable.resume.manager import CheckpointManager
     from composable.runs.recorder import RunRecorder
+    from composable.trainer.train_metrics import TrainMetrics
 
 __all__ = [
     "Progress",
@@ -107,6 +108,7 @@ class Run:
     batch_checkpoint: Step | None = attrs.field(init=False)
     recorders: list["RunRecorder"] = attrs.field(factory=list)
     flops_counter: "SpeedMonitor | None" = None
+    train_metrics: "TrainMetrics | None" = None
 
     def __attrs_post_init__(self) -> None:
         self.fire, self.signals = self.dispatcher.fire, self.engine.signals
@@ -117,7 +119,7 @@ class Run:
         """Compose a batch for the plan that the dispatcher has now, and connect its callbacks."""
         self.checkpoints.managers.clear()
         self.recorders.clear()
-        self.flops_counter = None
+        self.flops_counter = self.train_metrics = None
         for callback in self.dispatcher.plan.callbacks:
             callback.attach(self)
         self.after_dataloader = self.dispatcher.firing(Event.AFTER_DATALOADER)
@@ -137,6 +139,7 @@ class Run:
             self.microbatches,
             self.guard,
             None if self.data.copies is None else self.data.fetch_ahead,
+            self.train_metrics,
         )
 
     def _firing_joined(self, event: Event) -> Step | None:

@@ -12,7 +12,7 @@ listens between the forward and the backward pass, nothing builds the states tha
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 
+if TYPE_CHECKING:
+    from composable.trainer.train_metrics import TrainMetrics
+
 __all__ = ["Step", "build_step", "compose", "computes_loss", "scheduling"]
 
 Step: TypeAlias = Callable[[State], State]
@@ -58,6 +61,7 @@ def build_step(
     microbatches: Microbatches,
     guard: NonFiniteGuard,
     fetch_ahead: Step | None = None,
+    metrics: "TrainMetrics | None" = None,
 ) -> Step:
     """Compose the step of a run.
 
@@ -69,18 +73,20 @@ def build_step(
         guard: Checks the loss before the optimizers step.
         fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one, or
             before several processes send gradients and what they have fetched.
+        metrics: Measures the outputs.
     """
     at, algorithms, scaler = dispatcher.firing, dispatcher.plan.algorithms, engine.scaler
-    gradients = forward_backward(at, computes_loss(at, engine.forward), engine.backward)
+    measure = None if metrics is None else metrics.measure
+    gradients = forward_backward(at, computes_loss(at, engine.forward), engine.backward, measure)
     gradients = sum_gradients(gradients, engine, microbatches)
     if algorithms and microbatches.split:
-        gradients = whole_loss(gradients, dispatcher, engine, microbatches)
+        gradients = whole_loss(gradients, dispatcher, engine, microbatches, measure)
     order = (fetch_ahead, gradients) if engine.carries else (gradients, fetch_ahead)
     gradients = compose(*order)
     if scaler.enabled:
         gradients = unscale_gradients(gradients, scaler, guard.check and guard.check_now)
     if algorithms:
-        gradients = second_pass(gradients)
+        gradients = second_pass(gradients, metrics)
     if microbatches.auto and not engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
     begin = at(Event.BEFORE_TRAIN_BATCH)
@@ -92,6 +98,7 @@ def build_step(
         guard.check,
         at(Event.BEFORE_OPTIMIZER_STEP),
         compose(
+            None if metrics is None else metrics.accept,
             engine.step,
             at(Event.AFTER_OPTIMIZER_STEP),
             at(Event.BEFORE_ZERO_GRAD),
@@ -167,6 +174,7 @@ def forward_backward(
     at: At,
     compute_loss: Callable[..., tuple[State, Any, Tensor, Tensor]],
     backward: Callable[[Tensor], Any],
+    measure: Callable[..., None] | None = None,
 ) -> Gradients:
     """Compute the gradients of one microbatch: `BEFORE_FORWARD` to `AFTER_BACKWARD`.
 
@@ -174,6 +182,7 @@ def forward_backward(
         at: Returns what fires an event, or None if nothing listens.
         compute_loss: Computes the loss.
         backward: Computes the gradients of the loss.
+        measure: Measures the outputs.
     """
     before, after = at(Event.BEFORE_FORWARD), at(Event.AFTER_BACKWARD)
 
@@ -181,6 +190,7 @@ def forward_backward(
         batch, loss_fn = state.batch, state.loss_fn
         if before is not None:
             state = before(state)
+        given = state
         seed_step(state.key, state.timestamp.batch, part.place[-1])
         if sums is not None:
             sums.begin_part(part.last)
@@ -193,6 +203,8 @@ def forward_backward(
             )
             loss = times(loss, share)
             value = without_nothing(loss, share)
+        if measure is not None and not part.empty:
+            measure(given, outputs, part.place)
         backward(loss if sums is None else sums.joined(loss, value))
         state = state.evolve_unchecked(
             outputs=outputs, loss=value.detach(), batch=batch, loss_fn=loss_fn
@@ -202,10 +214,11 @@ def forward_backward(
     return microbatch
 
 
-def second_pass(gradients: Gradients) -> Gradients:
+def second_pass(gradients: Gradients, metrics: "TrainMetrics | None" = None) -> Gradients:
     """Compute the gradients again at other weights, if an algorithm requests it.
 
-    Everything else is that of the first pass: the loss, the memory, the running statistics.
+    Everything else is that of the first pass: the loss, the memory, the running statistics, and
+    what `metrics` measures.
     """
 
     def passes(state: State) -> State:
@@ -218,11 +231,15 @@ def second_pass(gradients: Gradients) -> Gradients:
         zero_grad(first)
         before.restore()  # both passes start alike, for a layer that counts its calls
         try:
+            if metrics is not None:
+                metrics.active = False
             with temporary_weights(dict(state.named_parameters()), weights):
                 del weights  # frees one copy of the parameters
                 second = gradients(state)
         finally:
             after.restore()
+            if metrics is not None:
+                metrics.active = True
         # A second loss that is not finite has such gradients, and the guard looks at the loss.
         finite = second.loss.isfinite()  # type: ignore[union-attr]
         loss = torch.where(finite, first.loss, second.loss)  # type: ignore[arg-type]

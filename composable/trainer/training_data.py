@@ -75,6 +75,8 @@ class TrainingData:
     loader: Any
     count_tokens: Callable[[Any], int] | None = None
     batches_per_step: int = 1
+    epoch_batches: int | None = None
+    """The number of batches after which an epoch ends; None for all of the loader."""
     copies: Copies | None = None
     """Copies batches to the device ahead of their steps; None if none is fetched ahead."""
     engine: Engine = attrs.field(kw_only=True)
@@ -122,7 +124,7 @@ class TrainingData:
         parts, key = self.engine.index_shards(self.loader), state.key
         if self.engine.is_local and function_arity(loader) is not None:
             key = key.fold("process", self.engine.processes.rank)
-        batches = seeded_batches(loader, key, parts=parts, **where)
+        batches = seeded_batches(loader, key, parts=parts, stop=self.epoch_batches, **where)
         return self.engine.steps(batches, parts, state.batch_spec, self.batches_per_step)
 
     def _loaded(self, batches: Iterator[Any], state: State) -> Iterator["Loaded"]:

@@ -66,7 +66,8 @@ class TrialRun:
     def _endless(self, given: Any, *, from_start: bool) -> Iterator[Any]:
         """Iterate over the batches of a loader again and again."""
         data = self.run.data
-        reader = TrainingData(given, None, data.batches_per_step, engine=self.run.engine)
+        limit = None if from_start else data.epoch_batches
+        reader = TrainingData(given, None, data.batches_per_step, limit, engine=self.run.engine)
         state = self.run.state
         if from_start:
             state = state.evolve(timestamp=type(state.timestamp)())

@@ -45,7 +45,11 @@ _NAME_OUTPUTS = (
 
 
 def whole_loss(
-    split: Gradients, dispatcher: Dispatcher, engine: Engine, microbatches: Microbatches
+    split: Gradients,
+    dispatcher: Dispatcher,
+    engine: Engine,
+    microbatches: Microbatches,
+    measure: Callable[..., None] | None = None,
 ) -> Gradients:
     """Compute the gradients of the loss of a whole batch in the steps that request it.
 
@@ -54,8 +58,9 @@ def whole_loss(
         dispatcher: Fires the events.
         engine: Computes outputs, losses and gradients, and sums over shards and processes.
         microbatches: How batches are split.
+        measure: Measures the outputs.
     """
-    whole: Gradients = _WholeLoss(dispatcher, engine, microbatches)
+    whole: Gradients = _WholeLoss(dispatcher, engine, microbatches, measure)
     if microbatches.auto and engine.has_shards:
         whole = fit_memory(whole, microbatches)
 
@@ -72,6 +77,7 @@ class _WholeLoss:
     dispatcher: Dispatcher
     engine: Engine
     microbatches: Microbatches
+    measure: Callable[..., None] | None = None
     checked: bool = False
     """Whether the outputs of a step have been checked."""
 
@@ -103,6 +109,8 @@ class _WholeLoss:
         state = act(Event.AFTER_FORWARD, state.evolve_unchecked(outputs=outputs))
         if not self.checked:
             _check_outputs(state, self.engine)
+        if self.measure is not None and not part.empty:
+            self.measure(state, state.outputs, part.place)
         count = 0 if part.empty else state.batch_spec.count(state.batch)
         place, changed = list(part.place), state.batch is not batch
         parts.append(Part(state.outputs, state.batch, state.loss_fn, count, place, changed))

@@ -247,7 +247,7 @@ def test_signatures_of_classes_are_kept():
         (lambda trainer: trainer.fit([1]), "are arguments of the Trainer, and fit takes duration="),
         (lambda trainer: trainer.fit(train_dataloader=[1]), "are arguments of the Trainer, and fi"),
         (lambda trainer: trainer.fit(epochs=2), "pass max_duration, such as '10ep'"),
-        (lambda trainer: trainer.eval(subset_num_batches=2), "pass a loader with fewer batches"),
+        (lambda trainer: trainer.eval(subset_num_batches=2), "pass eval_batches, or composable.Ev"),
     ],
 )
 def test_calls_advise_on_an_argument(call, advice):

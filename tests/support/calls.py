@@ -489,6 +489,12 @@ OTHERS: list[Any] = [
     (composable.metrics.accuracy, given(outputs=torch.zeros(4, 3), targets=torch.zeros(4).long())),
     (metrics.token_accuracy, given(outputs=torch.zeros(4, 3), targets=torch.zeros(4).long())),
     (metrics.OfLoss, given(function=torch.exp)),
+    (metrics.OfAll, given(function=torch.add)),
+    (method(lambda: metrics.OfAll, "compute_metrics"), given(function=dict)),
+    (
+        method(lambda: metrics.OfAll(torch.add), "__call__"),
+        given(outputs=torch.zeros(2), targets=torch.zeros(2)),
+    ),
     (method(lambda: metrics.perplexity, "__call__"), given(loss=torch.tensor(1.0))),
     (composable.models.AuxiliaryLoss, given(loss_fn=cross_entropy, weight=0.4)),
     (composable.models.Classifier, given(module=MODEL)),
@@ -552,6 +558,7 @@ OTHERS: list[Any] = [
 ]
 
 PASSED_ON = {
+    "OfAll.__call__": ("outputs", "targets"),
     "cached_gradients": ("parts",),
     "recompute_batch_norm_statistics": ("model", "batches"),
     "map_tensors": ("tree",),

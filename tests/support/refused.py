@@ -85,6 +85,12 @@ ROWS: Sequence[Row] = [
     ("InfoBatch", "end", [1.5], ""),
     ("InfoBatch", "index_key", [0.5], ""),
     ("seeded_batches", "skip", [-1, 1.0, True, "2"], "a non-negative"),
+    ("seeded_batches", "stop", NO_SIZE, AT_LEAST_1),
+    ("Evaluator", "batches", NO_SIZE, AT_LEAST_1),
+    ("OfAll", "max_bytes", NO_SIZE, AT_LEAST_1),
+    ("OfAll", "padding", ["-100", True, nan], "finite"),
+    ("Trainer", "eval_batches", NO_SIZE, AT_LEAST_1),
+    ("Trainer", "epoch_batches", NO_SIZE, AT_LEAST_1),
     ("TokenFiles", "length", [0, -1, 2.0, True], ""),
     ("TokenFiles", "rows", [0, -1, 2.0, True], ""),
     # loggers
