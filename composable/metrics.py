@@ -24,13 +24,11 @@ from composable._support.checks import check_count, check_flag, check_range, che
 from composable._support.targets import IGNORE_INDEX
 from composable._support.tree import map_tensors, tensors_of
 from composable.batches.batch import split_batch
-from composable.batches.joined import join_parts, pad_parts
 from composable.batches.precision import widest_float
 from composable.core.event import Event
 from composable.core.intervals import is_due
 from composable.core.logger import check_real
 from composable.core.state import State
-from composable.distributed.outputs import gather_outputs
 from composable.distributed.processes import Processes
 
 if TYPE_CHECKING:
@@ -458,6 +456,8 @@ class Averages:
                 value = metric.compute()
             add_results(results, name, value)
         if self._of_all:
+            from composable.distributed.outputs import gather_outputs  # on use
+
             batches = gather_outputs(self._kept, self._kept[0][1], self.processes)
             *parts, counts = zip(*batches, strict=True)
             for name, of_all in self._of_all.items():
@@ -475,6 +475,8 @@ def add_results(results: dict[str, Any], name: str, value: Any) -> None:
 
 def _joined(name: str, parts: Sequence[Any], counts: Sequence[int], padding: float | None) -> Any:
     """Join outputs, or targets, of several batches."""
+    from composable.batches.joined import join_parts, pad_parts  # on use
+
     if all(isinstance(one, list) and len(one) == n for one, n in zip(parts, counts, strict=True)):
         return list(chain(*parts))
     if isinstance(parts[0], Mapping):  # the loss among the outputs of a model

@@ -19,8 +19,6 @@ from torch.nn import functional as F
 from composable._support.targets import IGNORE_INDEX
 from composable.batches.source import Noted, Source
 
-__all__ = ["LOSS_FUNCTIONS", "Divisor", "class_weight_sum", "divisor_of", "nonzero", "sum_of"]
-
 Arguments: TypeAlias = Mapping[str, Any]
 _UNKNOWN = Noted()
 

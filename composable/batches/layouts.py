@@ -8,8 +8,6 @@ from torch import Tensor
 from composable._support.tree import children_of, rebuild, refuses_depth, tensors_of
 from composable.batches.batch import describe_batch, first_size
 
-__all__ = ["LAYOUTS", "infer_layout", "is_list", "length_of", "map_columns"]
-
 LAYOUTS = ("tensors", "lists", "examples")
 Path: TypeAlias = tuple[Any, ...]
 

@@ -11,8 +11,6 @@ from torch import nn
 from composable._support.checks import check_count, check_range
 from composable._support.tree import map_tensors
 
-__all__ = ["Precision"]
-
 _AUTOCAST = {"amp_bf16": torch.bfloat16, "amp_fp16": torch.float16}
 _WEIGHTS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _NAMES = ("fp32", "tf32", "amp", *_AUTOCAST, *_WEIGHTS)

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from composable._support.tree import children_of
 
-__all__ = ["Noted", "Source", "Sources"]
-
 Step: TypeAlias = tuple[Any, tuple[Any, ...], tuple[tuple[str, Any], ...]]
 
 

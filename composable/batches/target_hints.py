@@ -7,8 +7,6 @@ from torch import Tensor
 
 from composable._support.notes import add_note
 
-__all__ = ["explain_targets"]
-
 _OF_INDICES = (torch.int64, torch.uint8)
 
 

@@ -32,24 +32,6 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = [
-    "beside",
-    "clean",
-    "commit",
-    "discard",
-    "find_replaced",
-    "is_still",
-    "make_folder",
-    "new_folder",
-    "remove_files",
-    "remove_tree",
-    "staging",
-    "sync",
-    "sync_all",
-    "writable",
-    "write_file",
-]
-
 
 Check: TypeAlias = Callable[[Path, bool], None]
 Remove: TypeAlias = Callable[[Path], None]

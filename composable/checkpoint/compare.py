@@ -10,8 +10,6 @@ from torch import Tensor
 
 from composable.checkpoint.safetensors import as_stored, chunks_of
 
-__all__ = ["describe_difference", "digest", "mismatched", "same_bits"]
-
 
 def digest(tensor: Tensor) -> str:
     """Return the first 16 hexadecimal digits of the SHA-256 of a tensor's bytes.

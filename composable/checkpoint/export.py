@@ -17,8 +17,6 @@ from composable.checkpoint.safetensors import DTYPES, write_tensors
 from composable.distributed.processes import Processes
 from composable.functional import batch_norm_statistics
 
-__all__ = ["export_weights"]
-
 _SUFFIX = ".safetensors"
 _LIST = "exported_files.txt"
 """The file of an exported folder that lists its files, so that another export may replace it."""

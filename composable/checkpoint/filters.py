@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from fnmatch import fnmatchcase
 from typing import Any
 
-__all__ = ["check_patterns", "covers", "expanded", "matches", "replaced"]
-
 
 def matches(path: tuple[Any, ...], patterns: Iterable[str]) -> bool:
     """Return whether a path, its parts joined by "/", matches one of the patterns."""

@@ -36,16 +36,6 @@ from composable.checkpoint.safetensors import Entry, allocate, chunks_of, fill, 
 from composable.checkpoint.shards import Region, cover
 from composable.core.stateful import StructureError
 
-__all__ = [
-    "Input",
-    "Opened",
-    "TensorFiles",
-    "candidates",
-    "readable",
-    "reading",
-    "reading_from_store",
-]
-
 _CHUNK = 1 << 22
 _ATTEMPTS = 20  # retried only if a writer replaced the checkpoint in the meantime
 

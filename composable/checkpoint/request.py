@@ -24,8 +24,6 @@ from composable.checkpoint.safetensors import DTYPES
 from composable.checkpoint.shards import TensorShard
 from composable.core.stateful import is_count
 
-__all__ = ["Request", "as_request", "dump_state", "finish_folder"]
-
 
 @attrs.frozen(eq=False)
 class Request:

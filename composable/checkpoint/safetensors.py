@@ -30,22 +30,6 @@ from composable.checkpoint.errors import DamagedCheckpointError, UnreadableCheck
 from composable.checkpoint.shards import Region
 from composable.core.stateful import Kind, check_type
 
-__all__ = [
-    "DTYPES",
-    "DTYPE_NAMES",
-    "MAX_DIMENSIONS",
-    "Entry",
-    "ReadInto",
-    "Write",
-    "allocate",
-    "are_counts",
-    "as_stored",
-    "chunks_of",
-    "fill",
-    "read_header",
-    "write_tensors",
-]
-
 _NAMES = {
     "F64": "float64",
     "F32": "float32",

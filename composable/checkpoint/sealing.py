@@ -14,8 +14,6 @@ from composable.checkpoint.errors import DamagedCheckpointError, MissingCheckpoi
 from composable.checkpoint.manifest import MAX_MANIFEST, dump_sealed
 from composable.checkpoint.reader import readable
 
-__all__ = ["SEAL", "seal", "verify_seal"]
-
 SEAL = "sealed.json"
 """The name of the seal in its folder."""
 _FORMAT = "composable seal"

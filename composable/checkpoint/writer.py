@@ -21,8 +21,6 @@ from composable.checkpoint.safetensors import write_tensors
 from composable.checkpoint.shards import TensorShard, as_whole
 from composable.distributed.processes import Processes
 
-__all__ = ["write", "write_whole"]
-
 
 def write(
     folder: str | os.PathLike[str],

@@ -8,8 +8,6 @@ from typing import Any
 from composable._support.printable import printable
 from composable.cli._errors import refuse
 
-__all__ = ["add_checkpoint"]
-
 
 def add_checkpoint(commands: Any) -> None:
     """Add the command to a parser."""

@@ -3,8 +3,6 @@
 import argparse
 from typing import Any
 
-__all__ = ["add_compare"]
-
 
 def add_compare(commands: Any) -> None:
     """Add the command to a parser."""

@@ -6,8 +6,6 @@ from typing import Any
 
 import attrs
 
-__all__ = ["add_launch"]
-
 
 def add_launch(commands: Any) -> None:
     """Add the command to a parser."""

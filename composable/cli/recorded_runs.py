@@ -9,8 +9,6 @@ from typing import Any
 from composable._support.printable import printable
 from composable.cli._errors import refuse
 
-__all__ = ["add_diff", "add_replay", "add_report"]
-
 
 def add_replay(commands: Any) -> None:
     """Add the command to a parser."""

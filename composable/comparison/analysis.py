@@ -50,8 +50,6 @@ from composable.comparison.verdict import (
 )
 from composable.core.time import Time, TimeUnit
 
-__all__ = ["analyze"]
-
 
 def analyze(study: Study) -> Analysis:
     """Measure the arms of a study against its baseline, and judge whether they pay.

@@ -14,15 +14,6 @@ from composable.plan.declarations import as_algorithm
 from composable.plan.plan import Plan
 from composable.recipes.recipe import Recipe
 
-__all__ = [
-    "Arm",
-    "ArmLike",
-    "as_arms",
-    "check_composed",
-    "derive",
-    "repeat",
-]
-
 ArmLike: TypeAlias = Sequence[Any] | Recipe | Callable[..., Any]
 
 _ALLOWED = "a list of algorithms, a Recipe, or a function of hyperparameters that returns either"

@@ -12,22 +12,6 @@ import attrs
 from composable.comparison.records import Settings, Trial, TrialResult
 from composable.core.time import Time, TimeUnit
 
-__all__ = [
-    "BudgetError",
-    "Estimates",
-    "Extent",
-    "Rung",
-    "count_batches",
-    "elapsed_seconds",
-    "equal_seconds",
-    "fit_budget",
-    "full_size",
-    "halving",
-    "parse_budget",
-    "run_length",
-    "short_trials",
-]
-
 _PIECE = r"([0-9]+(?:\.[0-9]+)?)\s*([hms])(?:ours?|in|ec)?\s*"
 _SECONDS = {"h": 3600, "m": 60, "s": 1}
 _PART = 8

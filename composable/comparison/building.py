@@ -23,8 +23,6 @@ from composable.trainer.session import overridden_runs
 from composable.trainer.trainer import Trainer, options_of
 from composable.utils.reproducibility import preserve_rng, seed_all
 
-__all__ = ["BuildError", "build_trainer", "draw_part", "inspect_build", "split_evaluators"]
-
 Build = Callable[..., Trainer]
 """`build(algorithms, seed, **hyperparameters) -> Trainer`."""
 

@@ -39,8 +39,6 @@ from composable.comparison.stages import measure_costs, train_designs
 from composable.comparison.study_file import Cache, write_study
 from composable.trainer.trainer import Trainer
 
-__all__ = ["NothingToCompareError", "check_results", "compare"]
-
 
 class NothingToCompareError(RuntimeError):
     """No trial of the baseline, or none of the other arms, has a result."""

@@ -20,15 +20,6 @@ from composable.comparison.building import BuildError
 from composable.comparison.records import StepCost, Trial
 from composable.comparison.trial import Compared, Stopwatch, run_trial, yield_reports
 
-__all__ = [
-    "TimedBlock",
-    "interleave",
-    "join_costs",
-    "paused_run",
-    "rescale_cost",
-    "step_cost",
-]
-
 _BLOCKS, _POINTS = 15, 5
 """The blocks of a run, and the points of the run to which they belong."""
 

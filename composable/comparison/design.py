@@ -34,15 +34,6 @@ from composable.metrics import Evaluator
 from composable.trainer.trainer import options_of
 from composable.utils.reproducibility import accelerator
 
-__all__ = [
-    "Design",
-    "Durations",
-    "check_amounts",
-    "default_folder",
-    "plan_amounts",
-    "plan_design",
-]
-
 Durations: TypeAlias = TimeLike | Sequence[TimeLike] | Mapping[str, TimeLike | Sequence[TimeLike]]
 """The schedules of all arms, or by the name of an arm."""
 

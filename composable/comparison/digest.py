@@ -29,8 +29,6 @@ import torch
 
 from composable.checkpoint.compare import digest as tensor_digest
 
-__all__ = ["stable_digest"]
-
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), PurePath, torch.dtype)
 _BUILTIN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType)
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")

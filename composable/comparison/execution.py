@@ -24,8 +24,6 @@ from composable.comparison.records import Trial, TrialResult
 from composable.comparison.study_file import Cache
 from composable.comparison.trial import Compared, failed, run_trial
 
-__all__ = ["ProcessRun", "TrialProgress", "Worker", "Workers", "check_not_in_worker", "pickled"]
-
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _MARK = "COMPOSABLE_COMPARISON_WORKER"
 """The environment variable of worker processes."""

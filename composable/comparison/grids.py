@@ -12,8 +12,6 @@ from composable.comparison.arms import Arm
 from composable.comparison.records import AMOUNT, Scalar, Settings
 from composable.core.key import Key
 
-__all__ = ["configurations", "grids_of", "hyperparameters", "sample"]
-
 Grid: TypeAlias = Mapping[str, tuple[Scalar, ...]]
 
 _PASSED = (

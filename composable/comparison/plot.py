@@ -27,7 +27,6 @@ from composable.comparison.verdict import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["draw_plot", "render_figure", "render_inline"]
 
 _INK, _FAINT, _GRID = "#1f2933", "#5f6b7a", "#e3e7ec"
 _THEME = {_INK: "ink", _FAINT: "faint", _GRID: "line", "#ffffff": "card"}

@@ -11,22 +11,6 @@ import attrs
 from composable._support.printable import shorten
 from composable.core.time import Time
 
-__all__ = [
-    "AMOUNT",
-    "Evaluation",
-    "Outcome",
-    "Protocol",
-    "Purpose",
-    "Scalar",
-    "Seconds",
-    "Settings",
-    "StepCost",
-    "Study",
-    "Trial",
-    "TrialResult",
-    "stop_at_best",
-]
-
 AMOUNT = "data_amount"
 """The hyperparameter that is the amount of training data."""
 Purpose = Literal["tuning", "reporting"]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from composable.comparison.verdict import Analysis, Estimate, Verdict
 
-__all__ = ["Comparison"]
 
 _PICTURES = ("plot.png", "plot.svg", "report.html")
 

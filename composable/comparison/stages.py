@@ -43,8 +43,6 @@ from composable.comparison.records import (
 from composable.comparison.study_file import read_stored, write_stored
 from composable.core.time import Time
 
-__all__ = ["extend", "measure_costs", "train_design", "train_designs"]
-
 _RESERVE = 0.9
 """The part of the time left that is planned: the rest is for what estimates miss."""
 _PROCESSES, _PLANNED = 4, 2

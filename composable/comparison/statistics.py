@@ -22,26 +22,6 @@ from scipy import stats
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import brentq, isotonic_regression
 
-__all__ = [
-    "CONTRAST",
-    "CostCurve",
-    "Distance",
-    "DistanceKind",
-    "LogInterval",
-    "Power",
-    "Shares",
-    "VariancePart",
-    "cost_error",
-    "extension",
-    "holm",
-    "intervals_of",
-    "mean_interval",
-    "measure",
-    "power_of",
-    "rounds_error",
-    "shares_of",
-]
-
 Array: TypeAlias = Any
 DistanceKind: TypeAlias = Literal["distance", "at least", "at most"]
 Shape: TypeAlias = Literal["smooth", "bent", "straight"]

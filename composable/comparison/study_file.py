@@ -28,19 +28,6 @@ from composable.comparison.trial import Compared
 if TYPE_CHECKING:
     from cattrs import Converter
 
-__all__ = [
-    "Cache",
-    "DamagedCacheWarning",
-    "InvalidRecordError",
-    "decode",
-    "encode",
-    "format_study",
-    "parse_study",
-    "read_stored",
-    "read_study",
-    "write_stored",
-    "write_study",
-]
 
 T = TypeVar("T")
 

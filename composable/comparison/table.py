@@ -26,15 +26,6 @@ from composable.comparison.verdict import (
     show_ratio,
 )
 
-__all__ = [
-    "NOTHING",
-    "format_html",
-    "format_markdown",
-    "format_text",
-    "headline",
-    "verdict_name",
-]
-
 Table: TypeAlias = Sequence[Mapping[str, str]]
 """The cells of each row, by the title of the column."""
 

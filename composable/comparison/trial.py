@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from composable.core.logger import Logger
     from composable.core.state import State
 
-__all__ = ["Compared", "Pause", "Stopwatch", "failed", "run_trial", "yield_reports"]
 
 T = TypeVar("T")
 

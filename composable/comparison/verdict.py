@@ -15,22 +15,6 @@ import attrs
 from composable.comparison.records import Protocol, StepCost
 from composable.comparison.statistics import Power, Shares
 
-__all__ = [
-    "COVERED",
-    "LEVEL",
-    "MINIMAL_SEEDS",
-    "Analysis",
-    "ArmAnalysis",
-    "Estimate",
-    "Quality",
-    "SpeedupAt",
-    "Verdict",
-    "axis_of",
-    "judge",
-    "show_number",
-    "show_ratio",
-]
-
 MINIMAL_SEEDS = 3
 """With fewer seeds, the verdict is "no evidence"."""
 LEVEL = 0.05

@@ -9,8 +9,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.core.time import Time, TimeLike, TimeUnit, check_time, crossed, progress
 
-__all__ = ["Interval", "IntervalLike", "check_interval", "completes", "has_completed", "is_due"]
-
 Interval: TypeAlias = Time | Callable[[State, Event], bool] | None
 IntervalLike: TypeAlias = TimeLike | Callable[[State, Event], bool] | None
 

@@ -15,8 +15,6 @@ from composable._support import strict_json
 from composable.core.key import Key
 from composable.core.time import Time, Timestamp, TimeUnit, elapsed
 
-__all__ = ["is_main_process", "read_json", "write_json"]
-
 _FORMAT = "composable state"
 _VERSION = 1
 _NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

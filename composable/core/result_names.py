@@ -7,16 +7,6 @@ from typing import Any, NoReturn
 from composable._other_trainers import METRICS, advice_on
 from composable.core.results import LOGGED
 
-__all__ = [
-    "check_result",
-    "declare_modes",
-    "declared_modes",
-    "find_result",
-    "full_name",
-    "known_mode",
-    "mode_of",
-]
-
 _LOWER = r"loss|error|perplexity|distance|(?<![a-z])(err|mae|mse|rmse|nll|ppl|wer|cer|fid)(?![a-z])"
 _HIGHER = (
     r"accuracy|precision|recall|score|"

@@ -4,8 +4,6 @@ from typing import Any
 
 from composable._other_trainers import METRICS, advice_on
 
-__all__ = ["LOGGED", "Results", "is_better"]
-
 LOGGED = "metrics/"
 """The beginning of the name under which a result is logged."""
 

@@ -21,26 +21,6 @@ from typing_extensions import TypedDict, is_typeddict
 
 from composable._support.printable import shorten
 
-__all__ = [
-    "Count",
-    "Factor",
-    "Kind",
-    "Number",
-    "NumberOrNone",
-    "SavedFields",
-    "Size",
-    "Stateful",
-    "StructureError",
-    "check_type",
-    "declared_state",
-    "has_form",
-    "is_count",
-    "is_number",
-    "list_of_numbers",
-    "saved",
-    "short",
-]
-
 
 class Stateful(Protocol):
     """A part of a run that a checkpoint saves, by the protocol of `torch.nn.Module`.

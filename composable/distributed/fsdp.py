@@ -14,8 +14,6 @@ from composable._support.checks import check_count, check_flag
 from composable.distributed.processes import Processes
 from composable.distributed.strategies import DDP, Strategy
 
-__all__ = ["FSDP2"]
-
 _FLAGS = ("reshard_after_forward", "offload", "checkpointing", "reduce_each_microbatch")
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from composable._support.tree import children_of, leaves_of, map_tensors, tensors_of
 from composable.distributed.processes import ProcessError, Processes
 
-__all__ = ["gather_outputs"]
-
 _PLAIN = (bool, int, float, str, type(None))
 
 

@@ -15,8 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["ProcessError", "Processes", "attempt", "raise_first"]
-
 
 class ProcessError(RuntimeError):
     """The processes of a run disagree, or one of them failed."""

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from composable.distributed.processes import Processes
 
-__all__ = ["Shards", "TreeSum", "all_reduce_exactly"]
-
 T = TypeVar("T")
 
 

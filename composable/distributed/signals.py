@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["Preempted", "Signals"]
-
 log = logging.getLogger("composable")
 
 REPEATED_WITHIN = 3.0  # seconds; launchers send signals on within about 0.1 s

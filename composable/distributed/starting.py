@@ -14,8 +14,6 @@ import torch.distributed as dist
 
 from composable.distributed.processes import ProcessError, Processes
 
-__all__ = ["failing_together", "form_group", "join_processes", "leave_processes", "local_device"]
-
 _FAILED = "composable/failed"
 _WAITING = "composable/waiting"
 _READ = "composable/read"

@@ -10,8 +10,6 @@ from composable._support.checks import check_count, check_flag, check_one_of, ch
 from composable.batches.precision import Precision
 from composable.distributed.processes import Processes
 
-__all__ = ["DDP", "LOCAL", "OneProcess", "Strategy", "strategy_of"]
-
 LOCAL = "composable.engines.engine.Engine"
 """The engine of one process."""
 _OF_TORCH = ("bucket_cap_mb", "static_graph", "find_unused_parameters", "comm_hook")

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-__all__ = ["describe_failures", "first_failure", "status_of"]
-
 STOPPED = (-signal.SIGTERM, 128 + signal.SIGTERM)  # how the agent ends the other processes
 CRASHES = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS))
 CRASHED_WITHIN = 10.0  # seconds; the agent itself sends SIGKILL after 30

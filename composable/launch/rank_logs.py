@@ -8,8 +8,6 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest
 from composable._support.paths import check_no_link
 from composable.launch.options import PLACEHOLDERS, Launch
 
-__all__ = ["RankLogs"]
-
 
 class RankLogs(DefaultLogsSpecs):
     """Choose the files to which ranks write, for the elastic agent of torch.

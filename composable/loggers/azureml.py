@@ -5,8 +5,6 @@ from typing import Any
 from composable.loggers import _environment as environment
 from composable.loggers.mlflow import MLFlowLogger
 
-__all__ = ["AzureMLLogger"]
-
 
 class AzureMLLogger(MLFlowLogger):
     """Writes to a workspace of Azure Machine Learning, through MLflow.

@@ -21,8 +21,6 @@ from composable.loggers._back_end import BackEndLogger, LogTime, last_steps
 from composable.loggers._histograms import Histogram
 from composable.loggers._offline import archive_killed, comet_steps
 
-__all__ = ["CometLogger"]
-
 # An observer of training reads what it is given, and not the code, the arguments or the machine.
 _OFF: dict[str, Any] = {
     "log_code": False,

@@ -11,8 +11,6 @@ from composable.core.state import State
 from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed
 from composable.loggers._records import matching, metric_patterns
 
-__all__ = ["ConsoleLogger"]
-
 
 class ConsoleLogger(LoggerDestination):
     """Prints the latest metrics every `log_interval`, and after every evaluation.

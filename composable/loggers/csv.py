@@ -16,8 +16,6 @@ from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._records import times_of
 from composable.storage.folders import as_file, remote_at
 
-__all__ = ["CSVLogger"]
-
 _TIMES = tuple(times_of(Timestamp()))
 
 

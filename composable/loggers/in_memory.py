@@ -14,8 +14,6 @@ from composable.core.time import Timestamp
 from composable.loggers._histograms import Histogram
 from composable.loggers._records import pack_records, unpack_records
 
-__all__ = ["InMemoryLogger"]
-
 _COMPACT_AT = 1000  # pending records before their tensors are converted to numbers
 
 

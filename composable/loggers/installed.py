@@ -9,8 +9,6 @@ from composable.loggers.mlflow import MLFlowLogger
 from composable.loggers.tensorboard import TensorBoardLogger
 from composable.loggers.wandb import WandBLogger
 
-__all__ = ["installed_loggers"]
-
 
 def installed_loggers() -> list[LoggerDestination]:
     """Return one logger for each back end whose package is installed.

@@ -36,8 +36,6 @@ from composable.loggers._images import figure_png, png, to_pixels
 from composable.loggers._records import plain_number, times_of
 from composable.storage.folders import address, as_file, refresh, remote_at
 
-__all__ = ["JSONLinesLogger"]
-
 # When it was logged, the metrics, and objects that JSON can represent.
 _Record: TypeAlias = tuple[Timestamp, Mapping[str, Any], Mapping[str, Any]]
 

@@ -18,8 +18,6 @@ from composable.loggers import _environment as environment
 from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._histograms import Histogram
 
-__all__ = ["MLFlowLogger"]
-
 _INVALID = re.compile(r"[^\w\-. :/]")
 _LONGEST_PARAMETER = 6000
 _MOST_AT_ONCE = 100  # parameters in one request; MLflow allows that many

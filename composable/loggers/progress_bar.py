@@ -16,8 +16,6 @@ from composable.core.time import Time, Timestamp, TimeUnit, progress
 from composable.distributed import Processes
 from composable.loggers._records import matching, metric_patterns
 
-__all__ = ["ProgressBarLogger"]
-
 _BARS = ("train", "eval", "predict")
 _METRICS = ("loss/train", "metrics/*")
 _WITHOUT_METRICS = 62  # characters: the epoch, the bar, the counts and the times

@@ -13,8 +13,6 @@ from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import png_size
 
-__all__ = ["TensorBoardLogger"]
-
 
 class TensorBoardLogger(BackEndLogger):
     """Writes metrics, images, histograms, texts and hyperparameters for TensorBoard.

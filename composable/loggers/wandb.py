@@ -23,8 +23,6 @@ from composable.loggers._back_end import BackEndLogger, LogTime, last_steps
 from composable.loggers._histograms import Histogram
 from composable.loggers._offline import wandb_steps
 
-__all__ = ["WandBLogger"]
-
 _WATCH_INTERVAL = 100
 _WATCHED = {
     "false": (),

@@ -13,15 +13,6 @@ from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 from composable.core.state import State
 
-__all__ = [
-    "OneOrSeveral",
-    "as_algorithm",
-    "as_callback",
-    "as_destination",
-    "as_list",
-    "as_observer",
-]
-
 One = TypeVar("One")
 OneOrSeveral: TypeAlias = One | Iterable[One] | None
 """An argument that `as_list` converts."""

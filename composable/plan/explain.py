@@ -16,8 +16,6 @@ from composable.core.event import Event
 from composable.plan.compatibility import Caveat
 from composable.plan.ordering import explain_position
 
-__all__ = ["PlanStep", "as_data", "format_plan", "plan_html", "steps_of"]
-
 Plan: TypeAlias = Any
 """A `Plan`, whose module imports this one."""
 

@@ -12,8 +12,6 @@ from composable.core.callback import Callback
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event
 
-__all__ = ["check_hooks"]
-
 _EVENTS = [event.value for event in Event]
 _KNOWN = {*dir(LoggerDestination), *_EVENTS}
 _SIMILAR = 0.8

@@ -6,8 +6,6 @@ from itertools import combinations
 from composable.core.algorithm import Algorithm, leaves
 from composable.core.event import Event
 
-__all__ = ["declares_order", "explain_position", "is_among", "topological_sort"]
-
 
 def topological_sort(algorithms: Iterable[Algorithm]) -> list[Algorithm]:
     """Order algorithms by stage, then by `before` and `after`, then by name.

@@ -11,8 +11,6 @@ from composable.core.time import HasTime, Time, TimeUnit, counts_whole, share_of
 from composable.core.window import Window
 from composable.plan.compatibility import Occurrence, occurrences
 
-__all__ = ["Row", "Span", "find_rows", "find_unmeasured"]
-
 _MAX_TURNS = 100  # of `every`; more become a condition
 _AFTER = frozenset({Event.FIT_END})
 

@@ -10,8 +10,6 @@ from composable.algorithms import GradientClipping
 from composable.optim import linear
 from composable.recipes.recipe import Recipe
 
-__all__ = ["lora"]
-
 
 def lora(
     *,

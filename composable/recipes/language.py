@@ -18,8 +18,6 @@ from composable.optim import RowAdagrad, by_role, linear
 from composable.recipes._muon import muon_factory
 from composable.recipes.recipe import Recipe
 
-__all__ = ["small_gpt", "small_gpt_rotary", "speedrun_gpt"]
-
 
 def small_gpt(
     *,

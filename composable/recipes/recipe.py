@@ -7,8 +7,6 @@ import attrs
 
 from composable.core.algorithm import Algorithm
 
-__all__ = ["Recipe"]
-
 
 def _as_tuple(algorithms: Any) -> tuple[Algorithm, ...]:
     if isinstance(algorithms, (str, bytes, Mapping)) or not isinstance(algorithms, Iterable):

@@ -10,8 +10,6 @@ from composable.algorithms import Dropout, StochasticDepth
 from composable.optim import by_role, linear
 from composable.recipes.recipe import Recipe
 
-__all__ = ["strong_regularization"]
-
 
 def strong_regularization(
     *,

@@ -8,8 +8,6 @@ from composable.optim import cosine
 from composable.recipes._muon import muon_factory
 from composable.recipes.recipe import Recipe
 
-__all__ = ["small_resnet", "speedrun_vision"]
-
 
 def small_resnet(
     *,

@@ -10,8 +10,6 @@ from composable.report.lines import visible
 from composable.report.metrics import color_of, shown_metrics
 from composable.report.recorded_run import RecordedRun
 
-__all__ = ["chart_data", "run_color"]
-
 _MOST_POINTS = 700  # intervals of one curve: about as many as a chart has pixels
 _FEWEST_POINTS = 20
 _POINTS_OF_ALL = 200_000  # about three megabytes

@@ -10,8 +10,6 @@ from composable.report.lines import folder_names, short_text
 from composable.report.recorded_run import RecordedRun
 from composable.runs.diff import configuration
 
-__all__ = ["RunComparison", "first_different_batch"]
-
 # Facts about the machine and the start, in which runs of one configuration may differ.
 _SYSTEM = (
     *("versions", "platform", "processor", "gpu", "num_threads", "deterministic", "commit"),

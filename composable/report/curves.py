@@ -8,8 +8,6 @@ from operator import itemgetter
 
 import attrs
 
-__all__ = ["Curve", "Drawn", "thin"]
-
 
 @attrs.define(eq=False)
 class Curve:

@@ -13,7 +13,6 @@ from composable.report.metrics import color_of, shown_metrics
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-__all__ = ["draw_curves"]
 
 _MOST_POINTS = 1000  # intervals of one curve
 _HEIGHT = 260  # of one metric, in pixels

@@ -14,21 +14,6 @@ from composable._support.paths import open_regular
 from composable._support.printable import format_duration
 from composable.core.stateful import is_count
 
-__all__ = [
-    "EMPTY",
-    "as_batch",
-    "as_dicts",
-    "as_number",
-    "folder_names",
-    "format_number",
-    "format_span",
-    "in_order",
-    "list_or_empty",
-    "read_lines",
-    "short_text",
-    "visible",
-]
-
 EMPTY = "—"
 _LONGEST = 1 << 24
 _TEXT = 400

@@ -6,8 +6,6 @@ from typing import Any
 from composable.report.curves import Curve
 from composable.report.lines import in_order
 
-__all__ = ["COLORS", "color_of", "section_of", "shown_metrics"]
-
 # Told apart by most color-blind readers, on white and on black.
 COLORS = (
     *("#4269d0", "#e8890c", "#1f9e77", "#d6456c", "#8a63d2", "#0fa3b1", "#9c6b4e", "#7a8b99"),

@@ -21,8 +21,6 @@ from composable.report.lines import visible
 from composable.report.metrics import color_of
 from composable.report.recorded_run import RecordedRun, find_runs
 
-__all__ = ["MAX_BYTES", "render", "write_report"]
-
 MAX_BYTES = 6_000_000
 _SECTIONS: Mapping[str, Callable[[RunComparison], Any]] = {
     "Overview": sections.overview,

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from plotly.graph_objects import Figure
 
-__all__ = ["BatchClock", "RecordedRun", "ShownWarning", "find_runs", "plot_runs"]
 
 _FIELDS = frozenset({"epoch", "batch", "sample", "seconds"})
 _RUNNING = 120.0  # seconds since the last write

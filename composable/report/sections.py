@@ -27,19 +27,6 @@ from composable.report.lines import (
 from composable.report.metrics import section_of, shown_metrics
 from composable.report.recorded_run import RecordedRun
 
-__all__ = [
-    "PART_COLORS",
-    "all_settings",
-    "checkpoints",
-    "curves",
-    "differences",
-    "overview",
-    "plan",
-    "problems",
-    "time_split",
-    "warnings",
-]
-
 _MOST_RESULTS = 5
 _Read: TypeAlias = Callable[[RecordedRun], float | None]
 _Show: TypeAlias = Callable[[float | None], str]

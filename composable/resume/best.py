@@ -11,14 +11,6 @@ from composable.core.results import LOGGED
 from composable.resume.manager import CheckpointManager
 from composable.resume.select import looks_like_checkpoint
 
-__all__ = [
-    "Best",
-    "NoBestCheckpointWarning",
-    "check_best",
-    "check_determined",
-    "find_best",
-]
-
 
 class NoBestCheckpointWarning(UserWarning):
     """No result selected a best checkpoint, so the model keeps its last weights."""

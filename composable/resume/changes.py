@@ -12,16 +12,6 @@ from composable._support.warn import warn_user
 from composable.checkpoint.errors import CheckpointError, MismatchError
 from composable.checkpoint.filters import covers
 
-__all__ = [
-    "ChangedRunWarning",
-    "check_as_many",
-    "check_same_entries",
-    "differing_entries",
-    "entry",
-    "saved_hyperparameters",
-    "warn_of_changes",
-]
-
 _COMPARED = (
     *("algorithms", "requested_duration", "epoch_length", "model", "modules", "loss_fn", "data"),
     *("evaluators", "options", "schedulers", "device", "num_threads", "torch"),

@@ -26,8 +26,6 @@ from composable.checkpoint.weights import key_of_weights, read_file, read_weight
 from composable.core.stateful import Count, Number, check_type, is_number, short
 from composable.core.time import Timestamp
 
-__all__ = ["ForeignCheckpointWarning", "ForeignPoint", "check_like", "read_foreign"]
-
 _Entries = dict[str, Any]
 _TRANSFORMERS = ("trainer_state.json", "optimizer.pt", "scheduler.pt", "training_args.bin")
 _ACCELERATE = ("optimizer.bin", "scheduler.bin", "random_states_*.pkl")

@@ -17,7 +17,6 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["LOCK", "FolderInUseError", "RunLock"]
 
 LOCK = "run.lock"
 _MOST = 4096

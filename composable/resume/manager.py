@@ -27,7 +27,6 @@ from composable.storage.folders import remote_at
 if TYPE_CHECKING:
     from composable.storage.remote_folder import RemoteFolder
 
-__all__ = ["FIELDS", "CheckpointManager", "UnsavedCheckpointWarning"]
 
 FIELDS = ("epoch", "batch", "sample", "token", "iteration")
 """The fields of a file name."""

@@ -10,15 +10,6 @@ from typing_extensions import TypedDict
 from composable.checkpoint.errors import MismatchError
 from composable.resume.changes import entry
 
-__all__ = [
-    "ModuleState",
-    "capture_module",
-    "check_saved_module",
-    "check_saved_tensors",
-    "module_tensors",
-    "restore_module",
-]
-
 
 class ModuleState(TypedDict):
     """The model, or the module that computes the loss, with the weights that are evaluated."""

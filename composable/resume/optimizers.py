@@ -11,13 +11,6 @@ from composable._support.printable import shorten
 from composable.checkpoint.errors import MismatchError
 from composable.core.stateful import Kind, is_count
 
-__all__ = [
-    "OptimizerState",
-    "capture_optimizer",
-    "parameter_names",
-    "restore_optimizer",
-]
-
 
 def _is_group(value: Any) -> bool:
     numbers = value.get("params") if isinstance(value, Mapping) else None

@@ -21,8 +21,6 @@ from composable.core.stateful import Stateful, StructureError, check_type, decla
 from composable.distributed.processes import Processes
 from composable.resume.changes import entry
 
-__all__ = ["ALL", "ENGINE", "Parts", "Saved"]
-
 ALL = ""
 ENGINE = "engine"
 """What a checkpoint has in addition if DeepSpeed computed the steps."""

@@ -26,18 +26,6 @@ if TYPE_CHECKING:
     from composable.checkpoint.files import Found
     from composable.resume.foreign import ForeignPoint
 
-__all__ = [
-    "check_folder_is_ours",
-    "complete_checkpoints",
-    "copy_here",
-    "find_resume_point",
-    "first_valid",
-    "latest_valid",
-    "latest_weights",
-    "looks_like_checkpoint",
-    "read_point",
-    "refresh_folder",
-]
 
 T = TypeVar("T")
 _HINT = "; pass load_weights_only=True to start a new run from the weights in a file"

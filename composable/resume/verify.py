@@ -21,7 +21,6 @@ from composable.distributed.processes import ProcessError, Processes, attempt
 if TYPE_CHECKING:
     from composable.checkpoint.files import Contents
 
-__all__ = ["Reader", "ResumePoint", "shard_like"]
 
 Result = TypeVar("Result")
 

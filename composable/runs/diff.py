@@ -14,16 +14,6 @@ from composable.runs import records as run_records
 from composable.runs.records import Steps, format_hex
 from composable.storage.copies import local
 
-__all__ = [
-    "Difference",
-    "RunDifference",
-    "changes",
-    "configuration",
-    "diff_runs",
-    "first_difference",
-    "first_weight",
-]
-
 _MOST_SHOWN = 5
 
 

@@ -15,8 +15,6 @@ from composable._support.secrets import redact
 from composable.core.time import Timestamp
 from composable.runs.shown_warnings import ShownWarnings
 
-__all__ = ["EVENTS", "EventLog"]
-
 EVENTS = "events.jsonl"
 
 _SHORTEST, _SHARE = 0.05, 500  # seconds between two times: 0.05, or 1/500 of the run so far

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from composable.core.callback import AttachedRun
     from composable.core.logger import Logger
 
-__all__ = ["RunRecorder"]
 
 _INTERVAL = 100
 

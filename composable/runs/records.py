@@ -21,20 +21,6 @@ from composable.checkpoint.errors import DamagedCheckpointError, MissingCheckpoi
 from composable.checkpoint.reader import readable
 from composable.core.stateful import is_count
 
-__all__ = [
-    "RUN",
-    "STEPS",
-    "Rows",
-    "Steps",
-    "add_record",
-    "as_exact",
-    "format_hex",
-    "read_records",
-    "read_steps",
-    "rotate_file",
-    "write_line",
-]
-
 RUN, STEPS = "run.json", "steps.jsonl"
 _FORMAT = "composable run"
 _MAX_RUN = 1 << 26

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ShownWarnings"]
-
 _listening: list["ShownWarnings"] = []
 _shows: Any = None
 """What shows warnings while any object listens."""

@@ -25,21 +25,6 @@ from composable.checkpoint.files import Found, delete, find, verify
 from composable.checkpoint.manifest import MANIFEST, Manifest, is_part
 from composable.checkpoint.reader import reading_from_store
 
-__all__ = [
-    "AGAIN",
-    "best_of",
-    "complete",
-    "fetch",
-    "fetch_first",
-    "is_log",
-    "local",
-    "local_name",
-    "logs",
-    "outline",
-    "prune",
-    "uploading",
-]
-
 AGAIN = ".again"
 """What the name of a checkpoint ends with that was saved again, next to the first."""
 

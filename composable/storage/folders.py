@@ -9,8 +9,6 @@ from composable._support.object_stores import OPEN, ObjectStore
 if TYPE_CHECKING:
     from composable.storage.remote_folder import RemoteFolder
 
-__all__ = ["address", "as_file", "as_folder", "refresh", "remote_at"]
-
 
 def as_folder(name: str, value: Any) -> Path:
     """Return a folder of this machine; that of a URL is the local folder of a `RemoteFolder`.

@@ -52,8 +52,6 @@ from composable.storage.copies import (
     outline,
 )
 
-__all__ = ["RemoteFolder"]
-
 _MARK = ".remote.json"
 _WRITERS = ".writers/"
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     Point: TypeAlias = ResumePoint | ForeignPoint | None
 
-__all__ = ["build_run", "build_state"]
-
 
 def build_state(options: TrainerOptions, plan: Plan, point: "Point") -> State:
     """Return the state before `INIT`.

@@ -29,7 +29,6 @@ from composable.trainer.trial import TrialRun
 if TYPE_CHECKING:
     from composable.trainer.checkpoints import Checkpoints
 
-__all__ = ["CheckError", "CheckReport", "check_run"]
 
 _ROUNDING = 1e-5
 """The relative difference of two losses that a device may make."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from composable.resume.parts import Parts
     from composable.resume.verify import ResumePoint
 
-__all__ = ["Checkpoints"]
-
 
 class Checkpoints:
     """The checkpoints of a run.

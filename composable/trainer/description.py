@@ -21,14 +21,6 @@ from composable.plan.spans import Row
 from composable.trainer.options import TrainerOptions
 from composable.trainer.run import Run
 
-__all__ = [
-    "describe_hyperparameters",
-    "describe_plan",
-    "describe_request",
-    "describe_value",
-    "settings_of",
-]
-
 _OPTIONS = (
     *("grad_accum", "accumulate_batches", "microbatch_size", "loss_mean_over", "count_tokens"),
     *("epoch_batches", "input_key", "batch_layout"),

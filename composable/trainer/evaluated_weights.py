@@ -32,19 +32,6 @@ from composable.plan.plan import Plan
 from composable.resume.modules import module_tensors
 from composable.trainer.parameters import temporary_weights
 
-__all__ = [
-    "BestWeights",
-    "ChangedWeightsWarning",
-    "EvaluatedWeights",
-    "Weights",
-    "at_averaged_weights",
-    "averaging_names",
-    "copy_into",
-    "copy_of",
-    "equal_bits",
-    "loss_module_of",
-]
-
 
 class ChangedWeightsWarning(UserWarning):
     """The weights of an averaging run were changed between two calls of its Trainer."""

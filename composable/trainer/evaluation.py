@@ -38,8 +38,6 @@ from composable.trainer.evaluated_weights import at_averaged_weights
 from composable.trainer.guards import warn_if_nonfinite
 from composable.utils.reproducibility import seed_step
 
-__all__ = ["EvaluatedLoss", "EvaluationLoop"]
-
 _LIMIT = 2**30
 """How many bytes of outputs and targets are kept for a loss of all batches."""
 

@@ -17,8 +17,6 @@ from composable.resume.foreign import ForeignPoint, check_like
 from composable.resume.verify import shard_like
 from composable.trainer.run import Run
 
-__all__ = ["describe_lost", "foreign_tree"]
-
 
 def foreign_tree(
     run: Run, own: Mapping[str, Any], point: ForeignPoint, ignored: Sequence[str]

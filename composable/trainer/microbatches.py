@@ -18,16 +18,6 @@ from composable.engines.engine import Engine, Sums
 from composable.engines.modules import Buffers
 from composable.optim.stepping import zero_grad
 
-__all__ = [
-    "WHOLE",
-    "Microbatch",
-    "Microbatches",
-    "each_part",
-    "fit_memory",
-    "reduce",
-    "sum_gradients",
-]
-
 log = logging.getLogger("composable")
 
 

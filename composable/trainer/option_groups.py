@@ -26,18 +26,6 @@ from composable.metrics import Evaluator
 from composable.plan.declarations import OneOrSeveral
 from composable.trainer import arguments as check
 
-__all__ = [
-    "DataOptions",
-    "EvaluationOptions",
-    "HardwareOptions",
-    "LoadingOptions",
-    "LoggingOptions",
-    "ModelOptions",
-    "OptimizationOptions",
-    "ReproducibilityOptions",
-    "SavingOptions",
-]
-
 Destination: TypeAlias = LoggerDestination | type[LoggerDestination]
 BatchKey: TypeAlias = int | str | list[int | str] | tuple[Any, ...] | Callable[[Any], Any] | None
 """The place of a part of a batch."""

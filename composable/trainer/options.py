@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from composable.resume.verify import Reader, ResumePoint
     from composable.trainer.run import Run
 
-__all__ = ["TrainerOptions", "takes_arguments_of"]
 
 _NEED_A_FOLDER = (
     "save_interval",

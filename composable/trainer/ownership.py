@@ -16,8 +16,6 @@ from torch import nn
 
 from composable._support.references import References
 
-__all__ = ["GivenModel", "check_unowned", "sharing_models"]
-
 _owners: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
 

@@ -15,15 +15,6 @@ from composable.engines.modules import bind_loss
 from composable.optim.building import update_param_groups
 from composable.optim.multi import schedule_free_parts
 
-__all__ = [
-    "drop_batch",
-    "frozen_parameters",
-    "is_surgery",
-    "start_training",
-    "surgery",
-    "temporary_weights",
-]
-
 
 def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -> State:
     """Fire an event that may replace the model, and update the optimizers and the loss."""

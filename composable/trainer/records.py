@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from composable.resume.lock import RunLock
     from composable.storage.remote_folder import RemoteFolder
 
-__all__ = ["Records"]
 
 _ENTRIES = ("metrics_files", "metrics_paths", "logger_runs")
 """What the record of a run has of its loggers."""

@@ -37,12 +37,6 @@ if TYPE_CHECKING:
     from composable.runs.recorder import RunRecorder
     from composable.trainer.train_metrics import TrainMetrics
 
-__all__ = [
-    "Progress",
-    "Run",
-    "UnsupportedRequestWarning",
-]
-
 
 class UnsupportedRequestWarning(UserWarning):
     """A callback requested something that this run cannot do."""

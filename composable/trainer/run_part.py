@@ -35,8 +35,6 @@ from composable.resume.optimizers import (
 )
 from composable.trainer.evaluated_weights import Weights, equal_bits, loss_module_of
 
-__all__ = ["RunPart"]
-
 Loss = Annotated[
     Tensor | None,
     Kind("a number in a tensor, or None", lambda value: value is None or is_number(value)),

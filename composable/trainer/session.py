@@ -22,16 +22,6 @@ from composable.trainer.description import settings_of
 from composable.trainer.options import TrainerOptions
 from composable.trainer.undo import Undo, undone_on_error
 
-__all__ = [
-    "CallbackStates",
-    "Session",
-    "SharedGeneratorWarning",
-    "named_callbacks",
-    "overridden_runs",
-    "run_overrides",
-]
-
-
 _running: dict[int, int] = {}  # the thread of each session with a call in progress
 
 

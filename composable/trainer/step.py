@@ -44,7 +44,6 @@ from composable.utils.reproducibility import seed_step
 if TYPE_CHECKING:
     from composable.trainer.train_metrics import TrainMetrics
 
-__all__ = ["Step", "build_step", "compose", "computes_loss", "scheduling"]
 
 Step: TypeAlias = Callable[[State], State]
 Gradients: TypeAlias = Callable[..., State]

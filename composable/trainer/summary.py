@@ -19,8 +19,6 @@ from composable.runs.shown_warnings import ShownWarnings
 from composable.storage.folders import address
 from composable.trainer.checkpoints import Checkpoints
 
-__all__ = ["FitSummary", "summarized"]
-
 _COUNTED = ("epoch", "batch", "sample", "token")
 _MOST_RESULTS = 8
 

@@ -29,8 +29,6 @@ from composable.metrics import (
     value_of,
 )
 
-__all__ = ["TrainMetrics"]
-
 _COMPARED = 10
 """How many microbatches compare a single value with the values for their halves."""
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from composable.trainer.checking import CheckReport
     from composable.trainer.trial import TrialRun
 
-__all__ = ["Trainer", "options_of", "training_weights"]
 
 _FIT = (
     "data, length, callbacks and checkpoints are arguments of the Trainer, and fit takes "

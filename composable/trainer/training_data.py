@@ -40,8 +40,6 @@ from composable.data.sampler import GlobalBatchSampler
 from composable.engines.engine import Engine
 from composable.resume.changes import ChangedRunWarning, check_as_many
 
-__all__ = ["Loaded", "TrainingData"]
-
 Loaded: TypeAlias = tuple[Any, int, int]
 """A batch, and the numbers of its examples and tokens."""
 

@@ -26,8 +26,6 @@ from composable.trainer.run import Run
 from composable.trainer.training_data import TrainingData
 from composable.trainer.undo import restore_tensors
 
-__all__ = ["TrialRun", "trial"]
-
 _PARTS = ("loss_scaler", "loss_shares", "microbatches")
 """The parts of a run that a step changes."""
 

@@ -14,8 +14,6 @@ from composable.optim.multi import base_optimizers
 from composable.trainer.evaluated_weights import copy_into, copy_of
 from composable.trainer.run import Run
 
-__all__ = ["Undo", "restore_attributes", "restore_run", "restore_tensors", "undone_on_error"]
-
 Undo: TypeAlias = Callable[[], object]
 
 

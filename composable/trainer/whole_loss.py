@@ -34,8 +34,6 @@ from composable.plan.dispatch import Dispatcher
 from composable.trainer.microbatches import Microbatch, Microbatches, each_part, fit_memory, reduce
 from composable.utils.reproducibility import seed_step, seed_torch
 
-__all__ = ["whole_loss"]
-
 Gradients: TypeAlias = Callable[..., State]
 
 _NAME_OUTPUTS = (

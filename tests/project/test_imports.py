@@ -193,16 +193,19 @@ def test_private_modules_list_no_exports():
     assert [file for file in listing if file.name != "__init__.py"] == []
 
 
-@pytest.mark.parametrize(
-    "package", ["callbacks", "data", "engines", "losses", "models", "optim", "testing"]
-)
+ROOMS = [path.parent.name for path in Path(composable.__file__).parent.glob("*/__init__.py")]
+OTHERS = {"_support", "algorithms", "functional", "integrations"}
+
+
+@pytest.mark.parametrize("package", sorted(set(ROOMS) - OTHERS))
 def test_modules_list_exports_if_the_reference_documents_them(package):
     root = Path(composable.__file__).parent
-    files = (root / package).glob("*.py")
+    files = set((root / package).glob("*.py")) - {root / package / "__init__.py"}
     pages = (file.read_text() for file in (root.parent / "docs" / "api").glob("*.md"))
     documented = re.findall(rf"automodule:: composable\.{package}\.(\w+)", "".join(pages))
 
-    assert {file.stem for file in files if "\n__all__ =" in file.read_text()} == set(documented)
+    listed = {file.stem for file in files if "\n__all__ =" in file.read_text()}
+    assert listed <= set(documented)
 
 
 def test_dir_lists_the_exports_and_the_packages():
