@@ -120,13 +120,16 @@ def uploading(name: str, value: str | PathLike[str], *, overwrite: bool) -> Iter
 
 def local_name(name: str) -> str:
     """Return the local name of a checkpoint in a store, which may have been saved again."""
-    return name.removesuffix(AGAIN)
+    while name.endswith(AGAIN):
+        name = name.removesuffix(AGAIN)
+    return name
 
 
 def is_log(path: str) -> bool:
     """Return whether a path below a run folder is neither in a checkpoint nor hidden."""
-    first, _, rest = path.partition("/")
-    return not (first.startswith(".") or is_part(rest))
+    *folders, name = path.split("/")
+    hidden = any(part.startswith(".") for part in (*folders, name))
+    return not (hidden or path == "run.lock" or (folders and is_part(name)))
 
 
 def logs(paths: Iterable[str]) -> list[str]:
@@ -187,7 +190,7 @@ def fetch(store: ObjectStore, name: str, target: Path) -> None:
         shutil.rmtree(target)
     partial = beside(target, "partial")
     try:
-        for path in store.sizes(name):
+        for path in filter(is_part, store.sizes(name)):
             store.get(f"{name}/{path}", partial / path)
         verify(partial)
         partial.rename(target)

@@ -6,7 +6,9 @@ logs have every row up to it. Old checkpoints are deleted after newer ones are c
 manifest first.
 
 Writers are numbered. The first upload of a process creates `.writers/<number>.json`, which the
-stores that can do it refuse if the file exists. A writer that finds a higher number stops.
+stores that can do it refuse if the file exists. A writer that finds a higher number stops. One that
+is slow may notice this late, so no two writers copy to the same folder: the first to create
+`<checkpoint>/.owner.json` may, and the others add `.again` to the name.
 """
 
 import atexit
@@ -54,6 +56,8 @@ from composable.storage.copies import (
 __all__ = ["RemoteFolder"]
 
 _MARK = ".remote.json"
+_OWNER = ".owner.json"
+_RECORD = "run.json"
 _WRITERS = ".writers/"
 
 
@@ -91,7 +95,10 @@ class RemoteFolder:
         self._run: str | None = None
         self._remote: dict[str, tuple[str, Manifest]] = {}
         """The names of complete checkpoints in the store, by their local names."""
+        self._seen: set[str] = set()
+        """The names of the complete checkpoints when this process read the folder."""
         self._partial: set[str] = set()
+        """The names of other folders, some of which writers left that were killed."""
         self._logs: dict[str, tuple[int, int]] = {}
         """The size and the time of each log that was uploaded."""
         self._dropped: dict[str, str] = {}
@@ -138,6 +145,7 @@ class RemoteFolder:
             self._number, self._refreshed = max(map(_number, sizes), default=0), True
             current = self._prepare()
             whole = find(aside)[0]
+            self._seen = {one.path.name for one in whole}
             self._remote = {
                 local_name(one.path.name): (one.path.name, one.manifest) for one in whole[::-1]
             }
@@ -255,6 +263,13 @@ class RemoteFolder:
             number = self._number + 1
             if not self.store.create(_writer_path(number), claim):
                 raise self._taken_over()
+            with self.outline() as aside:
+                later = {one.path.name for one in find(aside)[0]} - self._seen
+            if later:
+                raise TakenOverError(
+                    f"{self.url} has {min(later)}, which another process saved after this one had "
+                    "read the folder; start this one again, and it continues from there."
+                )
             if earlier:
                 self.store.delete([_writer_path(self._number)])
         except StorageError as error:
@@ -345,17 +360,23 @@ class RemoteFolder:
         self.claim()  # again, if the store failed at the start
         self._check_writer()
         self._bytes.clear()
-        for name in [one for one in self._dropped if one not in self._remote]:
+        dropped = dict(self._dropped)  # one dropped later may be the newest in the store
+        for name in dropped.keys() - self._remote.keys():
             delete(self.folder / name, self._dropped.pop(name))  # replaced before its upload
         for found in find(self.folder)[0][::-1]:
             name = found.path.name
-            if name not in self._dropped and self._known(name) != found.manifest:
+            if name not in dropped and self._known(name) != found.manifest:
                 _upload_logs()
                 self._upload(found.path)
         _upload_logs()
-        for name in [one for one in self._dropped if one in self._remote]:
+        for name in dropped.keys() & self._remote.keys():
             self.store.delete_folder(self._remote.pop(name)[0], MANIFEST)
             delete(self.folder / name, self._dropped.pop(name))
+        while self._partial:
+            name = self._partial.pop()
+            if MANIFEST not in (found := self.store.sizes(name)) and _OWNER in found:
+                # Its writer may be slow, so the name stays taken.
+                self.store.delete([f"{name}/{one}" for one in (MANIFEST, *found) if one != _OWNER])
         self._prune()
 
     def _known(self, name: str) -> Manifest | None:
@@ -363,11 +384,11 @@ class RemoteFolder:
 
     def _upload(self, path: Path) -> None:
         """Copy a checkpoint, next to an earlier one of its name, which is deleted then."""
-        before, raw = self._remote.get(path.name), b""
-        target = path.name + (AGAIN if before and before[0] == path.name else "")
-        if target in self._partial:
-            self.store.delete_folder(target, MANIFEST)
-        self._partial.add(target)
+        before, raw, target = self._remote.get(path.name), b"", path.name
+        while (before and before[0] == target) or not self.store.create(
+            f"{target}/{_OWNER}", self._claim
+        ):
+            target += AGAIN
         while raw != (path / MANIFEST).read_bytes():  # it may be replaced in the meantime
             raw = (path / MANIFEST).read_bytes()
             manifest = parse_manifest(bytearray(raw), str(path))
@@ -375,14 +396,16 @@ class RemoteFolder:
                 self._put(path / file, f"{target}/{file}")
         self._check_writer()
         self.store.write(f"{target}/{MANIFEST}", raw)
+        if not manifest.files.keys() <= self.store.sizes(target).keys():  # a newer writer did it
+            self.store.delete([f"{target}/{MANIFEST}"])
+            raise self._taken_over()
         self._remote[path.name] = target, manifest
-        self._partial.discard(target)
         if before:
             self.store.delete_folder(before[0], MANIFEST)
 
     def upload_logs(self) -> None:
         """Copy the files that are not in checkpoints, if they have changed."""
-        for file in sorted(self.folder.rglob("*")):
+        for file in sorted(self.folder.rglob("*"), key=lambda file: file.name != _RECORD):
             path = file.relative_to(self.folder)
             hidden = any(part.startswith(".") for part in path.parts)
             if hidden or not is_log(path.as_posix()) or path.name == "run.lock":
@@ -391,6 +414,7 @@ class RemoteFolder:
                 now = file.stat()
                 stamp = now.st_size, now.st_mtime_ns
                 if self._logs.get(path.as_posix()) != stamp:
+                    self._check_writer()
                     self._put(file, path.as_posix())
                     self._logs[path.as_posix()] = stamp
 
@@ -424,7 +448,8 @@ class RemoteFolder:
 
 def _upload_logs() -> None:
     """Copy the logs of all folders of this process, as a checkpoint counts their rows."""
-    for one in list(OPEN.values()):
+    # The record of the run first: without it, a run that has no checkpoint yet can't be continued.
+    for one in sorted(OPEN.values(), key=lambda one: not (one.folder / _RECORD).exists()):
         if one.writes:
             one.upload_logs()
 
