@@ -360,7 +360,8 @@ class RemoteFolder:
         self.claim()  # again, if the store failed at the start
         self._check_writer()
         self._bytes.clear()
-        dropped = dict(self._dropped)  # one dropped later may be the newest in the store
+        # One that is dropped later may be the newest in the store.
+        dropped = dict(self._dropped)
         for name in dropped.keys() - self._remote.keys():
             delete(self.folder / name, self._dropped.pop(name))  # replaced before its upload
         for found in find(self.folder)[0][::-1]:
