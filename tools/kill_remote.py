@@ -4,7 +4,7 @@
 
 Every run saves at each batch or two to a bucket of one S3 server. At moments drawn from a seed, its
 process is killed, and the next one starts on a machine with an empty disk, or with the same disk.
-In other cases it lives on, or stops for a while and then continues, while the next one takes over: it
+In other cases it lives on, or stops for a while and continues, while the next one takes over: it
 must end with a `TakenOverError`. After each kill, every checkpoint with a manifest in the bucket
 must be whole, and one must be as new as the newest whose manifest was ever there. At the end, the
 weights must be those of an uninterrupted run, and each step must be in the logs once.
