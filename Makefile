@@ -114,6 +114,7 @@ campaign: $(VENV)/.ready
 	$(BIN)/python -m tools.kill_campaign --kills 500
 	$(BIN)/python -m tools.kill_campaign --loops 100
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
+	$(BIN)/python -m tools.kill_campaign --remote 200
 	$(BIN)/python -m tools.kill_shards --runs 100
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
 

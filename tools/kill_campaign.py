@@ -3,12 +3,14 @@
     python -m tools.kill_campaign --kills 500
     python -m tools.kill_campaign --loops 100
     python -m tools.kill_campaign --back-ends 20
+    python -m tools.kill_campaign --remote 200
 
 Every run saves at every batch, into one folder that keeps the newest two. It is killed, once or
 several times, at moments drawn from a seed, and each time resumed in a new process. Its outcome is
 compared with that of an uninterrupted run of the same configuration. With `--loops`, trainings in
 the loops of `tests/integrations/killed_loops.py` are. With `--back-ends`, runs that log to all back
-ends are killed so many times, and what their readers show is compared.
+ends are killed so many times, and what their readers show is compared. With `--remote`, the runs of
+`tools.kill_remote` are, which are on machines that are lost.
 """
 
 import argparse
@@ -406,6 +408,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--loops", type=int, metavar="KILLS")
     parser.add_argument("--back-ends", type=int, metavar="KILLS")
+    parser.add_argument("--remote", type=int, metavar="KILLS")
     given = parser.parse_args()
     if given.back_ends:
         logged_run.quiet()
@@ -413,12 +416,16 @@ def main() -> int:
         print(*wrong, sep="\n")
         print(f"runs {runs}, kills {given.back_ends}, wrong {len(wrong)}")
         return 1 if wrong else 0
-    if given.loops:
+    if given.remote:
+        from tools import kill_remote  # on use: it imports this module
+
+        found, faults = kill_remote.campaign(given.remote, given.seed)
+    elif given.loops:
         found, faults = campaign(given.loops, given.seed, table=LOOPS)
     else:
         found, faults = campaign(given.kills, given.seed)
     print(*faults, sep="\n")
-    print(", ".join(f"{name} {found[name]}" for name in ("runs", *attrs.fields_dict(Outcome))))
+    print(", ".join(f"{name} {number}" for name, number in found.items()))
     return 1 if faults else 0
 
 

@@ -31,6 +31,8 @@ _EXTRAS = {
     "hf": "hub",
 }
 _SECRET = re.compile(r"[^/]*://[^/]*:[^/]*@|[^?]*\?|(s3a?|gc?s)://[^/]*@")
+_IN_PARTS: dict[str, Any] = {"chunksize": 16 * 2**20, "max_concurrency": 4}
+"""How files are sent to S3, since by default ten parts of 50 MiB are in memory at the same time."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -107,6 +109,7 @@ class ObjectStore:
         def get() -> None:
             source = self._at(path)
             self.files.get_file(source, str(partial))
+            self.files.invalidate_cache()  # another process may write to it
             _check_size(path, partial.stat().st_size, self.files.info(source)["size"])
 
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +124,9 @@ class ObjectStore:
 
         def put() -> None:
             size, target = source.stat().st_size, self._at(path)
-            options = {} if progress is None else {"callback": progress}
+            options = dict(_IN_PARTS) if "s3" in self.files.protocol else {}
+            if progress is not None:
+                options["callback"] = progress
             self.files.put_file(str(source), target, **options)
             self.files.invalidate_cache()
             written = self.files.info(target)["size"]

@@ -257,7 +257,7 @@ class JSONLinesLogger(LoggerDestination):
         """Move the lines that the killed run wrote to a numbered file: `metrics.1.jsonl`."""
         with suppress(ValueError, AttributeError):  # another file, or one without such lines
             self.load_state_dict(entries.get("metrics_files"))  # type: ignore[arg-type]
-            if self._resumed and self.path.stat().st_size > self._size:
+            if self._resumed and self.path.exists() and self.path.stat().st_size > self._size:
                 with self.path.open("rb") as file, open_to_write(next_name(self.path), "xb") as new:
                     file.seek(self._size)
                     shutil.copyfileobj(file, new)

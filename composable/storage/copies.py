@@ -1,5 +1,6 @@
 """Copy runs and checkpoints from a URL to this machine."""
 
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -25,8 +26,8 @@ from composable.checkpoint.files import Found, delete, find, verify
 from composable.checkpoint.manifest import MANIFEST, Manifest, is_part
 from composable.checkpoint.reader import reading_from_store
 
-AGAIN = ".again"
-"""What the name of a checkpoint ends with that was saved again, next to the first."""
+_LATER = re.compile(r"(\.w[0-9]+)?(\.again)?$")
+"""What the name of a checkpoint in a store ends with: its writer, and that it was saved again."""
 
 
 def local(
@@ -107,8 +108,8 @@ def uploading(name: str, value: str | PathLike[str], *, overwrite: bool) -> Iter
 
 
 def local_name(name: str) -> str:
-    """Return the local name of a checkpoint in a store, which may have been saved again."""
-    return name.removesuffix(AGAIN)
+    """Return the local name of a checkpoint in a store."""
+    return _LATER.sub("", name)
 
 
 def is_log(path: str) -> bool:
@@ -181,7 +182,7 @@ def fetch(store: ObjectStore, name: str, target: Path) -> None:
         shutil.rmtree(target)
     partial = beside(target, "partial")
     try:
-        for path in store.sizes(name):
+        for path in filter(is_part, store.sizes(name)):
             store.get(f"{name}/{path}", partial / path)
         verify(partial)
         partial.rename(target)

@@ -6,15 +6,17 @@ logs have every row up to it. Old checkpoints are deleted after newer ones are c
 manifest first.
 
 Writers are numbered. The first upload of a process creates `.writers/<number>.json`, which the
-stores that can do it refuse if the file exists. A writer that finds a higher number stops.
+stores that can do it refuse if the file exists. A writer that finds a higher number stops. It may
+notice this late, so no two write to the same folder: the second one's are named `<checkpoint>.w2`.
 """
 
 import atexit
 import json
 import os
+import re
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
@@ -38,10 +40,9 @@ from composable.checkpoint.errors import (
     UnwritableCheckpointError,
 )
 from composable.checkpoint.files import delete, find, rename_damaged, verify
-from composable.checkpoint.manifest import MANIFEST, Manifest, parse_manifest
+from composable.checkpoint.manifest import MANIFEST, Manifest, is_part, parse_manifest
 from composable.checkpoint.reader import reading_from_store
 from composable.storage.copies import (
-    AGAIN,
     best_of,
     complete,
     fetch,
@@ -53,6 +54,7 @@ from composable.storage.copies import (
 )
 
 _MARK = ".remote.json"
+_RECORD = "run.json"
 _WRITERS = ".writers/"
 
 
@@ -88,10 +90,10 @@ class RemoteFolder:
         self._run: str | None = None
         self._remote: dict[str, tuple[str, Manifest]] = {}
         """The names of complete checkpoints in the store, by their local names."""
-        self._partial: set[str] = set()
-        """The names of other folders in the store."""
-        self._doubles: set[str] = set()
-        """The names of checkpoints in the store that were saved again."""
+        self._seen: set[str] = set()
+        """The paths of the manifests that were in the store."""
+        self._unused: set[str] = set()
+        """The names of checkpoints in the store that are not complete, or were saved again."""
         self._logs: dict[str, tuple[int, int]] = {}
         """The size and the time of each log that was uploaded."""
         self._dropped: dict[str, str] = {}
@@ -142,8 +144,10 @@ class RemoteFolder:
                 local_name(one.path.name): (one.path.name, one.manifest) for one in whole[::-1]
             }
             kept = {name for name, _ in self._remote.values()}
-            self._doubles = {one.path.name for one in whole} - kept
-            self._partial = {path.partition("/")[0] for path in sizes if "/" in path} - kept
+            self._unused = {one.path.name for one in whole} - kept
+            self._seen = _manifests(sizes)
+            folders = {path.partition("/")[0] for path in sizes if is_part(path.partition("/")[2])}
+            self._unused |= folders - {path.partition("/")[0] for path in self._seen}
             if self._number and not current:
                 for path in logs(sizes):
                     self.store.get(path, self.folder / path)
@@ -256,6 +260,11 @@ class RemoteFolder:
             number = self._number + 1
             if not self.store.create(_writer_path(number), claim):
                 raise self._taken_over()
+            if later := _manifests(self.store.sizes()) - self._seen:
+                raise TakenOverError(
+                    f"{self.url} has {min(later)}, which another process saved after this one had "
+                    "read the folder; start this one again, and it continues from there."
+                )
             if earlier:
                 self.store.delete([_writer_path(self._number)])
         except StorageError as error:
@@ -344,21 +353,22 @@ class RemoteFolder:
 
     def _upload_all(self) -> None:
         self._bytes.clear()
-        for name in [one for one in self._dropped if one not in self._remote]:
+        dropped = dict(self._dropped)  # one that is dropped later may be the newest in the store
+        for name in dropped.keys() - self._remote.keys():
             delete(self.folder / name, self._dropped.pop(name))  # replaced before its upload
         self.claim()  # again, if the store failed at the start
         self._check_writer()
         for found in find(self.folder)[0][::-1]:
             name = found.path.name
-            if name not in self._dropped and self._known(name) != found.manifest:
+            if name not in dropped and self._known(name) != found.manifest:
                 _upload_logs()
                 self._upload(found.path)
         _upload_logs()
-        for name in [one for one in self._dropped if one in self._remote]:
+        for name in dropped.keys() & self._remote.keys():
             self.store.delete_folder(self._remote.pop(name)[0], MANIFEST)
             delete(self.folder / name, self._dropped.pop(name))
-        while self._doubles:
-            self.store.delete_folder(self._doubles.pop(), MANIFEST)
+        while self._unused:
+            self.store.delete_folder(self._unused.pop(), MANIFEST)
         self._prune()
 
     def _known(self, name: str) -> Manifest | None:
@@ -367,10 +377,8 @@ class RemoteFolder:
     def _upload(self, path: Path) -> None:
         """Copy a checkpoint, next to an earlier one of its name, which is deleted then."""
         before, raw = self._remote.get(path.name), b""
-        target = path.name + (AGAIN if before and before[0] == path.name else "")
-        if target in self._partial:
-            self.store.delete_folder(target, MANIFEST)
-        self._partial.add(target)
+        target = path.name + (f".w{self._number}" if self._number > 1 else "")
+        target += ".again" if before and before[0] == target else ""
         while raw != (path / MANIFEST).read_bytes():  # it may be replaced in the meantime
             raw = (path / MANIFEST).read_bytes()
             manifest = parse_manifest(bytearray(raw), str(path))
@@ -379,7 +387,6 @@ class RemoteFolder:
         self._check_writer()
         self.store.write(f"{target}/{MANIFEST}", raw)
         self._remote[path.name] = target, manifest
-        self._partial.discard(target)
         if before:
             self.store.delete_folder(before[0], MANIFEST)
 
@@ -387,12 +394,14 @@ class RemoteFolder:
         """Copy the files that are not in checkpoints, if they have changed."""
         for root, folders, names in os.walk(self.folder):
             folders[:] = [name for name in folders if not name.startswith(".")]  # they may vanish
+            names.sort(key=lambda name: name != _RECORD)
             for file in map(Path(root).joinpath, names):
                 path = file.relative_to(self.folder).as_posix()
                 if is_log(path) and file.is_file() and not file.is_symlink():
                     now = file.stat()
                     stamp = now.st_size, now.st_mtime_ns
                     if self._logs.get(path) != stamp:
+                        self._check_writer()
                         self._put(file, path)
                         self._logs[path] = stamp
 
@@ -426,9 +435,15 @@ class RemoteFolder:
 
 def _upload_logs() -> None:
     """Copy the logs of all folders of this process, as a checkpoint counts their rows."""
-    for one in list(OPEN.values()):
+    # The record of the run first: without it, a run without a checkpoint can't be continued.
+    for one in sorted(OPEN.values(), key=lambda one: not (one.folder / _RECORD).exists()):
         if one.writes:
             one.upload_logs()
+
+
+def _manifests(paths: Iterable[str]) -> set[str]:
+    """Return the paths of the manifests of checkpoints."""
+    return {path for path in paths if re.fullmatch(rf"[^./][^/]*/{MANIFEST}", path)}
 
 
 def _writer_path(number: int) -> str:

@@ -112,17 +112,24 @@ def test_a_store_that_cannot_be_written_fails_before_anything_is_trained(fault, 
     assert trainer.state.timestamp.batch == 0
 
 
-def test_a_slow_store_gets_every_other_checkpoint(server, whole):
-    """What is replaced before its turn is not copied, and what is being copied is not deleted."""
+@pytest.mark.parametrize("keep", [1, 2])
+@pytest.mark.parametrize("slow", ["tensors", "steps"])
+def test_a_slow_store_gets_every_other_checkpoint(slow, keep, server, whole):
+    """What is replaced before its turn is not copied, and the newest in the store not deleted."""
+    there, counts = set(), []
 
     def fault(method, path):
-        time.sleep(0.1 if "tensors" in path and method == "PUT" else 0)
+        time.sleep(0.1 if slow in path and method == "PUT" else 0)
+        if "manifest" in path and method in WRITES:
+            there.add(path) if method == "PUT" else there.discard(path)
+            counts.append(len(there))
 
     server.fault = fault
-    trainer = run(URL, save_interval="1ba", save_num_checkpoints_to_keep=1)
+    trainer = run(URL, save_interval="1ba", save_num_checkpoints_to_keep=keep)
     trainer.fit()
     assert same(trainer, whole)
-    assert saved(server) == [9]
+    assert saved(server) == [8, 9][-keep:]
+    assert min(counts) == 1
     puts = [path for method, path in server.requests if method == "PUT" and "manifest" in path]
     assert 2 <= len(puts) < 9
 

@@ -1,16 +1,19 @@
 """Runs in folders of an object store: what is copied there, and continued elsewhere."""
 
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from composable._support.object_stores import OPEN
-from composable.checkpoint import CheckpointExistsError
+from composable.checkpoint import CheckpointExistsError, UnwritableCheckpointError
+from composable.checkpoint.files import find
 from composable.loggers import CSVLogger, JSONLinesLogger
 from composable.resume import BrokenCheckpointWarning
 from composable.resume.manager import UnsavedCheckpointWarning
 from composable.storage import TakenOverError
+from composable.storage.copies import local
 from tests.support.data import shuffling_loader
 from tests.support.object_store import BUCKET, lost_at, machine
 from tests.support.remote_run import URL, run, same, saved
@@ -91,6 +94,89 @@ def test_a_second_machine_takes_over_at_once_and_the_first_one_stops(
     with pytest.warns(UserWarning, match="has changed since this machine wrote"):
         again = run(URL)
     assert again.state.timestamp.batch == 9
+
+
+def test_what_a_slow_machine_copies_late_damages_no_checkpoint(
+    server, whole, monkeypatch, tmp_path
+):
+    """A file of the first machine arrives after the second one has saved the same batch."""
+    sent, arrives = threading.Event(), threading.Event()
+
+    def fault(method, path):
+        if method == "PUT" and path.endswith("ba4/state.json") and not sent.is_set():
+            sent.set()
+            arrives.wait(60)
+
+    def second_machine(event, state, logger):
+        if event.value == "batch_start" and state.timestamp.batch == 5 and not arrives.is_set():
+            assert sent.wait(60)
+            opened = dict(OPEN)
+            machine(monkeypatch, tmp_path / "machine-2")
+            second = run(URL, save_num_checkpoints_to_keep=None)
+            assert second.state.timestamp.batch == 2
+            second.fit()
+            assert same(second, whole)
+            machine(monkeypatch, tmp_path / "machine-1")
+            OPEN.update(opened)
+            arrives.set()
+
+    server.fault = fault
+    first = run(URL, callbacks=[second_machine], save_num_checkpoints_to_keep=None)
+    with pytest.raises(TakenOverError):
+        first.fit()
+    machine(monkeypatch, tmp_path / "machine-3")
+    run(URL, save_num_checkpoints_to_keep=None).fit()  # deletes what the first one had begun
+    found, broken = find(local("path", URL), thorough=True)
+    assert [one.manifest.batch for one in found] == [9, 8, 6, 4, 2]
+    assert not broken
+
+
+def test_what_was_saved_after_the_folder_was_read_is_not_cut_short(
+    server, whole, monkeypatch, tmp_path
+):
+    """The first machine ends the run after the second one has read its fourth batch."""
+    second, opened = [], {}
+
+    def build(event, state, logger):
+        if event.value == "batch_start" and state.timestamp.batch == 5:
+            before = dict(OPEN)
+            OPEN[first._options.save_folder].finish()
+            machine(monkeypatch, tmp_path / "machine-2")
+            second.append(run(URL))
+            opened.update(OPEN)
+            machine(monkeypatch, tmp_path / "machine-1")
+            OPEN.update(before)
+
+    first = run(URL, callbacks=[build])
+    first.fit()
+    OPEN.clear()
+    OPEN.update(opened)
+    with pytest.raises(TakenOverError, match="start this one again"):
+        second[0].fit()
+    machine(monkeypatch, tmp_path / "machine-3")
+    trainer = run(URL)
+    assert trainer.state.timestamp.batch == 9
+    assert same(trainer, whole)
+    assert len(rows(server.files.cat_file(f"{BUCKET}/run/steps.jsonl"))) == 9
+
+
+@pytest.mark.filterwarnings("ignore:the records of the end", "ignore:.* could not be closed")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of open files
+@pytest.mark.parametrize("number", range(2, 8))
+def test_a_machine_may_vanish_before_the_first_checkpoint(number, server, monkeypatch, tmp_path):
+    """Whatever of the logs was copied, the run begins from scratch, and has each row once."""
+
+    def loggers():
+        return [CSVLogger(f"s3://{BUCKET}/logs/log.csv"), JSONLinesLogger(f"{URL}/log.jsonl")]
+
+    with lost_at(server, number), pytest.raises((KeyError, UnwritableCheckpointError)):
+        run(URL, stop=3, loggers=loggers()).fit()
+    assert saved(server) == []
+    machine(monkeypatch, tmp_path / "machine-2")
+    run(URL, loggers=loggers()).fit()
+    lines = rows(server.files.cat_file(f"{BUCKET}/run/log.jsonl"))
+    assert len([line for line in lines if b"loss/train" in line]) == 9
+    assert len(rows(server.files.cat_file(f"{BUCKET}/logs/log.csv"))) == 10
 
 
 def test_another_run_is_refused_by_name(server):
