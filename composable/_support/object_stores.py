@@ -43,7 +43,7 @@ class StorageError(OSError):
 class ObjectStore:
     """The files below a URL.
 
-    Credentials and endpoints are those of the environment, and of the configuration of fsspec.
+    Credentials and endpoints come from the environment, and from the configuration of fsspec.
 
     Args:
         name: The name of the argument, for errors.
@@ -81,7 +81,7 @@ class ObjectStore:
         return self.url
 
     def is_file(self) -> bool:
-        """Return whether the URL is that of a file."""
+        """Return whether there is a file at the URL."""
         return bool(self._retried(lambda: self.files.isfile(self.root), "read", reads=True))
 
     def sizes(self, folder: str = "") -> dict[str, int]:
@@ -167,10 +167,6 @@ class ObjectStore:
 
         for path in paths:
             self._retried(partial(delete, path), "deleted")
-
-    def delete_folder(self, folder: str, first: str) -> None:
-        """Delete all files in a folder, one of them first."""
-        self.delete([f"{folder}/{name}" for name in (first, *self.sizes(folder))])
 
     def _at(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root

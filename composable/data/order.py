@@ -95,7 +95,7 @@ def seeded_batches(  # noqa: PLR0913 (public options)
             a loader with its own generator. The generator is set to it.
         parts: A function from the indices of a batch to its parts and their numbers, for a
             `DataLoader` of a map-style dataset: each part is fetched as a batch, with random
-            numbers of its own. `skip`, `stop` and `first_step` still count whole batches.
+            its numbers. `skip`, `stop` and `first_step` still count whole batches.
         stop: Number of batches after which the epoch ends. Default: all of the loader.
 
     Raises:

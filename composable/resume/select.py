@@ -131,7 +131,7 @@ def copy_here(name: str, url: str, *, resumes: bool) -> Path:
 
 
 def _on_other_machines(function: Callable[[], Any]) -> None:
-    """Call a function on the first process of each machine but that of rank 0."""
+    """Call a function on the first process of each machine, unless rank 0 runs there."""
     processes = Processes.current()
     if processes.several:
         first = processes.local_rank == 0 and not processes.is_main

@@ -211,11 +211,21 @@ def prune(place: str, keep: int) -> list[str]:
         if runs[run] <= keep or (run, local_name(name)) in best:
             continue
         if is_url(place):
-            ObjectStore("path", place).delete_folder(name, MANIFEST)
-        elif not delete(found.path, str(run)):
-            continue
-        deleted.append(name)
+            done = remove(ObjectStore("path", place), name)
+        else:
+            done = delete(found.path, str(run))
+        if done:
+            deleted.append(name)
     return deleted
+
+
+def remove(store: ObjectStore, name: str) -> bool:
+    """Delete a checkpoint, its manifest first, unless other files were added to its folder."""
+    found = store.sizes(name)
+    if not all(map(is_part, found)):
+        return False
+    store.delete(f"{name}/{part}" for part in (MANIFEST, *found))
+    return True
 
 
 def best_of(manifest: Manifest) -> Any:

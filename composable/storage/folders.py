@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def as_folder(name: str, value: Any) -> Path:
-    """Return a folder of this machine; that of a URL is the local folder of a `RemoteFolder`.
+    """Return a folder of this machine: for a URL, the local folder of a `RemoteFolder`.
 
     Raises:
         PathError: The URL names no folder, has an unknown scheme, or has credentials.
@@ -26,7 +26,7 @@ def as_folder(name: str, value: Any) -> Path:
 
 
 def as_file(name: str, value: Any) -> Path:
-    """Return a file of this machine; that of a URL is in the local folder of its folder."""
+    """Return a file of this machine: for a URL, in the local folder of its folder."""
     if not is_url(value):
         return as_path(name, value)
     folder, _, file = str(value).rpartition("/")

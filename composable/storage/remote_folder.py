@@ -40,7 +40,7 @@ from composable.checkpoint.errors import (
     UnwritableCheckpointError,
 )
 from composable.checkpoint.files import delete, find, rename_damaged, verify
-from composable.checkpoint.manifest import MANIFEST, Manifest, is_part, parse_manifest
+from composable.checkpoint.manifest import MANIFEST, TENSORS, Manifest, parse_manifest
 from composable.checkpoint.reader import reading_from_store
 from composable.storage.copies import (
     best_of,
@@ -51,6 +51,7 @@ from composable.storage.copies import (
     local_name,
     logs,
     outline,
+    remove,
 )
 
 _MARK = ".remote.json"
@@ -146,8 +147,8 @@ class RemoteFolder:
             kept = {name for name, _ in self._remote.values()}
             self._unused = {one.path.name for one in whole} - kept
             self._seen = _manifests(sizes)
-            folders = {path.partition("/")[0] for path in sizes if is_part(path.partition("/")[2])}
-            self._unused |= folders - {path.partition("/")[0] for path in self._seen}
+            begun = {path.partition("/")[0] for path in sizes if path.endswith(f"/{TENSORS}")}
+            self._unused |= begun - {path.partition("/")[0] for path in self._seen}
             if self._number and not current:
                 for path in logs(sizes):
                     self.store.get(path, self.folder / path)
@@ -318,6 +319,8 @@ class RemoteFolder:
     def _raise_failure(self) -> None:
         error, self._failure = self._failure, None
         self.fails = error is not None
+        if isinstance(error, FileNotFoundError):
+            raise UnwritableCheckpointError(f"{self.url} has vanished: {error}") from None
         if isinstance(error, OSError) and not isinstance(error, CheckpointError):
             raise UnwritableCheckpointError(str(error)) from None
         if isinstance(error, TakenOverError):
@@ -365,10 +368,10 @@ class RemoteFolder:
                 self._upload(found.path)
         _upload_logs()
         for name in dropped.keys() & self._remote.keys():
-            self.store.delete_folder(self._remote.pop(name)[0], MANIFEST)
+            remove(self.store, self._remote.pop(name)[0])
             delete(self.folder / name, self._dropped.pop(name))
         while self._unused:
-            self.store.delete_folder(self._unused.pop(), MANIFEST)
+            remove(self.store, self._unused.pop())
         self._prune()
 
     def _known(self, name: str) -> Manifest | None:
@@ -388,7 +391,7 @@ class RemoteFolder:
         self.store.write(f"{target}/{MANIFEST}", raw)
         self._remote[path.name] = target, manifest
         if before:
-            self.store.delete_folder(before[0], MANIFEST)
+            remove(self.store, before[0])
 
     def upload_logs(self) -> None:
         """Copy the files that are not in checkpoints, if they have changed."""

@@ -84,4 +84,7 @@ def lost_at(server: Server, number: int) -> Iterator[None]:
     try:
         yield
     finally:
+        for one in object_stores.OPEN.values():
+            if one._thread is not None:
+                one._thread.shutdown(cancel_futures=True)
         server.work()
