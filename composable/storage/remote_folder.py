@@ -40,7 +40,7 @@ from composable.checkpoint.errors import (
     UnwritableCheckpointError,
 )
 from composable.checkpoint.files import delete, find, rename_damaged, verify
-from composable.checkpoint.manifest import MANIFEST, TENSORS, Manifest, parse_manifest
+from composable.checkpoint.manifest import MANIFEST, Manifest, is_part, parse_manifest
 from composable.checkpoint.reader import reading_from_store
 from composable.storage.copies import (
     best_of,
@@ -147,7 +147,7 @@ class RemoteFolder:
             kept = {name for name, _ in self._remote.values()}
             self._unused = {one.path.name for one in whole} - kept
             self._seen = _manifests(sizes)
-            begun = {path.partition("/")[0] for path in sizes if path.endswith(f"/{TENSORS}")}
+            begun = {path.partition("/")[0] for path in sizes if is_part(path.partition("/")[2])}
             self._unused |= begun - {path.partition("/")[0] for path in self._seen}
             if self._number and not current:
                 for path in logs(sizes):
