@@ -42,13 +42,15 @@ from composable.checkpoint.manifest import MANIFEST, Manifest, parse_manifest
 from composable.checkpoint.reader import reading_from_store
 from composable.storage.copies import (
     AGAIN,
+    LOGS,
     best_of,
     complete,
+    discard,
     fetch,
     fetch_first,
     is_log,
+    listed,
     local_name,
-    logs,
     outline,
 )
 
@@ -94,6 +96,9 @@ class RemoteFolder:
         """The names of checkpoints in the store that were saved again."""
         self._logs: dict[str, tuple[int, int]] = {}
         """The size and the time of each log that was uploaded."""
+        self._listed: set[str] = set()
+        """The logs in the list in the store."""
+        self._copies_logs = Lock()
         self._dropped: dict[str, str] = {}
         """The runs of the checkpoints to delete."""
         self._lock = Lock()
@@ -144,9 +149,9 @@ class RemoteFolder:
             kept = {name for name, _ in self._remote.values()}
             self._doubles = {one.path.name for one in whole} - kept
             self._partial = {path.partition("/")[0] for path in sizes if "/" in path} - kept
-            if self._number and not current:
-                for path in logs(sizes):
-                    self.store.get(path, self.folder / path)
+            self._listed = set(listed(self.store, sizes))
+            for path in () if current else sorted(self._listed):
+                self.store.get(path, self.folder / path)
             if not resume or (current and self._has_whole()):
                 return []
             chosen = fetch_first(self.store, complete(aside), self.folder)
@@ -199,16 +204,16 @@ class RemoteFolder:
         """Return whether this machine wrote last; otherwise, make the local folder empty."""
         mark, folder = self.folder / _MARK, self.folder
         make_folder(folder)
-        seen = json.loads(mark.read_bytes()) if mark.is_file() else {"url": "", "number": 0}
+        seen = json.loads(mark.read_bytes()) if mark.is_file() else {"url": ""}
         if seen["url"] == self.url:
-            if seen["number"] == self._number > 0:
+            if seen["wrote"] and seen["number"] == self._number:
                 return True
             self._claim = b""
-            if seen["number"]:
+            if seen["number"] != self._number:
                 aside = next_name(folder.with_name(f"{folder.name}.superseded"))
                 folder.rename(aside)
                 warn_user(
-                    f"{self.url} has changed since this machine wrote to it; what was in {folder} "
+                    f"{self.url} has changed since this machine used it; what was in {folder} "
                     f"was moved to {aside}.",
                     UserWarning,
                 )
@@ -218,11 +223,11 @@ class RemoteFolder:
             raise CheckpointExistsError(
                 f"local_folder={str(folder)!r} {what}; pass a new or an empty folder."
             )
-        self._write_mark(0)
+        self._write_mark(wrote=False)
         return False
 
-    def _write_mark(self, number: int) -> None:
-        mark = json.dumps({"url": self.url, "number": number})
+    def _write_mark(self, *, wrote: bool) -> None:
+        mark = json.dumps({"url": self.url, "number": self._number, "wrote": wrote})
         write_atomically(self.folder / _MARK, mark.encode())
 
     # --- to the store ---
@@ -262,7 +267,7 @@ class RemoteFolder:
             raise UnwritableCheckpointError(str(error)) from None
         self._number, self._claim, self.store.patient = number, claim, True
         atexit.register(self._warn_at_exit)
-        self._write_mark(number)
+        self._write_mark(wrote=True)
 
     def _writer(self, number: int) -> dict[str, Any] | None:
         try:
@@ -273,8 +278,12 @@ class RemoteFolder:
     def _check_writer(self) -> None:
         numbers = [_number(_WRITERS + path) for path in self.store.sizes(_WRITERS[:-1])]
         newest = max(numbers, default=0)
-        if newest > self._number or self.store.read(_writer_path(self._number)) != self._claim:
-            raise self._taken_over()
+        own = _writer_path(self._number)
+        try:
+            if newest > self._number or self.store.read(own) != self._claim:
+                raise self._taken_over()
+        except FileNotFoundError as error:
+            raise StorageError(f"{self.url} cannot be written: {own} is gone: {error}") from None
 
     def _taken_over(self) -> TakenOverError:
         return TakenOverError(
@@ -344,7 +353,7 @@ class RemoteFolder:
 
     def _upload_all(self) -> None:
         self._bytes.clear()
-        for name in [one for one in self._dropped if one not in self._remote]:
+        for name in [one for one in list(self._dropped) if one not in self._remote]:
             delete(self.folder / name, self._dropped.pop(name))  # replaced before its upload
         self.claim()  # again, if the store failed at the start
         self._check_writer()
@@ -354,11 +363,13 @@ class RemoteFolder:
                 _upload_logs()
                 self._upload(found.path)
         _upload_logs()
-        for name in [one for one in self._dropped if one in self._remote]:
-            self.store.delete_folder(self._remote.pop(name)[0], MANIFEST)
-            delete(self.folder / name, self._dropped.pop(name))
+        for name in [one for one in list(self._dropped) if one in self._remote]:
+            (place, manifest), run = self._remote.pop(name), self._dropped.pop(name)
+            if manifest.info.get("run") == run:
+                discard(self.store, place)
+            delete(self.folder / name, run)
         while self._doubles:
-            self.store.delete_folder(self._doubles.pop(), MANIFEST)
+            discard(self.store, self._doubles.pop(), replaced=True)
         self._prune()
 
     def _known(self, name: str) -> Manifest | None:
@@ -369,7 +380,7 @@ class RemoteFolder:
         before, raw = self._remote.get(path.name), b""
         target = path.name + (AGAIN if before and before[0] == path.name else "")
         if target in self._partial:
-            self.store.delete_folder(target, MANIFEST)
+            discard(self.store, target, replaced=True)
         self._partial.add(target)
         while raw != (path / MANIFEST).read_bytes():  # it may be replaced in the meantime
             raw = (path / MANIFEST).read_bytes()
@@ -381,20 +392,28 @@ class RemoteFolder:
         self._remote[path.name] = target, manifest
         self._partial.discard(target)
         if before:
-            self.store.delete_folder(before[0], MANIFEST)
+            discard(self.store, before[0], replaced=True)
 
     def upload_logs(self) -> None:
         """Copy the files that are not in checkpoints, if they have changed."""
-        for root, folders, names in os.walk(self.folder):
-            folders[:] = [name for name in folders if not name.startswith(".")]  # they may vanish
-            for file in map(Path(root).joinpath, names):
-                path = file.relative_to(self.folder).as_posix()
-                if is_log(path) and file.is_file() and not file.is_symlink():
-                    now = file.stat()
-                    stamp = now.st_size, now.st_mtime_ns
-                    if self._logs.get(path) != stamp:
-                        self._put(file, path)
-                        self._logs[path] = stamp
+        with self._copies_logs:  # two threads may: an old copy must not replace a newer one
+            for root, folders, names in os.walk(self.folder):
+                folders[:] = [name for name in folders if not name.startswith(".")]  # may vanish
+                for file in map(Path(root).joinpath, names):
+                    path = file.relative_to(self.folder).as_posix()
+                    if is_log(path) and file.is_file() and not file.is_symlink():
+                        self._upload_log(file, path)
+
+    def _upload_log(self, file: Path, path: str) -> None:
+        now = file.stat()
+        stamp = now.st_size, now.st_mtime_ns
+        if self._logs.get(path) == stamp:
+            return
+        if path not in self._listed:
+            self.store.write(LOGS, json.dumps([*self._listed, path]).encode())
+            self._listed.add(path)
+        self._put(file, path)
+        self._logs[path] = stamp
 
     def _put(self, file: Path, path: str) -> None:
         from fsspec.callbacks import Callback  # on use: it is slow to import
