@@ -90,7 +90,7 @@ class ObjectStore:
             self.files.invalidate_cache()
             found = self.files.find(root, detail=True)
             below = {path.removeprefix(root): one["size"] for path, one in found.items()}
-            # Other names are no paths of this machine: a copy could be written anywhere.
+            # A copy with one of the other names could be written anywhere.
             return {
                 path[1:]: size
                 for path, size in below.items()

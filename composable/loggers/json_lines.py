@@ -243,7 +243,7 @@ class JSONLinesLogger(LoggerDestination):
             fault = f"has {has} bytes, but had {size}" if has < size else "has other lines than"
             raise ValueError(
                 f"{address(self.path)} {fault} when the checkpoint was saved: it is another "
-                "file, or was truncated. Use the file of that run, or replace it with overwrite=True."
+                "file, or was truncated. Use the file of that run, or pass overwrite=True."
             )
         self.close_file()
         self._pending, self._begun, self._resumed = [], False, True
