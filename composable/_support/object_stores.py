@@ -30,7 +30,7 @@ _EXTRAS = {
     **dict.fromkeys(("abfs", "abfss", "az"), "azure"),
     "hf": "hub",
 }
-_SECRET = re.compile(r"[^/]*://[^/]*:[^/]*@|[^?]*\?|(s3a?|gc?s)://[^/]*@")
+_SECRET = re.compile(r"[^/]*:/+[^/]*:[^/]*@|[^?]*\?|(s3a?|gc?s):/+[^/]*@")  # pathlib drops a slash
 _IN_PARTS: dict[str, Any] = {"chunksize": 16 * 2**20, "max_concurrency": 4}
 """How files are sent to S3, since by default ten parts of 50 MiB are in memory at the same time."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -91,7 +91,13 @@ class ObjectStore:
         def find() -> dict[str, int]:
             self.files.invalidate_cache()
             found = self.files.find(root, detail=True)
-            return {path.removeprefix(root).lstrip("/"): one["size"] for path, one in found.items()}
+            below = {path.removeprefix(root): one["size"] for path, one in found.items()}
+            # A copy with one of the other names could be written anywhere.
+            return {
+                path[1:]: size
+                for path, size in below.items()
+                if {"", ".."}.isdisjoint(path.split("/")[1:])
+            }
 
         try:
             return self._retried(find, "listed", reads=True)
@@ -246,15 +252,15 @@ def as_local(
 
 def _check_url(name: str, url: str) -> str:
     """Return the scheme of a URL."""
+    if _SECRET.match(str(url)):
+        raise PathError(
+            f"{name} is a URL with credentials in it, which logs and records would show; pass them "
+            "in the environment, such as AWS_ACCESS_KEY_ID, or in the configuration of fsspec."
+        )
     if not isinstance(url, str) or "://" not in url:
         raise PathError(
             f"{name}={str(url)!r} is neither a path of this machine nor a URL; pass a URL as a "
             "str, since pathlib removes a slash: 's3://bucket/run'."
-        )
-    if _SECRET.match(url):
-        raise PathError(
-            f"{name} is a URL with credentials in it, which logs and records would show; pass them "
-            "in the environment, such as AWS_ACCESS_KEY_ID, or in the configuration of fsspec."
         )
     if "::" in url:
         raise PathError(f"{name}={url!r} is a chain of file systems; pass one URL.")

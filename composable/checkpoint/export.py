@@ -18,7 +18,7 @@ from composable.distributed.processes import Processes
 from composable.functional import batch_norm_statistics
 
 _SUFFIX = ".safetensors"
-_LIST = "exported_files.txt"
+LIST = "exported_files.txt"
 """The file of an exported folder that lists its files, so that another export may replace it."""
 
 
@@ -72,13 +72,13 @@ def _write_folder(model: nn.Module, weights: dict[str, Tensor], path: Path) -> N
         inner.save_pretrained(partial, state_dict={n: t.cpu() for n, t in own.items()})
         check = _check_adapter if has_adapters(inner) else _check_folder
         check(inner, own, partial, path)
-        names = "\n".join([_LIST, *sorted(_names(partial))])
-        write_atomically(partial / _LIST, names.encode())
+        names = "\n".join([LIST, *sorted(_names(partial))])
+        write_atomically(partial / LIST, names.encode())
 
 
 def _check_place(path: Path, _: bool) -> None:
     """Check that a path is free, or a folder with nothing but exported files."""
-    listed = path / _LIST
+    listed = path / LIST
     known = listed.read_text().split("\n") if listed.is_file() else ()
     is_folder = path.is_dir() and not path.is_symlink()
     foreign = sorted(_names(path).difference(known)) if is_folder else [path.name]

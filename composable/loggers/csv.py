@@ -14,7 +14,7 @@ from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.loggers._back_end import BackEndLogger, LogTime
 from composable.loggers._records import times_of
-from composable.storage.folders import as_file, remote_at
+from composable.storage.folders import address, as_file, remote_at
 
 _TIMES = tuple(times_of(Timestamp()))
 
@@ -70,7 +70,7 @@ class CSVLogger(BackEndLogger):
         replaces = self.overwrite or self._run is not None or is_stream_file(self.path)
         if self._writes and not replaces and self.path.exists() and not self._is_begun():
             raise FileExistsError(
-                f"path={str(self.path)!r} exists; pass another path, or overwrite=True."
+                f"path={address(self.path)!r} exists; pass another path, or overwrite=True."
             )
         super().fit_start(state, logger)
 

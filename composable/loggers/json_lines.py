@@ -133,7 +133,7 @@ class JSONLinesLogger(LoggerDestination):
         exists = exists and self.path.stat().st_size > 0  # of a process killed at its start
         if exists and not (self._overwrite or self._append):
             raise FileExistsError(
-                f"path={str(self.path)!r} exists; pass another path, append=True to append to "
+                f"path={address(self.path)!r} exists; pass another path, append=True to append to "
                 "it, or overwrite=True."
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -242,8 +242,8 @@ class JSONLinesLogger(LoggerDestination):
                 return  # the file is replaced
             fault = f"has {has} bytes, but had {size}" if has < size else "has other lines than"
             raise ValueError(
-                f"{self.path} {fault} when the checkpoint was saved: it is another file, or was "
-                "truncated. Use the file of that run, or replace it with overwrite=True."
+                f"{address(self.path)} {fault} when the checkpoint was saved: it is another "
+                "file, or was truncated. Use the file of that run, or pass overwrite=True."
             )
         self.close_file()
         self._pending, self._begun, self._resumed = [], False, True

@@ -1,12 +1,12 @@
 """Copy runs and checkpoints from a URL to this machine."""
 
+import json
 import re
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from composable.checkpoint.reader import reading_from_store
 
 _LATER = re.compile(r"(\.w[0-9]+)?(\.again)?$")
 """What the name of a checkpoint in a store ends with: its writer, and that it was saved again."""
+LOGS = ".logs.json"
+"""The list of the files of a run that are not in a checkpoint."""
 
 
 def local(
@@ -61,8 +63,8 @@ def local(
         sizes = store.sizes()
         if MANIFEST in sizes:
             return as_local(name, value, into=into)
-        wanted = (lambda path: False) if checkpoints == "only sizes" else is_log
-        target = as_local(name, value, partial(filter, wanted), into)
+        wanted = [] if checkpoints == "only sizes" else logs(store, sizes)
+        target = as_local(name, value, lambda _: wanted, into)
         if checkpoints.endswith("sizes"):
             outline(store, sizes, target)
         elif target.is_dir():
@@ -90,10 +92,19 @@ def uploading(name: str, value: str | PathLike[str], *, overwrite: bool) -> Iter
     if not is_url(value):
         yield as_local(name, value)
         return
+    from composable.checkpoint.export import LIST as EXPORTED  # on use
+
     store = ObjectStore(name, str(value))
     try:
-        if (before := store.sizes()) and not overwrite:
-            raise CheckpointExistsError(f"{value} exists; pass overwrite=True to replace it.")
+        before = store.sizes()
+        known = store.read(EXPORTED).decode().split("\n") if EXPORTED in before else []
+        if foreign := sorted(before.keys() - ({*known, ""} if overwrite else set(known))):
+            advice = (
+                f"has {foreign[0]!r}, which is not from export_weights: use another path."
+                if foreign[0]
+                else "exists; pass overwrite=True to replace it."
+            )
+            raise CheckpointExistsError(f"{value} {advice}")
         with tempfile.TemporaryDirectory(dir=cache()) as aside:
             target = Path(aside) / store.root.rpartition("/")[2]
             yield target
@@ -119,14 +130,21 @@ def is_log(path: str) -> bool:
     return not (hidden or path == "run.lock" or (folders and is_part(name)))
 
 
-def logs(paths: Iterable[str]) -> list[str]:
-    """Return the paths of the files of a run that are not in a checkpoint.
+def logs(store: ObjectStore, sizes: Mapping[str, int]) -> list[str]:
+    """Return the paths of the files that the runs in a folder have written beside checkpoints.
 
-    Files in folders to which another run writes are not of this one.
+    Other files may be large, and are copied only if no checkpoint is there: another trainer's may.
     """
-    paths = list(paths)
-    others = {path.partition("/.writers/")[0] + "/" for path in paths if "/.writers/" in path}
-    return [path for path in paths if is_log(path) and not path.startswith(tuple(others))]
+    lists = [path for path in sizes if path.rpartition("/")[2] == LOGS]
+    if not lists and not any(path.endswith(f"/{MANIFEST}") for path in sizes):
+        return list(filter(is_log, sizes))
+    return [path for place in lists for path in listed(store, sizes, place)]
+
+
+def listed(store: ObjectStore, sizes: Mapping[str, int], place: str = LOGS) -> list[str]:
+    """Return the paths of the logs in a list, which may be missing."""
+    paths = json.loads(store.read(place)) if place in sizes else []
+    return [path for path in map(place.removesuffix(LOGS).__add__, paths) if path in sizes]
 
 
 def outline(store: ObjectStore, sizes: Mapping[str, int], folder: Path) -> None:
@@ -190,6 +208,18 @@ def fetch(store: ObjectStore, name: str, target: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def discard(store: ObjectStore, name: str, *, replaced: bool = False) -> bool:
+    """Delete a checkpoint, its manifest first, and return whether it was deleted.
+
+    One to which other files were added is not, unless it is replaced: then they are all that stays.
+    """
+    files = store.sizes(name)
+    if not (replaced or all(map(is_part, files))):
+        return False
+    store.delete(f"{name}/{file}" for file in (MANIFEST, *filter(is_part, files)))
+    return True
+
+
 def prune(place: str, keep: int) -> list[str]:
     """Delete the checkpoints of a folder or a URL, but for the latest and the best of each run.
 
@@ -211,21 +241,12 @@ def prune(place: str, keep: int) -> list[str]:
         if runs[run] <= keep or (run, local_name(name)) in best:
             continue
         if is_url(place):
-            done = remove(ObjectStore("path", place), name)
-        else:
-            done = delete(found.path, str(run))
-        if done:
-            deleted.append(name)
+            if not discard(ObjectStore("path", place), name):
+                continue
+        elif not delete(found.path, str(run)):
+            continue
+        deleted.append(name)
     return deleted
-
-
-def remove(store: ObjectStore, name: str) -> bool:
-    """Delete a checkpoint, its manifest first, unless other files were added to its folder."""
-    found = store.sizes(name)
-    if not all(map(is_part, found)):
-        return False
-    store.delete(f"{name}/{part}" for part in (MANIFEST, *found))
-    return True
 
 
 def best_of(manifest: Manifest) -> Any:

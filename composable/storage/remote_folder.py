@@ -43,15 +43,16 @@ from composable.checkpoint.files import delete, find, rename_damaged, verify
 from composable.checkpoint.manifest import MANIFEST, Manifest, is_part, parse_manifest
 from composable.checkpoint.reader import reading_from_store
 from composable.storage.copies import (
+    LOGS,
     best_of,
     complete,
+    discard,
     fetch,
     fetch_first,
     is_log,
+    listed,
     local_name,
-    logs,
     outline,
-    remove,
 )
 
 _MARK = ".remote.json"
@@ -97,6 +98,9 @@ class RemoteFolder:
         """The names of checkpoints in the store that are not complete, or were saved again."""
         self._logs: dict[str, tuple[int, int]] = {}
         """The size and the time of each log that was uploaded."""
+        self._listed: set[str] = set()
+        """The logs in the list in the store."""
+        self._copies_logs = Lock()
         self._dropped: dict[str, str] = {}
         """The runs of the checkpoints to delete."""
         self._lock = Lock()
@@ -149,9 +153,9 @@ class RemoteFolder:
             self._seen = _manifests(sizes)
             begun = {path.partition("/")[0] for path in sizes if is_part(path.partition("/")[2])}
             self._unused |= begun - {path.partition("/")[0] for path in self._seen}
-            if self._number and not current:
-                for path in logs(sizes):
-                    self.store.get(path, self.folder / path)
+            self._listed = set(listed(self.store, sizes))
+            for path in () if current else sorted(self._listed):
+                self.store.get(path, self.folder / path)
             if not resume or (current and self._has_whole()):
                 return []
             chosen = fetch_first(self.store, complete(aside), self.folder)
@@ -204,16 +208,16 @@ class RemoteFolder:
         """Return whether this machine wrote last; otherwise, make the local folder empty."""
         mark, folder = self.folder / _MARK, self.folder
         make_folder(folder)
-        seen = json.loads(mark.read_bytes()) if mark.is_file() else {"url": "", "number": 0}
+        seen = json.loads(mark.read_bytes()) if mark.is_file() else {"url": ""}
         if seen["url"] == self.url:
-            if seen["number"] == self._number > 0:
+            if seen["wrote"] and seen["number"] == self._number:
                 return True
             self._claim = b""
-            if seen["number"]:
+            if seen["number"] != self._number:
                 aside = next_name(folder.with_name(f"{folder.name}.superseded"))
                 folder.rename(aside)
                 warn_user(
-                    f"{self.url} has changed since this machine wrote to it; what was in {folder} "
+                    f"{self.url} has changed since this machine used it; what was in {folder} "
                     f"was moved to {aside}.",
                     UserWarning,
                 )
@@ -223,11 +227,11 @@ class RemoteFolder:
             raise CheckpointExistsError(
                 f"local_folder={str(folder)!r} {what}; pass a new or an empty folder."
             )
-        self._write_mark(0)
+        self._write_mark(wrote=False)
         return False
 
-    def _write_mark(self, number: int) -> None:
-        mark = json.dumps({"url": self.url, "number": number})
+    def _write_mark(self, *, wrote: bool) -> None:
+        mark = json.dumps({"url": self.url, "number": self._number, "wrote": wrote})
         write_atomically(self.folder / _MARK, mark.encode())
 
     # --- to the store ---
@@ -272,7 +276,7 @@ class RemoteFolder:
             raise UnwritableCheckpointError(str(error)) from None
         self._number, self._claim, self.store.patient = number, claim, True
         atexit.register(self._warn_at_exit)
-        self._write_mark(number)
+        self._write_mark(wrote=True)
 
     def _writer(self, number: int) -> dict[str, Any] | None:
         try:
@@ -283,8 +287,12 @@ class RemoteFolder:
     def _check_writer(self) -> None:
         numbers = [_number(_WRITERS + path) for path in self.store.sizes(_WRITERS[:-1])]
         newest = max(numbers, default=0)
-        if newest > self._number or self.store.read(_writer_path(self._number)) != self._claim:
-            raise self._taken_over()
+        own = _writer_path(self._number)
+        try:
+            if newest > self._number or self.store.read(own) != self._claim:
+                raise self._taken_over()
+        except FileNotFoundError as error:
+            raise StorageError(f"{self.url} cannot be written: {own} is gone: {error}") from None
 
     def _taken_over(self) -> TakenOverError:
         return TakenOverError(
@@ -356,7 +364,7 @@ class RemoteFolder:
 
     def _upload_all(self) -> None:
         self._bytes.clear()
-        dropped = dict(self._dropped)  # one that is dropped later may be the newest in the store
+        dropped = self._dropped.copy()  # one that is dropped later may be the newest in the store
         for name in dropped.keys() - self._remote.keys():
             delete(self.folder / name, self._dropped.pop(name))  # replaced before its upload
         self.claim()  # again, if the store failed at the start
@@ -368,10 +376,12 @@ class RemoteFolder:
                 self._upload(found.path)
         _upload_logs()
         for name in dropped.keys() & self._remote.keys():
-            remove(self.store, self._remote.pop(name)[0])
-            delete(self.folder / name, self._dropped.pop(name))
+            (place, manifest), run = self._remote.pop(name), self._dropped.pop(name)
+            if manifest.info.get("run") == run:
+                discard(self.store, place)
+            delete(self.folder / name, run)
         while self._unused:
-            remove(self.store, self._unused.pop())
+            discard(self.store, self._unused.pop(), replaced=True)
         self._prune()
 
     def _known(self, name: str) -> Manifest | None:
@@ -391,22 +401,30 @@ class RemoteFolder:
         self.store.write(f"{target}/{MANIFEST}", raw)
         self._remote[path.name] = target, manifest
         if before:
-            remove(self.store, before[0])
+            discard(self.store, before[0], replaced=True)
 
     def upload_logs(self) -> None:
         """Copy the files that are not in checkpoints, if they have changed."""
-        for root, folders, names in os.walk(self.folder):
-            folders[:] = [name for name in folders if not name.startswith(".")]  # they may vanish
-            names.sort(key=lambda name: name != _RECORD)
-            for file in map(Path(root).joinpath, names):
-                path = file.relative_to(self.folder).as_posix()
-                if is_log(path) and file.is_file() and not file.is_symlink():
-                    now = file.stat()
-                    stamp = now.st_size, now.st_mtime_ns
-                    if self._logs.get(path) != stamp:
-                        self._check_writer()
-                        self._put(file, path)
-                        self._logs[path] = stamp
+        with self._copies_logs:  # two threads may: an old copy must not replace a newer one
+            for root, folders, names in os.walk(self.folder):
+                folders[:] = [name for name in folders if not name.startswith(".")]  # may vanish
+                for name in sorted(names, key=lambda name: name != _RECORD):
+                    file = Path(root, name)
+                    path = file.relative_to(self.folder).as_posix()
+                    if is_log(path) and file.is_file() and not file.is_symlink():
+                        self._upload_log(file, path)
+
+    def _upload_log(self, file: Path, path: str) -> None:
+        now = file.stat()
+        stamp = now.st_size, now.st_mtime_ns
+        if self._logs.get(path) == stamp:
+            return
+        self._check_writer()
+        if path not in self._listed:
+            self.store.write(LOGS, json.dumps([*self._listed, path]).encode())
+            self._listed.add(path)
+        self._put(file, path)
+        self._logs[path] = stamp
 
     def _put(self, file: Path, path: str) -> None:
         from fsspec.callbacks import Callback  # on use: it is slow to import

@@ -91,13 +91,24 @@ def test_faults_that_stay_are_named(name, save_error, server, whole):
     assert saved(server)[-1] == 9
 
 
-def test_a_bucket_that_vanishes_is_named(server):
+@pytest.mark.parametrize("number", [12, 13])  # of a checkpoint, and of a log
+def test_a_bucket_that_vanishes_is_named(number, server):
     def fault(method, path):
-        return (404, "NoSuchBucket") if count_writes(server) > 12 else None
+        return (404, "NoSuchBucket") if count_writes(server) > number else None
 
     server.fault = fault
     with pytest.raises(UnwritableCheckpointError, match="s3://bucket/run"):
         run(URL).fit()
+
+
+def test_a_folder_that_vanishes_is_named(server):
+    def remove(event, state, logger):
+        if event.value == "batch_start" and state.timestamp.batch == 3:
+            next(iter(OPEN.values())).finish()
+            server.files.rm(f"{BUCKET}/run", recursive=True)
+
+    with pytest.raises(UnwritableCheckpointError, match=r"s3://bucket/run .* is gone"):
+        run(URL, callbacks=[remove]).fit()
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_second_machine_takes_over_at_once_and_the_first_one_stops(
     assert saved(server) == [8, 9]
     # The first machine continues the run that has ended.
     machine(monkeypatch, tmp_path / "machine-1")
-    with pytest.warns(UserWarning, match="has changed since this machine wrote"):
+    with pytest.warns(UserWarning, match="has changed since this machine used"):
         again = run(URL)
     assert again.state.timestamp.batch == 9
 
