@@ -78,6 +78,23 @@ def refuse_request(request: str, who: str = "an algorithm") -> None:
 # --- events that a loop does not fire ---
 
 
+def needs_loss() -> RuntimeError:
+    """Return the error of a step whose outputs are unknown, in a loop with metrics of training."""
+    return RuntimeError(
+        "train_metrics= of adapt_loop measures the outputs that t.loss(outputs) gets, and this step "
+        "was made without it; call it for every batch, or update metrics in the loop."
+    )
+
+
+def refuse_metrics(measures: Any, call: str) -> None:
+    """Raise if metrics of training would not be saved."""
+    if measures is not None:
+        raise RuntimeError(
+            f"train_metrics= of adapt_loop needs a loop that saves by t.save(folder), and {call} was "
+            "called; in another trainer, use its own metrics."
+        )
+
+
 def refuse_without_batch(plan: Plan) -> None:
     """Raise if an algorithm needs `t.start_batch`, in a loop that does not call it."""
     refuse_unfired(plan, _OF_THE_BATCH, "a step", "t.start_batch(batch)")

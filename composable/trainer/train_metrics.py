@@ -64,10 +64,10 @@ class Totals:
         sums = processes.sum(self.sums)
         return {"steps": self.steps, "names": self.names, "sums": sums, "objects": objects}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore what `state_dict` returned, of the same metrics, on rank 0 alone."""
         self.reset()
-        if state["names"] != self.names or state["objects"].keys() - self.objects.keys():
+        if state is None or state["names"] != self.names or state["objects"].keys() - self.objects.keys():
             return
         self.steps = state["steps"]
         if Processes.current().is_main:
@@ -75,6 +75,8 @@ class Totals:
             for name, saved in state["objects"].items():
                 one = self.objects[name]
                 one.load_state_dict({n: _as_in(one, n, value) for n, value in saved.items()})
+                if hasattr(one, "_update_count"):  # torchmetrics warns where it is 0
+                    one._update_count = self.steps
 
 
 def _as_in(metric: Any, name: str, value: Any) -> Any:
@@ -92,16 +94,16 @@ class TrainMetrics(Callback):
 
     Args:
         metrics: The metrics by name.
-        log_interval: When averages are logged.
+        log_interval: When averages are logged; None in an external loop, which reads them.
     """
 
-    def __init__(self, metrics: Mapping[str, Any], log_interval: Time) -> None:
+    def __init__(self, metrics: Mapping[str, Any], log_interval: Time | None = None) -> None:
         self.log_interval = log_interval
         self.active = True
         """Whether the outputs belong to the step, and not to a second pass of it."""
-        self._of_loss = {n: one for n, one in metrics.items() if isinstance(one, OfLoss)}
+        self.of_loss = {n: one for n, one in metrics.items() if isinstance(one, OfLoss)}
         objects = {n: one for n, one in metrics.items() if hasattr(one, "compute")}
-        known = {*self._of_loss, *objects}
+        known = {*self.of_loss, *objects}
         self._functions = {n: one for n, one in metrics.items() if n not in known}
         self._left = dict.fromkeys(self._functions, _COMPARED)
         names = (*self._functions, "loss")
@@ -113,11 +115,15 @@ class TrainMetrics(Callback):
     def attach(self, run: Any) -> None:
         """Measure the steps of a run."""
         run.train_metrics = self
+        self.to(run.state.device)
+
+    def to(self, device: torch.device) -> None:
+        """Move the sums and objects to a device."""
         for totals in self._totals.values():
-            totals.sums = totals.sums.to(run.state.device, widest_float(run.state.device))
+            totals.sums = totals.sums.to(device, widest_float(device))
             for one in totals.objects.values():
                 if isinstance(one, nn.Module):
-                    one.to(run.state.device)
+                    one.to(device)
 
     # --- a step ---
 
@@ -178,24 +184,30 @@ class TrainMetrics(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Count the step, and log what is due."""
-        for totals in self._totals.values() if self._made else ():
-            totals.steps, totals.sums = totals.steps + 1, totals.sums + self._step(state)
-            for one in totals.objects.values():
-                for _, pair in self._measured.values():
-                    one.update(*pair)
-        self._measured.clear()
-        self._made = False
+        if self._made:  # every process has the loss of the step, which rank 0 alone counts
+            examples = state.timestamp.sample - state.previous_timestamp.sample
+            self.count(state.loss, examples if Processes.current().is_main else None)
+        self.discard()
         if has_completed(self.log_interval, state, Event.BATCH_END):
             self._log("train", state, logger)
 
-    def _step(self, state: State) -> Tensor:
-        """Return the sums of a step; every process has its loss, which rank 0 alone counts."""
-        examples = state.timestamp.sample - state.previous_timestamp.sample
-        loss = values_in(state.loss.detach(), examples)  # type: ignore[union-attr]
+    def count(self, loss: Any, examples: Any) -> None:
+        """Count a step: what its microbatches measured, and a loss of examples, if there are any."""
+        loss = values_in(loss.detach(), 1)
         nothing = torch.zeros_like(loss)
-        own = loss if Processes.current().is_main else nothing
+        own = nothing if examples is None else loss * examples
         rows = [torch.stack([*one, nothing]) for one, _ in self._measured.values()]
-        return sum(rows, torch.stack([*[nothing] * len(self._functions), own]))
+        sums = sum(rows, torch.stack([*[nothing] * len(self._functions), own]))
+        for totals in self._totals.values():
+            totals.steps, totals.sums = totals.steps + 1, totals.sums + sums
+            for one in totals.objects.values():
+                for _, pair in self._measured.values():
+                    one.update(*pair)
+
+    def discard(self) -> None:
+        """Forget what the microbatches measured."""
+        self._measured.clear()
+        self._made = False
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Log the averages over the epoch."""
@@ -204,19 +216,28 @@ class TrainMetrics(Callback):
         self._log("train_epoch", state, logger)
 
     def _log(self, label: str, state: State, logger: Logger) -> None:
+        if results := self.results(label):
+            named = {f"metrics/{label}/{name}": value for name, value in results.items()}
+            logger.log_metrics(named, state.timestamp)
+            self.reset(label)
+
+    def reset(self, label: str) -> None:
+        """Begin new averages: "train", or "train_epoch"."""
+        self._totals[label].reset()
+
+    def results(self, label: str) -> dict[str, Any]:
+        """Return the averages over all processes; none if no step was counted."""
         totals, processes = self._totals[label], Processes.current()
         if not totals.steps:
-            return
+            return {}
         sums = processes.sum(totals.sums)
         means = dict(zip(totals.names, sums[:, 0] / sums[:, 1], strict=True))
         results: dict[str, Any] = {name: means[name] for name in self._functions}
-        results |= {name: one(means["loss"]) for name, one in self._of_loss.items()}
+        results |= {name: one(means["loss"]) for name, one in self.of_loss.items()}
         for name, one in totals.objects.items():
             with nullcontext() if processes.several else computed_alone(one):
                 add_results(results, name, one.compute())
-        named = {f"metrics/{label}/{name}": value for name, value in results.items()}
-        logger.log_metrics(named, state.timestamp)
-        totals.reset()
+        return results
 
     # --- checkpoints ---
 
@@ -233,7 +254,8 @@ class TrainMetrics(Callback):
         return gathered
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned, by other objects."""
+        self._totals = copy.deepcopy(self._totals)
         for name, totals in self._totals.items():
             totals.load_state_dict(state[name])
 
