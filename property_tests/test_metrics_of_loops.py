@@ -43,8 +43,8 @@ def train(
     found = {"train": {}, "train_epoch": {}} if found is None else found
     model = mlp(dtype=torch.float64)
     optimizer = sgd(model.parameters())
-    options = {"loss_fn": cross_entropy, "seed": 17, "train_metrics": metrics}
-    t = adapt_loop(algorithms, model, optimizer, **options)
+    options: dict[str, Any] = {"seed": 17, "max_duration": "2ep", "train_metrics": metrics}
+    t = adapt_loop(algorithms, model, optimizer, loss_fn=cross_entropy, **options)
     if folder is not None:
         t.resume(folder)
     data = batches(SIZES, **DOUBLE)

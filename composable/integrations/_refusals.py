@@ -81,8 +81,8 @@ def refuse_request(request: str, who: str = "an algorithm") -> None:
 def needs_loss() -> RuntimeError:
     """Return the error of a step whose outputs are unknown, in a loop with metrics of training."""
     return RuntimeError(
-        "train_metrics= of adapt_loop measures the outputs that t.loss(outputs) gets, and this step "
-        "was made without it; call it for every batch, or update metrics in the loop."
+        "train_metrics= of adapt_loop measures the outputs that t.loss(outputs) gets, and this "
+        "step was made without it; call it for every batch, or update metrics in the loop."
     )
 
 
@@ -90,8 +90,8 @@ def refuse_metrics(measures: Any, call: str) -> None:
     """Raise if metrics of training would not be saved."""
     if measures is not None:
         raise RuntimeError(
-            f"train_metrics= of adapt_loop needs a loop that saves by t.save(folder), and {call} was "
-            "called; in another trainer, use its own metrics."
+            f"train_metrics= of adapt_loop needs a loop that saves by t.save(folder), and {call} "
+            "was called; in another trainer, use its own metrics."
         )
 
 

@@ -172,7 +172,8 @@ class StepEvents:
             )
         forward = ForwardPass(lambda _: outputs, loss_in_precision)
         compute = computes_loss(partial(partial, self._fire), forward)
-        given, whole = self.state, self._whole
+        given = self.state
+        whole: Any = self._whole  # start_batch has set it
         try:
             state, weighted = self._micro.compute(
                 compute, given, whole, *self._batches_of_step(whole)

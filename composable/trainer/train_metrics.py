@@ -67,7 +67,11 @@ class Totals:
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore what `state_dict` returned, of the same metrics, on rank 0 alone."""
         self.reset()
-        if state is None or state["names"] != self.names or state["objects"].keys() - self.objects.keys():
+        if (
+            state is None
+            or state["names"] != self.names
+            or state["objects"].keys() - self.objects.keys()
+        ):
             return
         self.steps = state["steps"]
         if Processes.current().is_main:
@@ -192,7 +196,7 @@ class TrainMetrics(Callback):
             self._log("train", state, logger)
 
     def count(self, loss: Any, examples: Any) -> None:
-        """Count a step: what its microbatches measured, and a loss of examples, if there are any."""
+        """Count a step: what its microbatches measured, and a loss of some examples, or None."""
         loss = values_in(loss.detach(), 1)
         nothing = torch.zeros_like(loss)
         own = nothing if examples is None else loss * examples
