@@ -63,14 +63,14 @@ class LoopRun(RunPart):
         """Return the entries of a run; the sums of train_metrics are among the metrics."""
         entries, measures = RunPart.state_dict(self), self.run.measures
         if measures is not None:
-            measures.gather()
-            entries["metrics"] = {**entries["metrics"], **measures.state_dict()}
+            entries["metrics"] = {**entries["metrics"], **measures.states(Processes.current())}
         return entries
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         metrics, measures = dict(saved["metrics"]), self.run.measures
-        sums = {label: metrics.pop(label, None) for label in ("train", "train_epoch")}
+        # A name that no metrics have begins new averages.
+        sums = {one: metrics.pop(one, {"names": None}) for one in ("train", "train_epoch")}
         RunPart.load_state_dict(self, {**saved, "metrics": metrics})
         if measures is not None:
             measures.load_state_dict(sums)

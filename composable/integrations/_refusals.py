@@ -78,21 +78,11 @@ def refuse_request(request: str, who: str = "an algorithm") -> None:
 # --- events that a loop does not fire ---
 
 
-def needs_loss() -> RuntimeError:
-    """Return the error of a step whose outputs are unknown, in a loop with metrics of training."""
-    return RuntimeError(
-        "train_metrics= of adapt_loop measures the outputs that t.loss(outputs) gets, and this "
-        "step was made without it; call it for every batch, or update metrics in the loop."
-    )
-
-
-def refuse_metrics(measures: Any, call: str) -> None:
-    """Raise if metrics of training would not be saved."""
+def refuse_metrics(measures: Any, why: str) -> None:
+    """Raise if metrics of training are given, and would not be measured or saved."""
     if measures is not None:
-        raise RuntimeError(
-            f"train_metrics= of adapt_loop needs a loop that saves by t.save(folder), and {call} "
-            "was called; in another trainer, use its own metrics."
-        )
+        text = "train_metrics= of adapt_loop measures the outputs that t.loss(outputs) gets, and "
+        raise RuntimeError(f"{text}{why}.")
 
 
 def refuse_without_batch(plan: Plan) -> None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ from composable.engines.modules import write_gradients
 from composable.engines.shares import LossShares
 from composable.integrations._accumulation import Accumulation, sum_over_processes
 from composable.integrations._refusals import (
-    needs_loss,
     refuse_calls,
+    refuse_metrics,
     refuse_request,
     refuse_without_batch,
     refuse_without_loss,
@@ -31,9 +31,6 @@ from composable.plan.plan import Plan
 from composable.trainer.parameters import drop_batch, frozen_parameters
 from composable.trainer.step import computes_loss
 from composable.utils.reproducibility import seed_step
-
-if TYPE_CHECKING:
-    from composable.trainer.train_metrics import TrainMetrics
 
 
 def loss_in_precision(state: State, outputs: Any) -> Tensor:
@@ -90,8 +87,8 @@ class StepEvents:
     """The key of the batches of this process."""
     _started: float = 0.0
     _samples: int = 0
-    measures: "TrainMetrics | None" = None
-    """The metrics of training."""
+    measures: Any = None
+    """The `TrainMetrics`, if there are any."""
 
     @property
     def model(self) -> nn.Module:
@@ -207,8 +204,8 @@ class StepEvents:
             self._before = self.state
         if self._last is not Event.BEFORE_BACKWARD:
             refuse_without_loss(self.plan)
-        if self.measures is not None and len(self._micro.losses) < max(self._micro.count, 1):
-            raise needs_loss()
+        if len(self._micro.losses) < max(self._micro.count, 1):
+            refuse_metrics(self.measures, "this step was made without it; call it for every batch")
         state = self._after_microbatch()
         if self._micro.losses:
             groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
@@ -322,7 +319,7 @@ class StepEvents:
         stepped = self._last is Event.BEFORE_ZERO_GRAD and started
         early = stepped and not self._micro.complete
         if stepped and self.measures is not None:
-            self.measures.count(state.loss, self._examples_of_loss(self.measures))
+            self.measures.count(state.loss, self._examples_of_loss())
         self._stepped_early = count if early else 0
         seconds = time.perf_counter() - self._started if started else 0.0
         samples = self._samples * Processes.current().size
@@ -334,12 +331,11 @@ class StepEvents:
         state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
         self.state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))
 
-    def _examples_of_loss(self, measures: "TrainMetrics") -> Any:
+    def _examples_of_loss(self) -> Any:
         """Return the weight of this process's loss, whose mean over processes is that of a step."""
-        if not measures.of_loss:
+        if not self.measures.of_loss:
             return None
-        size = Processes.current().size
-        return sum_over_processes(self.state.device, self._samples) / size
+        return sum_over_processes(self.state.device, self._samples) / Processes.current().size
 
     def _forget_batch(self, state: State) -> None:
         """Return to the time between two batches."""

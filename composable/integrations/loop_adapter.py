@@ -256,7 +256,7 @@ class LoopAdapter(StepEvents):
         self._end_stepped_batch()
         results = self.measures.results("train_epoch" if epoch else "train")
         if not epoch:
-            self.measures.reset("train")
+            self.measures.totals["train"].reset()
         return {name: torch.as_tensor(value).tolist() for name, value in results.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -269,7 +269,7 @@ class LoopAdapter(StepEvents):
             RuntimeError: A batch was started and its step was not taken, or the model holds the
                 weights of an evaluation.
         """
-        refuse_metrics(self.measures, "t.state_dict()")
+        refuse_metrics(self.measures, "t.state_dict() saves no averages; call t.save(folder)")
         self._end_savable_batch("t.state_dict()")
         return pack_state(self.state)
 
@@ -416,7 +416,7 @@ class LoopAdapter(StepEvents):
         Raises:
             RuntimeError: The algorithms are at another batch.
         """
-        refuse_metrics(self.measures, "t.start_at(step)")
+        refuse_metrics(self.measures, "another trainer saves no averages; use its own metrics")
         now = self.state.timestamp.batch
         if self._loaded and step == self._loaded["timestamp"].batch:
             self.return_to(self._loaded)
@@ -464,7 +464,7 @@ class LoopAdapter(StepEvents):
         if done:
             self.end_epoch()
         if self.measures is not None:
-            self.measures.reset("train_epoch")
+            self.measures.totals["train_epoch"].reset()
         self._in_epoch, state = True, self.state
         if state.timestamp.epoch_in_iteration == 0:
             state = self._fire(Event.ITERATION_START, state)

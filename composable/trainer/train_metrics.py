@@ -64,14 +64,10 @@ class Totals:
         sums = processes.sum(self.sums)
         return {"steps": self.steps, "names": self.names, "sums": sums, "objects": objects}
 
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, of the same metrics, on rank 0 alone."""
         self.reset()
-        if (
-            state is None
-            or state["names"] != self.names
-            or state["objects"].keys() - self.objects.keys()
-        ):
+        if state["names"] != self.names or state["objects"].keys() - self.objects.keys():
             return
         self.steps = state["steps"]
         if Processes.current().is_main:
@@ -111,7 +107,7 @@ class TrainMetrics(Callback):
         self._functions = {n: one for n, one in metrics.items() if n not in known}
         self._left = dict.fromkeys(self._functions, _COMPARED)
         names = (*self._functions, "loss")
-        self._totals = {one: Totals(names, objects) for one in ("train", "train_epoch")}
+        self.totals = {one: Totals(names, objects) for one in ("train", "train_epoch")}
         self._batch, self._made = -1, False
         self._measured: dict[tuple[int, ...], tuple[list[Tensor], Any]] = {}
         self._gathered: dict[str, Any] | None = None
@@ -123,7 +119,7 @@ class TrainMetrics(Callback):
 
     def to(self, device: torch.device) -> None:
         """Move the sums and objects to a device."""
-        for totals in self._totals.values():
+        for totals in self.totals.values():
             totals.sums = totals.sums.to(device, widest_float(device))
             for one in totals.objects.values():
                 if isinstance(one, nn.Module):
@@ -149,7 +145,7 @@ class TrainMetrics(Callback):
             self._measured.clear()
         targets, computes = state.targets, isinstance(state.loss_fn, OutputLoss)
         outputs = map_tensors(Tensor.detach, metric_outputs(outputs, own_loss=computes))
-        count, objects = state.batch_spec.count(state.batch), self._totals["train"].objects
+        count, objects = state.batch_spec.count(state.batch), self.totals["train"].objects
         if objects and isinstance(targets, MixedTargets):
             raise ValueError(
                 f"train_metrics[{next(iter(objects))!r}] is an object, which can weight no "
@@ -202,7 +198,7 @@ class TrainMetrics(Callback):
         own = nothing if examples is None else loss * examples
         rows = [torch.stack([*one, nothing]) for one, _ in self._measured.values()]
         sums = sum(rows, torch.stack([*[nothing] * len(self._functions), own]))
-        for totals in self._totals.values():
+        for totals in self.totals.values():
             totals.steps, totals.sums = totals.steps + 1, totals.sums + sums
             for one in totals.objects.values():
                 for _, pair in self._measured.values():
@@ -223,15 +219,11 @@ class TrainMetrics(Callback):
         if results := self.results(label):
             named = {f"metrics/{label}/{name}": value for name, value in results.items()}
             logger.log_metrics(named, state.timestamp)
-            self.reset(label)
-
-    def reset(self, label: str) -> None:
-        """Begin new averages: "train", or "train_epoch"."""
-        self._totals[label].reset()
+            self.totals[label].reset()
 
     def results(self, label: str) -> dict[str, Any]:
         """Return the averages over all processes; none if no step was counted."""
-        totals, processes = self._totals[label], Processes.current()
+        totals, processes = self.totals[label], Processes.current()
         if not totals.steps:
             return {}
         sums = processes.sum(totals.sums)
@@ -247,20 +239,21 @@ class TrainMetrics(Callback):
 
     def gather(self) -> None:
         """Join what all processes have measured, before a checkpoint is saved."""
-        self._gathered = self._states(Processes.current())
+        self._gathered = self.states(Processes.current())
 
-    def _states(self, processes: Processes) -> dict[str, Any]:
-        return {name: one.state_dict(processes) for name, one in self._totals.items()}
+    def states(self, processes: Processes) -> dict[str, Any]:
+        """Return the sums since the last reports, over these processes."""
+        return {name: one.state_dict(processes) for name, one in self.totals.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums since the last reports."""
-        gathered, self._gathered = self._gathered or self._states(Processes()), None
+        gathered, self._gathered = self._gathered or self.states(Processes()), None
         return gathered
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned, by other objects."""
-        self._totals = copy.deepcopy(self._totals)
-        for name, totals in self._totals.items():
+        self.totals = copy.deepcopy(self.totals)
+        for name, totals in self.totals.items():
             totals.load_state_dict(state[name])
 
 
