@@ -1,6 +1,7 @@
 """Law: an external loop measures its training as the Trainer does, or refuses by name."""
 
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -145,35 +146,46 @@ def test_steps_that_a_loop_skips_do_not_count():
     assert without["train_epoch"][5] == {"count": (16 + 16 + 16 + 1) / 13}
 
 
-def shared(sizes: list[list[int]]) -> Any:
-    """Train on the processes of this group, each with batches of its sizes."""
+def shared(sizes: list[list[int]], folder: str | None = None) -> Any:
+    """Train on the processes of this group, each with batches of its sizes.
+
+    With a folder, save after the first step, and continue from there.
+    """
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     rank, seen = dist.get_rank(), []
     model = mlp(dtype=torch.float64)
     wrapped = DistributedDataParallel(model)
     optimizer = sgd(model.parameters())
-    t = adapt_loop(
-        [], model, optimizer, loss_fn=cross_entropy, seed=17, train_metrics=TRAIN_METRICS
-    )
-    for inputs, targets in t.epoch(batches(sizes[rank], **DOUBLE)):
-        outputs = wrapped(inputs)
-        t.loss(outputs).backward()
-        seen.append([outputs.tolist(), targets.tolist()])
-        optimizer.step()
-        optimizer.zero_grad()
+    for _ in range(1 if folder is None else 2):
+        metrics = {**TRAIN_METRICS, **objects()}
+        t = adapt_loop([], model, optimizer, loss_fn=cross_entropy, seed=17, train_metrics=metrics)
+        if folder is not None:
+            t.resume(folder)
+        for inputs, targets in t.epoch(batches(sizes[rank], **DOUBLE)):
+            outputs = wrapped(inputs)
+            t.loss(outputs).backward()
+            seen.append([outputs.tolist(), targets.tolist()])
+            optimizer.step()
+            optimizer.zero_grad()
+            if folder is not None and len(seen) == 1:
+                t.save(folder)
+                break
     return seen, t.train_metrics(), t.train_metrics(epoch=True)
 
 
 @pytest.mark.parametrize("sizes", [[[4, 2], [4, 2]], [[4, 2], [2, 3]]], ids=["even", "uneven"])
-def test_loops_on_processes_measure_the_batches_of_all(sizes):
+def test_loops_on_processes_measure_the_batches_of_all(sizes, tmp_path):
     (seen, own, epoch), (others, *same) = run(shared, 2, sizes)
     assert own == epoch == same[0] == same[1]
+    for *_, resumed, of_epoch in run(shared, 2, sizes, str(tmp_path)):
+        assert resumed == of_epoch == pytest.approx(own, rel=1e-12)
     parts = [(torch.tensor(x, **DOUBLE), torch.tensor(y)) for x, y in (*seen, *others)]
     outputs, targets = map(torch.cat, zip(*parts, strict=True))
     entropy = cross_entropy(outputs, targets)
     right = (outputs.argmax(1) == targets).double().mean().item()
     expected = {"right": right, "entropy": entropy.item(), "perplexity": entropy.exp().item()}
+    expected |= {name: one(outputs, targets).item() for name, one in objects().items()}
     assert own == pytest.approx(expected, rel=1e-12)
 
 
@@ -190,8 +202,8 @@ def test_what_a_loop_cannot_measure_is_refused_by_name():
         adapter(None)[0].train_metrics()
     for metrics in (TRAIN_METRICS, {"perplexity": OfLoss(torch.exp)}):
         t, model, optimizer = adapter(metrics)
-        for call in (t.state_dict, lambda t=t: t.start_at(0)):
-            with pytest.raises(RuntimeError, match=r"train_metrics=.* saves no averages"):
+        for call in (t.state_dict, partial(t.start_at, 0), partial(t.load_state_dict, {})):
+            with pytest.raises(RuntimeError, match=r"train_metrics=.* (saves|has) no averages"):
                 call()
         for inputs, targets in t.epoch(batches(12)):
             cross_entropy(model(inputs), targets).backward()

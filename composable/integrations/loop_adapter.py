@@ -298,6 +298,7 @@ class LoopAdapter(StepEvents):
         Raises:
             ValueError: It is not the value of `state_dict`.
         """
+        refuse_metrics(self.measures, "t.load_state_dict(saved) has no averages; call t.resume")
         self._loaded = unpack_state(saved)
         self.weights.forget()
         self.return_to(self._loaded)
