@@ -358,7 +358,7 @@ class Averages:
             metric.update(outputs, targets)
         trusted = self.trusted or (self.batches == 1 and not self.processes.several)
         for name, function in self._functions.items():
-            returned = function(outputs, targets)
+            returned = called(name, function, (outputs, targets))
             value = value_of(name, returned)
             self.add(name, value, count)
             if value.numel() == count > 1 and name not in self.undecided:
@@ -491,6 +491,23 @@ def _joined(name: str, parts: Sequence[Any], counts: Sequence[int], padding: flo
             f"metrics[{name!r}] is an OfAll, and the batches can't be joined: {error}; pass "
             "padding=-100 for other lengths, or a function that returns one value for each example."
         ) from error
+
+
+def called(name: str, function: Any, batch: tuple[Any, Any]) -> Any:
+    """Call a metric with outputs and targets, which other metrics get too.
+
+    Raises:
+        ValueError: It changed them.
+    """
+    tensors = [one for one in tensors_of(batch) if not one.is_inference()]
+    versions = [one._version for one in tensors]
+    returned = function(*batch)
+    if versions != [one._version for one in tensors]:
+        raise ValueError(
+            f"metrics[{name!r}] changed its outputs or targets in place, which other metrics and "
+            "the loss get too; change copies, as of tensor.clone()."
+        )
+    return returned
 
 
 def confirm_mean(name: str, function: Any, returned: Any, batch: Any, count: int) -> bool:

@@ -154,6 +154,22 @@ def test_one_value_for_each_example_needs_no_dimension_for_one_and_no_halves_tha
     make_trainer(torch.nn.Linear(4, 1), metrics=squeezed, loss_fn=None).eval(data)
 
 
+def unlabeled_as_0(outputs: Tensor, targets: Tensor) -> Tensor:
+    targets[targets == -100] = 0
+    return accuracy(outputs, targets)
+
+
+@pytest.mark.parametrize("where", ["metrics", "train_metrics"])
+@pytest.mark.parametrize(
+    "change", [unlabeled_as_0, lambda outputs, targets: outputs.sigmoid_().mean(1)]
+)
+def test_a_function_that_changes_what_others_get_is_refused_by_name(where, change):
+    data = [(torch.randn(6, 4), torch.tensor([0, 1, 2, -100, -100, -100])) for _ in range(2)]
+    trainer = make_trainer(loader=data, eval_dataloader=data, **{where: {"it": change}})
+    with pytest.raises(ValueError, match=r"metrics\['it'\] changed .* in place"):
+        trainer.fit()
+
+
 def test_the_only_batch_may_have_any_value():
     results, seen = evaluated({"f1": f1}, [9])
     assert results["f1"] == seen.by_hand(f1).item()

@@ -24,6 +24,7 @@ from composable.losses.loss import OutputLoss
 from composable.metrics import (
     OfLoss,
     add_results,
+    called,
     computed_alone,
     confirm_mean,
     value_of,
@@ -159,7 +160,7 @@ class TrainMetrics(Callback):
         """Return the sum of the values for a microbatch, and their number."""
         function, mixed = self._functions[name], isinstance(targets, MixedTargets)
         pair = targets[:2] if mixed else [targets]
-        returned = [function(outputs, one) for one in pair]
+        returned = [called(name, function, (outputs, one)) for one in pair]
         values = [check_real(name, value_of(name, one)) for one in returned]
         if self._left[name]:
             self._left[name] -= confirm_mean(name, function, returned[0], (outputs, pair[0]), count)
