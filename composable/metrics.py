@@ -358,8 +358,11 @@ class Averages:
             metric.update(outputs, targets)
         trusted = self.trusted or (self.batches == 1 and not self.processes.several)
         for name, function in self._functions.items():
-            returned = function(outputs, targets)
-            self.add(name, value_of(name, returned), count)
+            returned = called(name, function, (outputs, targets))
+            value = value_of(name, returned)
+            self.add(name, value, count)
+            if value.numel() == count > 1 and name not in self.undecided:
+                continue  # one value for each example
             if not trusted and confirm_mean(name, function, returned, (outputs, targets), count):
                 self.undecided.discard(name)
         if self._of_all:
@@ -490,6 +493,23 @@ def _joined(name: str, parts: Sequence[Any], counts: Sequence[int], padding: flo
         ) from error
 
 
+def called(name: str, function: Any, batch: tuple[Any, Any]) -> Any:
+    """Call a metric with outputs and targets, which other metrics get too.
+
+    Raises:
+        ValueError: It changed them.
+    """
+    tensors = [one for one in tensors_of(batch) if not one.is_inference()]
+    versions = [one._version for one in tensors]
+    returned = function(*batch)
+    if versions != [one._version for one in tensors]:
+        raise ValueError(
+            f"metrics[{name!r}] changed its outputs or targets in place, which other metrics and "
+            "the loss get too; change copies, as of tensor.clone()."
+        )
+    return returned
+
+
 def confirm_mean(name: str, function: Any, returned: Any, batch: Any, count: int) -> bool:
     """Return whether two halves of a batch confirm that a value can be averaged over examples.
 
@@ -504,8 +524,6 @@ def confirm_mean(name: str, function: Any, returned: Any, batch: Any, count: int
         ValueError: They refute it.
     """
     value = value_of(name, returned)
-    if value.ndim and value.numel() == count:
-        return True
     if count < 2:
         return False
     sizes = [count // 2, count - count // 2]
@@ -513,23 +531,27 @@ def confirm_mean(name: str, function: Any, returned: Any, batch: Any, count: int
         split = zip(*(_split(one, sizes, count) for one in batch), strict=True)
         parts = [value_of(name, function(*half)) for half in split]
     except Exception as error:
+        if value.numel() == count:  # of outputs that can't be split
+            return True
         why = f"one value for {count} examples, and failed on two halves of them: {error}"
         raise ValueError(f"metrics[{name!r}] returned {why}; {_CURE}.") from error
     if value.ndim:
-        lengths = [one.numel() if one.ndim else 0 for one in parts]
+        halves = zip(parts, sizes, strict=True)
+        lengths = [one.numel() if one.ndim or n == 1 else 0 for one, n in halves]
         if value.numel() == sum(lengths):
             return True
         why = f"{value.numel()} values for {count} examples and {lengths} for two halves of them"
     else:
-        found, *halves = (one.item() for one in (value, *parts))
-        mean = sum(one * n for one, n in zip(halves, sizes, strict=True)) / count
+        found, *means = (one.item() for one in (value, *parts))
+        mean = sum(one * n for one, n in zip(means, sizes, strict=True)) / count
         if math.isnan(found) and math.isnan(mean):
             return False
         computed = [value] if isinstance(returned, Tensor) else tensors_of(batch)
         kinds = {torch.float32, *(one.dtype for one in computed if one.is_floating_point())}
         # Sums may be in another order, and a number may come from values in 16 bits.
         tolerance = min(64 * max(torch.finfo(kind).eps for kind in kinds), 0.02)
-        if math.isclose(found, mean, rel_tol=tolerance, abs_tol=tolerance / 8):
+        size = max(1 / 8, *map(abs, means))  # which may cancel
+        if math.isclose(found, mean, rel_tol=tolerance, abs_tol=tolerance * size):
             return True
         why = f"{found:.6g} for {count} examples and {mean:.6g} as the mean of two halves of them"
     raise ValueError(f"metrics[{name!r}] returned {why}; {_CURE}.")

@@ -129,6 +129,47 @@ def test_a_mean_over_examples_is_that_of_all(sizes, known):
         assert results[name] == pytest.approx(expected, rel=1e-12), name
 
 
+def test_values_of_classes_are_refused_where_batches_have_as_many_examples():
+    with pytest.raises(ValueError, match=rf"returned {CLASSES} values for {CLASSES} examples"):
+        evaluated({"it": recalls}, [CLASSES] * 3)
+
+
+@pytest.mark.parametrize("size", [2, 64, 4096])
+@pytest.mark.parametrize("scale", [1.0, 1e2, 1e4, 1e8])
+def test_a_mean_near_zero_of_large_values_is_accepted(size, scale):
+    data = [(scale * (one - one.mean(0)), torch.zeros(size)) for one in torch.randn(3, size, 4)]
+    metrics = {"it": lambda outputs, targets: (outputs[:, 0] - targets).mean()}
+    make_trainer(torch.nn.Identity(), metrics=metrics, loss_fn=None, optimizers=None).eval(data)
+
+
+def test_one_value_for_each_example_needs_no_dimension_for_one_and_no_halves_that_fail():
+    class Router(torch.nn.Linear):
+        def forward(self, inputs: Tensor) -> Any:
+            return {"logits": super().forward(inputs), "weights": self.weight}
+
+    metrics = {"it": lambda outputs, targets: (outputs["logits"].squeeze() - targets).abs()}
+    data = [(torch.randn(n, 4), torch.randn(n)) for n in (2, 3)]
+    make_trainer(Router(4, 1), metrics=metrics, loss_fn=None).eval(data)
+    squeezed = {"it": lambda outputs, targets: outputs.squeeze().abs()}
+    make_trainer(torch.nn.Linear(4, 1), metrics=squeezed, loss_fn=None).eval(data)
+
+
+def unlabeled_as_0(outputs: Tensor, targets: Tensor) -> Tensor:
+    targets[targets == -100] = 0
+    return accuracy(outputs, targets)
+
+
+@pytest.mark.parametrize("where", ["metrics", "train_metrics"])
+@pytest.mark.parametrize(
+    "change", [unlabeled_as_0, lambda outputs, targets: outputs.sigmoid_().mean(1)]
+)
+def test_a_function_that_changes_what_others_get_is_refused_by_name(where, change):
+    data = [(torch.randn(6, 4), torch.tensor([0, 1, 2, -100, -100, -100])) for _ in range(2)]
+    trainer = make_trainer(loader=data, eval_dataloader=data, **{where: {"it": change}})
+    with pytest.raises(ValueError, match=r"metrics\['it'\] changed .* in place"):
+        trainer.fit()
+
+
 def test_the_only_batch_may_have_any_value():
     results, seen = evaluated({"f1": f1}, [9])
     assert results["f1"] == seen.by_hand(f1).item()

@@ -72,7 +72,7 @@ class Accumulation:
                     whole.evolve_unchecked(batch=batches),
                     whole.batch,
                     self.accumulate_batches,
-                    exchange=partial(_sum_over_processes, state.device),
+                    exchange=partial(sum_over_processes, state.device),
                     size=size,
                     ways="second" if unknown else "either",
                 )
@@ -97,7 +97,7 @@ class Accumulation:
         return self._shares.finish(lambda: parameters, loss, seen, on_cpu=on_cpu)
 
 
-def _sum_over_processes(device: torch.device, weight: Any) -> Any:
+def sum_over_processes(device: torch.device, weight: Any) -> Any:
     """Return the sum of a number or a tensor over the processes, on a device."""
     processes = Processes.current()
     if not processes.several:

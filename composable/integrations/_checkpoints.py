@@ -45,7 +45,7 @@ from composable.resume.verify import Reader, ResumePoint
 from composable.runs.environment import describe_environment
 from composable.storage.folders import as_folder
 from composable.trainer.description import describe_value
-from composable.trainer.run_part import RunPart
+from composable.trainer.run_part import RunEntries, RunPart
 from composable.trainer.undo import Undo, restore_attributes, restore_tensors, undone_on_error
 
 _LOGGER = Logger(())
@@ -58,6 +58,22 @@ class LoopRun(RunPart):
     def plan(self) -> Plan:
         """The plan of the algorithms."""
         return self.run.plan  # type: ignore[no-any-return]
+
+    def state_dict(self) -> RunEntries:
+        """Return the entries of a run; the sums of train_metrics are among the metrics."""
+        entries, measures = RunPart.state_dict(self), self.run.measures
+        if measures is not None:
+            entries["metrics"] = {**entries["metrics"], **measures.states(Processes.current())}
+        return entries
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        metrics, measures = dict(saved["metrics"]), self.run.measures
+        # A name that no metrics have begins new averages.
+        sums = {one: metrics.pop(one, {"names": None}) for one in ("train", "train_epoch")}
+        RunPart.load_state_dict(self, {**saved, "metrics": metrics})
+        if measures is not None:
+            measures.load_state_dict(sums)
 
     def timestamp(self, saved: Mapping[str, Any]) -> Any:
         """Return the saved time; whether the loader fits it is known at the next epoch."""
@@ -318,7 +334,7 @@ class LoopCheckpoints:
         held, before = self.extra, dict(self.extra)
         kept = state.optimizers, base_optimizers(state.optimizers), Extra(held).objects().values()
         saver = () if self.saver is None else (self.saver, self.saver.manager)
-        own = (adapter, adapter.weights, adapter.loss_shares, self.position)
+        own = (adapter, adapter.weights, adapter.loss_shares, self.position, adapter.measures)
         own = (*own, *saver, *chain.from_iterable(kept))
         undo = [
             restore_tensors(state),

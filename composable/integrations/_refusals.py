@@ -78,6 +78,13 @@ def refuse_request(request: str, who: str = "an algorithm") -> None:
 # --- events that a loop does not fire ---
 
 
+def refuse_metrics(measures: Any, why: str) -> None:
+    """Raise if metrics of training are given, and would not be measured or saved."""
+    if measures is not None:
+        text = "train_metrics= of adapt_loop measures the outputs that t.loss(outputs) gets, and "
+        raise RuntimeError(f"{text}{why}.")
+
+
 def refuse_without_batch(plan: Plan) -> None:
     """Raise if an algorithm needs `t.start_batch`, in a loop that does not call it."""
     refuse_unfired(plan, _OF_THE_BATCH, "a step", "t.start_batch(batch)")

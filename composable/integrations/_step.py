@@ -17,9 +17,10 @@ from composable.distributed.processes import Processes
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import write_gradients
 from composable.engines.shares import LossShares
-from composable.integrations._accumulation import Accumulation
+from composable.integrations._accumulation import Accumulation, sum_over_processes
 from composable.integrations._refusals import (
     refuse_calls,
+    refuse_metrics,
     refuse_request,
     refuse_without_batch,
     refuse_without_loss,
@@ -86,6 +87,8 @@ class StepEvents:
     """The key of the batches of this process."""
     _started: float = 0.0
     _samples: int = 0
+    measures: Any = None
+    """The `TrainMetrics`, if there are any."""
 
     @property
     def model(self) -> nn.Module:
@@ -166,13 +169,16 @@ class StepEvents:
             )
         forward = ForwardPass(lambda _: outputs, loss_in_precision)
         compute = computes_loss(partial(partial, self._fire), forward)
+        given = self.state
         whole: Any = self._whole  # start_batch has set it
         try:
             state, weighted = self._micro.compute(
-                compute, self.state, whole, *self._batches_of_step(whole)
+                compute, given, whole, *self._batches_of_step(whole)
             )
         except SplitLossError as error:
             raise SplitLossError(str(error).replace(ADVICE, _ADVICE)) from error
+        if self.measures is not None:
+            self.measures.measure(given, state.outputs, (self._micro.count,))
         self._advance(Event.BEFORE_BACKWARD, state)
         self._had_backward = False
         if weighted.requires_grad:
@@ -198,6 +204,8 @@ class StepEvents:
             self._before = self.state
         if self._last is not Event.BEFORE_BACKWARD:
             refuse_without_loss(self.plan)
+        if len(self._micro.losses) < max(self._micro.count, 1):
+            refuse_metrics(self.measures, "this step was made without it; call it for every batch")
         state = self._after_microbatch()
         if self._micro.losses:
             groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
@@ -272,6 +280,8 @@ class StepEvents:
                 "the epoch and the gradients would be wrong; pass the number of batches of a step."
             )
         self._micro.start()
+        if self.measures is not None:
+            self.measures.discard()
         self._before = self.state
         self._key, self._samples = self.state.key, 0
         self._own_key = self._key.of_batch(Processes.current().rank)
@@ -306,7 +316,10 @@ class StepEvents:
 
     def _count(self, state: State) -> None:
         started, count = self._outer is not None, self._micro.count
-        early = self._last is Event.BEFORE_ZERO_GRAD and started and not self._micro.complete
+        stepped = self._last is Event.BEFORE_ZERO_GRAD and started
+        early = stepped and not self._micro.complete
+        if stepped and self.measures is not None:
+            self.measures.count(state.loss, self._examples_of_loss())
         self._stepped_early = count if early else 0
         seconds = time.perf_counter() - self._started if started else 0.0
         samples = self._samples * Processes.current().size
@@ -317,6 +330,12 @@ class StepEvents:
         self._forget_batch(drop_batch(state))  # also if an algorithm raises: it is counted
         state = self._fire(Event.BATCH_CHECKPOINT, self._fire(Event.BATCH_END, state))
         self.state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))
+
+    def _examples_of_loss(self) -> Any:
+        """Return the weight of this process's loss, whose mean over processes is that of a step."""
+        if not self.measures.of_loss:
+            return None
+        return sum_over_processes(self.state.device, self._samples) / Processes.current().size
 
     def _forget_batch(self, state: State) -> None:
         """Return to the time between two batches."""

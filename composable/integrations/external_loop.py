@@ -4,7 +4,7 @@
 a handwritten loop, with or without Fabric or Accelerate, or another trainer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     *,
     loss_fn: Callable[[Any, Any], Tensor] | None = None,
     loss_mean_over: Any = None,
+    train_metrics: Mapping[str, Any] | None = None,
     max_duration: TimeLike | None = None,
     epoch_length: int | None = None,
     seed: int | None = None,
@@ -75,6 +76,8 @@ def adapt_loop(  # noqa: PLR0913 (public options)
         loss_fn: `loss_fn(outputs, targets)`; by default the model's `loss(outputs, batch)`.
         loss_mean_over: What the loss is a mean over, as for the `Trainer`: with
             `accumulate_batches` or several processes, if it is not recognized.
+        train_metrics: Metrics of training, by name, measured on the outputs that `loss` gets, and
+            read by `LoopAdapter.train_metrics`: see `composable.metrics`.
         max_duration: The length of training, for algorithms that depend on it: "10ep", "1000ba".
         epoch_length: The number of steps in an epoch; by default from the length of the loader.
         seed: The seed of all randomness; drawn by the operating system if None.
@@ -124,6 +127,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     if not isinstance(extra, dict | None):
         raise TypeError(f"extra={extra!r} must be a dictionary of names and values.")
     check_flags(autoresume=autoresume)
+    metrics = check.train_metrics_by_name(train_metrics)
     if save_folder is None and autoresume:
         raise ValueError("autoresume=True needs a save_folder, from which training continues.")
     if not isinstance(save_folder, CheckpointSaver | None):
@@ -160,6 +164,10 @@ def adapt_loop(  # noqa: PLR0913 (public options)
         replaced=modules_only_in(given, state.model),
         extra={} if extra is None else extra,
     )
+    if metrics:
+        from composable.trainer.train_metrics import TrainMetrics  # on use
+
+        adapter.measures = TrainMetrics(metrics)
     if save_folder is not None:
         adapter.checkpoints.use(save_folder, "1ep")
     if autoresume and adapter.checkpoints.saver is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -25,6 +26,7 @@ from composable.integrations._refusals import (
     check_optimizer,
     check_same_place,
     check_unchanged,
+    refuse_metrics,
     refuse_unfired,
 )
 from composable.integrations._saved_state import pack_state, place, saved_fields, unpack_state
@@ -238,6 +240,25 @@ class LoopAdapter(StepEvents):
         with self.evaluation_weights() as model, evaluation_mode(model):
             yield model
 
+    def train_metrics(self, *, epoch: bool = False) -> dict[str, Any]:
+        """Return the averages of `train_metrics=` since the last call; none without a step since.
+
+        A batch whose step was taken is ended first. Under DDP, all processes call it.
+
+        Args:
+            epoch: Return the averages of the epoch so far instead, or of the last one.
+
+        Raises:
+            ValueError: There are no metrics of training.
+        """
+        if self.measures is None:
+            raise ValueError("t.train_metrics() needs train_metrics=; pass it to adapt_loop.")
+        self._end_stepped_batch()
+        results = self.measures.results("train_epoch" if epoch else "train")
+        if not epoch:
+            self.measures.totals["train"].reset()
+        return {name: torch.as_tensor(value).tolist() for name, value in results.items()}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the clock, the seed and the memory of the algorithms: for a checkpoint.
 
@@ -248,6 +269,7 @@ class LoopAdapter(StepEvents):
             RuntimeError: A batch was started and its step was not taken, or the model holds the
                 weights of an evaluation.
         """
+        refuse_metrics(self.measures, "t.state_dict() saves no averages; call t.save(folder)")
         self._end_savable_batch("t.state_dict()")
         return pack_state(self.state)
 
@@ -276,6 +298,7 @@ class LoopAdapter(StepEvents):
         Raises:
             ValueError: It is not the value of `state_dict`.
         """
+        refuse_metrics(self.measures, "t.load_state_dict(saved) has no averages; call t.resume")
         self._loaded = unpack_state(saved)
         self.weights.forget()
         self.return_to(self._loaded)
@@ -394,6 +417,7 @@ class LoopAdapter(StepEvents):
         Raises:
             RuntimeError: The algorithms are at another batch.
         """
+        refuse_metrics(self.measures, "another trainer saves no averages; use its own metrics")
         now = self.state.timestamp.batch
         if self._loaded and step == self._loaded["timestamp"].batch:
             self.return_to(self._loaded)
@@ -430,6 +454,8 @@ class LoopAdapter(StepEvents):
         check_owner(self)
         self.state = place(self.state, memory=self._resumed)
         check_agreement(self.state)
+        if self.measures is not None:
+            self.measures.to(self.state.device)
         resumed, self._resumed = self._resumed, False
         self._stepped_early = 0
         done = self.state.timestamp.batch_in_epoch
@@ -438,6 +464,8 @@ class LoopAdapter(StepEvents):
             return
         if done:
             self.end_epoch()
+        if self.measures is not None:
+            self.measures.totals["train_epoch"].reset()
         self._in_epoch, state = True, self.state
         if state.timestamp.epoch_in_iteration == 0:
             state = self._fire(Event.ITERATION_START, state)

@@ -24,6 +24,7 @@ from composable.losses.loss import OutputLoss
 from composable.metrics import (
     OfLoss,
     add_results,
+    called,
     computed_alone,
     confirm_mean,
     value_of,
@@ -75,6 +76,8 @@ class Totals:
             for name, saved in state["objects"].items():
                 one = self.objects[name]
                 one.load_state_dict({n: _as_in(one, n, value) for n, value in saved.items()})
+                if hasattr(one, "_update_count"):  # torchmetrics warns where it is 0
+                    one._update_count = self.steps
 
 
 def _as_in(metric: Any, name: str, value: Any) -> Any:
@@ -92,20 +95,20 @@ class TrainMetrics(Callback):
 
     Args:
         metrics: The metrics by name.
-        log_interval: When averages are logged.
+        log_interval: When averages are logged; None in an external loop, which reads them.
     """
 
-    def __init__(self, metrics: Mapping[str, Any], log_interval: Time) -> None:
+    def __init__(self, metrics: Mapping[str, Any], log_interval: Time | None = None) -> None:
         self.log_interval = log_interval
         self.active = True
         """Whether the outputs belong to the step, and not to a second pass of it."""
-        self._of_loss = {n: one for n, one in metrics.items() if isinstance(one, OfLoss)}
+        self.of_loss = {n: one for n, one in metrics.items() if isinstance(one, OfLoss)}
         objects = {n: one for n, one in metrics.items() if hasattr(one, "compute")}
-        known = {*self._of_loss, *objects}
+        known = {*self.of_loss, *objects}
         self._functions = {n: one for n, one in metrics.items() if n not in known}
         self._left = dict.fromkeys(self._functions, _COMPARED)
         names = (*self._functions, "loss")
-        self._totals = {one: Totals(names, objects) for one in ("train", "train_epoch")}
+        self.totals = {one: Totals(names, objects) for one in ("train", "train_epoch")}
         self._batch, self._made = -1, False
         self._measured: dict[tuple[int, ...], tuple[list[Tensor], Any]] = {}
         self._gathered: dict[str, Any] | None = None
@@ -113,11 +116,15 @@ class TrainMetrics(Callback):
     def attach(self, run: Any) -> None:
         """Measure the steps of a run."""
         run.train_metrics = self
-        for totals in self._totals.values():
-            totals.sums = totals.sums.to(run.state.device, widest_float(run.state.device))
+        self.to(run.state.device)
+
+    def to(self, device: torch.device) -> None:
+        """Move the sums and objects to a device."""
+        for totals in self.totals.values():
+            totals.sums = totals.sums.to(device, widest_float(device))
             for one in totals.objects.values():
                 if isinstance(one, nn.Module):
-                    one.to(run.state.device)
+                    one.to(device)
 
     # --- a step ---
 
@@ -139,7 +146,7 @@ class TrainMetrics(Callback):
             self._measured.clear()
         targets, computes = state.targets, isinstance(state.loss_fn, OutputLoss)
         outputs = map_tensors(Tensor.detach, metric_outputs(outputs, own_loss=computes))
-        count, objects = state.batch_spec.count(state.batch), self._totals["train"].objects
+        count, objects = state.batch_spec.count(state.batch), self.totals["train"].objects
         if objects and isinstance(targets, MixedTargets):
             raise ValueError(
                 f"train_metrics[{next(iter(objects))!r}] is an object, which can weight no "
@@ -153,7 +160,7 @@ class TrainMetrics(Callback):
         """Return the sum of the values for a microbatch, and their number."""
         function, mixed = self._functions[name], isinstance(targets, MixedTargets)
         pair = targets[:2] if mixed else [targets]
-        returned = [function(outputs, one) for one in pair]
+        returned = [called(name, function, (outputs, one)) for one in pair]
         values = [check_real(name, value_of(name, one)) for one in returned]
         if self._left[name]:
             self._left[name] -= confirm_mean(name, function, returned[0], (outputs, pair[0]), count)
@@ -178,24 +185,30 @@ class TrainMetrics(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Count the step, and log what is due."""
-        for totals in self._totals.values() if self._made else ():
-            totals.steps, totals.sums = totals.steps + 1, totals.sums + self._step(state)
-            for one in totals.objects.values():
-                for _, pair in self._measured.values():
-                    one.update(*pair)
-        self._measured.clear()
-        self._made = False
+        if self._made:  # every process has the loss of the step, which rank 0 alone counts
+            examples = state.timestamp.sample - state.previous_timestamp.sample
+            self.count(state.loss, examples if Processes.current().is_main else None)
+        self.discard()
         if has_completed(self.log_interval, state, Event.BATCH_END):
             self._log("train", state, logger)
 
-    def _step(self, state: State) -> Tensor:
-        """Return the sums of a step; every process has its loss, which rank 0 alone counts."""
-        examples = state.timestamp.sample - state.previous_timestamp.sample
-        loss = values_in(state.loss.detach(), examples)  # type: ignore[union-attr]
+    def count(self, loss: Any, examples: Any) -> None:
+        """Count a step: what its microbatches measured, and a loss of some examples, or None."""
+        loss = values_in(loss.detach(), 1)
         nothing = torch.zeros_like(loss)
-        own = loss if Processes.current().is_main else nothing
+        own = nothing if examples is None else loss * examples
         rows = [torch.stack([*one, nothing]) for one, _ in self._measured.values()]
-        return sum(rows, torch.stack([*[nothing] * len(self._functions), own]))
+        sums = sum(rows, torch.stack([*[nothing] * len(self._functions), own]))
+        for totals in self.totals.values():
+            totals.steps, totals.sums = totals.steps + 1, totals.sums + sums
+            for one in totals.objects.values():
+                for _, pair in self._measured.values():
+                    one.update(*pair)
+
+    def discard(self) -> None:
+        """Forget what the microbatches measured."""
+        self._measured.clear()
+        self._made = False
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Log the averages over the epoch."""
@@ -204,37 +217,44 @@ class TrainMetrics(Callback):
         self._log("train_epoch", state, logger)
 
     def _log(self, label: str, state: State, logger: Logger) -> None:
-        totals, processes = self._totals[label], Processes.current()
+        if results := self.results(label):
+            named = {f"metrics/{label}/{name}": value for name, value in results.items()}
+            logger.log_metrics(named, state.timestamp)
+            self.totals[label].reset()
+
+    def results(self, label: str) -> dict[str, Any]:
+        """Return the averages over all processes; none if no step was counted."""
+        totals, processes = self.totals[label], Processes.current()
         if not totals.steps:
-            return
+            return {}
         sums = processes.sum(totals.sums)
         means = dict(zip(totals.names, sums[:, 0] / sums[:, 1], strict=True))
         results: dict[str, Any] = {name: means[name] for name in self._functions}
-        results |= {name: one(means["loss"]) for name, one in self._of_loss.items()}
+        results |= {name: one(means["loss"]) for name, one in self.of_loss.items()}
         for name, one in totals.objects.items():
             with nullcontext() if processes.several else computed_alone(one):
                 add_results(results, name, one.compute())
-        named = {f"metrics/{label}/{name}": value for name, value in results.items()}
-        logger.log_metrics(named, state.timestamp)
-        totals.reset()
+        return results
 
     # --- checkpoints ---
 
     def gather(self) -> None:
         """Join what all processes have measured, before a checkpoint is saved."""
-        self._gathered = self._states(Processes.current())
+        self._gathered = self.states(Processes.current())
 
-    def _states(self, processes: Processes) -> dict[str, Any]:
-        return {name: one.state_dict(processes) for name, one in self._totals.items()}
+    def states(self, processes: Processes) -> dict[str, Any]:
+        """Return the sums since the last reports, over these processes."""
+        return {name: one.state_dict(processes) for name, one in self.totals.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums since the last reports."""
-        gathered, self._gathered = self._gathered or self._states(Processes()), None
+        gathered, self._gathered = self._gathered or self.states(Processes()), None
         return gathered
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        for name, totals in self._totals.items():
+        """Restore what `state_dict` returned, by other objects."""
+        self.totals = copy.deepcopy(self.totals)
+        for name, totals in self.totals.items():
             totals.load_state_dict(state[name])
 
 
