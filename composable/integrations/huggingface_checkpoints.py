@@ -18,7 +18,6 @@ from composable.resume.select import first_valid
 with needs("composable.integrations.huggingface", "huggingface"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-__all__ = ["SafeCheckpointCallback", "latest_checkpoint"]
 
 _NAME = re.compile(r"checkpoint-([0-9]+)")
 _REFUSED = {

@@ -18,7 +18,6 @@ from composable.resume.select import complete_checkpoints, first_valid
 with needs("composable.integrations.lightning", "lightning"):
     from lightning.pytorch.plugins import CheckpointIO
 
-__all__ = ["SafeCheckpointIO", "latest_checkpoint"]
 
 _RUN = "lightning"
 """The id of the run in the manifest of a checkpoint."""

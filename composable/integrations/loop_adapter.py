@@ -35,8 +35,6 @@ from composable.resume.best import Best
 from composable.trainer import arguments as check
 from composable.trainer.evaluated_weights import EvaluatedWeights, averaging_names
 
-__all__ = ["LoopAdapter"]
-
 _BETWEEN_BATCHES = (Event.FIT_START, Event.BEFORE_DATALOADER)
 
 
@@ -417,7 +415,7 @@ class LoopAdapter(StepEvents):
         Raises:
             RuntimeError: The algorithms are at another batch.
         """
-        refuse_metrics(self.measures, "another trainer saves no averages; use its own metrics")
+        refuse_metrics(self.measures, "another trainer saves no averages; use its metrics")
         now = self.state.timestamp.batch
         if self._loaded and step == self._loaded["timestamp"].batch:
             self.return_to(self._loaded)
