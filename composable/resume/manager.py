@@ -190,7 +190,7 @@ class CheckpointManager:
             else:
                 remote.drop(name, run)
         if remote is not None:
-            remote.push()
+            remote.push(self._kept)
 
     def _describe_best(self) -> dict[str, Any] | None:
         if self.best is None:

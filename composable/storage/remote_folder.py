@@ -300,13 +300,18 @@ class RemoteFolder:
             f"{self.folder}."
         )
 
-    def push(self) -> None:
+    def push(self, kept: Iterable[str] = ()) -> None:
         """Let the thread copy everything that is new.
+
+        Args:
+            kept: The names of the checkpoints to keep, also if one of the same name was dropped.
 
         Raises:
             TakenOverError: Another process writes to the folder.
             UnwritableCheckpointError: An earlier upload failed.
         """
+        for name in kept:
+            self._dropped.pop(name, None)
         self._raise_failure()
         self._submit()
 
@@ -365,8 +370,9 @@ class RemoteFolder:
     def _upload_all(self) -> None:
         self._bytes.clear()
         dropped = self._dropped.copy()  # one that is dropped later may be the newest in the store
-        for name in dropped.keys() - self._remote.keys():
-            delete(self.folder / name, self._dropped.pop(name))  # replaced before its upload
+        for name in dropped.keys() - self._remote.keys():  # replaced before their upload
+            if (run := self._dropped.pop(name, None)) is not None:
+                delete(self.folder / name, run)
         self.claim()  # again, if the store failed at the start
         self._check_writer()
         for found in find(self.folder)[0][::-1]:
@@ -376,7 +382,9 @@ class RemoteFolder:
                 self._upload(found.path)
         _upload_logs()
         for name in dropped.keys() & self._remote.keys():
-            (place, manifest), run = self._remote.pop(name), self._dropped.pop(name)
+            if (run := self._dropped.pop(name, None)) is None:
+                continue
+            place, manifest = self._remote.pop(name)
             if manifest.info.get("run") == run:
                 discard(self.store, place)
             delete(self.folder / name, run)

@@ -7,12 +7,17 @@ import pytest
 import torch
 
 from composable._support.object_stores import OPEN
-from composable.checkpoint import CheckpointExistsError, UnwritableCheckpointError
+from composable.checkpoint import (
+    CheckpointExistsError,
+    UnwritableCheckpointError,
+    verify,
+    write,
+)
 from composable.checkpoint.files import find
 from composable.loggers import CSVLogger, JSONLinesLogger
 from composable.resume import BrokenCheckpointWarning
 from composable.resume.manager import UnsavedCheckpointWarning
-from composable.storage import TakenOverError
+from composable.storage import RemoteFolder, TakenOverError
 from composable.storage.copies import local
 from tests.support.data import shuffling_loader
 from tests.support.object_store import BUCKET, lost_at, machine
@@ -235,3 +240,18 @@ def test_the_same_machine_continues_from_its_disk(server, whole):
     trainer.fit()
     assert same(trainer, whole)
     assert saved(server) == [8, 9]
+
+
+def test_a_checkpoint_that_is_saved_again_after_it_was_dropped_is_kept(monkeypatch, tmp_path):
+    machine(monkeypatch, tmp_path)
+    remote = RemoteFolder("memory://saved/again")
+    remote.claim("a run")
+    path = write(remote.folder / "ep0-ba2", {"w": torch.ones(2)}, None, info={"run": "a run"})
+    remote.drop(path.name, "a run")
+    remote.push([path.name])
+    remote.finish()
+    assert verify(path) == verify(local("url", f"{remote.url}/{path.name}"))
+    remote.drop(path.name, "a run")
+    remote.finish()
+    assert not path.exists()
+    OPEN.clear()
