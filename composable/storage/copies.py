@@ -1,6 +1,5 @@
 """Copy runs and checkpoints from a URL to this machine."""
 
-import json
 import re
 import shutil
 import tempfile
@@ -11,6 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from composable._support import strict_json
 from composable._support.checks import check_count, is_url
 from composable._support.object_stores import ObjectStore, StorageError, as_local, cache
 from composable._support.paths import open_to_write, truncate
@@ -143,7 +143,7 @@ def logs(store: ObjectStore, sizes: Mapping[str, int]) -> list[str]:
 
 def listed(store: ObjectStore, sizes: Mapping[str, int], place: str = LOGS) -> list[str]:
     """Return the paths of the logs in a list, which may be missing."""
-    paths = json.loads(store.read(place)) if place in sizes else []
+    paths = strict_json.load(store.read(place), place) if place in sizes else []
     return [path for path in map(place.removesuffix(LOGS).__add__, paths) if path in sizes]
 
 

@@ -26,6 +26,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import Any
 
+from composable._support import strict_json
 from composable._support.checks import as_path
 from composable._support.object_stores import OPEN, ObjectStore, StorageError, cache
 from composable._support.paths import next_name, write_atomically
@@ -208,7 +209,7 @@ class RemoteFolder:
         """Return whether this machine wrote last; otherwise, make the local folder empty."""
         mark, folder = self.folder / _MARK, self.folder
         make_folder(folder)
-        seen = json.loads(mark.read_bytes()) if mark.is_file() else {"url": ""}
+        seen = strict_json.load(mark.read_bytes(), str(mark)) if mark.is_file() else {"url": ""}
         if seen["url"] == self.url:
             if seen["wrote"] and seen["number"] == self._number:
                 return True
@@ -280,7 +281,11 @@ class RemoteFolder:
 
     def _writer(self, number: int) -> dict[str, Any] | None:
         try:
-            return dict(json.loads(self.store.read(_writer_path(number)))) if number else None
+            return (
+                dict(strict_json.load(self.store.read(_writer_path(number)), self.url))
+                if number
+                else None
+            )
         except FileNotFoundError:
             return None
 
