@@ -394,7 +394,7 @@ class RemoteFolder:
                 discard(self.store, place)
             delete(self.folder / name, run)
         while self._unused:
-            discard(self.store, self._unused.pop(), replaced=True)
+            discard(self.store, self._unused.pop())
         self._prune()
 
     def _known(self, name: str) -> Manifest | None:

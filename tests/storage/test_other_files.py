@@ -99,3 +99,13 @@ def test_credentials_in_a_path_are_not_shown(use):
     with pytest.raises(PathError, match="credentials in it") as caught:
         use(Path("s3://key:secret@bucket/run"))
     assert "secret" not in str(caught.value)
+
+
+def test_a_folder_of_the_user_that_has_a_name_of_a_part_is_kept(server, monkeypatch, tmp_path):
+    run(URL).fit()
+    mine = [f"{BUCKET}/run/mine/{name}" for name in ("state.json", "notes.txt")]
+    for path in mine:
+        server.files.pipe_file(path, b"{}")
+    machine(monkeypatch, tmp_path / "machine-2")
+    run(URL).fit()
+    assert all(map(server.files.exists, mine))
