@@ -4,9 +4,10 @@
     python benchmarks/remote_folder.py thread           # one part: thread, upload, memory
 
 The store is a server of moto in a process of its own. `thread` compares the CPU seconds of the
-training thread with those of the same run in a local folder, `upload` the time of the upload of a
-checkpoint of 200 MB with `put` of fsspec, and `memory` by how much the resident memory of a process
-grows during the upload of a small and a large checkpoint. The variants run in turns.
+training thread with the same run in a local folder, alone and beside another process that copies
+its checkpoints by fsspec, since both share caches and memory. `upload` compares the time of an
+upload of 200 MB with `put` of fsspec, and `memory` measures by how much the resident memory of a
+process grows during the upload of a small and a large checkpoint. The variants run in turns.
 """
 
 import argparse
@@ -88,6 +89,35 @@ def fit(folder: str) -> float:
     return time.thread_time() - began
 
 
+COPY = """
+import sys, time
+from pathlib import Path
+import fsspec
+
+files, copied = fsspec.filesystem("s3"), set()
+while True:
+    for manifest in Path(sys.argv[1]).glob("ep*/manifest.json"):
+        if manifest not in copied:
+            copied.add(manifest)
+            try:
+                files.put(str(manifest.parent), f"{sys.argv[2]}/{len(copied)}", recursive=True)
+            except FileNotFoundError:  # the run has deleted it
+                pass
+    time.sleep(0.02)
+"""
+
+
+def fit_beside_copies(folder: str, url: str) -> float:
+    """Return the same, while another process copies each checkpoint to a URL."""
+    process = subprocess.Popen([sys.executable, "-c", COPY, folder, url])
+    time.sleep(2.0)  # it imports fsspec
+    try:
+        return fit(folder)
+    finally:
+        process.kill()
+        process.wait()
+
+
 def checkpoint(folder: Path, size: int) -> None:
     """Write a checkpoint of so many bytes."""
     folder.mkdir(exist_ok=True)
@@ -157,8 +187,14 @@ def main() -> None:
         if "thread" in given.parts:
             local, remote = f"{scratch}/", "s3://bucket/"
             os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
-            ways = {"local save_folder": lambda name: fit(local + name)}
-            compare({**ways, "save_folder at a URL": lambda name: fit(remote + name)}, given.rounds)
+            ways = {
+                "local save_folder": lambda name: fit(local + name),
+                "same, copied by another process": lambda name: fit_beside_copies(
+                    local + name, f"{remote}{name}-copy"
+                ),
+                "save_folder at a URL": lambda name: fit(remote + name),
+            }
+            compare(ways, given.rounds)
         if "upload" in given.parts:
             ways = {"put of fsspec": put, "upload": upload}
             calls = {

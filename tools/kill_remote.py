@@ -422,6 +422,7 @@ def campaign(kills: int, seed: int, names: Sequence[str] = ()) -> tuple[Counter[
             if any(counts[one] for one in counts if one not in ("kills", "taken_over")):
                 errors = (folder / "errors.txt").read_text()
                 faults.append(f"run {number}, {name}: {outcome}\n{errors}")
+                print(errors, file=sys.stderr)
             shutil.rmtree(folder)
     return found, faults
 

@@ -141,6 +141,17 @@ class ObjectStore:
 
         self._retried(put, "written")
 
+    def copy(self, path: str, target: str) -> None:
+        """Copy a file within the store."""
+        source, place = self._at(path), self._at(target)
+
+        def copy() -> None:
+            self.files.cp_file(source, place)
+            self.files.invalidate_cache()
+            _check_size(target, self.files.info(place)["size"], self.files.info(source)["size"])
+
+        self._retried(copy, "written")
+
     def write(self, path: str, content: bytes) -> None:
         """Write a file."""
         self._retried(lambda: self.files.pipe_file(self._at(path), content), "written")

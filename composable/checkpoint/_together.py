@@ -16,6 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.object_stores import OPEN
 from composable.checkpoint.atomic import clean, staging, writable, write_file
 from composable.checkpoint.errors import (
     CheckpointExistsError,
@@ -24,7 +25,7 @@ from composable.checkpoint.errors import (
 )
 from composable.checkpoint.manifest import FileRecord, tensor_file
 from composable.checkpoint.request import Request, finish_folder
-from composable.checkpoint.safetensors import DTYPE_NAMES, DTYPES, write_tensors
+from composable.checkpoint.safetensors import DTYPE_NAMES, DTYPES, Write, write_tensors
 from composable.checkpoint.shards import (
     Region,
     TensorShard,
@@ -59,7 +60,7 @@ def write_together(check: Callable[[], Request], processes: Processes) -> Path:
         staged = staging(request.target, request.overwrite)
         paths = together(lambda: str(stack.enter_context(staged)) if main else None)
         partial = Path(paths[0])
-        records = together(lambda: _write_part(partial, parts, processes))
+        records = together(lambda: _write_part(request.target, partial, parts, processes))
         together(lambda: commit() if main else None)
     return request.target
 
@@ -112,21 +113,25 @@ def _agree(processes: Processes, value: Any, failure: Any, fault: Any) -> list[A
 
 
 def _write_part(
-    partial: Path, parts: Mapping[str, TensorShard], processes: Processes
+    target: Path, partial: Path, parts: Mapping[str, TensorShard], processes: Processes
 ) -> dict[str, Any]:
     """Write the file of this process, and return its size and hash."""
     tensors = {name: part.tensor for name, part in parts.items()}
     offsets = {name: part.offsets for name, part in parts.items()}
+    name = tensor_file(processes.rank + 1, processes.size)
+
+    def content(out: Write) -> None:
+        write_tensors(out, tensors, offsets=offsets)
+
     try:
-        record = write_file(
-            partial / tensor_file(processes.rank + 1, processes.size),
-            lambda out: write_tensors(out, tensors, offsets=offsets),
-        )
+        record = write_file(partial / name, content)
     except FileNotFoundError as error:
-        raise UnwritableCheckpointError(
-            f"{partial} was created by rank 0, but rank {processes.rank} cannot find it: "
-            "checkpoints must be written to a file system that all processes share."
-        ) from error
+        if (remote := OPEN.get(target.parent)) is None:
+            raise UnwritableCheckpointError(
+                f"{partial} was created by rank 0, but rank {processes.rank} cannot find it: "
+                "checkpoints must be written to a URL, or a file system that all processes share."
+            ) from error
+        record = remote.put_part(partial.name, name, content)
     return attrs.asdict(record)
 
 
@@ -135,6 +140,9 @@ def _commit(request: Request, partial: Path, records: list[dict[str, Any]]) -> N
         tensor_file(number, len(records)): FileRecord(**record)
         for number, record in enumerate(records, start=1)
     }
+    remote = OPEN.get(request.target.parent)
+    if remote and (missing := {n: one for n, one in files.items() if not (partial / n).exists()}):
+        remote.expect_parts(request.target.name, partial, missing)
     for name, record in files.items():
         if (partial / name).stat().st_size != record.size:
             raise UnwritableCheckpointError(

@@ -208,7 +208,8 @@ class CheckpointManager:
         """Write one checkpoint."""
         target, own = self.settings.folder / name, self.settings.overwrite
         if Processes.current().is_main and not own:
-            own = _run_at(target) == saved.info["run"]
+            hollow = self._remote is not None and name in self._remote.hollow
+            own = hollow or _run_at(target) == saved.info["run"]
         return saved.write(target, overwrite=own)
 
     def _forget_old(self, outdated: str | None) -> list[str]:

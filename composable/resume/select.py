@@ -106,7 +106,16 @@ def refresh_folder(folder: Path | None, *, resume: bool) -> None:
     """
     remote, processes = OPEN.get(folder), Processes.current()
     if remote is not None:
-        names = processes.on_main(lambda: remote.refresh(resume=resume))
+        alone = not processes.several
+        names = processes.on_main(lambda: remote.refresh(resume=resume, alone=alone))
+        _on_other_machines(lambda: remote.fetch(names))
+
+
+def share_folder(folder: Path) -> None:
+    """Let each machine have the latest and the best checkpoint of this run, if it has a URL."""
+    remote, processes = OPEN.get(folder), Processes.current()
+    if remote is not None and processes.several:
+        names = processes.on_main(remote.share)
         _on_other_machines(lambda: remote.fetch(names))
 
 

@@ -5,6 +5,9 @@ then its files, then its manifest. So a checkpoint exists in the store if its ma
 logs have every row up to it. Old checkpoints are deleted after newer ones are complete, and their
 manifest first.
 
+A process that cannot see the folder of rank 0 uploads its part of a sharded checkpoint itself, to
+`.parts`, and the thread of rank 0 copies it from there, within the store.
+
 Writers are numbered. The first upload of a process creates `.writers/<number>.json`, which the
 stores that can do it refuse if the file exists. A writer that finds a higher number stops. It may
 notice this late, so no two write to the same folder: the second one's are named `<checkpoint>.w2`.
@@ -16,7 +19,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import sha256
@@ -29,9 +32,9 @@ from typing import Any
 from composable._support import strict_json
 from composable._support.checks import as_path
 from composable._support.object_stores import OPEN, ObjectStore, StorageError, cache
-from composable._support.paths import next_name, write_atomically
+from composable._support.paths import next_name, open_to_write, truncate, write_atomically
 from composable._support.warn import warn_user
-from composable.checkpoint.atomic import make_folder
+from composable.checkpoint.atomic import make_folder, remove_files, write_file
 from composable.checkpoint.errors import (
     BrokenCheckpointWarning,
     CheckpointError,
@@ -41,8 +44,15 @@ from composable.checkpoint.errors import (
     UnwritableCheckpointError,
 )
 from composable.checkpoint.files import delete, find, rename_damaged, verify
-from composable.checkpoint.manifest import MANIFEST, Manifest, is_part, parse_manifest
+from composable.checkpoint.manifest import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    is_part,
+    parse_manifest,
+)
 from composable.checkpoint.reader import reading_from_store
+from composable.checkpoint.safetensors import Write
 from composable.storage.copies import (
     LOGS,
     best_of,
@@ -59,6 +69,7 @@ from composable.storage.copies import (
 _MARK = ".remote.json"
 _RECORD = "run.json"
 _WRITERS = ".writers/"
+_PARTS = ".parts/"
 
 
 class RemoteFolder:
@@ -104,6 +115,10 @@ class RemoteFolder:
         self._copies_logs = Lock()
         self._dropped: dict[str, str] = {}
         """The runs of the checkpoints to delete."""
+        self._parts: dict[tuple[str, str, str], str] = {}
+        """The paths in the store of files of other machines, by checkpoint, file and hash."""
+        self.hollow: set[str] = set()
+        """The names of local checkpoints with empty files in place of those of other machines."""
         self._lock = Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
@@ -131,13 +146,14 @@ class RemoteFolder:
         """Whether this process copies to the store."""
         return bool(self._claim)
 
-    def refresh(self, *, resume: bool) -> list[str]:
+    def refresh(self, *, resume: bool, alone: bool = True) -> list[str]:
         """Let the local folder have the logs of the store, and the checkpoint to resume from.
 
         If this machine wrote to the store last, it has them already.
 
         Args:
             resume: Copy the latest checkpoint that is not damaged, and the best.
+            alone: Whether no other machine has to read them.
 
         Returns:
             The names of these checkpoints in the store.
@@ -145,6 +161,8 @@ class RemoteFolder:
         with reading_from_store(), self._outline() as (sizes, aside):
             self._number, self._refreshed = max(map(_number, sizes), default=0), True
             current = self._prepare()
+            alone = alone and not self.hollow
+            self._delete_hollow()
             whole = find(aside)[0]
             self._remote = {
                 local_name(one.path.name): (one.path.name, one.manifest) for one in whole[::-1]
@@ -154,19 +172,41 @@ class RemoteFolder:
             self._seen = _manifests(sizes)
             begun = {path.partition("/")[0] for path in sizes if is_part(path.partition("/")[2])}
             self._unused |= begun - {path.partition("/")[0] for path in self._seen}
+            parts = [path.rpartition("/")[0] for path in sizes if path.startswith(_PARTS)]
+            self._unused |= set(parts)
             self._listed = set(listed(self.store, sizes))
             for path in () if current else sorted(self._listed):
                 self.store.get(path, self.folder / path)
-            if not resume or (current and self._has_whole()):
+            if not resume or (current and alone and self._has_whole()):
                 return []
-            chosen = fetch_first(self.store, complete(aside), self.folder)
-            if chosen is None:
-                return []
-            names = [chosen.path.name]
-            if (best := best_of(chosen.manifest)) in self._remote:
-                names.append(self._remote[best][0])
-                self.fetch(names)
-            return names
+            return self._fetch_latest(aside)
+
+    def _fetch_latest(self, aside: Path) -> list[str]:
+        """Copy the latest checkpoint of an outline, and the best; return their names."""
+        chosen = fetch_first(self.store, complete(aside), self.folder)
+        if chosen is None:
+            return []
+        names = [chosen.path.name]
+        if (best := best_of(chosen.manifest)) in self._remote:
+            names.append(self._remote[best][0])
+            self.fetch(names)
+        return names
+
+    def share(self) -> list[str]:
+        """Wait until everything is in the store, and let this machine have the latest and the best.
+
+        Returns:
+            The names of these checkpoints in the store, for other machines.
+        """
+        self.finish()
+        self._delete_hollow()
+        with self._outline() as (_, aside):
+            return self._fetch_latest(aside)
+
+    def _delete_hollow(self) -> None:
+        for name in self.hollow:
+            remove_files(self.folder / name)
+        self.hollow.clear()
 
     def ensure(self) -> None:
         """Let the local folder have the logs of the store, once."""
@@ -211,6 +251,7 @@ class RemoteFolder:
         make_folder(folder)
         seen = strict_json.load(mark.read_bytes(), str(mark)) if mark.is_file() else {"url": ""}
         if seen["url"] == self.url:
+            self.hollow = set(seen["hollow"])
             if seen["wrote"] and seen["number"] == self._number:
                 return True
             self._claim = b""
@@ -232,8 +273,9 @@ class RemoteFolder:
         return False
 
     def _write_mark(self, *, wrote: bool) -> None:
-        mark = json.dumps({"url": self.url, "number": self._number, "wrote": wrote})
-        write_atomically(self.folder / _MARK, mark.encode())
+        mark = {"url": self.url, "number": self._number, "wrote": wrote}
+        mark["hollow"] = sorted(self.hollow)
+        write_atomically(self.folder / _MARK, json.dumps(mark).encode())
 
     # --- to the store ---
 
@@ -350,6 +392,35 @@ class RemoteFolder:
         """Delete a checkpoint of a run, here and in the store, after newer ones are complete."""
         self._dropped[name] = run
 
+    def put_part(self, folder: str, file: str, content: Callable[[Write], object]) -> FileRecord:
+        """Write a file of a checkpoint to the store, as this machine does not have its folder.
+
+        Args:
+            folder: The name of the temporary folder that rank 0 writes to.
+            file: The name of the file.
+            content: Writes it.
+        """
+        make_folder(self.folder)
+        with TemporaryDirectory(dir=self.folder, prefix=".") as aside:
+            record = write_file(Path(aside, file), content)
+            self.store.put(Path(aside, file), f"{_PARTS}{folder}/{file}")
+        return record
+
+    def expect_parts(self, name: str, folder: Path, records: Mapping[str, FileRecord]) -> None:
+        """Let files that other machines have put in the store be copied with a checkpoint.
+
+        Args:
+            name: The name of the checkpoint.
+            folder: Its temporary folder, which gets empty files of the same sizes.
+            records: The sizes and hashes of the files.
+        """
+        for file, record in records.items():
+            self._parts[name, file, record.sha256] = f"{_PARTS}{folder.name}/{file}"
+            open_to_write(folder / file, "xb").close()
+            truncate(folder / file, record.size)  # takes no space on the disk
+        self.hollow.add(name)
+        self._write_mark(wrote=self.writes)
+
     def finish(self) -> None:
         """Wait until everything is in the store, with a progress bar on a terminal.
 
@@ -378,6 +449,7 @@ class RemoteFolder:
         for name in dropped.keys() - self._remote.keys():  # replaced before their upload
             if (run := self._dropped.pop(name, None)) is not None:
                 delete(self.folder / name, run)
+                self._forget_parts(key for key in list(self._parts) if key[0] == name)
         self.claim()  # again, if the store failed at the start
         self._check_writer()
         for found in find(self.folder)[0][::-1]:
@@ -408,36 +480,50 @@ class RemoteFolder:
         while raw != (path / MANIFEST).read_bytes():  # it may be replaced in the meantime
             raw = (path / MANIFEST).read_bytes()
             manifest = parse_manifest(bytearray(raw), str(path))
-            for file in manifest.files:
-                self._put(path / file, f"{target}/{file}")
+            parts = {file: (path.name, file, one.sha256) for file, one in manifest.files.items()}
+            for file, part in parts.items():
+                if part in self._parts:
+                    self.store.copy(self._parts[part], f"{target}/{file}")
+                else:
+                    self._put(path / file, f"{target}/{file}")
         self._check_writer()
         self.store.write(f"{target}/{MANIFEST}", raw)
         self._remote[path.name] = target, manifest
+        self._forget_parts(parts.values())
         if before:
             discard(self.store, before[0], replaced=True)
+
+    def _forget_parts(self, parts: Iterable[tuple[str, str, str]]) -> None:
+        for part in parts:
+            if path := self._parts.pop(part, None):
+                self._unused.add(path.rpartition("/")[0])
 
     def upload_logs(self) -> None:
         """Copy the files that are not in checkpoints, if they have changed."""
         with self._copies_logs:  # two threads may: an old copy must not replace a newer one
-            for root, folders, names in os.walk(self.folder):
-                folders[:] = [name for name in folders if not name.startswith(".")]  # may vanish
-                for name in sorted(names, key=lambda name: name != _RECORD):
-                    file = Path(root, name)
-                    path = file.relative_to(self.folder).as_posix()
-                    if is_log(path) and file.is_file() and not file.is_symlink():
-                        self._upload_log(file, path)
+            changed = [
+                (file, path, stamp)
+                for file, path in self._local_logs()
+                if self._logs.get(path) != (stamp := _stamp(file))
+            ]
+            if changed:
+                self._check_writer()
+            for file, path, stamp in changed:
+                if path not in self._listed:
+                    self.store.write(LOGS, json.dumps([*self._listed, path]).encode())
+                    self._listed.add(path)
+                self._put(file, path)
+                self._logs[path] = stamp
 
-    def _upload_log(self, file: Path, path: str) -> None:
-        now = file.stat()
-        stamp = now.st_size, now.st_mtime_ns
-        if self._logs.get(path) == stamp:
-            return
-        self._check_writer()
-        if path not in self._listed:
-            self.store.write(LOGS, json.dumps([*self._listed, path]).encode())
-            self._listed.add(path)
-        self._put(file, path)
-        self._logs[path] = stamp
+    def _local_logs(self) -> Iterator[tuple[Path, str]]:
+        """Yield the files that are not in checkpoints, and their paths below the folder."""
+        for root, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]  # may vanish
+            for name in sorted(names, key=lambda name: name != _RECORD):
+                file = Path(root, name)
+                path = file.relative_to(self.folder).as_posix()
+                if is_log(path) and file.is_file() and not file.is_symlink():
+                    yield file, path
 
     def _put(self, file: Path, path: str) -> None:
         from fsspec.callbacks import Callback  # on use: it is slow to import
@@ -473,6 +559,11 @@ def _upload_logs() -> None:
     for one in sorted(OPEN.values(), key=lambda one: not (one.folder / _RECORD).exists()):
         if one.writes:
             one.upload_logs()
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    now = file.stat()
+    return now.st_size, now.st_mtime_ns
 
 
 def _manifests(paths: Iterable[str]) -> set[str]:

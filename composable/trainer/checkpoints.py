@@ -308,11 +308,12 @@ class Checkpoints:
         run, options = self.run, self.options
         if options.nonfinite_loss != "rollback" or options.dry_run:
             raise error
-        from composable.resume.select import latest_valid  # on use
+        from composable.resume.select import latest_valid, share_folder  # on use
 
         run.guard.record_rollback(error)
         self.finish()
         folder = self.managers[0].settings.folder
+        share_folder(folder)
         point = latest_valid(folder, options.reader, run=self.records.run_id)
         if point is None:
             add_note(error, "there is no checkpoint to roll back to; save at shorter intervals.")
@@ -329,7 +330,7 @@ class Checkpoints:
     def _load_best(self, state: State) -> None:
         """Let the run be evaluated with the weights of its best checkpoint, if there is one."""
         from composable.resume.best import NoBestCheckpointWarning  # on use
-        from composable.resume.select import read_point
+        from composable.resume.select import read_point, share_folder
 
         self.finish()
         best, run = self.best, self.run
@@ -340,6 +341,7 @@ class Checkpoints:
                 NoBestCheckpointWarning,
             )
             return
+        share_folder(best.checkpoint.parent)
         point = read_point(best.checkpoint, self.options.reader, run=self.records.run_id)
         tree, names = point.load(state).tree, averaging_names(run.dispatcher.plan)
         run.weights.best = _best_weights(state, tree, names, str(point.path))

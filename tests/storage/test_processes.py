@@ -6,11 +6,15 @@ from functools import partial
 import pytest
 
 from composable.distributed import DDP, FSDP2
-from tests.support import parallel_runs, remote_processes
+from tests.support import parallel_resume, parallel_runs, remote_processes
 from tests.support.object_store import BUCKET
 from tests.support.processes import attempt, run
 from tests.support.remote_run import URL, saved
 
+WAYS = {
+    "rollback": lambda: {"nonfinite_loss": "rollback", "loss_fn": parallel_resume.NaNOnce(3)},
+    "best": lambda: {"load_best_at_end": True, "save_best": "accuracy", "save_best_mode": "min"},
+}
 STRATEGIES = {"DDP": DDP(shards=2), "FSDP2": FSDP2(shards=2)}
 
 
@@ -25,21 +29,31 @@ def fits(server, tmp_path, machines, **options):
     return fit
 
 
-@pytest.mark.parametrize(("name", "machines"), [("DDP", 1), ("DDP", 2), ("FSDP2", 1)])
-def test_processes_continue_on_other_machines(name, machines, server, tmp_path):
+@pytest.mark.parametrize("others", [True, False])
+@pytest.mark.parametrize(("name", "machines"), [("DDP", 1), ("DDP", 2), ("FSDP2", 1), ("FSDP2", 2)])
+def test_processes_continue_on_these_and_on_other_machines(
+    name, machines, others, server, tmp_path
+):
     options = {"parallel": STRATEGIES[name]}
     fit = fits(server, tmp_path, machines, **options)
     whole = run(partial(parallel_runs.fit, folder=str(tmp_path / "whole"), **options), 2)
     assert [one.kind for one in fit(1, stop=3)] == ["KeyError", "KeyError"]
     assert saved(server) == [2]
-    found = fit(2)
+    found = fit(2 if others else 1)
     for one, expected in zip(found, whole, strict=True):
         assert one["weights"] == expected["weights"]
     files = server.files.find(f"{BUCKET}/run")
     assert any("tensors-00002-of-00002" in path for path in files) == (name == "FSDP2")
+    assert not any(".parts" in path for path in files)
 
 
-def test_parts_on_different_disks_are_refused(server, tmp_path):
-    found = fits(server, tmp_path, 2, parallel=STRATEGIES["FSDP2"])(1)
-    assert "must be written to a file system that all processes share" in repr(found)
-    assert saved(server) == []
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("way", ["rollback", "best"])
+def test_machines_read_what_others_saved_within_a_run(way, name, server, tmp_path):
+    options = {"parallel": STRATEGIES[name], **WAYS[way]()}
+    folder = str(tmp_path / "whole")
+    whole = run(partial(parallel_runs.fit, folder=folder, **options), 2)
+    found = fits(server, tmp_path, 2, parallel=STRATEGIES[name], **WAYS[way]())(1)
+    for one, expected in zip(found, whole, strict=True):
+        assert one["weights"] == expected["weights"]
+        assert one["metrics"] == expected["metrics"]
