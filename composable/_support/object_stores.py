@@ -216,9 +216,19 @@ class ObjectStore:
 
 
 def cache() -> Path:
-    """Return the folder of this library in the cache of the user, which is made."""
+    """Return the folder of this library in the cache of the user, which is made.
+
+    Raises:
+        StorageError: It cannot be made.
+    """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "composable"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be created for copies of what is at a URL: {error.strerror}. Set "
+            "XDG_CACHE_HOME to a folder that can be written, or pass local_folder=."
+        ) from None
     return folder
 
 

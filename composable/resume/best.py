@@ -10,6 +10,7 @@ from composable.checkpoint.errors import MissingCheckpointError
 from composable.core.results import LOGGED
 from composable.resume.manager import CheckpointManager
 from composable.resume.select import looks_like_checkpoint
+from composable.storage.folders import address
 
 
 class NoBestCheckpointWarning(UserWarning):
@@ -93,6 +94,6 @@ def check_best(best: Best | None) -> None:
     if best is not None and not looks_like_checkpoint(best.checkpoint):
         raise MissingCheckpointError(
             f"load_best_at_end=True needs the best checkpoint of the run so far, and there is no "
-            f"{best.checkpoint}; copy it there from the folder of the run, or pass "
+            f"{address(best.checkpoint)}; copy it there from the folder of the run, or pass "
             "load_best_at_end=False."
         )

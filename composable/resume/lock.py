@@ -10,6 +10,7 @@ from composable._support import strict_json
 from composable._support.paths import open_to_write
 from composable._support.printable import printable
 from composable.checkpoint.errors import CheckpointError
+from composable.storage.folders import address
 
 fcntl: Any
 try:
@@ -62,8 +63,8 @@ class RunLock:
             owner = _lock(self._file, self.folder)
             if owner not in (self._seen, {}) and owner.get("pid") != os.getpid():
                 raise FolderInUseError(
-                    f"{self.folder}: {_describe(owner)} trained in this folder after this Trainer "
-                    "was built; build the Trainer again to continue from its checkpoint."
+                    f"{address(self.folder)}: {_describe(owner)} trained in this folder after this "
+                    "Trainer was built; build the Trainer again to continue from its checkpoint."
                 )
         except FolderInUseError:
             self.release()
@@ -99,8 +100,8 @@ def _lock(file: IO[bytes], folder: Path) -> dict[str, Any]:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         raise FolderInUseError(
-            f"{folder} is in use: {_describe(_read(file))} trains in it. Wait for that process or "
-            "end it, or use another save_folder."
+            f"{address(folder)} is in use: {_describe(_read(file))} trains in it. Wait for that "
+            "process or end it, or use another save_folder."
         ) from None
     except OSError:  # the file system has no locks
         pass

@@ -224,7 +224,8 @@ def _find(folder: Path) -> "list[Found]":
 
 
 def _warn_broken(path: Path, error: Exception) -> None:
-    warn_user(f"{path} is skipped, because it is damaged: {error}", BrokenCheckpointWarning)
+    place = address(path)
+    warn_user(f"{place} is skipped, because it is damaged: {error}", BrokenCheckpointWarning)
 
 
 def read_point(path: Path, reader: Reader, *, run: str) -> ResumePoint:

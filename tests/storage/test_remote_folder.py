@@ -2,13 +2,16 @@
 
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from composable._support.object_stores import OPEN
 from composable.checkpoint import (
+    CheckpointError,
     CheckpointExistsError,
+    MissingCheckpointError,
     UnwritableCheckpointError,
     verify,
     write,
@@ -16,7 +19,9 @@ from composable.checkpoint import (
 from composable.checkpoint.files import find
 from composable.loggers import CSVLogger, JSONLinesLogger
 from composable.resume import BrokenCheckpointWarning
+from composable.resume.best import Best, check_best
 from composable.resume.manager import UnsavedCheckpointWarning
+from composable.resume.select import first_valid
 from composable.storage import RemoteFolder, TakenOverError
 from composable.storage.copies import local
 from tests.support.data import shuffling_loader
@@ -255,3 +260,16 @@ def test_a_checkpoint_that_is_saved_again_after_it_was_dropped_is_kept(monkeypat
     remote.finish()
     assert not path.exists()
     OPEN.clear()
+
+
+def test_errors_of_local_files_name_the_url(server, monkeypatch, tmp_path):
+    run(URL, max_duration="2ba").fit()
+    folder = next(iter(OPEN))
+    with pytest.warns(BrokenCheckpointWarning, match=f"{URL}/ep0-ba2 is skipped"):
+        first_valid([folder / "ep0-ba2"], Mock(side_effect=CheckpointError("damaged")))
+    with pytest.raises(MissingCheckpointError, match=f"no {URL}/gone"):
+        check_best(Best("accuracy", "max", 1.0, folder / "gone"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="Set XDG_CACHE_HOME"):
+        RemoteFolder("s3://bucket/other")
