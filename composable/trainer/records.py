@@ -174,13 +174,13 @@ class Records:
         from composable.runs.records import read_records  # on use: it is slow to import
 
         try:
-            last = read_records(self.lock.folder)[-1]  # type: ignore[union-attr]
+            records = read_records(self.lock.folder)  # type: ignore[union-attr]
         except CheckpointError:
             return
-        if last["batch"]:
-            return
-        for name, logger in self._loggers().items():
-            found = {key: last[key] for key in _ENTRIES if isinstance(last.get(key), dict)}
+        # Later records are of starts from a checkpoint that is lost, as on another machine.
+        first = [one for one in records if not one["batch"]]
+        for name, logger in self._loggers().items() if first else ():
+            found = {k: first[-1][k] for k in _ENTRIES if isinstance(first[-1].get(k), dict)}
             logger.continue_run({key: named.get(name) for key, named in found.items()})
 
 

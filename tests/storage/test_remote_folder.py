@@ -172,15 +172,25 @@ def test_what_was_saved_after_the_folder_was_read_is_not_cut_short(
 
 @pytest.mark.filterwarnings("ignore:the records of the end", "ignore:.* could not be closed")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of open files
-@pytest.mark.parametrize("number", range(2, 8))
-def test_a_machine_may_vanish_before_the_first_checkpoint(number, server, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "resumed"),
+    [*((number, False) for number in range(2, 8)), *((number, True) for number in range(9, 14))],
+)
+def test_a_machine_may_vanish_before_the_first_checkpoint(
+    number, resumed, server, monkeypatch, tmp_path
+):
     """Whatever of the logs was copied, the run begins from scratch, and has each row once."""
 
     def loggers():
         return [CSVLogger(f"s3://{BUCKET}/logs/log.csv"), JSONLinesLogger(f"{URL}/log.jsonl")]
 
-    with lost_at(server, number), pytest.raises((KeyError, UnwritableCheckpointError)):
-        run(URL, stop=3, loggers=loggers()).fit()
+    lost = pytest.raises((KeyError, UnwritableCheckpointError))
+    if resumed:  # from a checkpoint that is on the disk of this machine alone
+        with lost_at(server, 2), lost:  # the machine is the writer of both folders
+            run(URL, stop=3, loggers=loggers()).fit()
+        OPEN.clear()
+    with lost_at(server, number), lost:
+        run(URL, stop=5 if resumed else 3, loggers=loggers()).fit()
     assert saved(server) == []
     machine(monkeypatch, tmp_path / "machine-2")
     run(URL, loggers=loggers()).fit()
