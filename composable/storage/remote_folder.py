@@ -21,7 +21,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
@@ -40,6 +40,7 @@ from composable.checkpoint.errors import (
     CheckpointError,
     CheckpointExistsError,
     DamagedCheckpointError,
+    MissingCheckpointError,
     TakenOverError,
     UnwritableCheckpointError,
 )
@@ -70,6 +71,7 @@ _MARK = ".remote.json"
 _RECORD = "run.json"
 _WRITERS = ".writers/"
 _PARTS = ".parts/"
+_ATTEMPTS = 9
 
 
 class RemoteFolder:
@@ -158,6 +160,12 @@ class RemoteFolder:
         Returns:
             The names of these checkpoints in the store.
         """
+        for _ in range(_ATTEMPTS):
+            with suppress(MissingCheckpointError):  # a writer deletes what was just listed
+                return self._refresh(resume=resume, alone=alone)
+        return self._refresh(resume=resume, alone=alone)
+
+    def _refresh(self, *, resume: bool, alone: bool) -> list[str]:
         with reading_from_store(), self._outline() as (sizes, aside):
             self._number, self._refreshed = max(map(_number, sizes), default=0), True
             current = self._prepare()
@@ -332,14 +340,18 @@ class RemoteFolder:
             return None
 
     def _check_writer(self) -> None:
-        numbers = [_number(_WRITERS + path) for path in self.store.sizes(_WRITERS[:-1])]
-        newest = max(numbers, default=0)
         own = _writer_path(self._number)
         try:
-            if newest > self._number or self.store.read(own) != self._claim:
+            if self._newest_writer() > self._number or self.store.read(own) != self._claim:
                 raise self._taken_over()
         except FileNotFoundError as error:
+            if self._newest_writer() > self._number:  # it began in between
+                raise self._taken_over() from None
             raise StorageError(f"{self.url} cannot be written: {own} is gone: {error}") from None
+
+    def _newest_writer(self) -> int:
+        paths = self.store.sizes(_WRITERS[:-1])
+        return max((_number(_WRITERS + path) for path in paths), default=0)
 
     def _taken_over(self) -> TakenOverError:
         return TakenOverError(

@@ -283,3 +283,35 @@ def test_errors_of_local_files_name_the_url(server, monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="Set XDG_CACHE_HOME"):
         RemoteFolder("s3://bucket/other")
+
+
+def test_a_writer_that_is_replaced_between_two_requests_stops_by_name(monkeypatch, tmp_path):
+    first, second = (
+        RemoteFolder("memory://replaced/run", local_folder=tmp_path / name) for name in "ab"
+    )
+    first.claim("a run")
+    before = first.store.sizes(".writers")
+    second.claim("a run")
+    stale = Mock(side_effect=[before, *[second.store.sizes(".writers")] * 9])
+    monkeypatch.setattr(first.store, "sizes", stale)
+    with pytest.raises(TakenOverError, match="another process writes"):
+        first.finish()
+
+
+def test_a_checkpoint_that_vanishes_after_it_was_listed_is_not_missed(server, whole, monkeypatch):
+    """As a writer that still lives deletes old ones."""
+    with pytest.raises(KeyError):
+        run(URL, stop=7).fit()
+    vanished = []
+
+    def fault(method, path):
+        if method == "GET" and path.endswith("ep1-ba4/manifest.json") and not vanished:
+            vanished.append(path)
+            return 404, "NoSuchKey"
+        return None
+
+    OPEN.clear()
+    monkeypatch.setattr(server, "fault", fault)
+    trainer = run(URL)
+    assert vanished
+    assert trainer.state.timestamp.batch == 6
