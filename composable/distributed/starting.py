@@ -2,17 +2,21 @@
 
 import atexit
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from composable.distributed.processes import ProcessError, Processes
+
+T = TypeVar("T")
 
 _FAILED = "composable/failed"
 _WAITING = "composable/waiting"
@@ -128,36 +132,57 @@ def _end_with(error: BaseException) -> None:
     Rank 0 has the store, unless that is the launcher's: it waits until the others have read, or
     have failed themselves.
     """
-    _say(f"rank {dist.get_rank()} failed: {type(error).__name__}: {error}")
-    _needs_no_store()
-    store, others = _store(), range(1, 0 if dist.get_rank() else dist.get_world_size())
+    store, own = _store(), dist.get_rank()
+
+    def report() -> None:
+        store.set(_FAILED, f"rank {own} failed: {type(error).__name__}: {error}"[:2000])
+        store.set(f"{_READ}/{own}", "")
+
+    _ask(report)
+    others = range(1, 0 if own else dist.get_world_size())
     _abort()
     if others and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        with suppress(RuntimeError):  # another process ended, or hangs
-            store.wait([f"{_READ}/{rank}" for rank in others], timedelta(seconds=_GRACE))
+        read = [f"{_READ}/{rank}" for rank in others]
+        _ask(lambda: store.wait(read, timedelta(seconds=_GRACE)))
 
 
-def _say(text: str) -> None:
-    with suppress(RuntimeError):  # the process that has the store may be gone
-        _store().set(_FAILED, text[:2000])
+def _ask(function: Callable[[], T]) -> T | None:
+    """Return what a function gets from the store, or None if that does not answer.
 
+    The process that has the store may be gone. If its machine is cut off, TCP waits for an answer
+    for a quarter of an hour.
+    """
+    answers: list[T] = []
 
-def _needs_no_store() -> None:
-    with suppress(RuntimeError):  # the process that has it may be gone
-        _store().set(f"{_READ}/{dist.get_rank()}", "")
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answers.append(function())
+
+    thread = Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(2 * _GRACE)
+    return answers[0] if answers else None
 
 
 def _failure_elsewhere(error: BaseException) -> ProcessError | None:
     """Return the error of another process, if it caused this one."""
     if not any(text in str(error) for text in _CLOSED) or isinstance(error, ProcessError):
         return None
-    with suppress(RuntimeError):
-        if not _said() and "imed out" in str(error):
-            _say(_silence(error))
-        if said := _said():
-            _needs_no_store()
-            return ProcessError(said)
-    return ProcessError(f"another process ended without a report: {error}")
+    said = _ask(lambda: _reported(error))
+    return ProcessError(
+        said
+        or "another process ended without a report, or its machine is cut off from "
+        f"{socket.gethostname()}: {error}"
+    )
+
+
+def _reported(error: BaseException) -> str | None:
+    """Return the report in the store; if there is none, write one of those that do not answer."""
+    if not _said() and "imed out" in str(error):
+        _store().set(_FAILED, _silence(error)[:2000])
+    if said := _said():
+        _store().set(f"{_READ}/{dist.get_rank()}", "")
+    return said
 
 
 def _said() -> str | None:
@@ -181,7 +206,10 @@ def _silence(error: BaseException) -> str:
     )
 
 
-_CLOSED = ("Connection closed by peer", "Connection reset", "Broken pipe", "imed out")
+_CLOSED = (
+    *("Connection closed by peer", "Connection reset", "Broken pipe", "imed out"),
+    *("No route to host", "unreachable"),
+)
 
 
 def _store() -> Any:

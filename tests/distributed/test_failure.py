@@ -2,6 +2,9 @@
 
 import json
 import os
+import socket
+import threading
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
@@ -105,3 +108,28 @@ def test_a_process_that_reads_an_error_says_so(monkeypatch):
     found = starting._failure_elsewhere(RuntimeError("Connection closed by peer"))
     assert str(found) == "rank 0 failed: OSError: the disk is gone"
     assert store.check(["composable/read/2"])
+
+
+@pytest.mark.parametrize("text", ["Connection reset by peer", "timed out", "No route to host"])
+def test_a_store_of_a_machine_that_is_cut_off_is_asked_for_a_limited_time(text, monkeypatch):
+    cut, asked = threading.Event(), []
+
+    def wait(*_):
+        asked.append(_)
+        cut.wait()
+        raise RuntimeError("no answer from the store")
+
+    monkeypatch.setattr(starting, "_store", lambda: Mock(check=wait, set=wait))
+    monkeypatch.setattr(starting, "_abort", lambda: None)
+    monkeypatch.setattr(starting, "_GRACE", 0.02)
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    try:
+        found = starting._failure_elsewhere(RuntimeError(text))
+        starting._end_with(OSError("the disk is gone"))
+    finally:
+        cut.set()
+    assert str(found) == (
+        "another process ended without a report, or its machine is cut off from "
+        f"{socket.gethostname()}: {text}"
+    )
+    assert len(asked) == 2
