@@ -9,7 +9,9 @@ from typing import IO, Any
 from composable._support import strict_json
 from composable._support.paths import open_to_write
 from composable._support.printable import printable
-from composable.checkpoint.errors import CheckpointError
+from composable._support.warn import warn_user
+from composable.checkpoint.errors import CheckpointError, UnwritableCheckpointError
+from composable.distributed.processes import Processes
 from composable.storage.folders import address
 
 fcntl: Any
@@ -73,7 +75,18 @@ class RunLock:
         self._file.truncate(0)
         self._file.write(strict_json.dump(self._seen))
         self._file.flush()
+        os.fsync(self._file.fileno())  # other machines read it
         _held.add(self.folder)
+
+    @property
+    def held(self) -> bool:
+        """Whether the folder is locked."""
+        return self._file is not None
+
+    @property
+    def owner(self) -> dict[str, Any]:
+        """What names the process that held the lock last."""
+        return self._seen
 
     def release(self) -> None:
         """Release the lock."""
@@ -91,6 +104,45 @@ class RunLock:
                 return _lock(file, self.folder)
         except OSError:  # a folder that is only read
             return {}
+
+
+def check_shared(folder: Path, lock: RunLock | None, *, needed: bool) -> None:
+    """Check that all processes see the folder that rank 0 has locked; warn if they do not.
+
+    Args:
+        folder: The folder.
+        lock: The lock of rank 0, or None on other ranks, and if the folder is not locked.
+        needed: Whether every process writes to it.
+
+    Raises:
+        UnwritableCheckpointError: It is needed, and they do not.
+    """
+    processes = Processes.current()
+    owner = processes.broadcast(None if lock is None or not lock.held else lock.owner)
+    if owner is None:
+        return
+    try:
+        with (folder / LOCK).open("rb") as file:
+            shared = _read(file) == owner
+    except OSError:
+        shared = False
+    hosts = sorted({*processes.gather(None if shared else socket.gethostname())} - {None})
+    if not hosts:
+        return
+    text = (
+        f"save_folder={str(folder)!r} on {', '.join(hosts)[:100]} is not the folder of rank 0 on "
+        f"{owner['host']}: "
+    )
+    advice = "use a file system that all machines share, or a URL such as s3://bucket/run."
+    if needed:
+        raise UnwritableCheckpointError(
+            f"{text}every process writes a part of a sharded checkpoint; {advice}"
+        )
+    if processes.is_main:
+        warn_user(
+            f"{text}checkpoints are on {owner['host']} alone, and no other machine can resume from "
+            f"them; {advice}"
+        )
 
 
 def _lock(file: IO[bytes], folder: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Select the checkpoint to resume from."""
 
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +19,7 @@ from composable.checkpoint.errors import (
     MissingCheckpointError,
     VersionError,
 )
-from composable.distributed.processes import Processes
+from composable.distributed.processes import Processes, attempt
 from composable.resume.verify import Reader, ResumePoint
 from composable.storage.folders import address, remote_at
 
@@ -47,6 +48,7 @@ def find_resume_point(
         CheckpointError: `load_path` cannot be read.
     """
     if folder is not None:
+        _check_all_see_the_same(folder, reader.processes)
         latest = latest_valid(folder, reader)
         if latest is not None:
             return attrs.evolve(latest, restart=True)
@@ -68,6 +70,32 @@ def find_resume_point(
         f"load_path={given!r} must be a checkpoint, or a folder with a complete one"
         f"{_HINT if path.is_file() else ''}."
     )
+
+
+def _check_all_see_the_same(folder: Path, processes: Processes) -> None:
+    """Check that all machines see the same latest checkpoint, so that none is missed.
+
+    Raises:
+        MissingCheckpointError: They do not.
+    """
+    if not processes.several or folder in OPEN:
+        return
+    from composable.checkpoint import files  # on use: it is slow to import
+
+    def look() -> str:
+        whole = files.find(folder)[0] if folder.is_dir() else []
+        return next((one.path.name for one in whole if one.manifest.info.get("complete")), "none")
+
+    looks = processes.local_rank == 0 or processes.is_main
+    latest = attempt(look)[0] if looks else None  # an error is raised when it is read
+    (host, first), *others = processes.gather([socket.gethostname(), latest])
+    for rank, (other, seen) in enumerate(others, 1):
+        if seen not in (None, first):
+            raise MissingCheckpointError(
+                f"the latest checkpoint in save_folder={str(folder)!r} is {first} for rank 0 on "
+                f"{host}, and {seen} for rank {rank} on {other}: they do not share the folder. Use "
+                "a file system that all machines share, or a URL; or copy the checkpoint to all."
+            )
 
 
 _FIX = "pass autoresume=True to resume that run, save_overwrite=True"

@@ -130,6 +130,11 @@ class Records:
         description = self.describe(state)
         savers = self.run.checkpoints.describe()
         self.run.engine.begin({**description, "savers": savers}, self.run.dispatcher)
+        if folder is not None and remote_at(folder) is None and self.run.engine.processes.several:
+            from composable.resume.lock import check_shared  # on use
+
+            needed = self.run.engine.writes_together(self.options.save_weights_only)
+            check_shared(folder, self.lock, needed=needed)
         self.run.join_requests(Event.FIT_START)
         where = {} if folder is None else {"save_folder": address(folder)}
         logger.log_hyperparameters({**description, **where})
