@@ -402,6 +402,25 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+def compare_overlapping(**arguments: Any) -> Comparison:
+    """Compare, and up to twice again with the schedules that the analysis names.
+
+    The results of arms then overlap with those of the baseline; finished trials are reused.
+    """
+    found = composable.compare(**arguments)
+    for _ in range(2):
+        protocol, needed = found.study.protocol, dict(found.analysis.needed)
+        needed.pop(protocol.repeated or "", None)
+        if not needed:
+            break
+        schedules = {arm: [*own] for arm, own in protocol.schedules.items()}
+        schedules.pop(protocol.repeated or "", None)
+        for arm, duration in needed.items():
+            schedules[arm].append(duration)
+        found = composable.compare(**{**arguments, "durations": schedules})
+    return found
+
+
 def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
     """Return a study with the costs of steps that this machine has now.
 
@@ -412,7 +431,6 @@ def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
     parameters = inspect.signature(composable.compare).parameters
     others = (
         "budget",
-        "extend",
         "cost",
         "data_amounts",
         "executor",

@@ -15,7 +15,7 @@ import torch
 
 from composable._support.checks import check_count, check_flags, check_range
 from composable._version import __version__
-from composable.comparison.arms import Arm, as_arms, check_composed, derive, repeat
+from composable.comparison.arms import Arm, as_arms, check_composed, repeat, with_ablations
 from composable.comparison.budget import count_batches
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
@@ -90,10 +90,8 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     if target is not None:
         check_range("target", target, -math.inf, ends="()")
     reporting, tuning, offset = choose_seeds(seeds, tuning_seeds)
-    first, *others = as_arms(arms, baseline, of_loop=build is None)
-    named = derive(
-        first, others, leave_one_out=flags["leave_one_out"], add_one_in=flags["add_one_in"]
-    )
+    named = as_arms(arms, baseline, of_loop=build is None)
+    first, named = named[0], with_ablations(named) if flags["leave_one_out"] else named
     amount = {} if data_amount is None else {AMOUNT: (data_amount,)}
     required = ("algorithms", "seed") if run is None else ("arm", "seed", "duration", *amount)
     taken = hyperparameters(name, function, required)

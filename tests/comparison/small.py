@@ -66,7 +66,6 @@ OPTIONS = {
     "tuning_metric": None,
     "split_evaluation": False,
     "leave_one_out": False,
-    "add_one_in": False,
     "repeat_baseline": True,
     "threads": 1,
 }

@@ -168,11 +168,10 @@ def test_invalid_arguments_are_errors(changes, error, message):
         design(**changes)
 
 
-def test_leave_one_out_and_add_one_in_add_arms():
+def test_leave_one_out_adds_arms():
     made = design(
         arms={"both": [LabelSmoothing(0.1), MixUp()]},
         leave_one_out=True,
-        add_one_in=True,
         repeat_baseline=False,
     )
     assert list(made.subject.arms) == [
@@ -189,7 +188,6 @@ def test_schedules_by_name_are_inherited_by_derived_arms():
         arms={"other": [], "both": [LabelSmoothing(0.1), MixUp()]},
         durations={"both": ["2ep", "1ep"], "both without MixUp": "3ep"},
         leave_one_out=True,
-        add_one_in=True,
     )
     own = ("1ep", "2ep", "4ep")
     assert made.protocol.schedules == {
