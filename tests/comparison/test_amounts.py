@@ -317,14 +317,6 @@ def test_no_value_below_0_is_recommended():
     assert analyze(study)["arm"].notes == ()
 
 
-def test_a_trial_of_another_amount_is_not_of_the_study():
-    study = draw_data_study(0, {"arm": 2.0})
-    with pytest.raises(ValueError, match=r"data_amount=900 of a trial must be one of \[100, 300\]"):
-        attrs.evolve(study, protocol=attrs.evolve(study.protocol, data_amounts=(100, 300)))
-    with pytest.raises(ValueError, match=r"data_amounts=.* must be ascending"):
-        attrs.evolve(study.protocol, data_amounts=(300, 100))
-
-
 # --- from beginning to end ---
 
 
