@@ -6,9 +6,9 @@ objects only keep values. Any other name is an error. A forged file can take lon
 
 import io
 import math
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import Unpickler
 from typing import Any
 
 import attrs
@@ -94,7 +94,7 @@ _MADE = {
 """What stands for each class, and for the function that returns a layout."""
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+class _MetadataUnpickler(Unpickler):
     """Knows the few names that such a file has, and calls nothing that belongs to them."""
 
     def find_class(self, module: str, name: str) -> Any:
