@@ -49,7 +49,6 @@ _OPTIONS = {
         "arm reach",
         "--tuning-metric METRIC": "the result that chooses settings; default: that of the other "
         "evaluator",
-        "--split-evaluation": "split the data of the only evaluator into 'validation' and 'test'",
     },
     "extent": {
         "--durations [ARM=]TIMES": "the schedules, such as 2ep,4ep,8ep, for all arms or for one; "

@@ -56,7 +56,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     data_amounts: Iterable[float] | None = None,
     tune: Mapping[str, Any] | None = None,
     tuning_metric: str | None = None,
-    split_evaluation: bool = False,
     seeds: int | Iterable[int] = 5,
     tuning_seeds: int | Iterable[int] = 2,
     leave_one_out: bool = False,
@@ -120,7 +119,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             in the same time of training.
         tuning_metric: The result by which settings are chosen, on other data than `metric`.
             Default: the result of the same name of the other evaluator.
-        split_evaluation: Split the data of the only evaluator into "validation" and "test".
         seeds: The number of reported seeds, or a list of them.
         tuning_seeds: The number of seeds of each configuration in tuning, or a list of them, other
             than those that are reported.
@@ -195,7 +193,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         seeds=seeds,
         tuning_seeds=tuning_seeds,
         tuning_metric=tuning_metric,
-        split_evaluation=split_evaluation,
         leave_one_out=leave_one_out,
         repeat_baseline=repeat_baseline,
         threads=threads,

@@ -106,20 +106,17 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     tried, notes = configurations(grids)
     for arm in named:
         notes += check_composed(arm, tried[arm.name]) if arm is not again else ()
-    split, own = flags["split_evaluation"], given.get(first.name)
+    own = given.get(first.name)
     evaluators: tuple[Evaluator, ...] = ()
     epoch_length, device = None, accelerator() or "cpu"
     if build is not None:
         arguments = first.arguments(tried[first.name][0])
-        trainer = inspect_build(build, arguments, own, split_evaluation=split)
+        trainer = inspect_build(build, arguments, own)
         evaluators, epoch_length = options_of(trainer).evaluators, trainer.state.epoch_length
         device = str(trainer.state.device)
         own = own or default_durations(trainer.state.max_duration)
-    elif split or own is None:
-        raise ValueError(
-            "run=... needs durations, and excludes split_evaluation: only a Trainer has a default "
-            "duration, and evaluators to split."
-        )
+    elif own is None:
+        raise ValueError("run=... needs durations: only a Trainer has a default duration.")
     tuned = len(tried[first.name]) > 1
     reported, tuning_result, best, tuning_mode = check_metrics(
         evaluators, metric, tuning_metric, mode, tuned=tuned or bool(amount)
@@ -134,7 +131,6 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         arms={arm.name: arm for arm in named},
         name=name,
         metrics=tuple(dict.fromkeys((reported, tuning_result))),
-        split_evaluation=split,
         threads=threads,
         clock="cpu" if device == "cpu" and threads == 1 else "wall",
     )
@@ -210,8 +206,7 @@ def check_metrics(
         raise ValueError(
             f"tuning_metric={tuning!r} and metric={name!r} are of one evaluator: what is "
             "chosen on the test data looks better than it is. Pass two evaluators to the "
-            "Trainer, eval_dataloader=[Evaluator('validation', ...), Evaluator('test', ...)], or "
-            "split_evaluation=True, which splits the data of the evaluator."
+            "Trainer: eval_dataloader=[Evaluator('validation', ...), Evaluator('test', ...)]."
         )
     if tuning.partition("/")[2] == own:
         return name, tuning, best, best

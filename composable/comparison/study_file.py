@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _HEADER = {"format": "composable study", "version": 1}
-_CACHE_FORMAT = 3
+_CACHE_FORMAT = 4
 
 
 class InvalidRecordError(ValueError):
@@ -126,7 +126,7 @@ class Cache:
     def __init__(self, folder: str | Path, subject: Compared, *, data: Any = None) -> None:
         self.folder, self.subject = as_path("folder", folder), subject
         versions = (platform.python_version(), torch.__version__, __version__)
-        shared = (subject.function, subject.threads, subject.metrics, subject.split_evaluation)
+        shared = (subject.function, subject.threads, subject.metrics)
         self._context = stable_digest(
             _CACHE_FORMAT, versions, torch.cuda.is_available(), data, *shared
         )

@@ -64,7 +64,6 @@ OPTIONS = {
     "seeds": 5,
     "tuning_seeds": 2,
     "tuning_metric": None,
-    "split_evaluation": False,
     "leave_one_out": False,
     "repeat_baseline": True,
     "threads": 1,
