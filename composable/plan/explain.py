@@ -1,4 +1,4 @@
-"""Descriptions of a plan: its steps, the table that `Plan.explain` prints, and plain data."""
+"""Descriptions of a plan: its steps, the table that `Plan.explain` prints, and HTML."""
 
 import shutil
 import textwrap
@@ -9,7 +9,7 @@ import attrs
 
 from composable._support.html import details, panel, table
 from composable._support.table import format_table
-from composable.core.algorithm import Algorithm, Remark
+from composable.core.algorithm import Remark
 from composable.core.callback import Callback, hooks_of
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event
@@ -116,35 +116,3 @@ def _rows(steps: Iterable[PlanStep]) -> list[tuple[str, ...]]:
         )
         for step in steps
     ]
-
-
-def as_data(plan: Plan) -> dict[str, Any]:
-    """Convert a plan to plain data: see `Plan.to_dict`."""
-    return {
-        "version": 1,
-        "algorithms": {algorithm.name: _describe(algorithm) for algorithm in plan.algorithms},
-        "callbacks": [callback.name for callback in plan.callbacks],
-        "caveats": [{**attrs.asdict(one), "kind": one.kind.__name__} for one in plan.caveats],
-        "steps": [{**attrs.asdict(one), "event": one.event.value} for one in steps_of(plan)],
-    }
-
-
-def _describe(algorithm: Algorithm) -> dict[str, Any]:
-    return {
-        "call": repr(algorithm),
-        "class": type(algorithm).__name__,
-        "stage": algorithm.stage.name.lower(),
-        "events": [event.value for event in Event if event in algorithm.events],
-        "reads": sorted(algorithm.reads),
-        "writes": sorted(algorithm.writes),
-        "before": _names(algorithm.before),
-        "after": _names(algorithm.after),
-        "incompatible_with": _names(algorithm.incompatible_with),
-        "discouraged_with": _names(algorithm.discouraged_with),
-        "replaces": sorted(algorithm.replaces),
-        "parts": [{"name": part.name, **_describe(part)} for part in algorithm.parts],
-    }
-
-
-def _names(kinds: Iterable[type | str]) -> list[str]:
-    return sorted(kind if isinstance(kind, str) else kind.__name__ for kind in kinds)
