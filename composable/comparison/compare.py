@@ -144,7 +144,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
 
     Returns:
         The comparison, with a table, a plot and verdicts. The folder has the same in files:
-        study.json, table.txt, plot.png, plot.svg, card.md and report.html.
+        study.json, table.txt, plot.png, plot.svg and report.html.
 
     Raises:
         ValueError: An argument is invalid, the algorithms of an arm cannot be combined, the budget
@@ -338,7 +338,7 @@ def _write(study: Study, folder: Path) -> Comparison:
     try:
         comparison.save(folder)
     except ImportError as error:  # without plots, everything else is there
-        print(f"\n{folder} has study.json, table.txt and card.md, and no report. {error}")
+        print(f"\n{folder} has study.json and table.txt, and no report. {error}")
     else:
         print(f"\n{folder / 'report.html'} shows it with plots; {folder} has the other files.")
     return comparison

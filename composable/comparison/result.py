@@ -119,10 +119,6 @@ class Comparison:
         """
         return str(_load("table").format_text(self.study, self.analysis, details=details))
 
-    def markdown(self) -> str:
-        """Return a block of Markdown for a README or the card of a method."""
-        return str(_load("table").format_markdown(self.study, self.analysis))
-
     def plot(
         self, path: str | Path | None = None, *, references: Mapping[str, float] | None = None
     ) -> "Figure":
@@ -149,7 +145,7 @@ class Comparison:
         return figure
 
     def save(self, folder: str | Path) -> Path:
-        """Write study.json, table.txt, card.md, plot.png, plot.svg and report.html.
+        """Write study.json, table.txt, plot.png, plot.svg and report.html.
 
         Args:
             folder: The folder; it is created, and existing files of these names are replaced.
@@ -158,7 +154,7 @@ class Comparison:
             The folder.
 
         Raises:
-            ImportError: matplotlib is not installed; the first three files are written.
+            ImportError: matplotlib is not installed; the first two files are written.
             OSError: A file cannot be written.
         """
         target = as_path("folder", folder)
@@ -168,7 +164,6 @@ class Comparison:
             (target / name).unlink(missing_ok=True)
         write_study(self.study, target / "study.json")
         write_atomically(target / "table.txt", (self.table() + "\n").encode())
-        write_atomically(target / "card.md", self.markdown().encode())
         figure, plots = self.plot(), _load("plot")
         for name in ("plot.png", "plot.svg"):
             write_atomically(target / name, plots.render_figure(figure, Path(name).suffix))

@@ -1,6 +1,5 @@
 """The tables and sentences of a comparison, as text, as Markdown and as HTML."""
 
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -216,35 +215,6 @@ def _narrow(table: Table) -> str:
 
 def _wrap(text: str, first: str = "", later: str = "") -> str:
     return textwrap.fill(printable(text), _WIDTH, initial_indent=first, subsequent_indent=later)
-
-
-def format_markdown(study: Study, analysis: Analysis) -> str:
-    """Format a comparison as Markdown: one table, a sentence for each verdict, and the command."""
-    table = _arms(study, analysis)
-    rows = [[*table[0]], ["---"] * len(table[0]), *([*row.values()] for row in table)]
-    lines = [f"| {' | '.join(map(_escape, row))} |" for row in rows]
-    told = [_escape(line) for line in (*_sentences(analysis), *_notes(analysis))]
-    names = tuple(f"{_escape(one.arm)}:" for one in analysis.arms)
-    told = [one if one.startswith(names) else one[:1].upper() + one[1:] for one in told]
-    blocks = [
-        f"**{_escape(headline(study, analysis))}.**",
-        f"{_escape(_summary(study))}; 95 % intervals; p after Holm’s correction.",
-        "\n".join(lines),
-        "\n".join(f"- {line.rstrip('.')}." for line in told),
-    ]
-    if (command := study.protocol.command) is not None:
-        shown = "\n".join(printable(line) for line in command.splitlines())
-        blocks.append(f"To repeat it:\n\n{textwrap.indent(shown, '    ')}")
-    if versions := study.protocol.versions:
-        shown = ", ".join(f"{name} {version}" for name, version in versions.items())
-        blocks.append(f"Measured with {_escape(shown)}.")
-    return "\n\n".join(blocks) + "\n"
-
-
-def _escape(text: str) -> str:
-    """Escape the characters that Markdown and HTML interpret, in one line."""
-    line = printable(" ".join(text.split()))
-    return re.sub(r"([\\`*_\[\]|<>#~])", r"\\\1", line).replace("&", "&amp;")
 
 
 def format_html(study: Study, analysis: Analysis, plot: str | None = None) -> str:

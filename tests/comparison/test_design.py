@@ -128,7 +128,11 @@ OF_SIZE = partial(one_evaluator, metrics={"size": lambda outputs, targets: outpu
         ({"build": OF_SIZE, "metric": "eval/size"}, ValueError, "pass mode='min' or mode='max'"),
         ({"metric": "test/acc"}, ValueError, r"metric='test/acc'.*metrics/test/accuracy"),
         *(
-            ({"tune": RATES, "metric": one, "tuning_metric": one}, ValueError, "Pass two evaluators")
+            (
+                {"tune": RATES, "metric": one, "tuning_metric": one},
+                ValueError,
+                "Pass two evaluators",
+            )
             for one in ("test/accuracy", "validation/accuracy")
         ),
         (

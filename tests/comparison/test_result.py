@@ -95,15 +95,6 @@ def test_the_table_has_at_most_100_columns_and_every_arm(comparison):
         assert re.sub(r"\W", "", arm.arm)[:12] in re.sub(r"\W", "", text)
 
 
-def test_the_markdown_has_one_row_for_each_arm(comparison):
-    text = comparison.markdown()
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == len(comparison.analysis.arms) + 2
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {7}
-    assert "<script" not in text.replace("\\<", "")
-    assert "\x1b" not in text
-
-
 def test_the_page_is_one_safe_file(comparison):
     text = comparison._html("<svg></svg>")
     page = Page(text)
@@ -203,7 +194,7 @@ def test_of_many_arms_the_plot_shows_those_with_the_clearest_effects():
 def test_saving_and_loading_gives_the_same_result(name, tmp_path):
     comparison = make(name)
     folder = comparison.save(tmp_path / "a" / "b")
-    names = {"study.json", "table.txt", "card.md", "plot.png", "plot.svg", "report.html"}
+    names = {"study.json", "table.txt", "plot.png", "plot.svg", "report.html"}
     assert {file.name for file in folder.iterdir()} == names
     assert Comparison.load(folder) == comparison
     assert Comparison.load(folder / "study.json") == comparison
@@ -291,11 +282,10 @@ def test_settings_at_the_edge_failures_and_protocol_notes_are_shown():
 
     results = tuple(map(at_the_edge, study.results))
     comparison = Comparison(attrs.evolve(study, protocol=protocol, results=results))
-    for text in (comparison.table(), comparison.markdown()):
-        assert "he budget ended" in text
-        assert "lr=0.004" in text
-        assert "runs of 300ba did not finish (failed: RuntimeError: " in " ".join(text.split())
-    assert "\n    composable compare `x`\n" in comparison.markdown()
+    text = comparison.table()
+    assert "he budget ended" in text
+    assert "lr=0.004" in text
+    assert "runs of 300ba did not finish (failed: RuntimeError: " in " ".join(text.split())
 
 
 def test_failed_trials_are_listed_with_their_error():
@@ -353,7 +343,7 @@ def test_without_matplotlib_the_text_is_saved(monkeypatch, tmp_path):
     missing(monkeypatch, "matplotlib.figure", "plot")
     with pytest.raises(ImportError, match=r'pip install "composable\[compare\]"'):
         make("two arms").save(tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"study.json", "table.txt", "card.md"}
+    assert {file.name for file in tmp_path.iterdir()} == {"study.json", "table.txt"}
 
 
 def test_a_missing_extra_is_named(monkeypatch):
