@@ -79,7 +79,7 @@ def parse_metadata(raw: bytes, where: Path) -> dict[str, DCPEntry]:
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILES = "torch.distributed.checkpoint.filesystem"
 _TENSOR = f"{_METADATA}.TensorStorageMetadata"
-_MADE = {
+_MADE: dict[str, type[Made]] = {
     path: type(path, (Made,), {})
     for path in (
         *(f"{_METADATA}.{name}" for name in ("Metadata", "MetadataIndex", "StorageMeta")),

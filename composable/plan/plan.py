@@ -186,11 +186,6 @@ class Plan:
 
         return format_plan(self, observers=observers, width=width)
 
-    def _repr_html_(self) -> str:
-        from composable.plan.explain import plan_html  # on use
-
-        return plan_html(self)
-
     def timeline(self, max_duration: TimeLike, epoch_length: int | None = None) -> "Timeline":
         """Compute when each algorithm is active over a run.
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composable._support.extras import needs
-from composable._support.html import panel, sparkline, table
 from composable._support.secrets import redact, redact_command
 from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
@@ -182,14 +181,6 @@ class RecordedRun:
 
     def __repr__(self) -> str:
         return f"<RecordedRun {self._summary()}, metrics {sorted(self.curves)}>"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (name, f"{curve.values[-1]:.4g}", sparkline(list(curve.values)))
-            for name, curve in sorted(self.curves.items())
-            if len(curve)
-        ]
-        return panel(f"Run {self._summary()}", table(rows, ("metric", "last", "curve")))
 
     def _summary(self) -> str:
         noun = "batch" if self.num_batches == 1 else "batches"

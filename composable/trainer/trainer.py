@@ -12,7 +12,7 @@ from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.results import Results
-from composable.core.state import State, state_facts
+from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
 from composable.plan.declarations import as_observer
@@ -474,23 +474,6 @@ class Trainer:
         return (
             f"<Trainer of {type(state.model).__name__}: epoch {now.epoch}, batch {now.batch}, "
             f"max_duration {state.max_duration}, algorithms [{algorithms}]>"
-        )
-
-    def _repr_html_(self) -> str:
-        from composable._support.html import details, panel, table  # in notebooks
-
-        state, plan = self.state, self.plan
-        rows = [
-            *state_facts(state),
-            ("callbacks", ", ".join(c.name for c in plan.callbacks) or "none"),
-        ]
-        if self.best is not None:
-            best = self.best
-            rows.append(("best", f"{best.metric} {best.value:.4g}, {best.checkpoint}"))
-        return panel(
-            f"Trainer of {type(state.model).__name__}",
-            table(rows),
-            details(f"plan: {len(plan.algorithms)} algorithms", plan._repr_html_()),
         )
 
 
