@@ -97,20 +97,6 @@ class Comparison:
         """
         return self.analysis[arm].speedup
 
-    def against(self, baseline: str, *, target: float | None = None) -> "Comparison":
-        """Return the comparison of the same trials with another baseline; none is repeated.
-
-        Args:
-            baseline: The name of one of the arms, but not of the A/A arm.
-            target: The result to reach. Default: all results that both reach.
-
-        Raises:
-            ValueError: There is no such arm.
-        """
-        if self.analysis[baseline].role == "repeated":
-            raise ValueError(f"baseline={baseline!r} is the A/A arm, which has other seeds.")
-        return Comparison(_rebase(self.study, baseline, target))
-
     def table(self, *, details: bool = True) -> str:
         """Return a text table of the arms, of at most 100 columns.
 
@@ -167,37 +153,10 @@ class Comparison:
         figure, plots = self.plot(), _load("plot")
         for name in ("plot.png", "plot.svg"):
             write_atomically(target / name, plots.render_figure(figure, Path(name).suffix))
-        page = self._html(plots.render_inline(figure))
+        picture = plots.render_inline(figure)
+        page = str(_load("table").format_html(self.study, self.analysis, picture))
         write_atomically(target / "report.html", page.encode())
         return target
 
-    def _html(self, plot: str | None = None) -> str:
-        return str(_load("table").format_html(self.study, self.analysis, plot))
-
     def __repr__(self) -> str:
         return self.table()
-
-    def _repr_html_(self) -> str:
-        return self._html()
-
-
-def _rebase(study: Study, baseline: str, target: float | None) -> Study:
-    """Return the study with another baseline, without the A/A arm of its own one."""
-    protocol, schedules = study.protocol, study.protocol.schedules
-    dropped = None if baseline == protocol.baseline else protocol.repeated
-    arms = (baseline, *(arm for arm in protocol.arms if arm not in (baseline, dropped)))
-    changed = attrs.evolve(
-        protocol,
-        arms=arms,
-        baseline=baseline,
-        repeated=None if dropped else protocol.repeated,
-        target=target,
-        own_durations={},
-        grids={arm: one for arm, one in protocol.grids.items() if arm != dropped},
-        chosen={arm: one for arm, one in protocol.chosen.items() if arm != dropped},
-    )
-    return Study(
-        changed.with_schedules({arm: schedules[arm] for arm in arms}),
-        tuple(one for one in study.results if one.trial.arm != dropped),
-        tuple(one for one in study.costs if one.arm != dropped),
-    )

@@ -24,6 +24,7 @@ from composable.comparison.records import (
     TrialResult,
     stop_at_best,
 )
+from composable.comparison.table import format_html
 from composable.data import Indexed, PackedDocuments
 from tests.comparison import small
 from tests.comparison.synthetic import METRIC, draw_data_study, protocol
@@ -261,7 +262,7 @@ def test_the_words_are_those_of_data():
     assert "data 100, 300, 900; each run at its best validation/loss" in " ".join(text.split())
     assert "times the data" in text
     for word in ("speed-up", "faster", "seconds of"):
-        assert word not in text + comparison._html("<svg></svg>")
+        assert word not in text + format_html(comparison.study, comparison.analysis, "<svg></svg>")
     none = Comparison(draw_data_study(0, {"arm": 1.0}))
     assert none.table().startswith("No evidence that an arm needs less data than plain.")
 
