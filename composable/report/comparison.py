@@ -53,6 +53,10 @@ class RunComparison:
         """Return the rows of a table whose values differ."""
         return {name: values for name, values in table.items() if len(set(values)) > 1}
 
+    def group_of(self, run: int) -> int:
+        """Return the index of the group of a run."""
+        return next(index for index, runs in enumerate(self.groups) if run in runs)
+
     def group_name(self, group: Sequence[int]) -> str:
         """Return the part of their names that the runs of a group share, or all their names."""
         names = [self.names[index] for index in group]
