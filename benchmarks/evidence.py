@@ -29,6 +29,7 @@ from typing import Any
 
 import attrs
 import torch
+from matplotlib.figure import Figure
 
 import composable
 from composable import Algorithm
@@ -63,6 +64,7 @@ from composable.algorithms import (
 from composable.comparison import Comparison, Study
 from composable.comparison.design import plan_design
 from composable.comparison.execution import Workers
+from composable.comparison.plot import mark_result, render_figure
 from composable.comparison.stages import measure_costs
 from composable.comparison.study_file import Cache, read_study, write_study
 from composable.optim import (
@@ -470,7 +472,21 @@ def store(study: Study, folder: Path, references: Mapping[str, float] | None = N
     folder.mkdir(parents=True, exist_ok=True)
     comparison = Comparison(attrs.evolve(study, results=results))
     write_study(comparison.study, folder / "study.json")
-    comparison.plot(folder / "plot.svg", references=references)
+    figure = comparison.plot()
+    draw_references(figure, references or {})
+    (folder / "plot.svg").write_bytes(render_figure(figure, ".svg"))
+
+
+def draw_references(figure: Figure, references: Mapping[str, float]) -> None:
+    """Draw results of simpler models as lines, by their names."""
+    if not references:
+        return
+    axes = figure.axes[-1]
+    for name, result in references.items():
+        mark_result(axes, result, name)
+    drawn = (*axes.get_ylim(), *references.values())
+    margin = 0.05 * (max(drawn) - min(drawn))
+    axes.set_ylim(min(drawn) - margin, max(drawn) + margin)
 
 
 def main() -> None:

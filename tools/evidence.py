@@ -392,11 +392,12 @@ def _anchor(study: Evidence) -> str:
 
 def draw_plots() -> None:
     """Draw the plots of the studies."""
-    from benchmarks.language import references  # on use: it needs the example of the study
+    from benchmarks.evidence import draw_references  # on use: they need the examples of studies
+    from benchmarks.language import references
 
     for one in STUDIES:
-        lines = references() if one.name == "language" else None
-        figure = draw_plot(one.comparison.study, one.analysis, lines)
+        figure = draw_plot(one.comparison.study, one.analysis)
+        draw_references(figure, references() if one.name == "language" else {})
         path = ROOT / "docs/evidence" / one.name / "plot.svg"
         path.write_bytes(render_figure(figure, path.suffix))
 

@@ -1,6 +1,5 @@
 """The result of `compare`: a study and its analysis, as text, pictures and files."""
 
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,16 +104,12 @@ class Comparison:
         """
         return str(_load("table").format_text(self.study, self.analysis, details=details))
 
-    def plot(
-        self, path: str | Path | None = None, *, references: Mapping[str, float] | None = None
-    ) -> "Figure":
+    def plot(self, path: str | Path | None = None) -> "Figure":
         """Plot the speed-up by result, and the metric against the seconds, or amount of data.
 
         Args:
             path: A file to write, such as "plot.svg"; matplotlib derives the format from its
                 suffix. Default: none.
-            references: Results that are drawn as horizontal lines, by their names, such as those
-                of a simpler model.
 
         Returns:
             A matplotlib figure, which belongs to no window.
@@ -124,7 +119,7 @@ class Comparison:
             ValueError: matplotlib does not support the suffix of `path`.
         """
         plots = _load("plot")
-        figure: Figure = plots.draw_plot(self.study, self.analysis, references)
+        figure: Figure = plots.draw_plot(self.study, self.analysis)
         if path is not None:
             file = as_path("path", path)
             write_atomically(file, plots.render_figure(figure, file.suffix))

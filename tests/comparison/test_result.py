@@ -277,16 +277,6 @@ def test_the_format_of_a_plot_is_its_suffix(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["a.svg"]
 
 
-def test_references_are_lines_within_the_results():
-    axes = make("two arms").plot(references={"a table": 0.5, "a larger one": 0.7}).axes[-1]
-    names = {one.get_text(): one.get_position()[1] for one in axes.texts}
-    lines = [one.get_ydata()[0] for one in axes.lines if len(set(one.get_ydata())) == 1]
-    low, high = axes.get_ylim()
-    assert (names["a table"], names["a larger one"]) == (0.5, 0.7)
-    assert {0.5, 0.7} <= set(lines)
-    assert low < 0.5 < 0.7 < high
-
-
 def test_a_saved_plot_is_reproducible(tmp_path):
     for name in ("a.svg", "b.svg"):
         make("two arms").plot(tmp_path / name)
