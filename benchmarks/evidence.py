@@ -29,6 +29,7 @@ from typing import Any
 
 import attrs
 import torch
+from matplotlib.figure import Figure
 
 import composable
 from composable import Algorithm
@@ -63,6 +64,7 @@ from composable.algorithms import (
 from composable.comparison import Comparison, Study
 from composable.comparison.design import plan_design
 from composable.comparison.execution import Workers
+from composable.comparison.plot import mark_result, render_figure
 from composable.comparison.stages import measure_costs
 from composable.comparison.study_file import Cache, read_study, write_study
 from composable.optim import (
@@ -402,6 +404,25 @@ STUDIES: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+def compare_overlapping(**arguments: Any) -> Comparison:
+    """Compare, and up to twice again with the schedules that the analysis names.
+
+    The results of arms then overlap with those of the baseline; finished trials are reused.
+    """
+    found = composable.compare(**arguments)
+    for _ in range(2):
+        protocol, needed = found.study.protocol, dict(found.analysis.needed)
+        needed.pop(protocol.repeated or "", None)
+        if not needed:
+            break
+        schedules = {arm: [*own] for arm, own in protocol.schedules.items()}
+        schedules.pop(protocol.repeated or "", None)
+        for arm, duration in needed.items():
+            schedules[arm].append(duration)
+        found = composable.compare(**{**arguments, "durations": schedules})
+    return found
+
+
 def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
     """Return a study with the costs of steps that this machine has now.
 
@@ -412,7 +433,6 @@ def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
     parameters = inspect.signature(composable.compare).parameters
     others = (
         "budget",
-        "extend",
         "cost",
         "data_amounts",
         "executor",
@@ -452,7 +472,21 @@ def store(study: Study, folder: Path, references: Mapping[str, float] | None = N
     folder.mkdir(parents=True, exist_ok=True)
     comparison = Comparison(attrs.evolve(study, results=results))
     write_study(comparison.study, folder / "study.json")
-    comparison.plot(folder / "plot.svg", references=references)
+    figure = comparison.plot()
+    draw_references(figure, references or {})
+    (folder / "plot.svg").write_bytes(render_figure(figure, ".svg"))
+
+
+def draw_references(figure: Figure, references: Mapping[str, float]) -> None:
+    """Draw results of simpler models as lines, by their names."""
+    if not references:
+        return
+    axes = figure.axes[-1]
+    for name, result in references.items():
+        mark_result(axes, result, name)
+    drawn = (*axes.get_ylim(), *references.values())
+    margin = 0.05 * (max(drawn) - min(drawn))
+    axes.set_ylim(min(drawn) - margin, max(drawn) + margin)
 
 
 def main() -> None:

@@ -38,7 +38,6 @@ from typing import Any
 import attrs
 import torch
 
-import composable
 from composable import Callback, Logger, State, Trainer, recipes
 from composable.algorithms import Alibi, NGramEmbeddings
 from composable.comparison.arms import Arm
@@ -52,7 +51,7 @@ sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "benchmarks")]
 import counting  # noqa: E402 (a script of benchmarks/)
 import small_gpt  # noqa: E402 (a script of examples/)
 from data_hashes import check_data  # noqa: E402
-from evidence import store, with_new_costs  # noqa: E402
+from evidence import compare_overlapping, store, with_new_costs  # noqa: E402
 
 SECONDS = (10.0, 16.0, 25.0, 40.0)
 """CPU seconds of training of the four schedules."""
@@ -563,8 +562,8 @@ def main() -> None:
         more_results = more(two, options.folder, options.workers)
         (options.folder / "more.json").write_text(json.dumps(more_results, indent=1) + "\n")
     if options.stage == "compare":
-        found = composable.compare(
-            **comparison(chosen), folder=options.folder, workers=options.workers, extend=True
+        found = compare_overlapping(
+            **comparison(chosen), folder=options.folder, workers=options.workers
         )
         if options.store:
             store(found.study, STORED, references=references())

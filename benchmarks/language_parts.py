@@ -20,7 +20,6 @@ from typing import Any
 import attrs
 from torch import nn
 
-import composable
 from composable import algorithms as methods
 from composable.functional import polar_express_coefficients, prefix_tokens
 from composable.optim import (
@@ -37,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import language
 import small_gpt
-from evidence import store, with_new_costs
+from evidence import compare_overlapping, store, with_new_costs
 
 BASELINE = language.RECIPE
 STORED = language.ROOT / "docs/evidence/language-parts"
@@ -184,9 +183,7 @@ def main() -> None:
     trials = json.loads((language.STORED / "search.json").read_text())
     chosen = language.best([one for one in trials if one["seconds"] == language.SECONDS[-1]])
     arguments = comparison(chosen[BASELINE])
-    found = composable.compare(
-        **arguments, folder=options.folder, workers=options.workers, extend=True
-    )
+    found = compare_overlapping(**arguments, folder=options.folder, workers=options.workers)
     if options.store:
         store(with_new_costs(found.study, arguments), STORED)
 

@@ -322,7 +322,6 @@ def main() -> None:
     print(f"\n\nPlan of all six:\n\n{composed.plan.explain()}\n\n{table}\n")
 
     (folder / "plan.txt").write_text(composed.plan.explain() + "\n")
-    (folder / "plan.json").write_text(json.dumps(composed.plan.to_dict(), indent=1) + "\n")
     (folder / "results.json").write_text(json.dumps(rows, indent=1) + "\n")
     (folder / "results.txt").write_text(table + "\n")
     draw(results, rows, folder / "errors.png")

@@ -11,10 +11,10 @@ import attrs
 from benchmarks import counting
 from composable.comparison import Comparison
 from composable.comparison.plot import draw_plot, render_figure
-from composable.comparison.table import format_markdown
 from composable.comparison.verdict import LEVEL, MINIMAL_SEEDS, Analysis, ArmAnalysis, Verdict
 from tests.support.cases import ROOT, Case
 from tools.claims import REFUSED, Counted, claimed
+from tools.comparisons import against, format_markdown
 from tools.language_questions import question_lines, target_lines
 
 __all__ = [
@@ -110,7 +110,7 @@ def leave_one_out_lines(name: str) -> list[str]:
     """Say what each part of all is worth, among the others."""
     comparison = Comparison.load(ROOT / "docs/evidence" / name)
     arms = [one for one in comparison.study.protocol.arms if one.startswith("all without ")]
-    gains = {one.removeprefix("all without "): comparison.against(one) for one in arms}
+    gains = {one.removeprefix("all without "): against(comparison, one) for one in arms}
     told = (f"{part} {one.speedup('all') or 'no ratio'}" for part, one in gains.items())
     return [f"What each part is worth among the others, not corrected for many: {'; '.join(told)}."]
 
@@ -327,7 +327,7 @@ def _card_line(study: Evidence, arm: ArmAnalysis, more: str = "") -> str:
 def page_lines(study: Evidence) -> list[str]:
     """Render the section of a study on the page about evidence."""
     folder = f"evidence/{study.name}"
-    found = format_markdown(study.comparison.study, study.analysis).strip()
+    found = format_markdown(study.comparison.study, study.analysis)
     return [
         f"## {study.title}",
         "",
@@ -392,11 +392,12 @@ def _anchor(study: Evidence) -> str:
 
 def draw_plots() -> None:
     """Draw the plots of the studies."""
-    from benchmarks.language import references  # on use: it needs the example of the study
+    from benchmarks.evidence import draw_references  # on use: they need the examples of studies
+    from benchmarks.language import references
 
     for one in STUDIES:
-        lines = references() if one.name == "language" else None
-        figure = draw_plot(one.comparison.study, one.analysis, lines)
+        figure = draw_plot(one.comparison.study, one.analysis)
+        draw_references(figure, references() if one.name == "language" else {})
         path = ROOT / "docs/evidence" / one.name / "plot.svg"
         path.write_bytes(render_figure(figure, path.suffix))
 

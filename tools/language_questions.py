@@ -8,6 +8,7 @@ from typing import Any
 
 from composable.comparison import Comparison
 from tests.support.cases import ROOT
+from tools.comparisons import against
 
 __all__ = ["question_lines", "target_lines"]
 
@@ -36,7 +37,7 @@ def target_lines() -> list[str]:
     head = f"| target (nats per byte) | {' | '.join(arms)} |"
     rows = []
     for target in TARGETS:
-        found = comparison().against(BASELINE, target=target)
+        found = against(comparison(), BASELINE, target)
         rows += [f"| {target} | {' | '.join(str(found.speedup(arm) or '–') for arm in arms)} |"]
     return [
         "The speed-up at the targets that the [protocol](protocol.md#the-targets) fixed before the "
@@ -85,7 +86,7 @@ def _questions() -> Iterator[tuple[str, str]]:
         "Which part gives how much?",
         f"Alone over the baseline: {alone}. {SMALL}, which is Muon and ALiBi, "
         f"{comparison().speedup(SMALL)}. N-gram embeddings, added to these two: "
-        f"{comparison().against(SMALL).speedup(RECIPE)}. Each arm has settings of its own, so the "
+        f"{against(comparison(), SMALL).speedup(RECIPE)}. Each arm has settings of its own, so the "
         "parts need not multiply to the whole.",
     )
     tested = comparison().analysis[RECIPE].qualities[2:5]

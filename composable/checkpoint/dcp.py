@@ -91,9 +91,9 @@ def import_dcp(
 ) -> Path:
     """Copy a checkpoint of `torch.distributed.checkpoint` into one of this library.
 
-    No code from the files is executed: the metadata, a pickle, are interpreted without calling
-    anything that they name, and the rest is loaded with `weights_only=True`. Such checkpoints have
-    no hashes, so damage that leaves their structure intact is not detected.
+    No code from the files is executed: of the metadata, a pickle, only known names are accepted,
+    and their objects keep values only; the rest is loaded with `weights_only=True`. Such
+    checkpoints have no hashes, so damage that leaves their structure intact is not detected.
 
     Args:
         folder: A folder that `torch.distributed.checkpoint.save` wrote, from any number of

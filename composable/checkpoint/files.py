@@ -1,16 +1,14 @@
 """Read checkpoints, which are folders of files, and find, copy and delete them."""
 
-import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from composable._support.checks import as_path, check_device, check_flag
+from composable._support.checks import as_path, check_flag
 from composable._support.strict_json import JSON
 from composable.checkpoint.atomic import discard
 from composable.checkpoint.errors import (
@@ -69,12 +67,11 @@ class Broken:
     error: CheckpointError
 
 
-def read(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Contents:
-    """Read a checkpoint; all of it is verified before anything is returned.
+def read(folder: str | os.PathLike[str]) -> Contents:
+    """Read a checkpoint to the CPU; all of it is verified before anything is returned.
 
     Args:
         folder: The checkpoint to read.
-        device: The device of the tensors.
 
     Raises:
         MissingCheckpointError: There is no checkpoint at this path.
@@ -82,14 +79,11 @@ def read(folder: str | os.PathLike[str], *, device: torch.device | str = "cpu") 
         VersionError: The checkpoint has a schema that this version cannot read.
         UnreadableCheckpointError: A file cannot be read.
     """
-    check_device(device)
     path = as_target("folder", folder)
     with reading(path) as opened:
         data, files = opened.contents()
         whole = {name: Region.whole(one.shape) for name, one in files.tensors.items()}
         tensors = files.read(whole, verify=files.files)
-    if torch.device(device).type != "cpu":
-        tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
     return Contents(tensors, data, opened.manifest, path)
 
 
@@ -111,11 +105,7 @@ def _manifest(path: Path, *, thorough: bool) -> Manifest:
 
 
 def read_shards(
-    folder: str | os.PathLike[str],
-    like: Mapping[str, Any] | Callable[[str, tuple[int, ...]], Any],
-    *,
-    device: torch.device | str = "cpu",
-    verify: bool = True,
+    folder: str | os.PathLike[str], like: Mapping[str, Any], *, verify: bool = True
 ) -> Contents:
     """Read the part of each tensor that this process needs, on any number of processes.
 
@@ -128,12 +118,11 @@ def read_shards(
 
     Args:
         folder: The checkpoint to read.
-        like: What to read of each tensor: a mapping of names to values, such as the tensors that
-            `pack` returns for the state to restore, or a function of the name and the shape of a
-            tensor. For a `DTensor`, the result is a `DTensor` with the same mesh, placements and
-            device. For a `Region`, the result is a plain tensor of its elements. For any other
-            value, and a name that the mapping does not have, it is the whole tensor.
-        device: The device of the plain tensors.
+        like: What to read of each tensor, by name, such as the tensors that `pack` returns for the
+            state to restore. For a `DTensor`, the result is a `DTensor` with the same mesh,
+            placements and device. For a `Region`, the result is a tensor of its elements on the
+            CPU. For any other value, and a name that the mapping does not have, it is the whole
+            tensor.
         verify: Compare the hashes of files of tensors. Otherwise only the bytes of the parts are
             read, and of the files of tensors only the sizes and headers are verified.
 
@@ -151,28 +140,23 @@ def read_shards(
         >>> read_shards(path, {"w": Region([2], [3])}).tensors
         {'w': tensor([2, 3, 4])}
     """
-    if not (isinstance(like, Mapping) or _is_function(like)):
-        raise TypeError(
-            f"like={like!r} must be a mapping of names to tensors, or a function of a name and a "
-            "shape."
-        )
-    check_device(device)
+    if not isinstance(like, Mapping):
+        raise TypeError(f"like={like!r} must be a mapping of names to tensors.")
     check_flag("verify", verify)
     path = as_target("folder", folder)
     with reading(path) as opened:
         data, files = opened.contents()
-        shapes = {name: tuple(stored.shape) for name, stored in files.tensors.items()}
-        models = {
-            n: like(n, shape) if callable(like) else like.get(n) for n, shape in shapes.items()
+        regions = {
+            name: _region(name, tuple(stored.shape), like.get(name))
+            for name, stored in files.tensors.items()
         }
-        regions = {name: _region(name, shape, models[name]) for name, shape in shapes.items()}
         if verify:
             tensors = files.read(regions)
         else:
             tensors = {name: files.fetch(name, region) for name, region in regions.items()}
-    for name, tensor in tensors.items():
-        model = models[name]
-        tensors[name] = like_dtensor(tensor, model) if is_dtensor(model) else tensor.to(device)
+    for name, model in like.items():
+        if name in tensors and is_dtensor(model):
+            tensors[name] = like_dtensor(tensors[name], model)
     return Contents(tensors, data, opened.manifest, path)
 
 
@@ -207,17 +191,6 @@ def read_outline(folder: str | os.PathLike[str], processes: Processes) -> Conten
         data, files = opened.contents()
         files.read({}, verify=opened.manifest.share(processes))
     return Contents(files.tensors, data, opened.manifest, path)
-
-
-def _is_function(value: Any) -> bool:
-    """Return whether a value is a function of a name and a shape."""
-    if not callable(value) or isinstance(value, (type, nn.Module)):
-        return False
-    try:
-        inspect.signature(value).bind("name", (2, 3))
-    except TypeError:
-        return False
-    return True
 
 
 def _region(name: str, shape: tuple[int, ...], model: Any) -> Region:

@@ -39,7 +39,6 @@ _OPTIONS = {
         "--recipe NAME": "an arm that is a function of composable.recipes; repeatable",
         "--baseline NAME": "the arm to compare with; default: no algorithms",
         "--leave-one-out": "add each arm without each of its algorithms",
-        "--add-one-in": "add the baseline with each algorithm alone",
         "--no-repeat": "drop the A/A arm: the baseline once more, with other seeds",
     },
     "measures": {
@@ -50,7 +49,6 @@ _OPTIONS = {
         "arm reach",
         "--tuning-metric METRIC": "the result that chooses settings; default: that of the other "
         "evaluator",
-        "--split-evaluation": "split the data of the only evaluator into 'validation' and 'test'",
     },
     "extent": {
         "--durations [ARM=]TIMES": "the schedules, such as 2ep,4ep,8ep, for all arms or for one; "
@@ -63,7 +61,6 @@ _OPTIONS = {
         "--seeds SEEDS": "reported seeds; default: 5",
         "--tuning-seeds TUNING_SEEDS": "tuning seeds; default: 2",
         "--budget TIME": "a limit of the time, such as 10min; default: none",
-        "--extend": "train the schedules that the analysis names where results do not overlap",
         "--workers WORKERS": "parallel trials; default: one for each core",
         "--threads THREADS": "threads of a trial; default: 1",
         "--folder FOLDER": "default: comparisons/ and the name of the script",

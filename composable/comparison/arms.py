@@ -136,35 +136,10 @@ def _without(arms: Sequence[Arm]) -> list[Arm]:
     return made
 
 
-def _added(baseline: Arm, arms: Sequence[Arm]) -> list[Arm]:
-    """Return the baseline with each algorithm of the arms, alone."""
-    base = _fixed(baseline)
-    if base is None:
-        raise ValueError("add_one_in=True needs a baseline that is a list or a Recipe.")
-    extra: list[Any] = []
-    for value in filter(None, map(_fixed, arms)):
-        extra += [one for one in value.algorithms if one not in (*extra, *base.algorithms)]
-    if not extra:
-        raise ValueError("add_one_in=True needs an arm with algorithms, as a list or a Recipe.")
-    prefix = f"{baseline.name} + " if base.algorithms else ""
-    return [
-        Arm(
-            f"{prefix}{label}",
-            attrs.evolve(base, algorithms=[*base.algorithms, one]),
-            baseline.name,
-        )
-        for one, label in zip(extra, _labels(extra), strict=True)
-    ]
-
-
-def derive(
-    baseline: Arm, arms: Sequence[Arm], *, leave_one_out: bool, add_one_in: bool
-) -> tuple[Arm, ...]:
-    """Return the baseline, the arms and those that follow from them, each composition once."""
-    kept = [baseline, *arms]
-    derived = [*(_without(arms) if leave_one_out else ())]
-    derived += _added(baseline, arms) if add_one_in else ()
-    for arm in derived:
+def with_ablations(arms: Sequence[Arm]) -> tuple[Arm, ...]:
+    """Return arms, and each of them without each of its algorithms; each composition once."""
+    kept = [*arms]
+    for arm in _without(arms[1:]):
         value = _fixed(arm)
         if any(value == _fixed(other) for other in kept):
             continue

@@ -14,7 +14,6 @@ from composable.core.key import Key
 from composable.core.time import Time
 from composable.data.packed_documents import PackedDocuments
 from composable.data.permutation import permute
-from composable.metrics import Evaluator
 from composable.plan.declarations import as_list
 from composable.replay import DryRunOptions
 from composable.trainer.options import TrainerOptions
@@ -41,9 +40,7 @@ class TrialOptions(DryRunOptions):
     """The options of a Trainer of a trial: it writes nothing, logs nothing and shows nothing."""
 
 
-def trial_options(
-    options: TrainerOptions, duration: str | None, *, split_evaluation: bool, **changes: Any
-) -> DryRunOptions:
+def trial_options(options: TrainerOptions, duration: str | None, **changes: Any) -> DryRunOptions:
     """Return the options for a trial; they keep their duration if none is given."""
     if options.nonfinite_loss == "rollback" or options.load_best_at_end:
         raise BuildError(
@@ -54,19 +51,12 @@ def trial_options(
     changes |= {name: field.default for name, field in fields.items() if name.startswith("save_")}
     if duration is not None:
         changes["max_duration"] = duration
-    if split_evaluation:
-        changes["eval_dataloader"] = split_evaluators(options.evaluators)
     silent = {"autoresume": False, "loggers": (), "progress_bar": False}
     return TrialOptions.of(options, **changes, **silent)
 
 
 def build_trainer(
-    build: Build,
-    arguments: Mapping[str, Any],
-    seed: int,
-    duration: str | None,
-    *,
-    split_evaluation: bool = False,
+    build: Build, arguments: Mapping[str, Any], seed: int, duration: str | None
 ) -> Trainer:
     """Call the user's function, and check that the Trainer has what it was given.
 
@@ -97,8 +87,8 @@ def build_trainer(
 
     def override(options: TrainerOptions) -> TrainerOptions:
         given = None if own is not None else duration
-        changes = {"train_dataloader": draw_part(options.train_dataloader, share, seed)}
-        return trial_options(options, given, split_evaluation=split_evaluation, **changes)
+        part = draw_part(options.train_dataloader, share, seed)
+        return trial_options(options, given, train_dataloader=part)
 
     seed_all(seed)
     with overridden_runs(override), sharing_models():  # a check names a global model
@@ -149,20 +139,14 @@ def _problems(trainer: Trainer, passed: Mapping[str, Any]) -> Iterator[str]:
 
 
 def inspect_build(
-    build: Build,
-    arguments: Mapping[str, Any],
-    durations: Sequence[str] | None,
-    *,
-    split_evaluation: bool,
+    build: Build, arguments: Mapping[str, Any], durations: Sequence[str] | None
 ) -> Trainer:
     """Build the Trainer of the baseline for all schedules, or for its own, without training it."""
 
     def built(duration: str | None) -> Trainer:
         try:
             with preserve_rng():
-                return build_trainer(
-                    build, arguments, _SEED, duration, split_evaluation=split_evaluation
-                )
+                return build_trainer(build, arguments, _SEED, duration)
         except BuildError:
             raise
         except Exception as error:
@@ -210,40 +194,7 @@ def _trained(trainer: Trainer) -> list[Tensor]:
     return [parameter for parameter in every if parameter.requires_grad]
 
 
-# --- validation apart from test ---
-
-
-def split_evaluators(evaluators: Sequence[Evaluator]) -> tuple[Evaluator, ...]:
-    """Split the only evaluator of a Trainer into two, with half of the examples each.
-
-    The halves are drawn by a permutation that is the same in every trial, and keep the order of
-    the data. A list of batches is split into two lists.
-    """
-    if len(evaluators) != 1:
-        raise BuildError(
-            f"split_evaluation=True splits one evaluator, and the Trainer has "
-            f"{[one.label for one in evaluators]}; pass split_evaluation=False, and name the "
-            "metrics for tuning and for reporting."
-        )
-    loader: Any = evaluators[0].dataloader
-    if not _is_divisible(loader):
-        raise BuildError(
-            "split_evaluation=True needs an eval_dataloader that is a DataLoader with a batch_size "
-            "and takes each example of a data set with indices once, and it is "
-            f"{_described(loader)}. Pass two evaluators to the Trainer instead: "
-            "eval_dataloader=[Evaluator('validation', ...), Evaluator('test', ...)]."
-        )
-    order = _drawn(loader, Key(0).fold("split_evaluation"))
-    if (length := len(order)) < 2:
-        unit = "batches" if _is_list(loader) else "examples"
-        raise BuildError(
-            f"split_evaluation=True needs at least 2 {unit}, and the eval_dataloader has {length}."
-        )
-    halves = {"validation": order[: length // 2], "test": order[length // 2 :]}
-    return tuple(
-        attrs.evolve(evaluators[0], label=label, dataloader=_part(loader, half))
-        for label, half in halves.items()
-    )
+# --- parts of a loader ---
 
 
 def _described(loader: Any) -> str:
@@ -251,9 +202,6 @@ def _described(loader: Any) -> str:
         return f"a {type(loader).__name__}"
     parts = (type(one).__name__ for one in (loader.dataset, loader.sampler))
     return f"a DataLoader with batch_size={loader.batch_size}, a {' and a '.join(parts)}"
-
-
-# --- parts of a loader ---
 
 
 def _is_list(loader: Any) -> bool:

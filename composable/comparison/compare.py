@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from composable._support.checks import as_path, check_count, check_flags, check_range
+from composable._support.checks import as_path, check_count, check_flag, check_range
 from composable._support.extras import needs
 from composable._support.secrets import redact_command
 from composable.comparison.arms import ArmLike
@@ -34,7 +34,6 @@ from composable.comparison.execution import (
 )
 from composable.comparison.records import StepCost, Study
 from composable.comparison.result import Comparison
-from composable.comparison.stages import extend as add_schedules
 from composable.comparison.stages import measure_costs, train_designs
 from composable.comparison.study_file import Cache, write_study
 from composable.trainer.trainer import Trainer
@@ -57,14 +56,11 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     data_amounts: Iterable[float] | None = None,
     tune: Mapping[str, Any] | None = None,
     tuning_metric: str | None = None,
-    split_evaluation: bool = False,
     seeds: int | Iterable[int] = 5,
     tuning_seeds: int | Iterable[int] = 2,
     leave_one_out: bool = False,
-    add_one_in: bool = False,
     repeat_baseline: bool = True,
     budget: str | float | None = None,
-    extend: bool = False,
     cost: Mapping[str, float] | None = None,
     executor: Executor | None = None,
     workers: int | None = None,
@@ -123,19 +119,15 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             in the same time of training.
         tuning_metric: The result by which settings are chosen, on other data than `metric`.
             Default: the result of the same name of the other evaluator.
-        split_evaluation: Split the data of the only evaluator into "validation" and "test".
         seeds: The number of reported seeds, or a list of them.
         tuning_seeds: The number of seeds of each configuration in tuning, or a list of them, other
             than those that are reported.
         leave_one_out: Add each arm without each of its algorithms.
-        add_one_in: Add the baseline with each algorithm of the arms, alone.
         repeat_baseline: Add the baseline once more, with other seeds: how much it differs from
             itself is the noise floor.
         budget: The time that the whole comparison may take, such as "10min". Fewer configurations
             are tried, in successive halving, and fewer seeds and schedules are run, so that the
             estimated time fits. When it ends, what is finished is reported. Default: no limit.
-        extend: Where the results of an arm and the baseline do not overlap, train the schedule that
-            the analysis names, and analyze again, up to twice.
         cost: The seconds of a step by arm. Default: they are measured on this machine.
         executor: Runs the trials in the place of worker processes: any
             `concurrent.futures.Executor`, such as that of Dask, or an executor of submitit, for
@@ -152,7 +144,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
 
     Returns:
         The comparison, with a table, a plot and verdicts. The folder has the same in files:
-        study.json, table.txt, plot.png, plot.svg, card.md and report.html.
+        study.json, table.txt, plot.png, plot.svg and report.html.
 
     Raises:
         ValueError: An argument is invalid, the algorithms of an arm cannot be combined, the budget
@@ -179,12 +171,10 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     with needs("a comparison", "compare"):  # before training
         for package in ("cloudpickle", "jinja2", "loky", "scipy"):
             import_module(package)
-    check_flags(progress_bar=progress_bar, extend=extend)
+    check_flag("progress_bar", progress_bar)
     amounts = None if data_amounts is None else check_amounts(data_amounts)
-    if amounts and (extend or cost is not None):
-        raise ValueError(
-            "extend=True and cost=... are for comparisons by time; drop them, or data_amounts."
-        )
+    if amounts and cost is not None:
+        raise ValueError("cost=... is for comparisons by time; drop it, or data_amounts.")
     check_count("threads", threads, 1)
     workers = default_workers(threads) if workers is None else workers
     check_count("workers", workers, 1)
@@ -203,9 +193,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         seeds=seeds,
         tuning_seeds=tuning_seeds,
         tuning_metric=tuning_metric,
-        split_evaluation=split_evaluation,
         leave_one_out=leave_one_out,
-        add_one_in=add_one_in,
         repeat_baseline=repeat_baseline,
         threads=threads,
     )
@@ -228,7 +216,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         progress,
     )
     try:
-        study = _run(designs, pool, until, 2 * extend, given)
+        study = _run(designs, pool, until, given)
     except KeyboardInterrupt:
         progress.close()
         print(
@@ -261,24 +249,17 @@ def _run(
     designs: Sequence[Design],
     pool: Workers,
     until: float,
-    extensions: int,
     costs: tuple[StepCost, ...] | None,
 ) -> Study:
-    """Train, measure the costs of steps, and add the schedules that the analysis names."""
+    """Train, and measure the costs of steps."""
     design, study = designs[-1], train_designs(designs, pool, until)
     check_results(study, design.subject.name)
     notes = ["The costs of steps were given, not measured."] if costs else []
     if costs is None:
         costs, notes = measure_costs(pool, study, until)
-    study = attrs.evolve(study, costs=costs)
-    for _ in range(extensions):
-        analyzed = Comparison(study).analysis.needed
-        needed = {arm: one for arm, one in analyzed.items() if arm != study.protocol.repeated}
-        before, study = study, add_schedules(design, pool, study, needed, until)
-        if study.protocol.schedules == before.protocol.schedules:
-            break
     notes = [*study.protocol.notes, *equal_arms(study), *notes]
-    return attrs.evolve(study, protocol=attrs.evolve(study.protocol, notes=tuple(notes)))
+    protocol = attrs.evolve(study.protocol, notes=tuple(notes))
+    return attrs.evolve(study, protocol=protocol, costs=costs)
 
 
 # --- runs without a result, or with equal ones ---
@@ -357,7 +338,7 @@ def _write(study: Study, folder: Path) -> Comparison:
     try:
         comparison.save(folder)
     except ImportError as error:  # without plots, everything else is there
-        print(f"\n{folder} has study.json, table.txt and card.md, and no report. {error}")
+        print(f"\n{folder} has study.json and table.txt, and no report. {error}")
     else:
         print(f"\n{folder / 'report.html'} shows it with plots; {folder} has the other files.")
     return comparison

@@ -15,7 +15,7 @@ import torch
 
 from composable._support.checks import check_count, check_flags, check_range
 from composable._version import __version__
-from composable.comparison.arms import Arm, as_arms, check_composed, derive, repeat
+from composable.comparison.arms import Arm, as_arms, check_composed, repeat, with_ablations
 from composable.comparison.budget import count_batches
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
@@ -90,10 +90,8 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     if target is not None:
         check_range("target", target, -math.inf, ends="()")
     reporting, tuning, offset = choose_seeds(seeds, tuning_seeds)
-    first, *others = as_arms(arms, baseline, of_loop=build is None)
-    named = derive(
-        first, others, leave_one_out=flags["leave_one_out"], add_one_in=flags["add_one_in"]
-    )
+    named = as_arms(arms, baseline, of_loop=build is None)
+    first, named = named[0], with_ablations(named) if flags["leave_one_out"] else named
     amount = {} if data_amount is None else {AMOUNT: (data_amount,)}
     required = ("algorithms", "seed") if run is None else ("arm", "seed", "duration", *amount)
     taken = hyperparameters(name, function, required)
@@ -108,20 +106,17 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     tried, notes = configurations(grids)
     for arm in named:
         notes += check_composed(arm, tried[arm.name]) if arm is not again else ()
-    split, own = flags["split_evaluation"], given.get(first.name)
+    own = given.get(first.name)
     evaluators: tuple[Evaluator, ...] = ()
     epoch_length, device = None, accelerator() or "cpu"
     if build is not None:
         arguments = first.arguments(tried[first.name][0])
-        trainer = inspect_build(build, arguments, own, split_evaluation=split)
+        trainer = inspect_build(build, arguments, own)
         evaluators, epoch_length = options_of(trainer).evaluators, trainer.state.epoch_length
         device = str(trainer.state.device)
         own = own or default_durations(trainer.state.max_duration)
-    elif split or own is None:
-        raise ValueError(
-            "run=... needs durations, and excludes split_evaluation: only a Trainer has a default "
-            "duration, and evaluators to split."
-        )
+    elif own is None:
+        raise ValueError("run=... needs durations: only a Trainer has a default duration.")
     tuned = len(tried[first.name]) > 1
     reported, tuning_result, best, tuning_mode = check_metrics(
         evaluators, metric, tuning_metric, mode, tuned=tuned or bool(amount)
@@ -136,7 +131,6 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         arms={arm.name: arm for arm in named},
         name=name,
         metrics=tuple(dict.fromkeys((reported, tuning_result))),
-        split_evaluation=split,
         threads=threads,
         clock="cpu" if device == "cpu" and threads == 1 else "wall",
     )
@@ -212,8 +206,7 @@ def check_metrics(
         raise ValueError(
             f"tuning_metric={tuning!r} and metric={name!r} are of one evaluator: what is "
             "chosen on the test data looks better than it is. Pass two evaluators to the "
-            "Trainer, eval_dataloader=[Evaluator('validation', ...), Evaluator('test', ...)], or "
-            "split_evaluation=True, which splits the data of the evaluator."
+            "Trainer: eval_dataloader=[Evaluator('validation', ...), Evaluator('test', ...)]."
         )
     if tuning.partition("/")[2] == own:
         return name, tuning, best, best

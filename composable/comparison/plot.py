@@ -2,8 +2,7 @@
 
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,18 +49,14 @@ class _Line(NamedTuple):
         return tuple(zip(*self.points, strict=True))
 
 
-def draw_plot(
-    study: Study, analysis: Analysis, references: Mapping[str, float] | None = None
-) -> Figure:
+def draw_plot(study: Study, analysis: Analysis) -> Figure:
     """Draw the speed-up by result, and the mean final results by cost or amount of data.
 
-    Of many arms, the five with the smallest p values are drawn, and the baseline. References are
-    results that are drawn as lines, by their names.
+    Of many arms, the five with the smallest p values are drawn, and the baseline.
     """
     drawn = _drawn(analysis)
-    draw_results = partial(_draw_results, references=references or {})
     panels: list[tuple[Callable[..., None], list[_Line]]] = []
-    for draw, points_of in ((_draw_speedups, _speedups), (draw_results, _results)):
+    for draw, points_of in ((_draw_speedups, _speedups), (_draw_results, _results)):
         lines = [_Line(arm, color, points_of(arm)) for arm, color in drawn]
         if kept := [line for line in lines if line.points]:
             panels.append((draw, kept))
@@ -173,9 +168,7 @@ def _draw_speedups(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
     _name(axes, 1.02, printable(study.protocol.baseline[:40]))
 
 
-def _draw_results(
-    axes: "Axes", lines: Sequence[_Line], study: Study, references: Mapping[str, float]
-) -> None:
+def _draw_results(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
     clock = "CPU seconds" if study.protocol.clock == "cpu" else "seconds"
     label = axis_of(study.protocol).unit.format(clock=clock)
     _frame(axes, label, study.protocol.metric)
@@ -184,21 +177,23 @@ def _draw_results(
         x, y, low, high = one.columns
         axes.vlines(x, low, high, color=one.color, linewidth=1.0, alpha=0.6)
         axes.plot(x, y, linewidth=1.6, marker="o", markersize=4, color=one.color)
-    means = [point[1] for one in lines for point in one.points] + [*references.values()]
+    means = [point[1] for one in lines for point in one.points]
     margin = 0.08 * (max(means) - min(means)) or 0.1 * abs(means[0]) or 1.0
     low, high = min(means) - margin, max(means) + margin
     axes.set_ylim(low, high)
     _logarithmic(axes.xaxis)
-    marked = dict(references)
     target = study.protocol.target
     if target is not None and low <= target <= high:
-        marked[f"target {show_number(target)}"] = target
-    for name, result in marked.items():
-        axes.axhline(result, color=_FAINT, linewidth=1, linestyle=(0, (4, 3)))
-        _name(axes, result, printable(name))
+        mark_result(axes, target, f"target {show_number(target)}")
 
 
 # --- labels ---
+
+
+def mark_result(axes: "Axes", result: float, name: str) -> None:
+    """Draw a line at a result."""
+    axes.axhline(result, color=_FAINT, linewidth=1, linestyle=(0, (4, 3)))
+    _name(axes, result, name)
 
 
 def _name(axes: "Axes", y: float, name: str) -> None:

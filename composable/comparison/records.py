@@ -1,15 +1,12 @@
 """The records of a comparison: its protocol, its trials and their results, as JSON stores them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import isfinite, nan, prod
 from statistics import quantiles
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import attrs
-
-from composable._support.printable import shorten
-from composable.core.time import Time
 
 AMOUNT = "data_amount"
 """The hyperparameter that is the amount of training data."""
@@ -21,37 +18,6 @@ Settings: TypeAlias = Mapping[str, Scalar]
 """Hyperparameters by name."""
 
 
-def _check(fits: Callable[[Any], bool], wanted: str) -> Callable[[Any, Any, Any], None]:
-    """Return a validator, which also checks what is read from files."""
-
-    def check(_: object, field: Any, value: Any) -> None:
-        if not fits(value):
-            raise ValueError(f"{field.name}={shorten(value)} must be {wanted}")
-
-    return check
-
-
-def _is_duration(value: str) -> bool:
-    try:
-        Time.parse(value)
-    except ValueError:
-        return False
-    return True
-
-
-def _are_ascending(values: Sequence[float]) -> bool:
-    return list(values) == sorted(values) and min(values, default=0) >= 0
-
-
-_duration = _check(_is_duration, "a duration, such as '300ba'")
-_durations = attrs.validators.deep_iterable(_duration)
-_amount = _check(lambda value: not value < 0, "at least 0")
-_ascending = _check(
-    lambda values: _are_ascending(values) and max(values, default=0) <= 1, "ascending, from 0 to 1"
-)
-_positive = _check(lambda values: _are_ascending(values) and 0 not in values, "ascending, above 0")
-
-
 @attrs.frozen
 class Trial:
     """One run to train."""
@@ -59,7 +25,7 @@ class Trial:
     arm: str
     settings: Settings
     """The tuned hyperparameters."""
-    duration: str = attrs.field(validator=_duration)
+    duration: str
     """The `max_duration` of the run, such as "300ba"."""
     seed: int
     purpose: Purpose
@@ -75,7 +41,7 @@ class Trial:
 class Evaluation:
     """The results of one evaluation during a trial."""
 
-    batch: int = attrs.field(validator=_amount)
+    batch: int
     """The number of batches before it."""
     metrics: Mapping[str, float]
     """Results by logged name, such as "test/accuracy"."""
@@ -85,12 +51,12 @@ class Evaluation:
 class Seconds:
     """The seconds of a trial by part."""
 
-    setup: float = attrs.field(validator=_amount)
+    setup: float
     """Building the Trainer and starting `fit`."""
-    warmup: float = attrs.field(validator=_amount)
+    warmup: float
     """The first steps, which compile and allocate, beyond the cost of other steps."""
-    training: float = attrs.field(validator=_amount)
-    evaluation: float = attrs.field(validator=_amount)
+    training: float
+    evaluation: float
 
 
 @attrs.frozen
@@ -99,14 +65,9 @@ class TrialResult:
 
     trial: Trial
     outcome: Outcome
-    batches: int = attrs.field(validator=_amount)
+    batches: int
     seconds: Seconds
-    curve: tuple[Evaluation, ...] = attrs.field(
-        validator=_check(
-            lambda curve: all(one.batch <= later.batch for one, later in pairwise(curve)),
-            "in order of batches",
-        )
-    )
+    curve: tuple[Evaluation, ...]
     """In order of batches; the last one of a finished trial is its final result."""
     error: str | None = None
     """The type and the message of the exception of a failed trial."""
@@ -117,25 +78,13 @@ class StepCost:
     """The calibrated cost of the steps of an arm, at some points of its run."""
 
     arm: str
-    duration: str = attrs.field(validator=_duration)
-    progress: tuple[float, ...] = attrs.field(validator=_ascending)
+    duration: str
+    progress: tuple[float, ...]
     """The points, ascending, within 0 and 1."""
-    seconds: tuple[tuple[float, ...], ...] = attrs.field(
-        validator=_check(lambda rows: not any(one < 0 for row in rows for one in row), "at least 0")
-    )
+    seconds: tuple[tuple[float, ...], ...]
     """For each point, the seconds of one step in each interleaved round, process by process."""
-    processes: int = attrs.field(default=1, validator=_check(lambda value: value > 0, "at least 1"))
+    processes: int = 1
     """The processes that have measured the arm one after the other, with as many rounds each."""
-
-    def __attrs_post_init__(self) -> None:
-        rounds = [len(one) for one in self.seconds]
-        if not self.progress or len(self.progress) != len(rounds) or not all(rounds):
-            raise ValueError(
-                f"the cost of {self.arm!r} must have seconds for each of its points, and has "
-                f"{len(self.progress)} points and {rounds} rounds"
-            )
-        if any(one % self.processes for one in rounds):
-            raise ValueError(f"processes={self.processes} must divide the rounds of each point")
 
     @property
     def process_seconds(self) -> list[list[float]]:
@@ -184,11 +133,9 @@ class Protocol:
     tuning_metric: str
     """The metric on which settings are chosen, and with amounts of data the evaluation."""
     mode: Literal["min", "max"]
-    target: float | None = attrs.field(
-        validator=_check(lambda value: value is None or isfinite(value), "finite, or None")
-    )
+    target: float | None
     """The result at which the speed-up is measured; None: all results that both curves reach."""
-    durations: tuple[str, ...] = attrs.field(validator=_durations)
+    durations: tuple[str, ...]
     """The schedules of the baseline's reported trials, from the shortest to the longest."""
     seeds: tuple[int, ...]
     tuning_seeds: tuple[int, ...]
@@ -204,21 +151,12 @@ class Protocol:
     """Warnings of the protocol, such as a budget that ended."""
     command: str | None = None
     """The command line that repeats the comparison; None for a call from Python."""
-    own_durations: Mapping[str, tuple[str, ...]] = attrs.field(
-        factory=dict,
-        validator=attrs.validators.deep_mapping(attrs.validators.instance_of(str), _durations),
-    )
+    own_durations: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     """The schedules of arms that do not have those of the baseline."""
     tuning_mode: Literal["min", "max"] | None = None
     """That of `tuning_metric`; None for that of `metric`."""
-    data_amounts: tuple[float, ...] = attrs.field(default=(), validator=_positive)
+    data_amounts: tuple[float, ...] = ()
     """The amounts of training data that are compared; empty: time is."""
-
-    def __attrs_post_init__(self) -> None:
-        if len(set(self.arms)) < len(self.arms):
-            raise ValueError(f"arms={list(self.arms)!r} must differ from one another")
-        named = (self.baseline, *self.grids, *self.chosen, *self.own_durations)
-        _check_arms(self, named)
 
     @property
     def schedules(self) -> dict[str, tuple[str, ...]]:
@@ -245,22 +183,6 @@ class Study:
     def reported(self) -> tuple[TrialResult, ...]:
         """The results of reporting trials."""
         return tuple(one for one in self.results if one.trial.purpose == "reporting")
-
-    def __attrs_post_init__(self) -> None:
-        named = (*(one.trial.arm for one in self.results), *(one.arm for one in self.costs))
-        _check_arms(self.protocol, named)
-        known = self.protocol.data_amounts
-        for one in self.reported:
-            if known and one.trial.data_amount not in known:
-                raise ValueError(
-                    f"{AMOUNT}={one.trial.data_amount!r} of a trial must be one of {list(known)}"
-                )
-
-
-def _check_arms(protocol: Protocol, named: Iterable[str]) -> None:
-    arms = {*protocol.arms, protocol.repeated}
-    if unknown := sorted(set(named) - arms):
-        raise ValueError(f"arm {unknown[0]!r} must be one of {list(protocol.arms)}")
 
 
 def stop_at_best(protocol: Protocol, runs: Sequence[TrialResult]) -> TrialResult:

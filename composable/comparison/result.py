@@ -1,6 +1,5 @@
 """The result of `compare`: a study and its analysis, as text, pictures and files."""
 
-from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,20 +96,6 @@ class Comparison:
         """
         return self.analysis[arm].speedup
 
-    def against(self, baseline: str, *, target: float | None = None) -> "Comparison":
-        """Return the comparison of the same trials with another baseline; none is repeated.
-
-        Args:
-            baseline: The name of one of the arms, but not of the A/A arm.
-            target: The result to reach. Default: all results that both reach.
-
-        Raises:
-            ValueError: There is no such arm.
-        """
-        if self.analysis[baseline].role == "repeated":
-            raise ValueError(f"baseline={baseline!r} is the A/A arm, which has other seeds.")
-        return Comparison(_rebase(self.study, baseline, target))
-
     def table(self, *, details: bool = True) -> str:
         """Return a text table of the arms, of at most 100 columns.
 
@@ -119,20 +104,12 @@ class Comparison:
         """
         return str(_load("table").format_text(self.study, self.analysis, details=details))
 
-    def markdown(self) -> str:
-        """Return a block of Markdown for a README or the card of a method."""
-        return str(_load("table").format_markdown(self.study, self.analysis))
-
-    def plot(
-        self, path: str | Path | None = None, *, references: Mapping[str, float] | None = None
-    ) -> "Figure":
+    def plot(self, path: str | Path | None = None) -> "Figure":
         """Plot the speed-up by result, and the metric against the seconds, or amount of data.
 
         Args:
             path: A file to write, such as "plot.svg"; matplotlib derives the format from its
                 suffix. Default: none.
-            references: Results that are drawn as horizontal lines, by their names, such as those
-                of a simpler model.
 
         Returns:
             A matplotlib figure, which belongs to no window.
@@ -142,14 +119,14 @@ class Comparison:
             ValueError: matplotlib does not support the suffix of `path`.
         """
         plots = _load("plot")
-        figure: Figure = plots.draw_plot(self.study, self.analysis, references)
+        figure: Figure = plots.draw_plot(self.study, self.analysis)
         if path is not None:
             file = as_path("path", path)
             write_atomically(file, plots.render_figure(figure, file.suffix))
         return figure
 
     def save(self, folder: str | Path) -> Path:
-        """Write study.json, table.txt, card.md, plot.png, plot.svg and report.html.
+        """Write study.json, table.txt, plot.png, plot.svg and report.html.
 
         Args:
             folder: The folder; it is created, and existing files of these names are replaced.
@@ -158,7 +135,7 @@ class Comparison:
             The folder.
 
         Raises:
-            ImportError: matplotlib is not installed; the first three files are written.
+            ImportError: matplotlib is not installed; the first two files are written.
             OSError: A file cannot be written.
         """
         target = as_path("folder", folder)
@@ -168,41 +145,13 @@ class Comparison:
             (target / name).unlink(missing_ok=True)
         write_study(self.study, target / "study.json")
         write_atomically(target / "table.txt", (self.table() + "\n").encode())
-        write_atomically(target / "card.md", self.markdown().encode())
         figure, plots = self.plot(), _load("plot")
         for name in ("plot.png", "plot.svg"):
             write_atomically(target / name, plots.render_figure(figure, Path(name).suffix))
-        page = self._html(plots.render_inline(figure))
+        picture = plots.render_inline(figure)
+        page = str(_load("table").format_html(self.study, self.analysis, picture))
         write_atomically(target / "report.html", page.encode())
         return target
 
-    def _html(self, plot: str | None = None) -> str:
-        return str(_load("table").format_html(self.study, self.analysis, plot))
-
     def __repr__(self) -> str:
         return self.table()
-
-    def _repr_html_(self) -> str:
-        return self._html()
-
-
-def _rebase(study: Study, baseline: str, target: float | None) -> Study:
-    """Return the study with another baseline, without the A/A arm of its own one."""
-    protocol, schedules = study.protocol, study.protocol.schedules
-    dropped = None if baseline == protocol.baseline else protocol.repeated
-    arms = (baseline, *(arm for arm in protocol.arms if arm not in (baseline, dropped)))
-    changed = attrs.evolve(
-        protocol,
-        arms=arms,
-        baseline=baseline,
-        repeated=None if dropped else protocol.repeated,
-        target=target,
-        own_durations={},
-        grids={arm: one for arm, one in protocol.grids.items() if arm != dropped},
-        chosen={arm: one for arm, one in protocol.chosen.items() if arm != dropped},
-    )
-    return Study(
-        changed.with_schedules({arm: schedules[arm] for arm in arms}),
-        tuple(one for one in study.results if one.trial.arm != dropped),
-        tuple(one for one in study.costs if one.arm != dropped),
-    )

@@ -1,4 +1,4 @@
-"""The stages of a comparison: short trials, tuning, reported trials, costs of steps, extensions."""
+"""The stages of a comparison: short trials, tuning, reported trials, costs of steps."""
 
 import math
 import time
@@ -26,7 +26,6 @@ from composable.comparison.budget import (
     run_length,
     short_trials,
 )
-from composable.comparison.building import BuildError
 from composable.comparison.cost import interleave, join_costs, rescale_cost, step_cost
 from composable.comparison.design import Design
 from composable.comparison.digest import stable_digest
@@ -334,44 +333,6 @@ def _score(design: Design, result: TrialResult | None) -> float:
     sign = 1 if (protocol.tuning_mode or protocol.mode) == "max" else -1
     score = sign * result.curve[-1].metrics.get(protocol.tuning_metric, math.nan)
     return -math.inf if math.isnan(score) else score
-
-
-# --- the schedules that the analysis names ---
-
-
-def extend(
-    design: Design,
-    workers: Workers,
-    study: Study,
-    needed: Mapping[str, str],
-    until: float = math.inf,
-) -> Study:
-    """Train arms on one more schedule each, with the settings and seeds that they have."""
-    protocol = study.protocol
-    schedules, notes = protocol.schedules, [*protocol.notes]
-    added = {arm: one for arm, one in needed.items() if one not in schedules[arm]}
-    count = len(protocol.seeds)
-    trials = [
-        Trial(arm, protocol.chosen[arm], duration, seed, "reporting")
-        for arm, duration in added.items()
-        for seed in design.seeds(arm)[:count]
-    ]
-    results = study.results
-    try:
-        found = workers.train("added schedules", trials, until=until)
-    except BuildError as error:  # what has been trained is reported
-        notes.append(f"The schedules that the analysis names cannot be added: {error}")
-        added = {}
-    for at, (arm, duration) in enumerate(added.items()):
-        runs = [one for one in found[at * count : (at + 1) * count] if one is not None]
-        if len(runs) < count:
-            notes.append(f"The budget leaves no time for the schedule {duration} of {arm!r}.")
-            continue
-        results += tuple(runs)
-        schedules[arm] = tuple(sorted((*schedules[arm], duration), key=Time.parse))
-        notes.append(f"{arm}: the schedule {duration} was added, which the analysis names.")
-    protocol = attrs.evolve(protocol.with_schedules(schedules), notes=tuple(notes))
-    return attrs.evolve(study, protocol=protocol, results=results)
 
 
 # --- the costs of steps ---

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _HEADER = {"format": "composable study", "version": 1}
-_CACHE_FORMAT = 3
+_CACHE_FORMAT = 4
 
 
 class InvalidRecordError(ValueError):
@@ -56,7 +56,7 @@ def read_study(path: str | Path) -> Study:
     """Read a study from the JSON file that `write_study` wrote.
 
     Raises:
-        InvalidRecordError: The file is not a study, or a value in it is invalid; the message gives
+        InvalidRecordError: The file is not a study, or a value is of another type; the message has
             the path of the field.
         OSError: The file cannot be read.
     """
@@ -126,7 +126,7 @@ class Cache:
     def __init__(self, folder: str | Path, subject: Compared, *, data: Any = None) -> None:
         self.folder, self.subject = as_path("folder", folder), subject
         versions = (platform.python_version(), torch.__version__, __version__)
-        shared = (subject.function, subject.threads, subject.metrics, subject.split_evaluation)
+        shared = (subject.function, subject.threads, subject.metrics)
         self._context = stable_digest(
             _CACHE_FORMAT, versions, torch.cuda.is_available(), data, *shared
         )
@@ -226,7 +226,7 @@ def _checked(kind: type[T], value: Any) -> T:
 def _number(value: Any) -> float:
     if not isinstance(value, (int, float, str)) or isinstance(value, bool):
         raise ValueError(f"{shorten(value)} must be a number")
-    return float(value)  # of text too: "nan", and "NaN" in older files
+    return float(value)  # of text too: "nan"
 
 
 def _scalar(value: Any) -> Scalar:

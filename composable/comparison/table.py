@@ -1,6 +1,5 @@
-"""The tables and sentences of a comparison, as text, as Markdown and as HTML."""
+"""The tables and sentences of a comparison, as text and as HTML."""
 
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -37,7 +36,8 @@ _WIDTH = 100
 # --- tables ---
 
 
-def _arms(study: Study, analysis: Analysis) -> Table:
+def arm_rows(study: Study, analysis: Analysis) -> Table:
+    """Return the speed-ups and the verdicts."""
     ratio = axis_of(study.protocol).ratio
     return [
         {
@@ -148,7 +148,7 @@ def _legend(study: Study) -> str:
     )
 
 
-def _summary(study: Study) -> str:
+def summarize(study: Study) -> str:
     """Return the metric, and the numbers of seeds and trials."""
     protocol, purposes = study.protocol, [one.trial.purpose for one in study.results]
     better = "higher" if protocol.mode == "max" else "lower"
@@ -166,7 +166,7 @@ def _summary(study: Study) -> str:
     )
 
 
-def _sentences(analysis: Analysis) -> list[str]:
+def list_sentences(analysis: Analysis) -> list[str]:
     """Return the verdict on each arm with its reason, and the noise floor."""
     floor = "not measured"
     if analysis.noise_floor is not None:
@@ -175,7 +175,7 @@ def _sentences(analysis: Analysis) -> list[str]:
     return [*judged, f"Noise floor: {floor}"]
 
 
-def _notes(analysis: Analysis) -> list[str]:
+def list_notes(analysis: Analysis) -> list[str]:
     """Return the warnings about the comparison and its arms, without repetitions."""
     by_arm = [f"{arm.arm}: {note}" for arm in analysis.arms for note in arm.notes]
     return list(dict.fromkeys([*analysis.notes, *by_arm]))
@@ -196,15 +196,15 @@ def verdict_name(arm: ArmAnalysis) -> str:
 def format_text(study: Study, analysis: Analysis, *, details: bool = True) -> str:
     """Format a comparison as text of at most 100 columns; without details as the first table."""
     sections = [
-        _wrap(f"{headline(study, analysis)}.") + "\n" + _wrap(_summary(study)),
-        _narrow(_arms(study, analysis)),
+        _wrap(f"{headline(study, analysis)}.") + "\n" + _wrap(summarize(study)),
+        _narrow(arm_rows(study, analysis)),
     ]
     if details:
         sections += [
-            "\n".join(_wrap(line, "", "  ") for line in _sentences(analysis)),
+            "\n".join(_wrap(line, "", "  ") for line in list_sentences(analysis)),
             _narrow(_costs(study, analysis)),
             _wrap(_legend(study)),
-            "\n".join(_wrap(note, "- ", "  ") for note in _notes(analysis)),
+            "\n".join(_wrap(note, "- ", "  ") for note in list_notes(analysis)),
         ]
     return "\n\n".join(filter(None, sections))
 
@@ -218,43 +218,17 @@ def _wrap(text: str, first: str = "", later: str = "") -> str:
     return textwrap.fill(printable(text), _WIDTH, initial_indent=first, subsequent_indent=later)
 
 
-def format_markdown(study: Study, analysis: Analysis) -> str:
-    """Format a comparison as Markdown: one table, a sentence for each verdict, and the command."""
-    table = _arms(study, analysis)
-    rows = [[*table[0]], ["---"] * len(table[0]), *([*row.values()] for row in table)]
-    lines = [f"| {' | '.join(map(_escape, row))} |" for row in rows]
-    told = [_escape(line) for line in (*_sentences(analysis), *_notes(analysis))]
-    names = tuple(f"{_escape(one.arm)}:" for one in analysis.arms)
-    told = [one if one.startswith(names) else one[:1].upper() + one[1:] for one in told]
-    blocks = [
-        f"**{_escape(headline(study, analysis))}.**",
-        f"{_escape(_summary(study))}; 95 % intervals; p after Holm’s correction.",
-        "\n".join(lines),
-        "\n".join(f"- {line.rstrip('.')}." for line in told),
-    ]
-    if (command := study.protocol.command) is not None:
-        shown = "\n".join(printable(line) for line in command.splitlines())
-        blocks.append(f"To repeat it:\n\n{textwrap.indent(shown, '    ')}")
-    if versions := study.protocol.versions:
-        shown = ", ".join(f"{name} {version}" for name, version in versions.items())
-        blocks.append(f"Measured with {_escape(shown)}.")
-    return "\n\n".join(blocks) + "\n"
-
-
-def _escape(text: str) -> str:
-    """Escape the characters that Markdown and HTML interpret, in one line."""
-    line = printable(" ".join(text.split()))
-    return re.sub(r"([\\`*_\[\]|<>#~])", r"\\\1", line).replace("&", "&amp;")
-
-
-def format_html(study: Study, analysis: Analysis, plot: str | None = None) -> str:
-    """Format a comparison as a page around an SVG image, or without one for a notebook."""
-    tables = {"arms": _arms(study, analysis), "costs": _costs(study, analysis)}
-    if plot is not None:
-        tuning = [one for one in study.results if one.trial.purpose == "tuning"]
-        failures = [one for one in study.results if one.outcome != "finished"]
-        tables |= {"tuning": _trials(study, tuning), "failures": _trials(study, failures)}
-        tables["protocol"] = _protocol(study)
+def format_html(study: Study, analysis: Analysis, plot: str) -> str:
+    """Format a comparison as a page around an SVG image."""
+    tuning = [one for one in study.results if one.trial.purpose == "tuning"]
+    failures = [one for one in study.results if one.outcome != "finished"]
+    tables = {
+        "arms": arm_rows(study, analysis),
+        "costs": _costs(study, analysis),
+        "tuning": _trials(study, tuning),
+        "failures": _trials(study, failures),
+        "protocol": _protocol(study),
+    }
     source = files("composable.comparison").joinpath("page.html").read_text(encoding="utf-8")
     css = files("composable.report").joinpath("report.css").read_text(encoding="utf-8")
     template = Environment(
@@ -264,14 +238,14 @@ def format_html(study: Study, analysis: Analysis, plot: str | None = None) -> st
     ).from_string(source)
     page: str = template.render(
         title=headline(study, analysis),
-        summary=_summary(study),
-        sentences=_sentences(analysis),
-        notes=_notes(analysis),
+        summary=summarize(study),
+        sentences=list_sentences(analysis),
+        notes=list_notes(analysis),
         legend=_legend(study),
         ratio=axis_of(study.protocol).ratio,
         version=__version__,
         css=Markup(css),
-        plot=None if plot is None else Markup(plot),
+        plot=Markup(plot),
         tables=tables,
     )
     return page

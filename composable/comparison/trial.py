@@ -52,7 +52,6 @@ class Compared:
     metrics: tuple[str, ...] = ()
     """The results that a trial needs, such as "test/accuracy": it diverges when one is not
     finite. Empty: all."""
-    split_evaluation: bool = False
     threads: int = 1
     clock: Literal["cpu", "wall"] = "cpu"
     """CPU seconds of the process, which other load changes little; or those of a wall clock, for
@@ -185,10 +184,8 @@ def _describe(error: BaseException) -> str:
 
 
 def _follow_trainer(subject: Compared, trial: Trial, recorder: _Recorder) -> Outcome:
-    arguments, split = subject.arguments(trial), subject.split_evaluation
-    trainer = build_trainer(
-        subject.function, arguments, trial.seed, trial.duration, split_evaluation=split
-    )
+    arguments = subject.arguments(trial)
+    trainer = build_trainer(subject.function, arguments, trial.seed, trial.duration)
     recorder.watch.device = trainer.state.device
     trainer.add_callback(_Observer(recorder))
     state = trainer.fit()

@@ -11,7 +11,6 @@ sizes, whose results differ in the last bits, once it has seen two sizes.
 
 import inspect
 import itertools
-import logging
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -67,7 +66,6 @@ def compile_outputs(
         RuntimeError: There is no C++ compiler.
     """
     _check_compilable(state, options)
-    logging.getLogger("torch._dynamo.convert_frame").addHandler(_limits)
     given = options if isinstance(options, Mapping) else {}
     resizes = any(_resizes(one.algorithm) for a in algorithms for one in occurrences(a))
     dynamic = given.get("dynamic")
@@ -263,48 +261,16 @@ def _check_cpp_compiler() -> None:
 
 
 def _watch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a compiled function; notice hooks of modules, and warn where it is compiled too often.
+    """Call a compiled function, and notice hooks of modules.
 
-    By default, PyTorch ignores hooks that are registered or removed after a compilation, and logs
-    that it runs calls eagerly.
+    By default, PyTorch ignores hooks that are registered or removed after a compilation.
     """
     config = torch._dynamo.config
     held, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
     try:
-        outputs = function(*args, **kwargs)
+        return function(*args, **kwargs)
     except torch._dynamo.exc.FailOnRecompileLimitHit as error:
-        _limits.reached.clear()
         add_note(error, f"{_HINT}.")
         raise
     finally:
         config.skip_nnmodule_hook_guards = held
-    if _limits.reached:
-        _limits.warn()
-    return outputs
-
-
-class _Limits(logging.Handler):
-    """Finds the records that PyTorch logs when a function is compiled too often."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.reached: list[tuple[Any, ...]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the arguments of a record about a limit."""
-        if str(record.msg).startswith("torch._dynamo hit config.") and len(record.args or ()) > 3:
-            self.reached.append(tuple(record.args or ())[:4])
-
-    def warn(self) -> None:
-        """Warn about the limits that were reached."""
-        reached, self.reached = self.reached, []
-        for limit, most, function, reason in reached:
-            guard = str(reason).partition("\n")[0].partition("#")[0].strip()
-            warn_user(
-                f"torch.compile has reached {limit}={most} in {function}, and calls that fit no "
-                f"graph run eagerly from now on; the guard that failed last was {guard}. {_HINT}.",
-                CompilationWarning,
-            )
-
-
-_limits = _Limits()

@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -24,7 +23,6 @@ from composable.core.time import Timestamp
 from composable.distributed import Processes
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import figure_png, png, to_pixels
-from composable.loggers._opening import in_background
 from composable.loggers._records import Records, pack_records, unpack_records
 from composable.storage.folders import as_folder
 
@@ -58,8 +56,7 @@ class BackEndLogger(LoggerDestination):
     """Queues logged values, and writes them to a back end on the main process only.
 
     The back end is closed or open, and all logged values go into one queue. Writing the
-    queue opens the back end; `close` writes the queue and closes it. While a thread opens the back
-    end, the queue waits.
+    queue opens the back end; `close` writes the queue and closes it.
 
     A subclass opens the back end in `_open` and writes in the methods `_write_*`; of those that it
     does not define, the `Logger` warns. An error in any of them never ends the run: it becomes one
@@ -92,12 +89,8 @@ class BackEndLogger(LoggerDestination):
                 f'installed: pip install "composable[{self.extra}]".'
             )
         self.flush_interval = flush_interval
-        self.opens_late = False
-        """Whether to open the back end in a thread, from the first metrics on, and not at the start
-        of `fit`."""
         self._queue: list[tuple[_Write, _Record]] = []
         self._is_open = self._has_warned = False
-        self._opening: Future[None] | None = None
         self._num_failures = 0
         self._run: Any = None  # what identifies it
         self._resumes = False  # whether to open the run of a checkpoint
@@ -149,8 +142,6 @@ class BackEndLogger(LoggerDestination):
     def log_metrics(self, metrics: Mapping[str, Any], timestamp: Timestamp) -> None:
         """Queue metrics, and write the queue if it is long."""
         if self._writes:
-            if self.opens_late and not self._is_open and self._opening is None:
-                self._opening = in_background(self._open_run)
             self._queue.append((self._write_records, (LogTime(timestamp), metrics)))
             if len(self._queue) >= self.flush_interval:
                 self.flush()
@@ -187,7 +178,6 @@ class BackEndLogger(LoggerDestination):
         """Write a file or a folder."""
         self._check_support(self._write_artifact)
         self._enqueue(lambda _: self._write_artifact(name, Path(path)))
-        self._write_queue()  # also if it waits: the caller may delete the file
 
     def _log_checkpoints(self) -> None:
         """Write the folder of checkpoints, if there is one."""
@@ -227,8 +217,7 @@ class BackEndLogger(LoggerDestination):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Open the back end, also one that had failed."""
         self._num_failures = 0
-        if not self.opens_late:
-            self._attempt(lambda: None)
+        self._attempt(lambda: None)
 
     def epoch_end(self, state: State, logger: Logger) -> None:
         """Write the queue."""
@@ -236,17 +225,11 @@ class BackEndLogger(LoggerDestination):
 
     eval_after_all = epoch_end
 
-    def flush(self) -> None:
-        """Write the queue, unless it waits until a thread has opened the back end."""
-        is_opened = self._opening is not None and self._opening.done()
-        if self._is_open or is_opened or not self.opens_late:
-            self._write_queue()
-
     def _enqueue(self, write: _Write, record: _Record = (LogTime(Timestamp()), {})) -> None:
         self._queue.append((write, record))
         self.flush()
 
-    def _write_queue(self) -> None:
+    def flush(self) -> None:
         """Write the queue in order, metrics that follow one another together."""
         queue, self._queue = self._queue, []
         for write, found in groupby(queue, itemgetter(0)):
@@ -279,25 +262,17 @@ class BackEndLogger(LoggerDestination):
         if self._writes:
             with self._warning():
                 if not self._is_open:
-                    self._finish_opening()
+                    self._open_run()
                 action()
                 self._num_failures = 0
 
-    def _finish_opening(self) -> None:
-        """Open the back end, or wait until the thread that opens it has done so."""
-        opening, self._opening = self._opening, None
-        self._num_failures = _MOST_FAILURES  # unless it opens
-        if opening is None:
-            self._open_run()
-        else:
-            opening.result()
-        self._num_failures, self._is_open = 0, True
-
     def _open_run(self) -> None:
+        self._num_failures = _MOST_FAILURES  # unless it opens
         self._open(self._run if self._resumes else None)
         self._note_run()
         if self._resumes:
             self._present, self._resumes = self._steps(), False
+        self._num_failures, self._is_open = 0, True
 
     def _sync(self) -> None:
         """Write what the package buffers, and note the run."""
@@ -310,7 +285,7 @@ class BackEndLogger(LoggerDestination):
 
     def close(self) -> None:
         """Write the queue, and release files; the next write opens them again."""
-        self._write_queue()
+        self.flush()
         if self._is_open:
             self._attempt(self._release)
             self._attempt(self._note_run)
@@ -346,7 +321,7 @@ class BackEndLogger(LoggerDestination):
 
     def state_dict(self) -> dict[str, Any]:
         """Write the queue, and return what identifies the run, and the most recent rows."""
-        self._write_queue()
+        self.flush()
         self._sync()
         rows = [(moment.timestamp, values) for moment, values in self._recent]
         return {"run": self._run, "recent": pack_records(rows) if self._is_offline else None}

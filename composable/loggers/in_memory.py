@@ -1,13 +1,11 @@
 """Keep metrics in memory."""
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
 from composable._other_trainers import METHODS, explain_attribute
-from composable._support.html import panel, sparkline, table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Columns, Rows, to_numbers
 from composable.core.time import Timestamp
@@ -124,20 +122,3 @@ class InMemoryLogger(LoggerDestination):
     def __repr__(self) -> str:
         names = ", ".join(self.latest) or "nothing"
         return f"<{type(self).__name__}: {len(self.records)} records of {names}>"
-
-    def _repr_html_(self) -> str:
-        series: dict[str, list[Any]] = {}
-        for _, metrics in self.records:
-            for name, value in metrics.items():
-                series.setdefault(name, []).append(value)
-        rows = [_row(name, values) for name, values in series.items()]
-        title = f"{type(self).__name__}: {len(self.records)} records"
-        return panel(title, table(rows, ("metric", "records", "last", "least", "largest", "")))
-
-
-def _row(name: str, values: list[Any]) -> tuple[object, ...]:
-    numbers = [float(value) for value in values if isinstance(value, Real)]
-    ends = [min(numbers), max(numbers)] if numbers else []
-    shown = [f"{end:.4g}" for end in ends] or ["", ""]
-    last = f"{values[-1]:.4g}" if isinstance(values[-1], float) else values[-1]
-    return (name, len(values), last, *shown, sparkline(numbers))

@@ -14,8 +14,7 @@ def installed_loggers() -> list[LoggerDestination]:
     """Return one logger for each back end whose package is installed.
 
     The order is TensorBoard, Weights & Biases, Comet, and MLflow, or Azure Machine Learning in its
-    place where `MLFLOW_TRACKING_URI` is an address of it. They open in the background, since some
-    take seconds, by which training would start later.
+    place where `MLFLOW_TRACKING_URI` is an address of it.
     """
     in_azure = (environment.text("MLFLOW_TRACKING_URI") or "").startswith("azureml:")
     kinds = (
@@ -24,7 +23,4 @@ def installed_loggers() -> list[LoggerDestination]:
         CometLogger,
         AzureMLLogger if in_azure and is_installed(AzureMLLogger.package) else MLFlowLogger,
     )
-    loggers = [kind() for kind in kinds if is_installed(kind.package)]
-    for logger in loggers:
-        logger.opens_late = True
-    return [*loggers]
+    return [kind() for kind in kinds if is_installed(kind.package)]

@@ -1,15 +1,13 @@
-"""Descriptions of a plan: its steps, the table that `Plan.explain` prints, and plain data."""
+"""Descriptions of a plan: its steps, and the table that `Plan.explain` prints."""
 
 import shutil
 import textwrap
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import attrs
 
-from composable._support.html import details, panel, table
 from composable._support.table import format_table
-from composable.core.algorithm import Algorithm, Remark
+from composable.core.algorithm import Remark
 from composable.core.callback import Callback, hooks_of
 from composable.core.destination import LoggerDestination
 from composable.core.event import Event
@@ -71,8 +69,8 @@ def _explain_callback(plan: Plan, callback: Callback) -> str:
 def format_plan(plan: Plan, *, observers: bool, width: int | None) -> str:
     """Format a plan as a table of its steps, followed by its callbacks and caveats."""
     width = width or shutil.get_terminal_size().columns
-    rows = [(*row[:3], *row[4:]) for row in _rows(steps_of(plan, observers=observers))]
-    table = format_table(rows, (*_COLUMNS[:3], *_COLUMNS[4:]), width=width) if rows else ""
+    rows = [_row(step) for step in steps_of(plan, observers=observers)]
+    table = format_table(rows, _COLUMNS, width=width) if rows else ""
     notes = [f"{_label(caveat)}: {caveat}" for caveat in (*plan.caveats, *plan.remarks)]
     if plan.callbacks and not observers:
         names = ", ".join(callback.name for callback in plan.callbacks)
@@ -81,70 +79,13 @@ def format_plan(plan: Plan, *, observers: bool, width: int | None) -> str:
     return "\n\n".join([*filter(None, [table]), *wrapped]) or _EMPTY
 
 
-def plan_html(plan: Plan) -> str:
-    """Format a plan for notebooks: its algorithms, its caveats, and its steps on a click."""
-    steps = steps_of(plan)
-    if not steps:
-        return panel(_EMPTY)
-    short = [(one.name, one.stage.name.lower(), repr(one)) for one in plan.algorithms]
-    warnings = [(_label(caveat).lower(), caveat) for caveat in (*plan.caveats, *plan.remarks)]
-    return panel(
-        f"Plan: {len(plan.algorithms)} algorithms",
-        table(short, ("algorithm", "stage", "value")) if short else "",
-        table(warnings) if warnings else "",
-        details(f"{len(steps)} steps", table(_rows(steps), _COLUMNS)),
-    )
-
-
 def _label(caveat: Caveat | Remark) -> str:
     return "Caveat" if isinstance(caveat, Caveat) else "Remark"
 
 
 _EMPTY = "The plan is empty: the loop runs alone."
-_COLUMNS = ("event", "who", "stage", "reads", "writes", "why here")
+_COLUMNS = ("event", "who", "stage", "writes", "why here")
 
 
-def _rows(steps: Iterable[PlanStep]) -> list[tuple[str, ...]]:
-    return [
-        (
-            step.event.value,
-            step.who,
-            step.stage,
-            ", ".join(step.reads) or "-",
-            ", ".join(step.writes) or "-",
-            step.why,
-        )
-        for step in steps
-    ]
-
-
-def as_data(plan: Plan) -> dict[str, Any]:
-    """Convert a plan to plain data: see `Plan.to_dict`."""
-    return {
-        "version": 1,
-        "algorithms": {algorithm.name: _describe(algorithm) for algorithm in plan.algorithms},
-        "callbacks": [callback.name for callback in plan.callbacks],
-        "caveats": [{**attrs.asdict(one), "kind": one.kind.__name__} for one in plan.caveats],
-        "steps": [{**attrs.asdict(one), "event": one.event.value} for one in steps_of(plan)],
-    }
-
-
-def _describe(algorithm: Algorithm) -> dict[str, Any]:
-    return {
-        "call": repr(algorithm),
-        "class": type(algorithm).__name__,
-        "stage": algorithm.stage.name.lower(),
-        "events": [event.value for event in Event if event in algorithm.events],
-        "reads": sorted(algorithm.reads),
-        "writes": sorted(algorithm.writes),
-        "before": _names(algorithm.before),
-        "after": _names(algorithm.after),
-        "incompatible_with": _names(algorithm.incompatible_with),
-        "discouraged_with": _names(algorithm.discouraged_with),
-        "replaces": sorted(algorithm.replaces),
-        "parts": [{"name": part.name, **_describe(part)} for part in algorithm.parts],
-    }
-
-
-def _names(kinds: Iterable[type | str]) -> list[str]:
-    return sorted(kind if isinstance(kind, str) else kind.__name__ for kind in kinds)
+def _row(step: PlanStep) -> tuple[str, ...]:
+    return (step.event.value, step.who, step.stage, ", ".join(step.writes) or "-", step.why)

@@ -1,7 +1,7 @@
 """The plan of a run: which algorithms and callbacks run at which event, and in what order."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -185,21 +185,6 @@ class Plan:
         from composable.plan.explain import format_plan  # on use
 
         return format_plan(self, observers=observers, width=width)
-
-    def _repr_html_(self) -> str:
-        from composable.plan.explain import plan_html  # on use
-
-        return plan_html(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert the plan to plain data that JSON can represent.
-
-        `version` increases if the meaning of a key changes. `algorithms` are in their order, and
-        each of their `parts` is described like an algorithm.
-        """
-        from composable.plan.explain import as_data  # on use
-
-        return as_data(self)
 
     def timeline(self, max_duration: TimeLike, epoch_length: int | None = None) -> "Timeline":
         """Compute when each algorithm is active over a run.

@@ -1,7 +1,6 @@
 """The data of the charts, as JSON."""
 
 from collections.abc import Sequence
-from colorsys import hls_to_rgb, rgb_to_hls
 from typing import Any
 
 from composable.report.comparison import RunComparison
@@ -17,32 +16,17 @@ _MOST_MARKS = 50
 _MOST_TIMES = 400
 
 
-def run_color(comparison: RunComparison, run: int) -> str:
-    """Return the color of a run: a shade of the color of its group."""
-    group = next(i for i, runs in enumerate(comparison.groups) if run in runs)
-    runs = comparison.groups[group]
-    channels = [int(color_of(group)[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    hue, lightness, saturation = rgb_to_hls(*channels)
-    lightness += _SHADES * runs.index(run) / max(1, len(runs) - 1) if len(runs) > 1 else 0
-    shade = hls_to_rgb(hue, min(lightness, _LIGHTEST), saturation)
-    return "#" + "".join(f"{round(255 * channel):02x}" for channel in shade)
-
-
-_SHADES, _LIGHTEST = 0.25, 0.8
-
-
 def chart_data(comparison: RunComparison) -> dict[str, Any]:
     """Return what the page draws, as plain values."""
     runs, metrics = comparison.runs, shown_metrics(run.curves for run in comparison.runs)
     num_curves = sum(name in run.curves for run in runs for name in metrics)
     most = min(_MOST_POINTS, max(_FEWEST_POINTS, _POINTS_OF_ALL // (3 * max(num_curves, 1))))
-    group_of = {run: index for index, group in enumerate(comparison.groups) for run in group}
     return {
         "runs": [
             {
                 "name": visible(name),
-                "group": group_of[index],
-                "color": run_color(comparison, index),
+                "group": comparison.group_of(index),
+                "color": color_of(comparison.group_of(index)),
                 "epochLength": run.epoch_length,
                 "samples": _clock(run.clock.samples),
                 "seconds": _clock(run.clock.seconds),

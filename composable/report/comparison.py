@@ -53,6 +53,10 @@ class RunComparison:
         """Return the rows of a table whose values differ."""
         return {name: values for name, values in table.items() if len(set(values)) > 1}
 
+    def group_of(self, run: int) -> int:
+        """Return the index of the group of a run."""
+        return next(index for index, runs in enumerate(self.groups) if run in runs)
+
     def group_name(self, group: Sequence[int]) -> str:
         """Return the part of their names that the runs of a group share, or all their names."""
         names = [self.names[index] for index in group]
@@ -68,25 +72,3 @@ def _groups(settings: Mapping[str, tuple[str, ...]], num_runs: int) -> tuple[tup
         key = tuple(values[index] for name, values in settings.items() if name != "seed")
         groups.setdefault(key if any(key) else index, []).append(index)
     return tuple(map(tuple, groups.values()))
-
-
-def first_different_batch(first: RecordedRun, second: RecordedRun) -> tuple[int | None, int]:
-    """Find the first batch in which the losses or learning rates of two runs differ.
-
-    Returns:
-        The batch, counted from 1, or None if all that both have are equal; and their number.
-    """
-    found: list[int] = []
-    compared = 0
-    for name in sorted(first.curves.keys() & second.curves.keys()):
-        if name == "loss/train" or name.split("/")[0] == "lr":
-            other = dict(second.curves[name])
-            both = [(batch, value) for batch, value in first.curves[name] if batch in other]
-            compared = max(compared, len(both))
-            differing = (batch for batch, value in both if not _same(value, other[batch]))
-            found += [batch for batch in [next(differing, None)] if batch is not None]
-    return min(found, default=None), compared
-
-
-def _same(first: float, second: float) -> bool:
-    return first == second or (first != first and second != second)

@@ -15,7 +15,7 @@ from composable._support.extras import needs
 from composable._support.paths import write_atomically
 from composable._version import __version__
 from composable.report import sections
-from composable.report.chart_data import chart_data, run_color
+from composable.report.chart_data import chart_data
 from composable.report.comparison import RunComparison
 from composable.report.lines import visible
 from composable.report.metrics import color_of
@@ -114,7 +114,6 @@ def render(runs: Sequence[RecordedRun], title: str | None = None) -> str:
         comparison=comparison,
         sections={name: shown for name, shown in built.items() if shown or name in _WITH_HINT},
         color_of=color_of,
-        run_color=run_color,
         part_colors=sections.PART_COLORS,
         data=chart_data(comparison),
         css=_asset("report.css"),

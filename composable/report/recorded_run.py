@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from composable._support.extras import needs
-from composable._support.html import panel, sparkline, table
 from composable._support.secrets import redact, redact_command
 from composable.checkpoint import find
 from composable.checkpoint.errors import CheckpointError, MissingCheckpointError
@@ -18,7 +17,6 @@ from composable.report.curves import Curve
 from composable.report.lines import (
     as_batch,
     as_number,
-    folder_names,
     in_order,
     read_lines,
     short_text,
@@ -29,7 +27,6 @@ from composable.storage.copies import local
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from plotly.graph_objects import Figure
 
 
 _FIELDS = frozenset({"epoch", "batch", "sample", "seconds"})
@@ -180,18 +177,10 @@ class RecordedRun:
             if name.startswith(prefix) and len(curve)
         }
 
-    # --- as tables and figures ---
+    # --- as tables ---
 
     def __repr__(self) -> str:
         return f"<RecordedRun {self._summary()}, metrics {sorted(self.curves)}>"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (name, f"{curve.values[-1]:.4g}", sparkline(list(curve.values)))
-            for name, curve in sorted(self.curves.items())
-            if len(curve)
-        ]
-        return panel(f"Run {self._summary()}", table(rows, ("metric", "last", "curve")))
 
     def _summary(self) -> str:
         noun = "batch" if self.num_batches == 1 else "batches"
@@ -218,21 +207,6 @@ class RecordedRun:
         seconds = known.reindex(every).interpolate("index", limit_area="inside")
         table.insert(0, "seconds", seconds.reindex(table.index))
         return table
-
-    def plot(self, metrics: str | Sequence[str] | None = None) -> "Figure":
-        """Plot metrics with plotly; notebooks show the figure.
-
-        Args:
-            metrics: The names of metrics. Default: losses, evaluation results and learning rates.
-
-        Returns:
-            A figure of plotly, with the metrics below one another.
-
-        Raises:
-            ImportError: plotly is not installed.
-            ValueError: The run has no metric of that name.
-        """
-        return plot_runs([self], metrics)
 
     # --- reading ---
 
@@ -416,37 +390,3 @@ def _runs_in(path: Path) -> list[Path]:
         )
     except OSError:
         return []
-
-
-def plot_runs(runs: Sequence[RecordedRun], metrics: str | Sequence[str] | None = None) -> "Figure":
-    """Plot metrics of one or several runs with plotly; notebooks show the figure.
-
-    Curves of more than 2000 points are thinned, with their extremes.
-
-    Args:
-        runs: The runs, at least one.
-        metrics: The names of metrics. Default: losses, evaluation results and learning rates.
-
-    Returns:
-        A figure of plotly, with the metrics below one another. A notebook that shows it grows by
-        about 5 MB, since it has the script that draws the figure, so that exports to HTML show it
-        without a network.
-
-    Raises:
-        ImportError: plotly is not installed.
-        TypeError: `runs` or `metrics` is something else.
-        ValueError: `runs` is empty, or no run has a metric of that name.
-
-    Example:
-        >>> from composable.report import RecordedRun, plot_runs
-        >>> runs = [RecordedRun(folder) for folder in ("runs/a", "runs/b")]  # doctest: +SKIP
-        >>> plot_runs(runs, "loss/train").show()  # doctest: +SKIP
-    """
-    from composable.report.drawing import draw_curves
-
-    if not isinstance(runs, Sequence) or not all(isinstance(run, RecordedRun) for run in runs):
-        raise TypeError(f"runs={runs!r} must be a list of RecordedRun.")
-    if not runs:
-        raise ValueError("runs is empty: pass at least one run.")
-    labels = folder_names([run.folder for run in runs])
-    return draw_curves([run.curves for run in runs], labels, metrics)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import attrs
 
 from composable.core.result_names import known_mode
-from composable.report.comparison import RunComparison, first_different_batch
+from composable.report.comparison import RunComparison
 from composable.report.curves import Curve
 from composable.report.lines import (
     EMPTY,
@@ -150,7 +150,7 @@ _COLUMNS: Mapping[str, tuple[_Read, _Show]] = {
 
 
 def differences(comparison: RunComparison) -> dict[str, Any]:
-    """List the settings and facts that differ, and from which batch on the runs do."""
+    """List the settings and facts that differ."""
     if len(comparison.runs) == 1:
         return {}
     found = {**comparison.differing(comparison.settings), **comparison.differing(comparison.system)}
@@ -165,23 +165,7 @@ def differences(comparison: RunComparison) -> dict[str, Any]:
     return {
         "equal": not shown,
         "rows": [(name, [*map(short_call, texts)]) for name, texts in rows],
-        "partings": _partings(comparison),
     }
-
-
-def _partings(comparison: RunComparison) -> dict[str, list[int]]:
-    """Tell from which batch on each run differs from the first one."""
-    outcomes: dict[str, list[int]] = {}
-    for index in range(1, len(comparison.runs)):
-        batch, compared = first_different_batch(comparison.runs[0], comparison.runs[index])
-        text = f"other losses or learning rates from batch {format_number(batch)} on"
-        if not compared:
-            text = "no batch in common"
-        elif batch is None:
-            count = format_number(compared)
-            text = f"bit-identical losses and learning rates in all {count} batches"
-        outcomes.setdefault(text, []).append(index)
-    return outcomes
 
 
 def all_settings(comparison: RunComparison) -> dict[str, Mapping[str, Sequence[str]]]:

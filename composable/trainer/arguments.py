@@ -509,13 +509,11 @@ def check_trial(run: "Run") -> None:
     """
     if not run.engine.can_undo:
         raise ValueError(
-            "trial, check and summary cannot restore the parts that several processes, or "
-            "DeepSpeed, have of a run: call them in one process, with parallel=None."
+            "trial and check cannot restore the parts that several processes, or DeepSpeed, have "
+            "of a run: call them in one process, with parallel=None."
         )
     if not run.state.optimizers or run.state.loss_fn is None:
-        raise ValueError(
-            "trial, check and summary need optimizers and a loss; pass them to the Trainer."
-        )
+        raise ValueError("trial and check need optimizers and a loss; pass them to the Trainer.")
 
 
 # --- validators of single options ---

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composable._other_trainers import ARGUMENTS, METHODS, explain_attribute, explain_call
-from composable._support.checks import check_count, check_flag, is_url
+from composable._support.checks import check_flag, is_url
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.results import Results
-from composable.core.state import State, state_facts
+from composable.core.state import State
 from composable.core.time import TimeLike
 from composable.distributed.starting import failing_together
 from composable.plan.declarations import as_observer
@@ -256,35 +256,6 @@ class Trainer:
         with self.trial() as trial:
             return check_run(trial, self._checkpoints, batches)
 
-    def summary(self, batches: Iterable[Any] | None = None, *, depth: int = 3) -> str:
-        """Return a table of the modules, with the shapes of their outputs, by torchinfo.
-
-        The shapes are those of the first batch. The run is left as it was.
-
-        Args:
-            batches: As of `check`.
-            depth: How many levels of modules to show.
-
-        Raises:
-            ModuleNotFoundError: torchinfo is not installed.
-            ValueError: As of `trial`.
-
-        Example:
-            >>> from functools import partial
-            >>> trainer = Trainer(
-            ...     torch.nn.Linear(2, 1),
-            ...     train_dataloader=[(torch.ones(4, 2), torch.ones(4, 1))],
-            ...     loss_fn=torch.nn.functional.mse_loss,
-            ...     optimizers=partial(torch.optim.SGD, lr=0.1),
-            ...     progress_bar=False,
-            ... )
-            >>> "Total params: 3" in trainer.summary()
-            True
-        """
-        check_count("depth", depth, 1)
-        with self.trial() as trial:
-            return trial.module_table(batches, depth)
-
     @explain_call(ARGUMENTS)
     def eval(self, eval_dataloader: Any = None) -> dict[str, dict[str, float]]:
         """Evaluate now, and return the results by evaluator and metric, or by their logged names.
@@ -503,23 +474,6 @@ class Trainer:
         return (
             f"<Trainer of {type(state.model).__name__}: epoch {now.epoch}, batch {now.batch}, "
             f"max_duration {state.max_duration}, algorithms [{algorithms}]>"
-        )
-
-    def _repr_html_(self) -> str:
-        from composable._support.html import details, panel, table  # in notebooks
-
-        state, plan = self.state, self.plan
-        rows = [
-            *state_facts(state),
-            ("callbacks", ", ".join(c.name for c in plan.callbacks) or "none"),
-        ]
-        if self.best is not None:
-            best = self.best
-            rows.append(("best", f"{best.metric} {best.value:.4g}, {best.checkpoint}"))
-        return panel(
-            f"Trainer of {type(state.model).__name__}",
-            table(rows),
-            details(f"plan: {len(plan.algorithms)} algorithms", plan._repr_html_()),
         )
 
 

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable._support.extras import needs
 from composable._support.tree import leaves_of, map_tensors, tensors_of
 from composable.checkpoint.compare import same_bits
 from composable.core.state import State
 from composable.data.fetching import function_arity, is_map_style, without_workers
-from composable.data.grouping import batches_of
 from composable.data.order import get_generator_states, is_stateful, set_generator_states
 from composable.engines.modules import all_modules
 from composable.optim.multi import base_optimizers
@@ -94,46 +92,6 @@ class TrialRun:
         loss = run.step(state).loss
         assert loss is not None  # a step computes it
         return loss.detach()
-
-    @torch.no_grad()
-    def module_table(self, batches: Iterable[Any] | None, depth: int) -> str:
-        """Return the table of torchinfo for the model, called as for the next batch of the run.
-
-        Args:
-            batches: The batches, by default those that the run trains on next.
-            depth: How many levels of modules it shows.
-        """
-        with needs("Trainer.summary", "summary"):
-            import torchinfo
-        run = self.run
-        batch = batches_of(next(self.batches(batches)))[0]
-        state = run.state.evolve_unchecked(batch=batch, outputs=None)
-        if run.after_dataloader is not None:
-            state = run.after_dataloader(state)
-        calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            calls.append((args, kwargs))
-
-        hook = state.model.register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            run.engine.forward.outputs(state)
-        finally:
-            hook.remove()
-        args, kwargs = calls[0]
-        return str(
-            torchinfo.summary(
-                state.model,
-                input_data=list(args),
-                depth=depth,
-                device=state.device,
-                mode="eval",
-                verbose=0,
-                col_names=("output_size", "num_params", "trainable"),
-                row_settings=("var_names",),
-                **kwargs,
-            )
-        )
 
 
 @contextmanager

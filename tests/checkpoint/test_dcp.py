@@ -251,9 +251,6 @@ def tuples_in_tuples(depth):
 INDEX = b"ctorch.distributed.checkpoint.metadata\nMetadataIndex\n)\x81"
 NESTED = {
     "a name": lambda many: INDEX + b"}X\x03\x00\x00\x00fqn" + many + b"sb",
-    "an offset": lambda many: (
-        INDEX + b"}(X\x03\x00\x00\x00fqnX\x01\x00\x00\x00aX\x06\x00\x00\x00offset" + many + b"ub"
-    ),
     "a class": lambda many: many + b"X\x01\x00\x00\x00a\x93",
 }
 

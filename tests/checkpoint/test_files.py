@@ -96,12 +96,11 @@ def test_files_are_deterministic_and_in_the_safetensors_format(saved, tmp_path):
     assert sorted(os.listdir(saved)) == sorted(FILES)
 
 
-def test_each_tensor_has_its_own_storage_on_the_requested_device(saved):
+def test_each_tensor_has_its_own_storage(saved):
     tensors = read(saved).tensors
 
     assert tensors["model/n"].untyped_storage().nbytes() == 8
     assert tensors["model/w"].data_ptr() % 64 == 0
-    assert read(saved, device="meta").tensors["model/w"].is_meta
 
 
 # --- Writing

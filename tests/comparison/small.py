@@ -64,9 +64,7 @@ OPTIONS = {
     "seeds": 5,
     "tuning_seeds": 2,
     "tuning_metric": None,
-    "split_evaluation": False,
     "leave_one_out": False,
-    "add_one_in": False,
     "repeat_baseline": True,
     "threads": 1,
 }

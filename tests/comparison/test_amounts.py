@@ -24,6 +24,7 @@ from composable.comparison.records import (
     TrialResult,
     stop_at_best,
 )
+from composable.comparison.table import format_html
 from composable.data import Indexed, PackedDocuments
 from tests.comparison import small
 from tests.comparison.synthetic import METRIC, draw_data_study, protocol
@@ -259,9 +260,9 @@ def test_the_words_are_those_of_data():
     text = comparison.table()
     assert re.match(r"arm is worth [12]\.\d+x \(.* to .*\) the data, against plain\.", text)
     assert "data 100, 300, 900; each run at its best validation/loss" in " ".join(text.split())
-    assert "times the data" in comparison.markdown()
+    assert "times the data" in text
     for word in ("speed-up", "faster", "seconds of"):
-        assert word not in text + comparison.markdown() + comparison._html("<svg></svg>")
+        assert word not in text + format_html(comparison.study, comparison.analysis, "<svg></svg>")
     none = Comparison(draw_data_study(0, {"arm": 1.0}))
     assert none.table().startswith("No evidence that an arm needs less data than plain.")
 
@@ -315,14 +316,6 @@ def test_no_value_below_0_is_recommended():
     grids = {arm: {"dropout": (0.0, 0.2)} for arm in study.protocol.arms}
     study = Study(attrs.evolve(study.protocol, grids=grids), tuple(map(tuned, study.results)), ())
     assert analyze(study)["arm"].notes == ()
-
-
-def test_a_trial_of_another_amount_is_not_of_the_study():
-    study = draw_data_study(0, {"arm": 2.0})
-    with pytest.raises(ValueError, match=r"data_amount=900 of a trial must be one of \[100, 300\]"):
-        attrs.evolve(study, protocol=attrs.evolve(study.protocol, data_amounts=(100, 300)))
-    with pytest.raises(ValueError, match=r"data_amounts=.* must be ascending"):
-        attrs.evolve(study.protocol, data_amounts=(300, 100))
 
 
 # --- from beginning to end ---
@@ -402,8 +395,7 @@ def test_shares_of_the_data_of_a_trainer_are_compared(tmp_path, monkeypatch):
             {"run": small.descend, "tune": None},
             r"must take arm, seed, duration, data_amount by these names",
         ),
-        ({"cost": {"baseline": 1.0, "better": 1.0}}, "are for comparisons by time"),
-        ({"extend": True}, "are for comparisons by time"),
+        ({"cost": {"baseline": 1.0, "better": 1.0}}, "is for comparisons by time"),
         ({"durations": ["1ep"]}, r"has '1ep', and the batches of an epoch .*\['100ba'\]"),
         ({"tuning_metric": "test/error"}, "are of one evaluator"),
     ],

@@ -82,7 +82,6 @@ def test_an_arm_may_be_renamed(cache):
         {"function": build_or_die},
         {"threads": 2},
         {"metrics": ("eval/loss",)},
-        {"split_evaluation": True},
         {"data": "second version"},
     ],
 )

@@ -64,11 +64,9 @@ def test_the_repeated_baseline_has_its_settings_to_try_and_other_seeds():
     assert made.seeds("other") == base
 
 
-def test_tuning_with_a_single_evaluator_is_refused_unless_it_is_split():
+def test_tuning_with_a_single_evaluator_is_refused():
     with pytest.raises(ValueError, match=r"tuning_metric='eval/loss' and metric='eval/loss'"):
         design(build=one_evaluator, metric="loss", tune=RATES)
-    made = design(build=one_evaluator, metric="test/loss", tune=RATES, split_evaluation=True)
-    assert (made.protocol.tuning_metric, made.protocol.metric) == ("validation/loss", "test/loss")
 
 
 def test_a_mode_against_the_name_of_the_metric_is_noted():
@@ -130,7 +128,11 @@ OF_SIZE = partial(one_evaluator, metrics={"size": lambda outputs, targets: outpu
         ({"build": OF_SIZE, "metric": "eval/size"}, ValueError, "pass mode='min' or mode='max'"),
         ({"metric": "test/acc"}, ValueError, r"metric='test/acc'.*metrics/test/accuracy"),
         *(
-            ({"tune": RATES, "metric": one, "tuning_metric": one}, ValueError, "True, which splits")
+            (
+                {"tune": RATES, "metric": one, "tuning_metric": one},
+                ValueError,
+                "Pass two evaluators",
+            )
             for one in ("test/accuracy", "validation/accuracy")
         ),
         (
@@ -168,11 +170,10 @@ def test_invalid_arguments_are_errors(changes, error, message):
         design(**changes)
 
 
-def test_leave_one_out_and_add_one_in_add_arms():
+def test_leave_one_out_adds_arms():
     made = design(
         arms={"both": [LabelSmoothing(0.1), MixUp()]},
         leave_one_out=True,
-        add_one_in=True,
         repeat_baseline=False,
     )
     assert list(made.subject.arms) == [
@@ -189,7 +190,6 @@ def test_schedules_by_name_are_inherited_by_derived_arms():
         arms={"other": [], "both": [LabelSmoothing(0.1), MixUp()]},
         durations={"both": ["2ep", "1ep"], "both without MixUp": "3ep"},
         leave_one_out=True,
-        add_one_in=True,
     )
     own = ("1ep", "2ep", "4ep")
     assert made.protocol.schedules == {
@@ -373,7 +373,6 @@ def test_a_loop_is_planned_as_a_build_function_is():
         ({"run": None}, TypeError, "pass either build"),
         ({"run": lambda seed: None}, TypeError, "must take arm, seed, duration by these names"),
         ({"durations": None}, ValueError, "run=... needs durations"),
-        ({"split_evaluation": True}, ValueError, "excludes split_evaluation"),
         (
             {"tune": {"depth": [1]}},
             ValueError,

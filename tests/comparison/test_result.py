@@ -57,6 +57,10 @@ def comparison(request):
     return make(request.param)
 
 
+def html(comparison):
+    return table.format_html(comparison.study, comparison.analysis, "<svg></svg>")
+
+
 class Page(HTMLParser):
     """The elements of a page, closed in order, and the text of each kind."""
 
@@ -95,17 +99,8 @@ def test_the_table_has_at_most_100_columns_and_every_arm(comparison):
         assert re.sub(r"\W", "", arm.arm)[:12] in re.sub(r"\W", "", text)
 
 
-def test_the_markdown_has_one_row_for_each_arm(comparison):
-    text = comparison.markdown()
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == len(comparison.analysis.arms) + 2
-    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {7}
-    assert "<script" not in text.replace("\\<", "")
-    assert "\x1b" not in text
-
-
 def test_the_page_is_one_safe_file(comparison):
-    text = comparison._html("<svg></svg>")
+    text = html(comparison)
     page = Page(text)
     assert len(text.encode()) < 2_000_000
     assert "script" not in page.tags
@@ -114,22 +109,21 @@ def test_the_page_is_one_safe_file(comparison):
     assert "\x1b" not in text
 
 
-@pytest.mark.parametrize("plot", [None, "<svg></svg>"])
-def test_a_misspelled_name_in_the_page_is_an_error(monkeypatch, tmp_path, plot):
+def test_a_misspelled_name_in_the_page_is_an_error(monkeypatch, tmp_path):
     comparison, template = make("two arms"), tmp_path / "page.html"
     page = (files("composable.comparison") / "page.html").read_text(encoding="utf-8")
     (tmp_path / "report.css").write_text("")
     monkeypatch.setattr(table, "files", lambda package: tmp_path)
     template.write_text(page, encoding="utf-8")
-    assert comparison._html(plot)
+    assert html(comparison)
 
     template.write_text(page.replace("{{ title }}", "{{ heading }}"), encoding="utf-8")
     with pytest.raises(UndefinedError, match="'heading' is undefined"):
-        comparison._html(plot)
+        html(comparison)
 
 
 def test_tables_scroll_in_a_box_or_are_cards_on_a_phone(comparison):
-    text = comparison._html("<svg></svg>")
+    text = html(comparison)
 
     assert text.count("<table") == text.count('<div class="scroll"><table')
     arms = len(comparison.analysis.arms)
@@ -203,23 +197,18 @@ def test_of_many_arms_the_plot_shows_those_with_the_clearest_effects():
 def test_saving_and_loading_gives_the_same_result(name, tmp_path):
     comparison = make(name)
     folder = comparison.save(tmp_path / "a" / "b")
-    names = {"study.json", "table.txt", "card.md", "plot.png", "plot.svg", "report.html"}
+    names = {"study.json", "table.txt", "plot.png", "plot.svg", "report.html"}
     assert {file.name for file in folder.iterdir()} == names
     assert Comparison.load(folder) == comparison
     assert Comparison.load(folder / "study.json") == comparison
     assert (folder / "table.txt").read_text(encoding="utf-8") == comparison.table() + "\n"
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
+    assert "script" not in page.tags
     outside = [v for k, v in page.attributes if k in ("src", "href", "xlink:href")]
     assert all(value.startswith("#") for value in outside)
     # An id that occurs twice would take a clip path from elsewhere.
     ids = [value for key, value in page.attributes if key == "id"]
     assert len(ids) == len(set(ids)) > 0
-
-
-def test_the_notebook_shows_the_table_escaped(comparison):
-    page = Page(comparison._repr_html_())
-    assert "script" not in page.tags
-    assert comparison.analysis.arms[0].arm in page.texts["td"]
 
 
 def test_verdict_and_speedup_of_an_arm():
@@ -234,36 +223,8 @@ def test_verdict_and_speedup_of_an_arm():
         comparison.speedup("EMA")
 
 
-def test_another_arm_as_the_baseline_gives_the_inverse_ratio():
-    comparison = make("two arms")
-    other = comparison.against("MuonClip")
-    assert other.study.protocol.arms == ("MuonClip", "baseline")
-    assert {one.trial.arm for one in other.study.results} == {"MuonClip", "baseline"}
-    given = other.against("baseline", target=0.9), comparison.against("MuonClip", target=0.9)
-    for one, back in ((comparison, other), given):
-        ratios = one.speedup("MuonClip"), back.speedup("baseline")
-        assert ratios[0].value == pytest.approx(1 / ratios[1].value)
-        assert ratios[0].value == pytest.approx(2.0, rel=0.2)
-    assert comparison.against("baseline").study == comparison.study
-
-
-def test_another_baseline_has_its_own_schedules():
-    comparison = make("schedules of one arm")
-    protocol = comparison.against("MuonClip").study.protocol
-    assert protocol.durations == ("40ba", "80ba", "160ba")
-    assert protocol.own_durations == {"baseline": ("300ba",)}
-    assert comparison.against("MuonClip").against("baseline").study.protocol.durations == ("300ba",)
-
-
-def test_the_repeated_baseline_is_no_baseline():
-    with pytest.raises(ValueError, match="'baseline again' is the A/A arm"):
-        make("two arms").against("baseline again")
-    with pytest.raises(ValueError, match="'none' must be one of"):
-        make("two arms").against("none")
-
-
 def page(name):
-    return make(name)._html("<svg></svg>")
+    return html(make(name))
 
 
 def test_the_page_has_the_schedules_of_each_arm():
@@ -291,11 +252,10 @@ def test_settings_at_the_edge_failures_and_protocol_notes_are_shown():
 
     results = tuple(map(at_the_edge, study.results))
     comparison = Comparison(attrs.evolve(study, protocol=protocol, results=results))
-    for text in (comparison.table(), comparison.markdown()):
-        assert "he budget ended" in text
-        assert "lr=0.004" in text
-        assert "runs of 300ba did not finish (failed: RuntimeError: " in " ".join(text.split())
-    assert "\n    composable compare `x`\n" in comparison.markdown()
+    text = comparison.table()
+    assert "he budget ended" in text
+    assert "lr=0.004" in text
+    assert "runs of 300ba did not finish (failed: RuntimeError: " in " ".join(text.split())
 
 
 def test_failed_trials_are_listed_with_their_error():
@@ -315,16 +275,6 @@ def test_the_format_of_a_plot_is_its_suffix(tmp_path):
     with pytest.raises(ValueError, match="'doc' is not supported"):
         comparison.plot(tmp_path / "a.doc")
     assert [file.name for file in tmp_path.iterdir()] == ["a.svg"]
-
-
-def test_references_are_lines_within_the_results():
-    axes = make("two arms").plot(references={"a table": 0.5, "a larger one": 0.7}).axes[-1]
-    names = {one.get_text(): one.get_position()[1] for one in axes.texts}
-    lines = [one.get_ydata()[0] for one in axes.lines if len(set(one.get_ydata())) == 1]
-    low, high = axes.get_ylim()
-    assert (names["a table"], names["a larger one"]) == (0.5, 0.7)
-    assert {0.5, 0.7} <= set(lines)
-    assert low < 0.5 < 0.7 < high
 
 
 def test_a_saved_plot_is_reproducible(tmp_path):
@@ -353,7 +303,7 @@ def test_without_matplotlib_the_text_is_saved(monkeypatch, tmp_path):
     missing(monkeypatch, "matplotlib.figure", "plot")
     with pytest.raises(ImportError, match=r'pip install "composable\[compare\]"'):
         make("two arms").save(tmp_path)
-    assert {file.name for file in tmp_path.iterdir()} == {"study.json", "table.txt", "card.md"}
+    assert {file.name for file in tmp_path.iterdir()} == {"study.json", "table.txt"}
 
 
 def test_a_missing_extra_is_named(monkeypatch):

@@ -13,7 +13,7 @@ from composable.comparison import stages
 from composable.comparison.budget import BudgetError
 from composable.comparison.cost import TimedBlock
 from composable.comparison.records import Evaluation, Seconds, Study, Trial, TrialResult
-from composable.comparison.stages import extend, train_design, whole_seeds
+from composable.comparison.stages import train_design, whole_seeds
 from composable.comparison.study_file import Cache, DamagedCacheWarning
 from composable.comparison.trial import Compared
 from composable.core.time import Time
@@ -190,37 +190,6 @@ def test_a_budget_that_ends_early_reports_whole_seeds(clock):
 def test_only_whole_seeds_are_kept(results, complete, notes):
     kept, count, said = whole_seeds(results, 2)
     assert (len(kept), count, len(said)) == (2 * complete, complete, notes)
-
-
-# --- one more schedule ---
-
-
-def test_a_needed_schedule_is_trained_with_the_settings_and_seeds_that_were_reported(clock):
-    made, machine = design(tune=RATES, seeds=3), Machine(clock)
-    trained = train_design(made, machine)
-    before = len(machine.trials)
-    extended = extend(made, machine, trained, {"other": "8ep"})
-    added = machine.trials[before:]
-    assert [(one.arm, one.duration, one.seed) for one in added] == [
-        ("other", "8ep", seed) for seed in (0, 1, 2)
-    ]
-    assert {one.settings["lr"] for one in added} == {0.1}
-    assert extended.protocol.schedules["other"] == ("1ep", "2ep", "4ep", "8ep")
-    assert extended.results[: len(trained.results)] == trained.results
-    assert (
-        extended.protocol.notes[-1]
-        == "other: the schedule 8ep was added, which the analysis names."
-    )
-
-
-def test_a_schedule_for_which_no_time_is_left_is_not_added(clock):
-    made, machine = design(seeds=3), Machine(clock)
-    trained = train_design(made, machine)
-    extended = extend(made, machine, trained, {"other": "8ep"}, clock[0] + 100)
-    assert extended.protocol.schedules == trained.protocol.schedules
-    assert (
-        extended.protocol.notes[-1] == "The budget leaves no time for the schedule 8ep of 'other'."
-    )
 
 
 # --- the costs of steps ---

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from composable import Callback, Control
 from composable.algorithms import EMA, MixUp
@@ -308,25 +308,6 @@ def test_the_seconds_of_training_exclude_the_other_parts(fake_clock):
     assert result.seconds.warmup == pytest.approx(12)  # three steps of 5 s in the place of 1 s
     assert result.seconds.training == pytest.approx(20)
     assert result.seconds.evaluation == 10 * 100
-
-
-# --- validation apart from test ---
-
-
-def test_splits_the_evaluation():
-    result = run_trial(build, PLAIN, trial(), split_evaluation=True)
-
-    names = {f"{label}/{name}" for label in ("validation", "test") for name in ("loss", "accuracy")}
-    assert set(result.curve[-1].metrics) == names
-
-
-def test_refuses_to_split_two_evaluators():
-    from composable import Evaluator
-
-    data = DataLoader(TensorDataset(torch.randn(4, 4), torch.zeros(4).long()), batch_size=2)
-    two = [Evaluator("a", data), Evaluator("b", data)]
-    with pytest.raises(BuildError, match=r"splits one evaluator, and the Trainer has \['a', 'b'\]"):
-        run_trial(partial(build, eval_dataloader=two), PLAIN, trial(), split_evaluation=True)
 
 
 # --- loops of the user's own ---

@@ -2,8 +2,6 @@
 
 import os
 import sys
-import threading
-import time
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -24,7 +22,6 @@ from composable.loggers import (
     TensorBoardLogger,
     WandBLogger,
 )
-from composable.loggers._opening import in_background
 from composable.loggers.installed import installed_loggers
 from composable.testing import NoSync
 from tests.loggers.readers import (
@@ -575,29 +572,6 @@ def test_the_hyperparameters_of_tensorboard_stand_beside_all_metrics(tmp_path):
 # --- loggers="auto"
 
 
-class Slow(TensorBoardLogger):
-    """Takes long to open, and notes the thread and what it writes."""
-
-    def __init__(self, folder, *, error=None, **options):
-        super().__init__(folder, **options)
-        self.opens_late, self.error = True, error
-        self.threads, self.written, self.may_open = [], [], threading.Event()
-
-    def _open(self, saved):
-        self.threads.append(threading.current_thread())
-        assert self.may_open.wait(60)
-        if self.error is not None:
-            raise self.error
-        super()._open(saved)
-
-    def _write_metrics(self, records):
-        self.written += [moment.step for moment, _ in records]
-        super()._write_metrics(records)
-
-    def _write_histogram(self, name, histogram, moment):
-        self.written.append((moment.step, histogram.maximum))
-
-
 def at_batch(number, act):
     def callback(event, state, logger):
         if event is Event.BATCH_END and state.timestamp.batch == number:
@@ -606,11 +580,10 @@ def at_batch(number, act):
     return callback
 
 
-def test_automatic_loggers_are_opened_in_the_background(tmp_path):
+def test_automatic_loggers_write_what_others_do(tmp_path):
     trainer = make_trainer(loggers="auto", max_duration="1ep")
     trainer.fit()
     for logger in trainer.plan.destinations:
-        assert logger.opens_late
         finish(logger)
 
     (folder,) = (tmp_path / "runs").iterdir()
@@ -619,52 +592,8 @@ def test_automatic_loggers_are_opened_in_the_background(tmp_path):
     assert "seed" in BACK_ENDS["tensorboard"].hyperparameters(tmp_path)
 
 
-def test_training_goes_on_while_a_back_end_is_opened(tmp_path):
-    slow = Slow(tmp_path, flush_interval=1)
-    values = torch.tensor([2.0])
-
-    def change(state, logger):
-        logger.log_histograms({"values": values}, state.timestamp)
-        values.fill_(3.0)
-
-    def allow(state, logger):
-        assert slow.written == []
-        slow.may_open.set()
-
-    callbacks = [at_batch(2, change), at_batch(5, allow)]
-    make_trainer(loggers=slow, callbacks=callbacks, max_duration="2ep").fit()
-
-    assert slow.threads != [threading.main_thread()]
-    # Values that are logged before it is open are written in order, as they were at that time.
-    assert list(dict.fromkeys(slow.written)) == [1, (2, 2.0), 2, 3, 4, 5, 6]
-
-
-def test_a_checkpoint_waits_until_the_back_end_is_open(tmp_path):
-    slow = Slow(tmp_path)
-    threading.Timer(0.5, slow.may_open.set).start()
-    saved = []
-    save = at_batch(1, lambda state, logger: saved.append(slow.state_dict()))
-    make_trainer(loggers=slow, callbacks=save, max_duration="1ep").fit()
-
-    assert saved[0]["run"]["folder"] == str(tmp_path)
-
-
-def test_a_failure_to_open_in_the_background_is_one_warning(tmp_path):
-    slow = Slow(tmp_path, error=OSError("no room"))
-    slow.may_open.set()
-    trainer = make_trainer(loggers=slow, max_duration="2ep")
-    with pytest.warns(
-        LoggerFailureWarning, match="Slow failed: OSError: no room. Nothing more"
-    ) as all_:
-        trainer.fit()
-
-    assert len(all_) == 1
-    assert slow.written == []
-
-
 def test_what_a_back_end_does_not_support_does_not_end_the_run(tmp_path):
     logger = CSVLogger(tmp_path / "a.csv", flush_interval=1)
-    logger.opens_late = True
 
     def log(state, logger):
         logger.log_artifact("file", tmp_path)
@@ -676,25 +605,3 @@ def test_what_a_back_end_does_not_support_does_not_end_the_run(tmp_path):
     dropped = {str(one.message).split()[4].strip(",") for one in caught}
     assert dropped == {"log_artifact", "log_text"}
     assert len((tmp_path / "a.csv").read_text().splitlines()) == 4
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
-def test_a_fork_waits_until_a_package_is_imported():
-    ended = []
-
-    def importing():
-        time.sleep(0.3)
-        ended.append(True)
-
-    opened = in_background(importing)
-    while not opened.running():
-        time.sleep(0.001)
-    child = os.fork()
-    if not child:  # a worker of a DataLoader
-        in_background(lambda: None).result(60)
-        os._exit(0 if ended else 1)
-    _, status = os.waitpid(child, 0)
-
-    assert os.waitstatus_to_exitcode(status) == 0
-    opened.result(60)

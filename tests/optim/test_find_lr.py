@@ -172,7 +172,7 @@ def never(parameters):
         (lambda: find_lr(parabola(optimizers=never)), "first parameter group has no learning rate"),
         (
             lambda: find_lr(parabola(optimizers=())),
-            "trial, check and summary need optimizers and a loss",
+            "trial and check need optimizers and a loss",
         ),
         (
             lambda: find_lr(make_trainer(mlp(), DataLoader(Stream(), batch_size=None))),

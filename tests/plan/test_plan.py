@@ -1,6 +1,5 @@
 """The order of algorithms and callbacks, and the description of a plan."""
 
-import json
 import re
 
 import attrs
@@ -13,8 +12,6 @@ from composable import (
     Plan,
     Stage,
     State,
-    choose,
-    during,
 )
 from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp
 from composable.core.algorithm import Algorithm, FunctionAlgorithm
@@ -135,36 +132,10 @@ def test_explain_lists_algorithms_within_the_width_and_names_the_callbacks(width
     assert explained.endswith("Callbacks, listed with observers=True: Watch.")
 
 
-def test_to_dict_is_plain_data():
-    mixing = choose([during("0ep", "1ep", MixUp()), LabelSmoothing()])
-    plan = Plan.compile([mixing, EMA("10ba")], [Callback()], [InMemoryLogger()])
-
-    data = json.loads(json.dumps(plan.to_dict()))
-
-    assert data["version"] == 1
-    assert list(data["algorithms"]) == [mixing.name, "EMA"]
-    assert data["algorithms"]["EMA"]["events"] == ["batch_end", "eval_start", "predict_start"]
-    assert data["callbacks"] == ["Callback", "InMemoryLogger"]
-    assert data["steps"][0]["event"] == "before_train_batch"
-    assert data["steps"][0]["who"] == mixing.name
-    assert data["steps"][0]["writes"] == ["batch", "loss_fn"]
-    windows, smoothing = data["algorithms"][mixing.name]["parts"]
-    assert (windows["name"], smoothing["name"]) == ("during('0ep', '1ep', MixUp)", "LabelSmoothing")
-    (mix,) = windows["parts"]
-    assert (mix["class"], mix["call"]) == ("MixUp", repr(MixUp()))
-    assert mix["incompatible_with"] == ["CutMix", "MixUp"]
-    assert smoothing["writes"] == ["batch", "loss_fn"]
-    assert smoothing.keys() - {"name"} == data["algorithms"]["EMA"].keys()
-    assert {"before", "after", "discouraged_with", "replaces", "reads"} <= smoothing.keys()
-
-
-def test_to_dict_and_explain_have_what_is_doubtful():
+def test_explain_has_what_is_doubtful():
     with pytest.warns(AmbiguousOrderWarning):
         plan = Plan.compile([note("a", writes={"batch"}), note("b", writes={"batch"})])
 
-    (doubt,) = plan.to_dict()["caveats"]
-    assert (doubt["first"], doubt["second"]) == ("a", "b")
-    assert doubt["kind"] == "AmbiguousOrderWarning"
     assert (
         plan.explain(width=999).splitlines()[-1].startswith("Caveat: a and b both write ['batch']")
     )

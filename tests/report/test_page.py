@@ -89,7 +89,7 @@ def test_the_page_has_every_section_and_what_the_runs_recorded(two_runs):
     assert [name for name in sections if name in wanted] == wanted
     for section, texts in {
         "overview": ["first", "finished", "100 of 100ba", "1 min 15 s", "10.7", "0.75", "0.01"],
-        "differences": ["hyperparameters/lr", "0.1", "0.2", "bit-identical", "all 100 batches"],
+        "differences": ["hyperparameters/lr", "0.1", "0.2"],
         "time": ["40 s", "25 %", "75 %"],
         "plan": ["MixUp", "mix", "batch_end", "EMA", "100ba"],
         "warnings": ["odd loss", "UserWarning", "batch 3", "MixUp after LabelSmoothing"],
@@ -175,8 +175,8 @@ def test_runs_that_differ_in_the_seed_alone_are_a_group(tmp_path):
 
     assert [group["name"] for group in data["groups"]] == ["other-1", "plain"]
     assert [run["group"] for run in data["runs"]] == [0, 1, 1]
-    assert len({run["color"] for run in data["runs"]}) == 3
-    assert data["runs"][1]["color"] == data["groups"][1]["color"]
+    colors = [group["color"] for group in data["groups"]]
+    assert [run["color"] for run in data["runs"]] == [colors[0], colors[1], colors[1]]
 
 
 def write_groups(folder, **results):
@@ -240,16 +240,12 @@ def test_the_time_split_is_a_sum_that_begins_with_the_training_of_the_overview(t
     assert "1 min 15 s" in page.texts["overview"]
 
 
-def test_runs_that_part_late_are_told_from_those_that_are_equal(tmp_path):
+def test_losses_that_are_not_finite_are_problems(tmp_path):
     for name, losses in {"a": [3, 2, math.nan], "b": [3, 2, math.nan], "c": [3, 2, 1]}.items():
         write_run(tmp_path / name, losses)
 
     page = report(tmp_path)
 
-    assert (
-        "bit-identical losses and learning rates in all 3 batches: b" in page.texts["differences"]
-    )
-    assert "other losses or learning rates from batch 3 on: c" in page.texts["differences"]
     assert "loss/train is NaN or infinite at 1 batch, first at 3" in page.texts["problems"]
     (loss, _) = page.data["charts"]
     assert [curve.get("notFinite") for curve in loss["curves"]] == [[3], [3], None]

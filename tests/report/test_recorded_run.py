@@ -1,9 +1,8 @@
-"""A run folder is read whatever is in it, and its metrics are a table and a figure."""
+"""A run folder is read whatever is in it, and its metrics are a table."""
 
 import json
 import math
 import os
-import pickle
 import re
 import sys
 import time
@@ -13,7 +12,7 @@ import torch
 
 from composable.checkpoint import MissingCheckpointError
 from composable.loggers import JSONLinesLogger
-from composable.report import RecordedRun, plot_runs
+from composable.report import RecordedRun
 from composable.report.recorded_run import find_runs
 from composable.runs import records
 from composable.runs.events import EVENTS
@@ -51,9 +50,6 @@ def test_a_run_is_shown_by_its_status_and_its_metrics(tmp_path):
     assert re.fullmatch(
         r"<RecordedRun .*: finished, 6 batches, metrics \['loss/train', .*\]>", repr(run)
     )
-    shown = run._repr_html_()
-    assert "metrics/eval/loss" in shown
-    assert shown.count("<svg") == sum(len(curve) > 1 for curve in run.curves.values()) >= 3
 
 
 def test_a_metrics_file_in_an_inner_folder_is_found_through_the_configuration(tmp_path):
@@ -191,51 +187,12 @@ def test_a_table_has_a_row_for_each_batch(tmp_path):
     assert RecordedRun(write_run(tmp_path / "empty")).to_pandas().empty
 
 
-def test_a_figure_has_the_points_of_each_metric_and_run(tmp_path):
-    runs = [RecordedRun(write_run(tmp_path / name, [3.0, 2.0])) for name in ("a", "<b>")]
-
-    figure = plot_runs(runs, "loss/train")
-
-    assert [trace.name for trace in figure.data] == ["a", "&lt;b&gt;"]
-    assert [tuple(trace.y) for trace in figure.data] == [(3.0, 2.0)] * 2
-    assert len(runs[0].plot().data) == 2  # the loss and the learning rate
-
-
-def test_notebook_exported_to_html_has_the_figure_and_its_script(tmp_path):
-    figure = RecordedRun(write_run(tmp_path / "a", [3.0, 2.0])).plot("loss/train")
-
-    page = figure._repr_mimebundle_()["text/html"]
-
-    assert "Plotly.newPlot" in page
-    assert "<script src=" not in page  # of a network
-    assert figure._ipython_display_ is None  # which Jupyter would call in its place
-    assert pickle.loads(pickle.dumps(figure)) == figure
-
-
-def test_wrong_arguments_of_a_figure_are_named(tmp_path):
+def test_a_missing_extra_is_named(tmp_path, monkeypatch):
     run = RecordedRun(write_run(tmp_path, [1.0]))
+    monkeypatch.setitem(sys.modules, "pandas", None)
 
-    with pytest.raises(ValueError, match=r"metrics='acc' must be one of \['loss/train', 'lr'\]"):
-        run.plot("acc")
-    with pytest.raises(ValueError, match=r"metrics=\[\] is empty"):
-        run.plot([])
-    with pytest.raises(ValueError, match="runs is empty"):
-        plot_runs([])
-    with pytest.raises(ValueError, match="recorded a loss"):
-        RecordedRun(write_run(tmp_path / "empty")).plot()
-
-
-@pytest.mark.parametrize(
-    ("package", "call"), [("pandas", "to_pandas"), ("plotly.subplots", "plot")]
-)
-def test_a_missing_extra_is_named(tmp_path, monkeypatch, package, call):
-    run = RecordedRun(write_run(tmp_path, [1.0]))
-    monkeypatch.setitem(sys.modules, package, None)
-
-    with pytest.raises(
-        ImportError, match=rf'needs {package[:6]}.*pip install "composable\[report\]"'
-    ):
-        getattr(run, call)()
+    with pytest.raises(ImportError, match=r'needs pandas.*pip install "composable\[report\]"'):
+        run.to_pandas()
 
 
 def test_lines_of_an_earlier_part_are_not_read(tmp_path):

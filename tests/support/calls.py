@@ -223,22 +223,6 @@ def a_mixture() -> dict[str, Any]:
     return {"models": [models.mlp()], "held_out": held_out, "trained_on": trained_on}
 
 
-def a_recorded_run() -> Any:
-    """Record a run, and read it."""
-    return composable.report.RecordedRun(a_run())
-
-
-@wraps(composable.report.RecordedRun.plot)
-def plotted(metrics: Any = None) -> Any:
-    """Plot a run that is recorded first."""
-    return a_recorded_run().plot(metrics)
-
-
-plotted.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [inspect.Parameter("metrics", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)]
-)
-
-
 def a_write() -> dict[str, Any]:
     """Make arguments to write a checkpoint."""
     return {
@@ -522,8 +506,6 @@ OTHERS: list[Any] = [
     (checkpoint.verify, given(folder=Fresh(a_checkpoint)), *FILES),
     (checkpoint.write, a_write, *FILES),
     (report.RecordedRun, given(folder=Fresh(a_run)), *FILES),
-    (plotted, given(metrics="loss/train")),
-    (report.plot_runs, given(runs=Fresh(lambda: [a_recorded_run()]), metrics="loss/train")),
     (report.write_report, given(runs=Fresh(a_run), path=Fresh(a_page), title="Two"), *FILES),
     (composable.runs.RunRecorder, given(folder=FOLDER, weights=False), OSError),
     (

@@ -1,6 +1,5 @@
-"""`Trainer.check` and `Trainer.summary`: one batch of everything, which leaves no trace."""
+"""`Trainer.check`: one batch of everything, which leaves no trace."""
 
-import builtins
 import re
 from functools import partial
 
@@ -299,32 +298,6 @@ def test_stream_needs_batches():
         trainer.check()
     batches = [next(iter(DataLoader(images(), batch_size=8)))]
     assert trainer.check(batches).fit_seconds is not None
-
-
-def test_summary_has_shapes_and_leaves_the_run_as_it_was():
-    trainer, other = make(), make()
-
-    text = trainer.summary()
-
-    assert "BatchNorm1d" in text
-    assert f"[8, {CLASSES}]" in text
-    assert "Total params: 99" in text
-    found, expected = weights(trainer), weights(other)
-    assert all(same_bits(found[name], expected[name]) for name in found)
-
-
-def test_missing_torchinfo_says_what_to_install(monkeypatch):
-    original = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "torchinfo":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return original(name, *args, **kwargs)
-
-    trainer = make()
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModuleNotFoundError, match=r"needs torchinfo, .*composable\[summary\]"):
-        trainer.summary()
 
 
 def test_error_has_the_advice_of_fit():
