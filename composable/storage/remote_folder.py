@@ -513,14 +513,10 @@ class RemoteFolder:
     def upload_logs(self) -> None:
         """Copy the files that are not in checkpoints, if they have changed."""
         with self._copies_logs:  # two threads may: an old copy must not replace a newer one
-            changed = [
-                (file, path, stamp)
-                for file, path in self._local_logs()
-                if self._logs.get(path) != (stamp := _stamp(file))
-            ]
-            if changed:
-                self._check_writer()
-            for file, path, stamp in changed:
+            for file, path in self._local_logs():
+                if self._logs.get(path) == (stamp := _stamp(file)):
+                    continue
+                self._check_writer()  # each time: this process may be stopped in between
                 if path not in self._listed:
                     self.store.write(LOGS, json.dumps([*self._listed, path]).encode())
                     self._listed.add(path)
