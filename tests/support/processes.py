@@ -34,6 +34,8 @@ forkserver.set_forkserver_preload(
         "composable.engines.exact",
         "torch._dynamo",
         "torch.distributed.fsdp",
+        "transformers.trainer",
+        "lightning",
     ]
 )
 
