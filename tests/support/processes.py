@@ -36,6 +36,7 @@ forkserver.set_forkserver_preload(
         "torch.distributed.fsdp",
         "transformers.trainer",
         "lightning",
+        "s3fs",
     ]
 )
 
