@@ -4,7 +4,6 @@ import os
 import time
 from functools import partial
 
-import loky
 import pytest
 import torch
 from torch import nn
@@ -32,6 +31,8 @@ ARMS = {
 
 def fork_workers(patch: pytest.MonkeyPatch, *, after: int = 0) -> None:
     """Fork the workers of comparisons after some, which import everything as a user's do."""
+    import loky  # an extra
+
     contexts = [None] * after
     start = loky.ProcessPoolExecutor
 
