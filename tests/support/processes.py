@@ -34,9 +34,6 @@ forkserver.set_forkserver_preload(
         "composable.engines.exact",
         "torch._dynamo",
         "torch.distributed.fsdp",
-        "transformers.trainer",
-        "lightning",
-        "s3fs",
     ]
 )
 
