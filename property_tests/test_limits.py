@@ -87,7 +87,7 @@ LOADERS = {
     "list": lambda cut=None: batches(18, images=True)[:cut],
     "stream": lambda cut=None: cut_if(stream(18, images=True), cut),
     "shuffled": shuffled,
-    "workers": lambda cut=None: shuffled(cut, 2),
+    "workers": lambda cut=None: shuffled(cut, 1),
     "endless dataset": lambda cut=None: DataLoader(Rows(cut and 4 * cut), batch_size=4),
     "endless function": lambda cut=None: noise if cut is None else Cut(Noise(), cut),
 }

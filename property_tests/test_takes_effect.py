@@ -13,7 +13,7 @@ SWITCHES = [(case, problem) for case in ALGORITHMS for problem in PROBLEMS if ca
 COMPILE = {"backend": "aot_eager"}  # what freezes a flag is the trace, not the code
 
 
-def verdict(case, problem, **options):
+def verdict(case, problem, options):
     law = Case(
         case.example,
         model=problem.model,
@@ -26,23 +26,19 @@ def verdict(case, problem, **options):
     return LAWS["takes_effect"].check(law)
 
 
-@pytest.mark.parametrize(("case", "problem"), SWITCHES, ids=repr)
-def test_a_method_changes_outputs_within_three_steps_or_says_why_not(case, problem):
+@pytest.mark.parametrize(
+    ("case", "problem", "options"),
+    [
+        *((*one, {}) for one in SWITCHES),
+        *((*one, {"compile": COMPILE}) for one in drawn(SWITCHES, 2)),
+    ],
+    ids=repr,
+)
+def test_a_method_changes_outputs_within_three_steps_or_says_why_not(case, problem, options):
     """Law of methods: A switch takes effect: within three steps, training with an algorithm gives
     other outputs than training without it, also in a compiled model, or its case gives the reason
     why not.
     """
-    found = verdict(case, problem)
-
-    assert found is None or getattr(found, "reason", found) == case.no_effect
-
-
-@pytest.mark.parametrize(("case", "problem"), drawn(SWITCHES, 2), ids=repr)
-def test_a_method_takes_effect_in_a_compiled_model(case, problem):
-    """Law of methods: A switch takes effect: within three steps, training with an algorithm gives
-    other outputs than training without it, also in a compiled model, or its case gives the reason
-    why not.
-    """
-    found = verdict(case, problem, compile=COMPILE)
+    found = verdict(case, problem, options)
 
     assert found is None or getattr(found, "reason", found) == case.no_effect

@@ -85,9 +85,10 @@ def test_next_to_nothing_trains_as_without_it(loss, algorithms, shape):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("mix", [MixUp(1.0), CutMix(), MixUp(1.0, per_sample=True)])
+@pytest.mark.parametrize(
+    ("loss", "mix", "padded"),
+    each_pair(LOSSES, [MixUp(1.0), CutMix(), MixUp(1.0, per_sample=True)], [False, True]),
+)
 def test_interpolated_targets_train_as_interpolated_losses(mix, loss, padded):
     batch = images(LOSSES[loss], padded, 0)
     expected = trained(LOSSES[loss], batch, 0, [attrs.evolve(mix, interpolate_loss=True)])

@@ -3,9 +3,6 @@
 import hashlib
 import json
 import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -35,6 +32,7 @@ from composable.checkpoint import (
 from composable.checkpoint.manifest import FILES, MANIFEST, STATE, TENSORS
 from tests.checkpoint.faulty_os import FaultyOS
 from tests.checkpoint.trees import by_message, same, trees
+from tests.support.processes import forkserver
 
 TREE = {"model": {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(3)}, "step": 7}
 OTHER = {"model": {"w": TREE["model"]["w"] + 1, "n": TREE["model"]["n"]}, "step": 8}
@@ -448,24 +446,19 @@ def test_finds_a_checkpoint_that_is_overwritten_after_the_listing(tmp_path, monk
     assert broken == []
 
 
-WRITER = """
-    import sys, torch
-    from composable.checkpoint import pack, write
-    print("ready", flush=True)
+def overwrite_for_ever(target):
     for n in range(1, 10**9):
         tree = {"n": n, "t": [torch.full((50,), n) for _ in range(20)]}
-        write(sys.argv[1], *pack(tree), overwrite=True, info={"batch": n})
-"""
+        write(target, *pack(tree), overwrite=True, info={"batch": n})
 
 
 def test_a_reader_sees_a_whole_checkpoint_while_it_is_overwritten_and_after_a_kill(tmp_path):
     target = write(tmp_path / "it", *pack({"n": 0, "t": []}))
-    script = [sys.executable, "-c", textwrap.dedent(WRITER), str(target)]
-    writer = subprocess.Popen(script, stdout=subprocess.PIPE, text=True)
+    writer = forkserver.Process(target=overwrite_for_ever, args=(target,))
+    writer.start()
     seen = []
     try:
-        assert writer.stdout.readline() == "ready\n"
-        while len(set(seen)) < 20 and writer.poll() is None:
+        while len(set(seen)) < 20 and writer.is_alive():
             contents = read(target)
             tree = unpack(contents.tensors, contents.data)
             assert all((t == tree["n"]).all() for t in tree["t"])
@@ -474,8 +467,7 @@ def test_a_reader_sees_a_whole_checkpoint_while_it_is_overwritten_and_after_a_ki
             assert find(tmp_path)[1] == []
     finally:
         writer.kill()
-        writer.wait()
-        writer.stdout.close()
+        writer.join()
     assert len(set(seen)) == 20
     assert seen == sorted(seen)
 

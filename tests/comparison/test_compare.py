@@ -19,6 +19,7 @@ from composable.comparison.building import BuildError
 from composable.comparison.compare import NothingToCompareError, check_results, equal_arms
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
 from tests.comparison.small import build, descend, design
+from tests.support.comparison import fork_workers
 from tests.support.processes import wait_until
 from tests.support.signals import signals_set
 
@@ -276,12 +277,14 @@ def interrupt(folder, trials):
     threading.Thread(target=watch, daemon=True).start()
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_the_command_resumes_after_an_interrupt_and_repeats_nothing(tmp_path, monkeypatch, capsys):
     script, folder = tmp_path / "points.py", tmp_path / "comparisons" / "points"
     script.write_text(SCRIPT)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.setattr(stages, "_PROCESSES", 1)
+    fork_workers(monkeypatch)
 
     def run(*options):
         monkeypatch.delitem(sys.modules, "points", raising=False)

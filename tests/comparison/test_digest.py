@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable.algorithms import MixUp
 from composable.comparison.digest import stable_digest
-from tests.support.commands import run_python
+from tests.support.commands import run_script
 
 WIDTH = 5
 
@@ -186,10 +186,7 @@ print(stable_digest(build, [EMA()], Model))
 def test_the_digest_is_the_same_in_another_process(tmp_path, capsys):
     script = tmp_path / "script.py"
     script.write_text(PROGRAM)
-    other, _ = run_python(
-        *("-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='script')"),
-        env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)},
-    )
+    other, _ = run_script(f"import runpy; runpy.run_path({str(script)!r}, run_name='script')")
     runpy.run_path(str(script), run_name="script")
 
     assert capsys.readouterr().out == other

@@ -21,7 +21,7 @@ from composable.comparison.execution import ProcessRun, TrialProgress, Worker, W
 from composable.comparison.study_file import Cache
 from composable.comparison.trial import run_trial
 from tests.support.commands import Command
-from tests.support.comparison import build, build_or_die, compared, trial
+from tests.support.comparison import build, build_or_die, compared, fork_workers, trial
 from tests.support.processes import forkserver, is_alive, wait_until
 
 TRIALS = {
@@ -49,6 +49,7 @@ def ran(tmp_path_factory):
     pool = workers(folder, build_or_die)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
+        fork_workers(patch, after=1)
         results = pool.train("trials", list(TRIALS.values()))
         begun = time.monotonic()
         sleeping = [trial(how="sleep"), trial(how="sleep", seed=1)]

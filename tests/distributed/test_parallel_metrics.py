@@ -20,7 +20,7 @@ def evaluate(parallel, batch_size, plain=False):
 @pytest.mark.parametrize("name", CASES)
 def test_each_process_updates_torchmetrics_on_its_part_only(name):
     parallel, batch_size, updates = CASES[name]
-    (alone,) = run(evaluate, 1, None, batch_size)
+    alone = evaluate(None, batch_size)
     several = run(evaluate, 2, parallel, batch_size)
     assert alone["results"]["examples"] == 44
     assert [one["updates"] for one in several] == updates
@@ -29,7 +29,7 @@ def test_each_process_updates_torchmetrics_on_its_part_only(name):
 
 
 def test_torchmetrics_beside_an_object_that_needs_all_batches_count_them_once():
-    (alone,) = run(evaluate, 1, None, 7, True)
+    alone = evaluate(None, 7, True)
     several = run(evaluate, 2, DDP(), 7, True)
     assert alone["results"]["seen"] == 44
     for one in several:

@@ -178,27 +178,26 @@ def test_gradients_are_those_of_the_global_batch(count, ddp):
         assert_equal_gradients(gradients, expected)
 
 
-@IN_MESSAGES
-@pytest.mark.parametrize(
-    "options", [{"passes": 2}, {"observed": True}, {"auto": True}, {"passes": 3, "observed": True}]
-)
-def test_gradients_are_the_same_in_other_passes(options, ddp):
-    _, expected = gradients_of_shards(8)
-    for _, gradients in run(partial(of_branches, 8, ddp=ddp, **options), 2):
-        assert_equal_gradients(gradients, expected)
-
-
 OPTIONS = {
     "hook": {"comm_hook": allreduce_hook},
     "hook in many messages": {"comm_hook": allreduce_hook, "bucket_cap_mb": 1e-6},
     "unused": {"find_unused_parameters": True, "bucket_cap_mb": 1e-6},
     "unused and hook": {"find_unused_parameters": True, "comm_hook": allreduce_hook},
+    "many messages": {"bucket_cap_mb": 1e-6},
+    "one message": {},
 }
+PASSES = [{}, {"passes": 2}, {"observed": True}, {"auto": True}, {"passes": 3, "observed": True}]
 
 
-@pytest.mark.parametrize("more", [{}, {"passes": 2}, {"observed": True}])
-@pytest.mark.parametrize("name", OPTIONS)
-def test_gradients_are_the_same_with_options_of_torch(name, more):
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        (name, more)
+        for name in OPTIONS
+        for more in PASSES[: 5 if name in ("many messages", "one message") else 3]
+    ],
+)
+def test_gradients_are_the_same_in_other_passes_and_with_options_of_torch(name, more):
     loss, expected = gradients_of_shards(8)
     options = {"ddp": DDP(**OPTIONS[name]), **more}
     for found, gradients in run(partial(of_branches, 8, **options), 2):
@@ -271,19 +270,6 @@ class Ordered(nn.Module):
 
     def forward(self, x):
         return sum(self.layers[i](x) for i in self.order)
-
-
-def of_ordered(ddp):
-    reduction = Reduction(ddp, 2)
-    return reduction(state_of(Ordered(reduction.processes.rank), examples(4)))[1]
-
-
-@IN_MESSAGES
-def test_messages_have_one_order_whatever_that_of_the_backward_pass(ddp):
-    alone, (inputs, targets) = Ordered(0), examples(4)
-    cross_entropy(alone(inputs), targets).backward()
-    for found in run(of_ordered, 2, ddp):
-        assert_equal_gradients(found, gradients_of(alone))
 
 
 def buffers_of_branches(ddp, count):
@@ -506,26 +492,6 @@ def mean_square(outputs, batch):
     return outputs.square().mean()
 
 
-def of_kinds(ddp):
-    words = torch.tensor([0, 1, 1, 3])
-    loss, grads = Reduction(ddp, 2)(state_of(Kinds(), (words, words), mean_square))
-    assert any(one.is_sparse for one in grads) is not ddp.exact  # gloo gathers the rows
-    return loss, [one.to_dense() if one.is_sparse else one for one in grads]
-
-
-@IN_ANY_WAY
-def test_gradients_of_sparse_complex_and_low_precision_parameters(ddp):
-    words = torch.tensor([0, 1, 1, 3])
-    alone = Kinds()
-    mean_square(alone(words), None).backward()
-    for loss, found in run(of_kinds, 2, ddp):
-        for grad, parameter in zip(found, alone.parameters(), strict=True):
-            expected = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-            tolerance = 1e-2 if grad.dtype == torch.bfloat16 else 1e-5
-            torch.testing.assert_close(grad, expected, rtol=tolerance, atol=1e-5)
-        torch.testing.assert_close(loss, mean_square(alone(words), None).detach())
-
-
 class Sometimes(nn.Module):
     """An embedding that only tokens above 1 use."""
 
@@ -537,42 +503,6 @@ class Sometimes(nn.Module):
     def forward(self, x):
         scored = self.score(x.float().unsqueeze(-1))
         return scored + self.words(x) if x.max() > 1 else scored
-
-
-def of_words_of_one_rank(ddp):
-    words = torch.tensor([0, 1, 2, 3])
-    _, grads = Reduction(ddp, 2)(state_of(Sometimes(), (words, words), mean_square))
-    return [one.to_dense() for one in grads]
-
-
-@IN_ANY_WAY
-def test_sparse_gradient_that_one_process_lacks(ddp):
-    words, alone = torch.tensor([0, 1, 2, 3]), Sometimes()
-    outputs = torch.cat([alone(part) for part in words.split(2)])
-    mean_square(outputs, None).backward()
-
-    for found in run(of_words_of_one_rank, 2, ddp):
-        for grad, parameter in zip(found, alone.parameters(), strict=True):
-            torch.testing.assert_close(grad, parameter.grad.to_dense(), rtol=1e-5, atol=1e-5)
-
-
-def in_bfloat16(ddp):
-    inputs, targets = examples(4)
-    model = filled(nn.Linear(3, 2, dtype=torch.bfloat16))
-    return Reduction(ddp, 2)(state_of(model, (inputs.bfloat16(), targets)))
-
-
-@IN_ANY_WAY
-def test_gradients_of_a_model_in_bfloat16(ddp):
-    inputs, targets = examples(4)
-    alone = filled(nn.Linear(3, 2, dtype=torch.bfloat16))
-    expected = cross_entropy(alone(inputs.bfloat16()), targets)
-    expected.backward()
-    for loss, (weight, bias) in run(in_bfloat16, 2, ddp):
-        assert loss.dtype == torch.bfloat16
-        torch.testing.assert_close(loss, expected.detach(), rtol=2e-2, atol=1e-3)
-        torch.testing.assert_close(weight, alone.weight.grad, rtol=5e-2, atol=1e-2)
-        torch.testing.assert_close(bias, alone.bias.grad, rtol=5e-2, atol=1e-2)
 
 
 class Scaled(nn.Module):
@@ -636,22 +566,58 @@ class Odd(nn.Module):
         return self.second(Identity.apply(hidden, self.ignored))
 
 
-def of_odd(ddp):
-    model, reduction = Odd(), Reduction(ddp, 2)
-    found = []
+def cross(outputs, batch):
+    return cross_entropy(outputs, batch[1])
+
+
+KINDS = {
+    "order of each rank": lambda rank: (Ordered(rank), *examples(4), cross),
+    "sparse, complex, low precision": lambda rank: (Kinds(), *of_words(0, 1, 1, 3)),
+    "sparse, on one rank": lambda rank: (Sometimes(), *of_words(0, 1, 2, 3)),
+    "bfloat16": lambda rank: (
+        filled(nn.Linear(3, 2, dtype=torch.bfloat16)),
+        *(examples(4)[0].bfloat16(), examples(4)[1], cross),
+    ),
+    "undefined, or in a checkpoint": lambda rank: (Odd(), *examples(4), cross),
+}
+
+
+def of_words(*words):
+    return torch.tensor(words), torch.tensor(words), mean_square
+
+
+def of_kind(name, ddp):
+    reduction, found = Reduction(ddp, 2), []
+    model, inputs, targets, loss_fn = KINDS[name](reduction.processes.rank)
     for _ in range(2):
-        found.append(reduction(state_of(model, examples(4)))[1])
+        loss, grads = reduction(state_of(model, (inputs, targets), loss_fn))
+        sparse = [one is not None and one.is_sparse for one in grads]
+        if isinstance(model, Kinds):
+            assert any(sparse) is not ddp.exact  # gloo gathers the rows
+        dense = [one.to_dense() if rows else one for one, rows in zip(grads, sparse, strict=True)]
+        found.append((loss, dense))
         model.zero_grad()
     return found
 
 
 @IN_ANY_WAY
-def test_gradients_that_are_undefined_or_computed_in_a_checkpoint(ddp):
-    alone, (inputs, targets) = Odd(), examples(4)
-    cross_entropy(alone(inputs), targets).backward()
-    for steps in run(of_odd, 2, ddp):
-        for found in steps:
-            assert_equal_gradients(found, gradients_of(alone))
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_of_every_kind_are_those_of_one_process(name, ddp):
+    alone, inputs, targets, loss_fn = KINDS[name](0)
+    outputs = torch.cat([alone(part) for part in inputs.split(2)])
+    loss_fn(outputs, (inputs, targets)).backward()
+    low = {"rtol": 5e-2, "atol": 1e-2} if name == "bfloat16" else {"rtol": 1e-2, "atol": 1e-5}
+    of_loss = {"rtol": 2e-2, "atol": 1e-3} if name == "bfloat16" else {"rtol": 1e-5, "atol": 1e-5}
+
+    for steps in run(of_kind, 2, name, ddp):
+        for loss, gradients in steps:
+            expected = loss_fn(outputs, (inputs, targets)).detach()
+            torch.testing.assert_close(loss, expected, **of_loss)
+            for one, other in zip(gradients, gradients_of(alone), strict=True):
+                assert (one is None) == (other is None)
+                if one is not None:
+                    own = low if one.dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+                    torch.testing.assert_close(one, other.to_dense(), **own)
 
 
 # --- sums ---

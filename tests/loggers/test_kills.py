@@ -4,16 +4,14 @@
 """
 
 import json
-import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
 
 from tests.loggers.readers import BACK_ENDS
 from tests.support.campaign import drawn
-from tests.support.commands import run_python
+from tests.support.commands import run_script
 from tests.support.logged_run import BATCHES, INTERVAL
 
 # Warnings of the packages about one another.
@@ -22,16 +20,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SADeprecationWarning"),
 ]
 
-ROOT = Path(__file__).resolve().parents[2]
 # Before the first checkpoint; with one just saved, before the evaluation of its step; after that.
 MOMENTS = drawn(["batch_end 1", "after_save 3", "eval_end 6"], 1)
 
 
 def run(folder, *moments):
     """Run the parts of the run, each in a process, and return their exit statuses."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = "-m", "tests.support.logged_run", folder, 0, *moments
-    output, _ = run_python(*command, cwd=ROOT, env=variables)
+    given = ["logged_run", str(folder), "0", *moments]
+    module = "runpy.run_module('tests.support.logged_run', run_name='__main__')"
+    output, _ = run_script(f"import runpy, sys\nsys.argv = {given}\n{module}")
     return [int(line) for line in output.splitlines() if re.fullmatch(r"-?\d+", line)]
 
 

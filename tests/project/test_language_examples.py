@@ -1,14 +1,17 @@
-"""The byte-level language model of the examples."""
+"""The byte-level language model of the examples, and what it shares with the small one."""
+
+from functools import partial
 
 import pytest
 import torch
 
 from composable.algorithms import Alibi, GradientClipping, Rotary
 from examples import byte_gpt
+from tests.project.test_small_gpt import built as built_small
 
 
 @pytest.fixture
-def short_texts(monkeypatch):
+def short_bytes(monkeypatch):
     """Replace the standard library by few bytes."""
     generator = torch.Generator().manual_seed(0)
     text = torch.randint(97, 123, (20 * byte_gpt.CONTEXT + 1,), generator=generator).byte()
@@ -17,14 +20,15 @@ def short_texts(monkeypatch):
     monkeypatch.setattr(byte_gpt, "EVALUATED", 2)
 
 
-def weights(trainer):
-    return torch.cat([one.detach().flatten() for one in trainer.state.model.parameters()])
+def built_of_bytes(algorithms=(), seed=0, **options):
+    return byte_gpt.build(list(algorithms), seed, **{"max_duration": "2ba", **options})
 
 
-def trained(seed, **options):
-    trainer = byte_gpt.build(options.pop("algorithms", []), seed, max_duration="2ba", **options)
-    trainer.fit()
-    return trainer
+@pytest.fixture(params=["byte_gpt", "small_gpt"])
+def built(request, short_bytes, short_texts):
+    """Return the function that builds the Trainer of an example."""
+    small = partial(built_small, initialization="gpt2", width=64)
+    return small if request.param == "small_gpt" else built_of_bytes
 
 
 # --- data ---
@@ -76,33 +80,34 @@ def test_a_window_is_followed_by_its_next_bytes():
 # --- the model ---
 
 
-@pytest.mark.parametrize("algorithm", [None, Alibi(256, 1.0), Rotary()])
-@pytest.mark.parametrize("positions", ["learned"])
-def test_a_byte_depends_on_no_later_one(algorithm, positions, short_texts):
-    trainer = byte_gpt.build([] if algorithm is None else [algorithm], 0, positions=positions)
-    model = trainer.state.model.eval()
-    x = torch.randint(128, (1, 32), generator=torch.Generator().manual_seed(1))
+@pytest.mark.parametrize("algorithms", [[], [Alibi(256, 1.0)], [Rotary()]])
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_a_token_depends_on_no_later_one(algorithms, positions, built):
+    if positions == "rotary" and algorithms == [Rotary()]:
+        algorithms = []
+    model = built(algorithms, positions=positions).state.model.eval()
+    x = torch.randint(128, (1, 16), generator=torch.Generator().manual_seed(1))
     changed = x.clone()
-    changed[0, 20] = (x[0, 20] + 1) % 128
+    changed[0, 10] = (x[0, 10] + 1) % 128
 
     same = torch.isclose(model(x), model(changed), atol=1e-6).all(-1)[0]
 
-    assert same[:20].all()
-    assert not same[20:].all()
+    assert same[:10].all()
+    assert not same[10:].any()
 
 
-def test_rotary_positions_are_those_of_the_algorithm(short_texts):
-    by_option = byte_gpt.build([], 0, positions="rotary").state.model
-    by_algorithm = byte_gpt.build([Rotary()], 0).state.model
+def test_rotary_positions_are_those_of_the_algorithm(built):
+    by_option = built(positions="rotary").state.model
+    by_algorithm = built([Rotary()], positions="learned").state.model
     by_algorithm.load_state_dict(
         dict(zip(by_algorithm.state_dict(), by_option.state_dict().values(), strict=True))
     )
-    x = torch.arange(64).reshape(1, 64)
+    x = torch.arange(16).reshape(1, 16)
 
     assert torch.equal(by_option(x), by_algorithm(x))
 
 
-def test_unknown_positions_are_refused(short_texts):
+def test_unknown_positions_are_refused(short_bytes):
     with pytest.raises(ValueError, match="positions='sine' must be 'learned' or 'rotary'"):
         byte_gpt.build([], 0, positions="sine")
 
@@ -110,15 +115,19 @@ def test_unknown_positions_are_refused(short_texts):
 # --- training ---
 
 
-def test_a_run_follows_from_its_seed(short_texts):
-    first, again, other = (weights(trained(seed)) for seed in (1, 1, 2))
+def test_a_run_follows_from_its_seed(built):
+    def weights(seed):
+        model = built(seed=seed).fit().model
+        return torch.cat([one.detach().flatten() for one in model.parameters()])
+
+    first, again, other = map(weights, (1, 1, 2))
 
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
-def test_both_evaluators_report_the_loss_in_nats(short_texts):
-    metrics = trained(0).state.metrics
+def test_both_evaluators_report_the_loss_in_nats(short_bytes):
+    metrics = built_of_bytes().fit().metrics
 
     assert metrics["test"]["loss"] == pytest.approx(4.85, abs=0.3)  # ln 128
     assert set(metrics) == {"validation", "test"}
@@ -134,9 +143,9 @@ def test_the_loss_of_each_window_averages_to_the_loss():
     assert torch.isclose(each.mean(), byte_gpt.loss_of(logits, targets))
 
 
-def test_gradients_are_clipped_once(short_texts):
+def test_gradients_are_clipped_once(built):
     def clipping(algorithms):
-        plan = byte_gpt.build(algorithms, 0).plan
+        plan = built(algorithms).plan
         return [one for one in plan.algorithms if isinstance(one, GradientClipping)]
 
     assert clipping([]) == [GradientClipping("norm", 1.0)]

@@ -19,8 +19,6 @@ def one_server() -> Server:
 @pytest.fixture
 def server(one_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Server]:
     """Return a server with an empty bucket, of which the environment tells, and a first machine."""
-    import s3fs
-
     for name, value in {
         "AWS_ACCESS_KEY_ID": "an-id",
         "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-user",
@@ -30,7 +28,6 @@ def server(one_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(object_stores, "WAITS", (0.0, 0.0))
-    s3fs.S3FileSystem.clear_instance_cache()
     one_server.work()
     files = one_server.files
     if files.exists(BUCKET):

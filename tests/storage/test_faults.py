@@ -8,6 +8,7 @@ import pytest
 from composable._support.object_stores import OPEN
 from composable.checkpoint import UnreadableCheckpointError, UnwritableCheckpointError
 from composable.resume.manager import UnsavedCheckpointWarning
+from tests.support.campaign import each_once
 from tests.support.object_store import BUCKET, WRITES, lost_at, machine
 from tests.support.remote_run import URL, run, same, saved
 
@@ -18,8 +19,7 @@ def count_writes(server) -> int:
 
 @pytest.mark.filterwarnings("ignore:CheckpointSaver could not be closed")
 @pytest.mark.filterwarnings("ignore:the records of the end")
-@pytest.mark.parametrize("number", range(1, 22, 3))
-@pytest.mark.parametrize("keep", [None, 1])
+@pytest.mark.parametrize(("number", "keep"), each_once(range(1, 22, 3), [None, 1]))
 def test_a_machine_may_vanish_at_every_write(number, keep, server, whole, monkeypatch, tmp_path):
     """The checkpoint before the write is complete, and the run ends with the same bits."""
     options = {"save_num_checkpoints_to_keep": keep}
@@ -67,8 +67,7 @@ def test_faults_that_pass_are_waited_for(name, server, whole):
     assert saved(server) == [8, 9]
 
 
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("save_error", ["raise", "warn"])
+@pytest.mark.parametrize(("name", "save_error"), each_once([*FAULTS], ["raise", "warn"]))
 def test_faults_that_stay_are_named(name, save_error, server, whole):
     def fault(method, path):
         return FAULTS[name] if method in WRITES and "ba4" in path else None
@@ -125,8 +124,7 @@ def test_a_store_that_cannot_be_written_fails_before_anything_is_trained(fault, 
     assert trainer.state.timestamp.batch == 0
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-@pytest.mark.parametrize("slow", ["tensors", "steps"])
+@pytest.mark.parametrize(("slow", "keep"), each_once(["tensors", "steps"], [1, 2]))
 def test_a_slow_store_gets_every_other_checkpoint(slow, keep, server, whole):
     """What is replaced before its turn is not copied, and the newest in the store not deleted."""
     there, counts = set(), []

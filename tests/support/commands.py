@@ -53,9 +53,11 @@ def run_script(script: str, status: int = 0) -> tuple[str, str]:
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """Start the process that forks those of scripts."""
+    """Start the process that forks those of scripts, with another order of sets than here."""
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    options = {"cwd": ROOT, "env": {**os.environ, "PYTHONHASHSEED": seed}}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    server = subprocess.Popen([sys.executable, "-c", _SERVER], cwd=ROOT, text=True, **pipes)
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], text=True, **options, **pipes)
     atexit.register(server.communicate)
     return server
 

@@ -4,6 +4,7 @@ import os
 import time
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -16,6 +17,7 @@ from composable.comparison.records import Trial
 from composable.comparison.trial import Compared
 from composable.metrics import accuracy
 from composable.utils.reproducibility import seed_context
+from tests.support.processes import forkserver
 
 FEATURES, CLASSES = 4, 3
 BATCHES = 6
@@ -25,6 +27,19 @@ ARMS = {
     "mixed": Arm("mixed", (MixUp(0.3),)),
     "mixed more": Arm("mixed more", (MixUp(0.4),)),
 }
+
+
+def fork_workers(patch: pytest.MonkeyPatch, *, after: int = 0) -> None:
+    """Fork the workers of comparisons after some, which import everything as a user's do."""
+    import loky  # an extra
+
+    contexts = [None] * after
+    start = loky.ProcessPoolExecutor
+
+    def started(*args, **options):
+        return start(*args, context=contexts.pop() if contexts else forkserver, **options)
+
+    patch.setattr(loky, "ProcessPoolExecutor", started)
 
 
 def examples(count: int = 8 * BATCHES) -> TensorDataset:

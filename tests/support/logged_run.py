@@ -26,6 +26,10 @@ from tests.support.runs import make_trainer
 
 BATCHES = 12
 INTERVAL = 3  # of evaluations; the run is saved after each, and between them
+SLOW = (
+    *("comet_ml", "mlflow.store.tracking.sqlalchemy_store", "torch._dynamo"),
+    *("torch.utils.tensorboard", "wandb.sdk.launch"),
+)
 
 
 def quiet() -> None:
@@ -84,7 +88,7 @@ def train(folder: Path, moment: str, pause: float) -> None:
 
 if __name__ == "__main__":
     quiet()
-    for package in ("comet_ml", "mlflow", "torch.utils.tensorboard", "wandb"):
+    for package in SLOW:
         import_module(package)  # longer than the run, and once for all processes
     folder, pause, *moments = sys.argv[1:]
     context = get_context("fork")

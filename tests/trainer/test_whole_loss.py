@@ -273,63 +273,53 @@ def test_outputs_are_named_by_a_function():
     assert same(pair_run(Similarities(), algorithms=algorithms), pair_run(TwoEncoders()))
 
 
-def refusal(model, error=SplitLossError, **options):
-    with pytest.raises(error) as caught:
-        pair_run(model, **{"algorithms": [WholeLoss()], "grad_accum": 3, **options})
-    return str(caught.value)
+class OwnLoss(TwoEncoders):
+    def forward(self, left, right):
+        left, right = super().forward(left, right)
+        return {"left": left, "loss": left.sum() * right.mean()}
 
 
-def test_similarities_of_a_part_are_refused():
-    message = refusal(Similarities(), loss_fn=lambda o, t: o["logits"].sum())
-
-    assert "rows have the shape (4,) for 4 examples and (2,) for 2" in message
-    assert "WholeLoss(outputs=...)" in message
+class NoTensors(TwoEncoders):
+    def forward(self, left, right):
+        return object()
 
 
-def test_a_loss_of_a_part_among_the_outputs_is_refused():
-    class OwnLoss(TwoEncoders):
-        def forward(self, left, right):
-            left, right = super().forward(left, right)
-            return {"left": left, "loss": left.sum() * right.mean()}
+class Growing(TwoEncoders):
+    seen = 0
 
-    message = refusal(OwnLoss(), loss_fn=lambda o, t: o["loss"])
-
-    assert "outputs['loss'] is a tensor without dimensions" in message
-    assert "WholeLoss(outputs=...)" in message
+    def forward(self, left, right):
+        self.seen += 1
+        return torch.cat([self.left(left)] * self.seen, 1)
 
 
-def test_outputs_without_tensors_are_refused():
-    class Opaque:
-        pass
-
-    class NoTensors(TwoEncoders):
-        def forward(self, left, right):
-            return Opaque()
-
-    message = refusal(NoTensors(), TypeError)
-
-    assert "NoTensors returned a Opaque, which has no tensor" in message
+class Hidden(TwoEncoders):
+    def forward(self, left, right):
+        return super().forward(left * random.random(), right)
 
 
-def test_outputs_of_other_shapes_are_refused():
-    class Growing(TwoEncoders):
-        def forward(self, left, right):
-            self.seen = getattr(self, "seen", 0) + 1
-            return torch.cat([self.left(left)] * self.seen, 1)
+REFUSED = {
+    Similarities: (
+        {"loss_fn": lambda o, t: o["logits"].sum()},
+        r"rows have the shape \(4,\) for 4 examples and \(2,\) for 2.*WholeLoss\(outputs=\.\.\.\)",
+    ),
+    OwnLoss: (
+        {"loss_fn": lambda o, t: o["loss"]},
+        r"outputs\['loss'\] is a tensor without dimensions.*WholeLoss\(outputs=\.\.\.\)",
+    ),
+    NoTensors: ({}, "NoTensors returned a object, which has no tensor"),
+    Growing: (
+        {"loss_fn": lambda o, t: o.square().sum(), "grad_accum": 2},
+        r"has the shape \(6, 8\) in a part of a batch, where \(6, 4\) would be joined",
+    ),
+    Hidden: ({}, "Hidden returned other outputs in the second of two forward passes"),
+}
 
-    message = refusal(Growing(), loss_fn=lambda o, t: o.square().sum(), grad_accum=2)
 
-    assert "has the shape (6, 8) in a part of a batch, where (6, 4) would be joined" in message
-
-
-def test_hidden_randomness_is_refused():
-    class Hidden(TwoEncoders):
-        def forward(self, left, right):
-            return super().forward(left * random.random(), right)
-
-    message = refusal(Hidden())
-
-    assert "Hidden returned other outputs in the second of two forward passes" in message
+@pytest.mark.parametrize("model", REFUSED)
+def test_outputs_that_cannot_be_joined_are_refused(model):
+    options, message = REFUSED[model]
+    with pytest.raises(TypeError if model is NoTensors else SplitLossError, match=message):
+        pair_run(model(), **{"algorithms": [WholeLoss()], "grad_accum": 3, **options})
 
 
 def test_lists_of_examples_are_refused():
