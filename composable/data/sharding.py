@@ -1,15 +1,20 @@
 """Divide the batches of a loader among processes."""
 
+import random
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain, count, islice
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from composable.batches.spec import BatchSpec
 from composable.core.key import Key
+from composable.data.digest import digest_of
 from composable.data.fetching import is_map_style
 from composable.data.grouping import split_into_shards
 from composable.data.order import seeded_batches
@@ -17,6 +22,7 @@ from composable.data.sampler import GlobalBatchSampler
 from composable.data.stream_parts import is_local_stream
 from composable.distributed.processes import Processes
 from composable.distributed.shards import Shards
+from composable.utils.reproducibility import seed_context
 
 
 class IndexShards:
@@ -160,3 +166,35 @@ def divided_batches(
     for i, batch in enumerate(seeded_batches(loader, key, epoch=0, stop=stop)):
         (own,), examples = split_into_shards(batch, spec, shards)
         yield i, own, shards.sizes(examples) != [0]
+
+
+def describe_dataset(loader: Any) -> dict[str, Any]:
+    """Describe the dataset that is read by index: its length, and a digest of three examples.
+
+    No random state is changed: a dataset with a generator of its own is described by its length.
+
+    Args:
+        loader: The loader. Another one than a `DataLoader` of a map-style dataset has no entries.
+
+    Example:
+        >>> from composable.data.sharding import describe_dataset
+        >>> loader = torch.utils.data.DataLoader(list(range(10)), shuffle=True)
+        >>> describe_dataset(loader)["examples"]
+        10
+    """
+    found: dict[str, Any] = {}
+    if not is_map_style(loader):
+        return found
+    with suppress(Exception), seed_context(0):  # errors are raised when training reads the data
+        data = loader.dataset
+        found["examples"] = count = len(data)
+        if not any(map(_is_generator, (data, *getattr(data, "__dict__", {}).values()))):
+            chosen = [data[i] for i in sorted({0, count // 2, count - 1})]
+            found["digest"] = digest_of(loader.collate_fn(chosen))
+    return found
+
+
+def _is_generator(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    drawn = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
+    return isinstance(value, (random.Random, torch.Generator, *drawn))

@@ -1,6 +1,7 @@
 """What engines of several processes or shards share: data, messages, evaluation."""
 
 import json
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
@@ -249,11 +250,13 @@ class Parallel(Engine):
         if not differ:
             return
         name, rank = differ[0]
-        values = self.processes.gather(what.get(name))
-        path, before, now = next(differing_entries(values[0], values[rank], name))
+        told = self.processes.gather([what.get(name), socket.gethostname()])
+        (first, host), (other, place) = told[0], told[rank]
+        path, before, now = next(differing_entries(first, other, name))
         raise ProcessError(
-            f"{path} is {str(before)[:200]} on rank 0 and {str(now)[:200]} on rank {rank}: every "
-            "process must build the same run, from the same code and seed."
+            f"{path} is {str(before)[:200]} on rank 0 ({host}), and {str(now)[:200]} on rank "
+            f"{rank} ({place}): every process must build the same run, from the same code, data "
+            "and seed."
         )
 
     # --- evaluation ---
@@ -275,7 +278,7 @@ def _digest(value: Any) -> int:
 
 _SAME = (
     *("id", "seed", "max_duration", "epoch_length", "algorithms", "optimizers", "schedulers"),
-    *("hyperparameters", "modules", "loss_fn", "options", "torch", "savers"),
+    *("hyperparameters", "modules", "loss_fn", "options", "torch", "savers", "dataset"),
 )
 
 

@@ -129,11 +129,16 @@ class Records:
         state, folder = self.run.state, self.options.save_folder
         description = self.describe(state)
         savers = self.run.checkpoints.describe()
-        self.run.engine.begin({**description, "savers": savers}, self.run.dispatcher)
-        if folder is not None and remote_at(folder) is None and self.run.engine.processes.several:
+        engine, data = self.run.engine, {}
+        if engine.processes.several and not engine.is_local:
+            from composable.data.sharding import describe_dataset  # on use
+
+            data = {"dataset": describe_dataset(self.run.data.loader)}
+        engine.begin({**description, "savers": savers, **data}, self.run.dispatcher)
+        if folder is not None and remote_at(folder) is None and engine.processes.several:
             from composable.resume.lock import check_shared  # on use
 
-            needed = self.run.engine.writes_together(self.options.save_weights_only)
+            needed = engine.writes_together(self.options.save_weights_only)
             check_shared(folder, self.lock, needed=needed)
         self.run.join_requests(Event.FIT_START)
         where = {} if folder is None else {"save_folder": address(folder)}

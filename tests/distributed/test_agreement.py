@@ -184,7 +184,7 @@ def test_a_difference_between_descriptions_is_an_error(name):
 
     for message in run_ranks(work, 3):
         assert message.startswith(f"{name}")
-        assert "on rank 0 and different on rank 2" in message
+        assert "), and different on rank 2 (" in message
 
 
 def test_what_may_differ_between_processes():
@@ -228,7 +228,7 @@ def test_all_processes_begin_with_the_weights_and_buffers_of_rank_0():
 def test_models_of_different_shapes_are_an_error():
     def work(processes):
         model = nn.Linear(2, 2 + processes.rank)
-        with pytest.raises(ProcessError, match=r"on rank 0 and .* on rank 1"):
+        with pytest.raises(ProcessError, match=r"on rank 0 \(.*\), and .* on rank 1 \("):
             place(engine_of(processes), State(model))
 
     run_ranks(work)

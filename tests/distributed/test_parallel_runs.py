@@ -285,6 +285,7 @@ DIFFERENT = {
     "hyperparameters": {"different": "lr"},
     "algorithms": {"different": "algorithms"},
     "savers": {"different": "savers"},
+    "dataset": {"different": "dataset"},
 }
 
 
@@ -292,7 +293,7 @@ DIFFERENT = {
 def test_runs_that_differ_between_ranks_are_refused(what):
     for one in attempt(fit, 2, DIFFERENT[what]):
         assert one.kind == "ProcessError", one.text
-        assert re.match(rf"{what}.* is .* on rank 0 and .* on rank 1", one.message)
+        assert re.match(rf"{what}.* is .* on rank 0 \(.*\), and .* on rank 1 \(", one.message)
 
 
 @pytest.mark.parametrize(

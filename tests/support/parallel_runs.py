@@ -369,6 +369,9 @@ def fit(
         if different == "model":
             built = nn.Sequential(built, nn.Linear(CLASSES, CLASSES))
         options |= _DIFFERENT.get(different, {})
+        if different == "dataset":  # the same examples in another order
+            flipped = TensorDataset(*(one.flip(0) for one in images(count).tensors))
+            options["train_dataloader"] = DataLoader(flipped, batch_size, shuffle=True)
     trainer = Trainer(built, **options)
     ended = "whole"
     if processes.rank in kill:
