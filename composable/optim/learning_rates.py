@@ -19,7 +19,7 @@ from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.core.stateful import Number
 from composable.core.time import HasTime, TimeUnit, progress
-from composable.optim.per_name import PerGroup, PerOption, check_options
+from composable.optim.per_name import UPDATE, PerGroup, PerOption, check_options
 from composable.optim.schedule import Schedule
 from composable.resume.changes import check_as_many, check_same_entries, entry
 
@@ -69,7 +69,7 @@ class LearningRates:
         if given is None:
             given = []
         several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict, Tensor))
-        built = [_build(one, optimizers) for one in (given if several else [given])]
+        built = [build_schedule(one, optimizers) for one in (given if several else [given])]
         stepped = [s for s in built if isinstance(s, LRScheduler)]
         plateaus = tuple(s for s in stepped if isinstance(s, ReduceLROnPlateau))
         others = tuple(s for s in stepped if not isinstance(s, ReduceLROnPlateau))
@@ -224,14 +224,15 @@ class LearningRates:
         rates = {}
         for i, optimizer in enumerate(self.optimizers):
             for j, group in enumerate(optimizer.param_groups):
-                rates[_rate_name(i, j)] = _number(group["lr"])
+                name = group.get(UPDATE) or (f"optimizer{i}" if i else "")
+                rates[_rate_name(name, j)] = _number(group["lr"])
         return rates
 
 
 @cache
-def _rate_name(optimizer: int, group: int) -> str:
+def _rate_name(optimizer: str, group: int) -> str:
     """Return the name under which the learning rate of a parameter group is logged."""
-    parts = [f"optimizer{optimizer}"] * (optimizer > 0) + [f"group{group}"] * (group > 0)
+    parts = [optimizer] * bool(optimizer) + [f"group{group}"] * (group > 0)
     return "/".join(["lr", *parts])
 
 
@@ -300,7 +301,8 @@ def _makes_schedule(given: Any) -> bool:
     return named and str(getattr(given, "__module__", None)).startswith("composable.optim.")
 
 
-def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
+def build_schedule(given: Any, optimizers: Sequence[Optimizer]) -> Any:
+    """Build the schedule or the PyTorch scheduler that a function makes, and check it."""
     made_of = given.func if isinstance(given, partial) else given
     is_class = isinstance(made_of, type) and issubclass(made_of, LRScheduler)
     if is_class or _takes_optimizer(given):
@@ -319,7 +321,7 @@ def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
                 f"arguments by functools.partial({name}, ...).",
             )
             raise
-        return _build(built, optimizers)
+        return build_schedule(built, optimizers)
     if isinstance(given, LRScheduler):
         if not any(given.optimizer is optimizer for optimizer in optimizers):
             raise ValueError(

@@ -15,6 +15,8 @@ __all__ = ["PerGroup", "PerOption", "check_options", "per_group", "per_option"]
 
 _Schedule = Callable[[HasTime], float]
 _UNCHANGED = constant()
+UPDATE = "update"
+"""The key of a parameter group that names its update."""
 
 
 @attrs.frozen

@@ -1,8 +1,10 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+import attrs
 import torch
 from torch import nn
 
@@ -20,7 +22,9 @@ from composable.losses.loss import call_of, loss_module
 from composable.losses.mean import declared_by, with_count
 from composable.losses.weights import LossWeights
 from composable.optim.building import build_optimizers
-from composable.optim.learning_rates import LearningRates
+from composable.optim.learning_rates import LearningRates, build_schedule
+from composable.optim.multi import base_optimizers
+from composable.optim.stepping import needs_closure
 from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
@@ -37,6 +41,7 @@ from composable.utils.reproducibility import get_random_seed
 if TYPE_CHECKING:
     from composable.resume.foreign import ForeignPoint
     from composable.resume.verify import ResumePoint
+    from composable.trainer.updates import RunUpdates
 
     Point: TypeAlias = ResumePoint | ForeignPoint | None
 
@@ -136,21 +141,33 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
     given = as_list(options.optimizers)
     instances = tuple(one for one in given if isinstance(one, torch.optim.Optimizer))
     state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
-    optimizers = build_optimizers(
-        given,
-        state.model,
-        state.loss_module,
-        decay_norms_and_biases=options.decay_norms_and_biases,
-    )
+    schedulers = options.schedulers
+    if options.updates:
+        from composable.trainer.updates import build_update_optimizers, schedules_of  # on use
+
+        optimizers = build_update_optimizers(options.updates, state.model)
+        own = schedules_of(options.updates, optimizers, build_schedule)
+        schedulers = [*as_list(schedulers), *own]
+    else:
+        optimizers = build_optimizers(
+            given,
+            state.model,
+            state.loss_module,
+            decay_norms_and_biases=options.decay_norms_and_biases,
+        )
     state = state.evolve(optimizers=optimizers)
     check.check_eps(state.optimizers, state.precision)
     rates = LearningRates.build(
-        options.schedulers, state.optimizers, every_batch=options.step_schedulers_every_batch
+        schedulers, state.optimizers, every_batch=options.step_schedulers_every_batch
     )
     check.check_schedules(state, rates)
     check.check_schedule_free(state.optimizers, rates, dispatcher.plan)
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
     engine = _engine(options, None if point is None else point.num_shards)
+    if any(map(needs_closure, base_optimizers(optimizers))):
+        from composable.trainer.closures import check_closures  # on use
+
+        check_closures(state, in_parts=engine.reads_parts)
     state = _prepare(options, engine, state, dispatcher, point)
     declared = declared_by(options.loss_mean_over, state)
     state, weights = with_count(state, declared), LossWeights(declared, bool(options.compile))
@@ -184,7 +201,26 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
         loss_scaler=engine.scaler,
         loss_shares=engine.shares,
         engine=engine,
+        updates=_updates(options, engine, state) if options.updates else None,
     )
+
+
+def _updates(options: TrainerOptions, engine: Engine, state: State) -> "RunUpdates":
+    """Return the updates of a run, each with its loss scale, shares, and compiled loss."""
+    from composable.trainer.updates import RunUpdate, RunUpdates  # on use
+
+    each = []
+    for i, one in enumerate(options.updates):
+        declared = declared_by(one.mean_over, state.evolve(loss_fn=None))
+        weights = LossWeights(declared, bool(options.compile))
+        weights.agree = engine.agree_on_calls
+        scaler = attrs.evolve(engine.scaler, of_update=one.name)
+        loss = one.loss
+        if options.compile:
+            given = options.compile if isinstance(options.compile, Mapping) else {}
+            loss = torch.compile(loss, **{"dynamic": False, **given})
+        each.append(RunUpdate(one, i, LossShares(weights, engine.forward.loss), scaler, loss))
+    return RunUpdates(each)
 
 
 def _engine(options: TrainerOptions, saved: int | None) -> Engine:

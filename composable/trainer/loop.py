@@ -217,6 +217,9 @@ def log(run: Run, before: State, state: State) -> State:
         due = crossed(before, state, run.log_interval)
     if not (requested or due):
         return state
-    metrics = {"loss/train": state.loss, **run.rates.last_lrs}
+    losses = {"loss/train": state.loss}
+    if run.updates is not None:
+        losses = {f"loss/train/{name}": one for name, one in state.losses.items()}
+    metrics = {**losses, **run.rates.last_lrs}
     run.dispatcher.logger.log_metrics(metrics, state.timestamp)
     return run.fire(LOG, state)

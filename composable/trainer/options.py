@@ -81,6 +81,8 @@ class TrainerOptions(
                 f"grad_accum={self.grad_accum} and microbatch_size={self.microbatch_size!r} "
                 "exclude each other; pass the number of microbatches or their size."
             )
+        if self.updates:
+            self._check_updates()
         taken = {"train", "train_epoch"} & {one.label for one in evaluators}
         if self.train_metrics and taken:
             raise ValueError(f"train_metrics need the label {taken.pop()!r}; rename the Evaluator.")
@@ -124,6 +126,22 @@ class TrainerOptions(
             object.__setattr__(self, "parallel", strategy)
         object.__setattr__(self, "precision", self.parallel.precision(self.precision))
         self.parallel.check_options(self)
+
+    def _check_updates(self) -> None:
+        names = [one.name for one in self.updates]
+        if len(set(names)) < len(names):
+            raise ValueError(f"updates have the names {names}, which must differ.")
+        given = ("optimizers", "deepspeed_config", "loss_mean_over", "train_metrics")
+        for name in [one for one in given if getattr(self, one)]:
+            raise ValueError(
+                f"updates={names} and {name} exclude each other: pass the optimizer, the loss, "
+                "mean_over and named terms to each Update."
+            )
+        if not self.decay_norms_and_biases:
+            raise ValueError(
+                f"updates={names} and decay_norms_and_biases=False exclude each other: let the "
+                "optimizer of an Update divide its parameters, by composable.optim.by_role."
+            )
 
     def _check_saving(self) -> None:
         if self.nonfinite_loss == "rollback" and self.save_folder is None:
@@ -203,8 +221,13 @@ class TrainerOptions(
 
         Of several processes, that of rank 0 logs and shows its progress.
         """
+        algorithms = self.algorithms
+        if self.updates:
+            from composable.trainer.updates import algorithms_of  # on use
+
+            algorithms = [*as_list(algorithms), *algorithms_of(self.updates)]
         return Plan.compile(
-            self.algorithms,
+            algorithms,
             self.callbacks,
             self.loggers if self.processes.is_main else (),
             builtin_callbacks=self.builtin_callbacks(),

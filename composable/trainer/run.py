@@ -28,7 +28,7 @@ from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import EvaluationLoop
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
 from composable.trainer.microbatches import Microbatches
-from composable.trainer.step import Step, build_step, compose, scheduling
+from composable.trainer.step import Step, StepParts, build_step, compose, scheduling
 from composable.trainer.training_data import TrainingData
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from composable.resume.manager import CheckpointManager
     from composable.runs.recorder import RunRecorder
     from composable.trainer.train_metrics import TrainMetrics
+    from composable.trainer.updates import RunUpdates
 
 
 class UnsupportedRequestWarning(UserWarning):
@@ -103,6 +104,7 @@ class Run:
     recorders: list["RunRecorder"] = attrs.field(factory=list)
     flops_counter: "SpeedMonitor | None" = None
     train_metrics: "TrainMetrics | None" = None
+    updates: "RunUpdates | None" = None
 
     def __attrs_post_init__(self) -> None:
         self.fire, self.signals = self.dispatcher.fire, self.engine.signals
@@ -127,13 +129,16 @@ class Run:
         self.batch_end = self._firing_joined(Event.BATCH_END)
         self.batch_checkpoint = self._firing_joined(Event.BATCH_CHECKPOINT)
         self.step = build_step(
-            self.dispatcher,
-            self.engine,
-            self.rates,
-            self.microbatches,
-            self.guard,
-            None if self.data.copies is None else self.data.fetch_ahead,
-            self.train_metrics,
+            StepParts(
+                dispatcher=self.dispatcher,
+                engine=self.engine,
+                rates=self.rates,
+                microbatches=self.microbatches,
+                guard=self.guard,
+                fetch_ahead=None if self.data.copies is None else self.data.fetch_ahead,
+                metrics=self.train_metrics,
+                updates=() if self.updates is None else self.updates.each,
+            )
         )
 
     def _firing_joined(self, event: Event) -> Step | None:
@@ -152,7 +157,8 @@ class Run:
     def parts(self) -> dict[str, Stateful]:
         """The parts that a checkpoint saves, by their names in it."""
         fields = (one for one in attrs.fields(Run) if _PART in one.metadata)
-        return {field.metadata[_PART]: getattr(self, field.name) for field in fields}
+        parts = {field.metadata[_PART]: getattr(self, field.name) for field in fields}
+        return parts if self.updates is None else {**parts, "updates": self.updates}
 
     def take_training_weights(self) -> None:
         """Let the model hold the weights that are trained; they may have been changed."""
@@ -188,7 +194,7 @@ class Run:
     @property
     def gradient_factor(self) -> Any:
         """What the gradients of the last step were multiplied by after its last part."""
-        return self.loss_shares.factor
+        return self.engine.shares.factor
 
     def evaluated_model(self, state: State) -> nn.Module:
         """Return a model with the weights with which the state is evaluated."""

@@ -12,8 +12,10 @@ listens between the forward and the backward pass, nothing builds the states tha
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -23,11 +25,11 @@ from composable.data.grouping import each_batch
 from composable.engines.engine import Engine, Sums
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import Buffers, write_gradients
-from composable.engines.scaled import skip_overflow, unscale_gradients
+from composable.engines.scaled import LossScaler, skip_overflow, unscale_gradients
 from composable.engines.shares import times, without_nothing
 from composable.losses.loss import check_loss
 from composable.optim.learning_rates import LearningRates
-from composable.optim.stepping import zero_grad
+from composable.optim.stepping import needs_closure, zero_grad
 from composable.plan.dispatch import Dispatcher
 from composable.trainer.guards import NonFiniteGuard, skip_batches
 from composable.trainer.microbatches import (
@@ -43,6 +45,7 @@ from composable.utils.reproducibility import seed_step
 
 if TYPE_CHECKING:
     from composable.trainer.train_metrics import TrainMetrics
+    from composable.trainer.updates import RunUpdate, UpdateStep
 
 
 Step: TypeAlias = Callable[[State], State]
@@ -51,18 +54,12 @@ At: TypeAlias = Callable[[Event], Step | None]
 Watched: TypeAlias = AbstractContextManager[Any]
 
 _NOTHING: Watched = nullcontext()
+_KEY = attrgetter("key")
 
 
-def build_step(
-    dispatcher: Dispatcher,
-    engine: Engine,
-    rates: LearningRates,
-    microbatches: Microbatches,
-    guard: NonFiniteGuard,
-    fetch_ahead: Step | None = None,
-    metrics: "TrainMetrics | None" = None,
-) -> Step:
-    """Compose the step of a run.
+@attrs.frozen(eq=False, kw_only=True)
+class StepParts:
+    """What the step of a run is composed of.
 
     Args:
         dispatcher: Fires the events.
@@ -73,10 +70,51 @@ def build_step(
         fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one, or
             before several processes send gradients and what they have fetched.
         metrics: Measures the outputs.
+        updates: The updates of which the step consists; none if it has one loss.
     """
-    at, algorithms, scaler = dispatcher.firing, dispatcher.plan.algorithms, engine.scaler
+
+    dispatcher: Dispatcher
+    engine: Engine
+    rates: LearningRates
+    microbatches: Microbatches
+    guard: NonFiniteGuard
+    fetch_ahead: Step | None = None
+    metrics: "TrainMetrics | None" = None
+    updates: "Sequence[RunUpdate]" = ()
+
+
+def build_step(parts: StepParts) -> Step:
+    """Compose the step of a run."""
+    if parts.updates:
+        from composable.trainer.updates import each_update  # on use
+
+        of_loss, share = partial(step_of_loss, parts), partial(setattr, parts.engine, "shares")
+        undoes = parts.guard.policy in ("skip", "rollback")
+        step = each_update(parts.updates, parts.rates.optimizers, of_loss, share, undoes=undoes)
+    else:
+        closure = any(map(needs_closure, parts.rates.optimizers))
+        step = step_of_loss(parts, parts.engine.scaler, closure=closure)
+    begin = parts.dispatcher.firing(Event.BATCH_START)
+    return compose(begin, skip_batches(step, parts.dispatcher, parts.guard))
+
+
+def step_of_loss(
+    parts: StepParts, scaler: LossScaler, *, closure: bool, update: "UpdateStep | None" = None
+) -> Step:
+    """Compose the step of one loss, from `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`.
+
+    Args:
+        parts: What it is composed of.
+        scaler: Scales the loss, if the precision needs it.
+        closure: Whether the optimizer computes gradients again.
+        update: The update whose loss it is, if there are several.
+    """
+    dispatcher, engine, guard, metrics = parts.dispatcher, parts.engine, parts.guard, parts.metrics
+    microbatches, fetch_ahead = parts.microbatches, parts.fetch_ahead
+    at, algorithms = dispatcher.firing, dispatcher.plan.algorithms
     measure = None if metrics is None else metrics.measure
-    gradients = forward_backward(at, computes_loss(at, engine.forward), engine.backward, measure)
+    backward = scaler.backward if scaler.enabled else engine.backward
+    gradients = forward_backward(at, computes_loss(at, engine.forward), backward, measure, update)
     gradients = sum_gradients(gradients, engine, microbatches)
     if algorithms and microbatches.split:
         gradients = whole_loss(gradients, dispatcher, engine, microbatches, measure)
@@ -88,17 +126,25 @@ def build_step(
         gradients = second_pass(gradients, metrics)
     if microbatches.auto and not engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
+    if update is not None:
+        gradients = compose(gradients, update.check_gradients)
+    step_optimizers = engine.step
+    if closure:
+        from composable.trainer.closures import ClosureSteps  # on use
+
+        again = ClosureSteps(gradients, dispatcher, metrics)
+        gradients, step_optimizers = again.gradients, again.step
     begin = at(Event.BEFORE_TRAIN_BATCH)
     if microbatches.groups and begin is not None:
         begin = partial(each_batch(dispatcher.fire), Event.BEFORE_TRAIN_BATCH)
-    parts = (
+    todo = (
         begin,
         compose(gradients, at(Event.AFTER_TRAIN_BATCH)),
         guard.check,
         at(Event.BEFORE_OPTIMIZER_STEP),
         compose(
             None if metrics is None else metrics.accept,
-            engine.step,
+            step_optimizers,
             at(Event.AFTER_OPTIMIZER_STEP),
             at(Event.BEFORE_ZERO_GRAD),
             zero_grad,
@@ -106,12 +152,10 @@ def build_step(
             at(Event.AFTER_ZERO_GRAD),
         ),
     )
-    step = optimizer_step(dispatcher, rates, *parts)
+    step = optimizer_step(dispatcher, parts.rates, *todo)
     if not algorithms:
-        step = unless_requested(compose(*parts), compose(step, drop_requests))
-    if scaler.enabled:
-        step = skip_overflow(step, dispatcher, scaler)
-    return compose(at(Event.BATCH_START), skip_batches(step, dispatcher, guard))
+        step = unless_requested(compose(*todo), compose(step, drop_requests))
+    return skip_overflow(step, dispatcher, scaler) if scaler.enabled else step
 
 
 def compose(*functions: Step | None) -> Step:
@@ -174,6 +218,7 @@ def forward_backward(
     compute_loss: Callable[..., tuple[State, Any, Tensor, Tensor]],
     backward: Callable[[Tensor], Any],
     measure: Callable[..., None] | None = None,
+    update: "UpdateStep | None" = None,
 ) -> Gradients:
     """Compute the gradients of one microbatch: `BEFORE_FORWARD` to `AFTER_BACKWARD`.
 
@@ -182,7 +227,9 @@ def forward_backward(
         compute_loss: Computes the loss.
         backward: Computes the gradients of the loss.
         measure: Measures the outputs.
+        update: The update whose loss it is.
     """
+    key_of = _KEY if update is None else update.key_of
     before, after = at(Event.BEFORE_FORWARD), at(Event.AFTER_BACKWARD)
 
     def microbatch(state: State, sums: Sums | None = None, part: Microbatch = WHOLE) -> State:
@@ -190,9 +237,10 @@ def forward_backward(
         if before is not None:
             state = before(state)
         given = state
-        seed_step(state.key, state.timestamp.batch, part.place[-1])
+        seed_step(key_of(state), state.timestamp.batch, part.place[-1])
         if sums is not None:
             sums.begin_part(part.last)
+        share: Any = 1.0
         if sums is None or sums.shares is None:
             state, outputs, _, loss = compute_loss(state)
             value = loss
@@ -204,6 +252,8 @@ def forward_backward(
             value = without_nothing(loss, share)
         if measure is not None and not part.empty:
             measure(given, outputs, part.place)
+        if update is not None:
+            state = update.add_terms(state, outputs, share)
         backward(loss if sums is None else sums.joined(loss, value))
         state = state.evolve_unchecked(
             outputs=outputs, loss=value.detach(), batch=batch, loss_fn=loss_fn

@@ -1,7 +1,7 @@
 """Steps on trial: train for some batches, and leave the run as it was."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import starmap, zip_longest
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from composable._support.extras import needs
 from composable._support.tree import leaves_of, map_tensors, tensors_of
@@ -20,13 +19,14 @@ from composable.data.grouping import batches_of
 from composable.data.order import get_generator_states, is_stateful, set_generator_states
 from composable.engines.modules import all_modules
 from composable.optim.multi import base_optimizers
+from composable.optim.stepping import restoring
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.parameters import start_training
 from composable.trainer.run import Run
 from composable.trainer.training_data import TrainingData
 from composable.trainer.undo import restore_tensors
 
-_PARTS = ("loss_scaler", "loss_shares", "microbatches")
+_PARTS = ("loss_scaler", "loss_shares", "microbatches", "updates")
 """The parts of a run that a step changes."""
 
 
@@ -148,8 +148,8 @@ def trial(run: Run) -> Iterator[TrialRun]:
     undo = [
         attributes.restore,
         restore_tensors(run.state),
-        *map(_optimizer, base_optimizers(run.state.optimizers)),
-        *(_part(run.parts[name]) for name in _PARTS),
+        *map(restoring, base_optimizers(run.state.optimizers)),
+        *(_part(part) for name, part in run.parts.items() if name in _PARTS),
         *map(_loader, (run.data.loader, *(one.dataloader for one in run.evaluators))),
     ]
     run.guard = NonFiniteGuard("ignore", immediate=True)
@@ -209,33 +209,6 @@ def _differ(one: Any, other: Any) -> bool:
         return not same_bits(one, other)
     has_value = isinstance(one, _VALUES) or isinstance(other, _VALUES)
     return has_value and (type(one) is not type(other) or one != other)
-
-
-def _optimizer(optimizer: Optimizer) -> Callable[[], None]:
-    """Return a function that restores an optimizer: its state and its groups."""
-    states = {p: copy.deepcopy(values) for p, values in optimizer.state.items()}
-    groups = [(group, _copied(group)) for group in optimizer.param_groups]
-
-    def restore() -> None:
-        for p in [p for p in optimizer.state if p not in states]:
-            del optimizer.state[p]
-        optimizer.state.update(states)
-        for group, values in groups:
-            for name in group.keys() - values.keys():
-                del group[name]
-            for name, value in values.items():
-                if isinstance(value, Tensor):  # a compiled step may hold it
-                    group[name].copy_(value)
-                else:
-                    group[name] = value
-
-    return restore
-
-
-def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items()
-    }
 
 
 def _part(part: Any) -> Callable[[], None]:

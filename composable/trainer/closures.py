@@ -1,0 +1,100 @@
+"""The step of an optimizer that computes the loss and its gradients again, such as LBFGS."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from composable.core.event import Event
+from composable.core.state import State
+from composable.engines.modules import Buffers, write_gradients
+from composable.optim.multi import base_optimizers
+from composable.optim.per_name import UPDATE
+from composable.optim.stepping import needs_closure, zero_grad
+from composable.plan.dispatch import Dispatcher
+
+if TYPE_CHECKING:
+    from composable.trainer.train_metrics import TrainMetrics
+
+
+class ClosureSteps:
+    """The step of an optimizer with a closure: gradients are computed again at other weights.
+
+    Each call has the random numbers and the buffers of the first one, whose loss, memory and
+    statistics stay. So the step is a function of the state.
+
+    Args:
+        gradients: Computes gradients.
+        dispatcher: It has the algorithms that change gradients.
+        metrics: Measures the outputs of the first call only.
+    """
+
+    def __init__(
+        self,
+        gradients: Callable[[State], State],
+        dispatcher: Dispatcher,
+        metrics: "TrainMetrics | None",
+    ) -> None:
+        self._gradients, self._dispatcher, self._metrics = gradients, dispatcher, metrics
+        self._first: State | None = None
+
+    def gradients(self, state: State) -> State:
+        """Compute the gradients of the first call."""
+        self._first, self._before = state, Buffers.of(state)
+        return self._gradients(state)
+
+    def step(self, state: State) -> State:
+        """Step the optimizer."""
+        first, self._first = self._first, None
+        (optimizer,), after, calls = state.optimizers, Buffers.of(state), count()
+
+        def closure() -> Tensor:
+            if not next(calls):
+                return state.loss  # type: ignore[return-value]  # a step has computed it
+            zero_grad(state)
+            self._before.restore()
+            again = self._gradients(first)  # type: ignore[arg-type]
+            again = self._dispatcher.run_algorithms(Event.BEFORE_OPTIMIZER_STEP, again)
+            if again.gradients is not None:
+                write_gradients(again)
+            return again.loss  # type: ignore[return-value]
+
+        try:
+            if self._metrics is not None:
+                self._metrics.active = False
+            optimizer.step(closure)  # type: ignore[arg-type]  # its own annotation: a float
+        finally:
+            after.restore()
+            if self._metrics is not None:
+                self._metrics.active = True
+        return state
+
+
+def check_closures(state: State, *, in_parts: bool) -> None:
+    """Check that a run can step an optimizer that computes gradients again.
+
+    Args:
+        state: The state with the optimizers.
+        in_parts: Whether each process has a part of the parameters.
+
+    Raises:
+        ValueError: It can't.
+    """
+    for one in base_optimizers(state.optimizers):
+        if not needs_closure(one):
+            continue
+        update = one.param_groups[0].get(UPDATE)
+        place = "optimizers" if update is None else f"the update {update!r}"
+        if state.precision.scales_loss:
+            reason = f"which precision={state.precision.name!r} scales"
+            advice = "use precision='amp_bf16' or 'fp32'"
+        elif in_parts:
+            reason = "at whole parameters, of which each process has a part"
+            advice = "use parallel='ddp'"
+        elif one not in state.optimizers or (update is None and len(state.optimizers) > 1):
+            reason = "which the other optimizers would change"
+            advice = "let it be the only one, or pass an Update for each optimizer"
+        else:
+            continue
+        raise ValueError(f"{type(one).__name__} of {place} compares losses {reason}: {advice}.")
