@@ -88,9 +88,9 @@ def build_step(parts: StepParts) -> Step:
     if parts.updates:
         from composable.trainer.updates import each_update  # on use
 
-        of_loss, share = partial(step_of_loss, parts), partial(setattr, parts.engine, "shares")
-        undoes = parts.guard.policy in ("skip", "rollback")
-        step = each_update(parts.updates, parts.rates.optimizers, of_loss, share, undoes=undoes)
+        of_loss, undoes = partial(step_of_loss, parts), parts.guard.policy in ("skip", "rollback")
+        optimizers, engine = parts.rates.optimizers, parts.engine
+        step = each_update(parts.updates, optimizers, of_loss, engine, undoes=undoes)
     else:
         closure = any(map(needs_closure, parts.rates.optimizers))
         step = step_of_loss(parts, parts.engine.scaler, closure=closure)

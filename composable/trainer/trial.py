@@ -91,9 +91,9 @@ class TrialRun:
         )
         if run.after_dataloader is not None:
             state = run.after_dataloader(state)
-        loss = run.step(state).loss
-        assert loss is not None  # a step computes it
-        return loss.detach()
+        state = run.step(state)
+        losses = [state.loss] if run.updates is None else run.updates.losses(state)
+        return sum(losses).detach()  # type: ignore[arg-type, union-attr]  # a step computes them
 
     @torch.no_grad()
     def module_table(self, batches: Iterable[Any] | None, depth: int) -> str:
@@ -142,7 +142,7 @@ def trial(run: Run) -> Iterator[TrialRun]:
 
     Steps use the training weights, and fire no callbacks and loggers. Any loss is accepted.
     """
-    guard = run.guard
+    guard, updates = run.guard, run.updates
     guard.flush()
     attributes = Attributes.of(run.state)
     undo = [
@@ -153,12 +153,13 @@ def trial(run: Run) -> Iterator[TrialRun]:
         *map(_loader, (run.data.loader, *(one.dataloader for one in run.evaluators))),
     ]
     run.guard = NonFiniteGuard("ignore", immediate=True)
+    run.updates = None if updates is None else updates.in_each_batch()
     run.compose()
     try:
         start_training(run.state)
         yield TrialRun(run, attributes)
     finally:
-        run.guard = guard
+        run.guard, run.updates = guard, updates
         for one in undo:
             one()
 

@@ -28,10 +28,12 @@ from composable.core.key import Key
 from composable.core.state import State
 from composable.core.update import Update
 from composable.data.grouping import BatchGroup
+from composable.engines.engine import Engine
 from composable.engines.modules import Buffers, all_modules
 from composable.engines.scaled import LossScaler, SkippedStep
-from composable.engines.shares import LossShares
+from composable.engines.shares import LossShares, times, without_nothing
 from composable.losses.loss import OutputLoss, check_scalar, loss_module
+from composable.losses.part_weights import ADVICE, SplitLossError
 from composable.optim.building import build_optimizers
 from composable.optim.multi import base_optimizers
 from composable.optim.per_name import UPDATE, PerGroup
@@ -305,6 +307,17 @@ class RunUpdates:
 
     each: list[RunUpdate]
 
+    def in_each_batch(self) -> "RunUpdates":
+        """Return the same updates, all of which are taken in each batch."""
+        due = [attrs.evolve(one, update=attrs.evolve(one.update, every=1)) for one in self.each]
+        return RunUpdates(due)
+
+    def losses(self, state: State) -> list[Tensor]:
+        """Return the losses of the updates that were taken in a batch, without their terms."""
+        return [
+            state.losses[n] for n in (one.update.name for one in self.each) if n in state.losses
+        ]
+
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the shares and the loss scale of each update."""
         return {
@@ -331,7 +344,7 @@ class UpdateStep:
         repetition: Which one of `times` it is.
         compose: Composes the step of a loss: see `step_of_loss`.
         optimizer: Its optimizer.
-        share: Lets the engine take the shares of a loss.
+        engine: Takes the shares of its loss.
     """
 
     def __init__(
@@ -340,10 +353,10 @@ class UpdateStep:
         repetition: int,
         compose: Callable[..., Step],
         optimizer: Optimizer,
-        share: Callable[[LossShares], object],
+        engine: Engine,
     ) -> None:
         self.run, self.update, self.repetition = run, run.update, repetition
-        self.index, self.share, self.own = run.index, share, (optimizer,)
+        self.index, self.engine, self.own = run.index, engine, (optimizer,)
         first = not (run.index or repetition)  # it has the random numbers of a step of one loss
         self.salt = () if first else (UPDATE, self.update.name, repetition)
         self._trains = False
@@ -355,9 +368,23 @@ class UpdateStep:
 
     def add_terms(self, state: State, terms: Mapping[str, Tensor], share: Any = 1.0) -> State:
         """Add the terms of the loss of a part of a batch, times its share."""
+        if not terms:
+            return state
         before = state.losses
-        new = {name: before.get(name, 0.0) + one * share for name, one in terms.items()}
-        return state.evolve_unchecked(losses=new)
+        parts = {n: without_nothing(times(one, share), share) for n, one in terms.items()}
+        losses = {name: before.get(name, 0.0) + one for name, one in parts.items()}
+        return state.evolve_unchecked(losses=losses)
+
+    def whole_terms(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the terms of the loss of the batch, on all processes, by their names in logs."""
+        if not parts:
+            return {}
+        engine, processes = self.engine, self.engine.processes
+        sums = torch.stack([one.double() for one in parts.values()]) * engine.shares.factor
+        if processes.several:
+            sums = processes.sum(sums) / (processes.size if engine.mean_gradients else 1)
+        names = [f"{self.update.name}/{name}" for name in parts]
+        return dict(zip(names, sums.unbind(), strict=True))
 
     def check_gradients(self, state: State) -> State:
         """Check once that the loss has a gradient for a parameter of the update.
@@ -375,11 +402,15 @@ class UpdateStep:
     def __call__(self, outer: State) -> State:
         """Take the update, and return the state with its losses."""
         state, name = self.enter(outer), self.update.name
-        self.share(self.run.shares)
-        with frozen_others(self.own[0], outer):
-            state = self.step(state)
-        terms = {f"{name}/{term}": one for term, one in state.losses.items()}
-        losses = {**outer.losses, name: state.loss, **terms}
+        self.engine.shares = self.run.shares
+        try:
+            with frozen_others(self.own[0], outer):
+                state = self.step(state)
+        except SplitLossError as error:
+            text = str(error).replace(ADVICE, "Pass loss_mean_over= what it is a mean over.")
+            error.args = (f"the update {name!r}: {text.replace('loss_mean', 'mean')}",)
+            raise
+        losses = {**outer.losses, name: state.loss, **self.whole_terms(state.losses)}
         return state.evolve_unchecked(
             update=None,
             batch=outer.batch,
@@ -425,7 +456,7 @@ def each_update(
     updates: Sequence[RunUpdate],
     optimizers: Sequence[Optimizer],
     compose: Callable[..., Step],
-    share: Callable[[LossShares], object],
+    engine: Engine,
     *,
     undoes: bool,
 ) -> Step:
@@ -435,11 +466,11 @@ def each_update(
         updates: The updates.
         optimizers: Their optimizers.
         compose: Composes the step of a loss: see `step_of_loss`.
-        share: Lets the engine take the shares of a loss.
+        engine: Takes the shares of its loss.
         undoes: Whether all updates of a batch are undone if the loss of one is not finite.
     """
     steps = [
-        UpdateStep(one, repetition, compose, optimizers[one.index], share)
+        UpdateStep(one, repetition, compose, optimizers[one.index], engine)
         for one in updates
         for repetition in range(one.update.times)
     ]

@@ -58,8 +58,8 @@ def whole_loss(model: Any, batch: Any) -> Tensor:
 
 def upper(**options: Any) -> Update:
     """Return an update of the upper network."""
-    given = {"loss": upper_loss, "parameters": "upper.*", "optimizer": sgd, "mean_over": "examples"}
-    return Update("upper", **{**given, **options})
+    given = {"name": "upper", "loss": upper_loss, "parameters": "upper.*", "optimizer": sgd}
+    return Update(**{"mean_over": "examples", **given, **options})
 
 
 def lower(**options: Any) -> Update:
