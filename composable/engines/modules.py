@@ -1,6 +1,7 @@
 """The modules of a run: their loss, their gradients, and the buffers that they write."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -31,6 +32,20 @@ def all_modules(state: State) -> list[nn.Module]:
             found[module] = None
             todo.extend(reversed(module._modules.values()))
     return list(found)
+
+
+def largest_modules(model: nn.Module, parameters: Iterable[Tensor]) -> list[nn.Module]:
+    """Return the largest modules all of whose parameters are among some."""
+    held = set(map(id, parameters))
+
+    def largest(module: nn.Module) -> Iterator[nn.Module]:
+        own = [id(p) for p in module.parameters()]
+        if own and held.issuperset(own):
+            yield module
+        else:
+            yield from chain.from_iterable(map(largest, module.children()))
+
+    return list(largest(model))
 
 
 def trained_parameters(state: State) -> list[Tensor]:

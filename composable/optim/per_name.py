@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import attrs
 from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import Self
 
 from composable.core.time import HasTime
@@ -161,3 +162,8 @@ def check_options(group: Mapping[str, Any], options: Iterable[str]) -> None:
                 f"group {group.get('name')!r}: use one of {', '.join(map(repr, numbers))}, and "
                 "per_group for groups with different options."
             )
+
+
+def is_update(optimizers: Iterable[Optimizer]) -> bool:
+    """Return whether optimizers are those of updates."""
+    return any(UPDATE in group for one in optimizers for group in one.param_groups)

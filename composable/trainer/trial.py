@@ -92,8 +92,8 @@ class TrialRun:
         if run.after_dataloader is not None:
             state = run.after_dataloader(state)
         state = run.step(state)
-        losses = [state.loss] if run.updates is None else run.updates.losses(state)
-        return sum(losses).detach()  # type: ignore[arg-type, union-attr]  # a step computes them
+        losses: Any = [state.loss] if run.updates is None else run.updates.losses(state)
+        return torch.stack([one.detach() for one in losses]).sum()
 
     @torch.no_grad()
     def module_table(self, batches: Iterable[Any] | None, depth: int) -> str:

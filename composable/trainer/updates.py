@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from composable.batches.precision import Precision
+from composable.batches.precision import Precision, widest_float
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.key import Key
@@ -29,7 +29,7 @@ from composable.core.state import State
 from composable.core.update import Update
 from composable.data.grouping import BatchGroup
 from composable.engines.engine import Engine
-from composable.engines.modules import Buffers, all_modules
+from composable.engines.modules import Buffers, all_modules, largest_modules
 from composable.engines.scaled import LossScaler, SkippedStep
 from composable.engines.shares import LossShares, times, without_nothing
 from composable.losses.loss import OutputLoss, check_scalar, loss_module
@@ -75,7 +75,7 @@ def _build(update: Update, model: nn.Module) -> Optimizer:
         raise ValueError(
             f"the loss of the update {update.name!r} has parameters: let it be a part of the model."
         )
-    given = ModelParameters(named.values(), _largest_modules(model, named))
+    given = ModelParameters(named.values(), largest_modules(model, named.values()))
     try:
         (optimizer,) = build_optimizers(lambda _: update.optimizer(given), model)
     except (TypeError, ValueError) as error:
@@ -120,21 +120,6 @@ def _check_patterns(update: Update, model: nn.Module) -> None:
                 f"{type(model).__name__}; its modules are {children or 'none'}: pass their names, "
                 "or patterns such as 'generator.*'."
             )
-
-
-def _largest_modules(model: nn.Module, named: Mapping[str, nn.Parameter]) -> list[nn.Module]:
-    """Return the largest modules all of whose parameters are among `named`."""
-    held = {id(p) for p in named.values()}
-
-    def largest(module: nn.Module) -> Iterator[nn.Module]:
-        own = [id(p) for p in module.parameters()]
-        if own and held.issuperset(own):
-            yield module
-            return
-        for child in module.children():
-            yield from largest(child)
-
-    return list(largest(model))
 
 
 @attrs.frozen(eq=False)
@@ -371,7 +356,8 @@ class UpdateStep:
         if not terms:
             return state
         before = state.losses
-        parts = {n: without_nothing(times(one, share), share) for n, one in terms.items()}
+        wide = widest_float(state.device)
+        parts = {n: without_nothing(times(one, share), share).to(wide) for n, one in terms.items()}
         losses = {name: before.get(name, 0.0) + one for name, one in parts.items()}
         return state.evolve_unchecked(losses=losses)
 
@@ -380,7 +366,7 @@ class UpdateStep:
         if not parts:
             return {}
         engine, processes = self.engine, self.engine.processes
-        sums = torch.stack([one.double() for one in parts.values()]) * engine.shares.factor
+        sums = torch.stack(list(parts.values())) * engine.shares.factor
         if processes.several:
             sums = processes.sum(sums) / (processes.size if engine.mean_gradients else 1)
         names = [f"{self.update.name}/{name}" for name in parts]

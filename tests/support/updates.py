@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from composable import Key, Trainer, Update
+from composable.algorithms import EMA
+from composable.loggers import InMemoryLogger
 from composable.utils.reproducibility import seed_step
 from tests.support.data import batches
 from tests.support.models import seeded, weights
@@ -20,13 +22,23 @@ adam = partial(torch.optim.Adam, lr=0.01)
 lbfgs = partial(torch.optim.LBFGS, lr=0.3, max_iter=3)
 
 
+class Lower(nn.Module):
+    """A network that is no `nn.Sequential`, so that FSDP2 wraps no part of it by default."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 5), nn.BatchNorm1d(5) if norm else nn.Identity()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.norm(self.linear(inputs)).tanh()  # type: ignore[no-any-return]
+
+
 class Pair(nn.Module):
     """Two networks, the second of which reads the first."""
 
     def __init__(self, dropout: float = 0.2, norm: bool = True) -> None:
         super().__init__()
-        between = nn.BatchNorm1d(5) if norm else nn.Identity()
-        self.lower = nn.Sequential(nn.Linear(4, 5), between, nn.Tanh())
+        self.lower = Lower(norm)
         self.upper = nn.Sequential(nn.Dropout(dropout), nn.Linear(5, 3))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -48,6 +60,12 @@ def upper_loss(model: Any, batch: Any) -> dict[str, Tensor]:
 def lower_loss(model: Any, batch: Any) -> Tensor:
     """Train the lower network against the upper one, with noise."""
     hidden = model.lower(batch[0] + 0.1 * torch.randn_like(batch[0]))
+    return -cross_entropy(model.upper(hidden), batch[1]) + hidden.square().mean()
+
+
+def still_loss(model: Any, batch: Any) -> Tensor:
+    """Train the lower network against the upper one, without noise."""
+    hidden = model.lower(batch[0])
     return -cross_entropy(model.upper(hidden), batch[1]) + hidden.square().mean()
 
 
@@ -149,3 +167,32 @@ def step(
     else:
         closure()
         optimizer.step()
+
+
+def full(tensor: Tensor) -> list[Any]:
+    """Return the values of a tensor, of which this process may have a part."""
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.tolist()  # type: ignore[no-any-return]
+
+
+def fit_updates(strategy: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Train in this process of several, and return what a test compares."""
+    log, norm, optimizer = (
+        InMemoryLogger(),
+        options.pop("norm", True),
+        options.pop("optimizer", sgd),
+    )
+    given = {"train_dataloader": batches(20, 8), "loggers": log, "log_interval": "1ba"}
+    updates = [
+        upper(times=2, optimizer=optimizer),
+        lower(loss=still_loss, every=2, optimizer=sgd, algorithms=EMA("2ba")),
+    ]
+    model = pair(dropout=0.0, norm=norm)
+    trainer = with_updates(updates, model, **{**given, "parallel": strategy, **options})
+    state = trainer.fit()
+    return {
+        "weights": {name: full(one) for name, one in state.model.state_dict().items()},
+        "averages": {name: full(one) for name, one in state.averages["lower/EMA"].items()},
+        "losses": {n: log.series(f"loss/train/{n}") for n in ("upper", "lower", "upper/size")},
+        "reducers": len(getattr(trainer._run.engine, "_reducers", ())),
+    }
