@@ -103,6 +103,14 @@ class Update:
         given = getattr(self, argument)
         return TypeError(f"{argument}={given!r} of the update {self.name!r} must be {allowed}.")
 
+    @property
+    def summary(self) -> str:
+        """Its name, and when it is taken."""
+        every, times = self.every, self.times
+        when = [f"every={getattr(every, '__name__', every)}"] * (every != 1)
+        when += [f"times={times}"] * (times != 1)
+        return self.name + (f" ({', '.join(when)})" if when else "")
+
     def is_due(self, state: State) -> bool:
         """Return whether it is taken in the batch of a state."""
         if callable(self.every):

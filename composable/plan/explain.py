@@ -77,6 +77,9 @@ def format_plan(plan: Plan, *, observers: bool, width: int | None) -> str:
     if plan.callbacks and not observers:
         names = ", ".join(callback.name for callback in plan.callbacks)
         notes.insert(0, f"Callbacks, listed with observers=True: {names}.")
+    if plan.updates:
+        listed = ", ".join(one.summary for one in plan.updates)
+        notes.insert(0, f"Updates of each step, in this order: {listed}.")
     wrapped = [textwrap.fill(note, width, break_on_hyphens=False) for note in notes]
     return "\n\n".join([*filter(None, [table]), *wrapped]) or _EMPTY
 
@@ -124,6 +127,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "version": 1,
         "algorithms": {algorithm.name: _describe(algorithm) for algorithm in plan.algorithms},
         "callbacks": [callback.name for callback in plan.callbacks],
+        "updates": [one.name for one in plan.updates],
         "caveats": [{**attrs.asdict(one), "kind": one.kind.__name__} for one in plan.caveats],
         "steps": [{**attrs.asdict(one), "event": one.event.value} for one in steps_of(plan)],
     }

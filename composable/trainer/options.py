@@ -226,12 +226,13 @@ class TrainerOptions(
             from composable.trainer.updates import algorithms_of  # on use
 
             algorithms = [*as_list(algorithms), *algorithms_of(self.updates)]
-        return Plan.compile(
+        plan = Plan.compile(
             algorithms,
             self.callbacks,
             self.loggers if self.processes.is_main else (),
             builtin_callbacks=self.builtin_callbacks(),
         )
+        return attrs.evolve(plan, updates=self.updates) if self.updates else plan
 
     def builtin_callbacks(self) -> list[Callback]:
         """Return the Trainer's own callbacks."""

@@ -194,11 +194,17 @@ def algorithms_of(updates: Sequence[Update]) -> list[Algorithm]:
                     f"the update {update.name!r} has {one.name}, which acts before training, when "
                     "there are no updates: pass it to the Trainer."
                 )
-            if not one.parts and one.name == type(one).__name__:  # not named by the user
-                one = attrs.evolve(one, name=f"{update.name}/{one.name}")
-            name = f"{update.name}: {one.name}"
-            found.append(_Within((one,), name=name, update=update, index=i))
+            one = _renamed(one, update.name)
+            found.append(_Within((one,), name=one.name, update=update, index=i))
     return found
+
+
+def _renamed(algorithm: Algorithm, update: str) -> Algorithm:
+    """Return an algorithm whose name, and the names of its parts, begin with that of an update."""
+    changes: dict[str, Any] = {"name": f"{update}/{algorithm.name}"}
+    if algorithm.parts:
+        changes["parts"] = tuple(_renamed(one, update) for one in algorithm.parts)
+    return attrs.evolve(algorithm, **changes)
 
 
 # --- a step ---

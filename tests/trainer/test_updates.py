@@ -1,18 +1,26 @@
 """Training steps of several updates: bad input, losses that are not finite, terms, names."""
 
 import math
+import signal
 from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
+from torch._dynamo.utils import counters as dynamo_counters
 from torch.nn.functional import cross_entropy, mse_loss
 
-from composable.algorithms import EMA
+from composable import chain, during, replay
+from composable.algorithms import EMA, GradientClipping, MixUp
+from composable.callbacks import GradientNoise, LRMonitor, OptimizerMonitor
+from composable.core.algorithm import leaves
 from composable.loggers import InMemoryLogger
 from composable.losses.part_weights import SplitLossError
+from composable.optim import per_group
 from composable.trainer.checking import CheckError
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
+from tests.support.commands import Command
 from tests.support.data import batches
 from tests.support.models import same, weights
 from tests.support.updates import (
@@ -296,3 +304,114 @@ def test_terms_with_different_divisors_ask_for_what_they_are_means_over():
         SplitLossError, match=r"'upper': .*for the terms that it returns.*mean_over="
     ):
         with_updates([upper(loss=loss, mean_over=None)], pair(norm=False), grad_accum=2).fit()
+
+
+# --- names, and what else a run has ---
+
+
+def test_algorithms_of_updates_have_the_names_of_these_in_the_plan_and_in_the_memory():
+    clip = GradientClipping("norm", 0.1)
+    within = during("1ba", "3ba", chain(clip, MixUp(interpolate_loss=True)))
+    updates = [upper(algorithms=clip, times=2), lower(algorithms=within, every=2)]
+    trainer = with_updates(updates)
+    names = [one.name for each in trainer.plan.algorithms for one in leaves(each)]
+    assert sorted(names) == ["lower/GradientClipping", "lower/MixUp", "upper/GradientClipping"]
+    explained = trainer.plan.explain(width=200)
+    assert "Updates of each step, in this order: upper (times=2), lower (every=2)." in explained
+    assert "upper/GradientClipping" in explained
+
+
+def test_monitors_measure_each_update_under_its_name():
+    log = InMemoryLogger()
+    callbacks = [OptimizerMonitor("1ba"), LRMonitor("1ba")]
+    with_updates([upper(), lower()], callbacks=callbacks, loggers=log).fit()
+    names = {name for _, metrics in log.records for name in metrics}
+    assert {f"l2_norm/grad/global/{one}" for one in ("upper", "lower")} <= names
+    assert {"lr/upper", "lr/lower"} <= names
+    assert "l2_norm/grad/global" not in names
+
+
+def test_gradient_noise_refuses_several_losses():
+    with pytest.raises(ValueError, match="GradientNoise measures the gradients of one loss"):
+        with_updates([upper(), lower()], callbacks=GradientNoise("1ba"), grad_accum=2).fit()
+
+
+def test_schedules_of_an_update_and_of_all_multiply():
+    def half(clock):
+        return 0.5
+
+    halved = lower(schedulers=per_group({}, default=half), optimizer=sgd)
+    trainer = with_updates([upper(schedulers=half), halved], schedulers=lambda clock: 0.1)
+    trainer.fit()
+    assert trainer._run.rates.read() == pytest.approx({"lr/upper": 0.005, "lr/lower": 0.005})
+
+
+def test_each_update_has_a_loss_scale():
+    def large(model, batch):
+        return 1e5 * lower_loss(model, batch)
+
+    updates = [upper(), lower(loss=large)]
+    trainer = with_updates(updates, precision="amp_fp16", max_duration="3ba")
+    trainer.fit()
+    upper_scale, lower_scale = (one.scaler for one in trainer._run.updates.each)
+    assert lower_scale.num_skipped > upper_scale.num_skipped
+    assert lower_scale.scale < upper_scale.scale
+
+
+def test_compiled_losses_train_with_the_same_bits():
+    before = dynamo_counters["stats"]["unique_graphs"]
+    one = with_updates([upper(), lower()], compile={"backend": "aot_eager"}).fit()
+    assert dynamo_counters["stats"]["unique_graphs"] >= before + 2
+    assert same(weights(one.model), weights(with_updates([upper(), lower()]).fit().model))
+
+
+def test_a_check_takes_all_updates_and_changes_nothing():
+    trainer = with_updates([upper(), lower(every=50)])
+    before = weights(trainer.state.model)
+    trainer.check()
+    assert same(weights(trainer.state.model), before)
+    assert not trainer.state.losses
+    assert same(weights(trainer.fit().model), weights(with_updates([upper()]).fit().model))
+
+
+def test_a_batch_is_replayed(tmp_path):
+    def train():
+        with_updates([upper(times=2), lower()], save_folder=tmp_path, save_interval="2ba").fit()
+
+    train()
+    assert replay(train, tmp_path, batch=3).same
+
+
+def test_one_part_of_a_model_is_exported_with_its_averages(tmp_path):
+    trainer = with_updates([upper(), lower(algorithms=EMA("2ba"))])
+    averages = trainer.fit().averages["lower/EMA"]
+    found = load_file(trainer.export_weights(tmp_path / "lower.safetensors", part="lower"))
+    assert same(found, {n.removeprefix("lower."): one for n, one in averages.items()})
+    with pytest.raises(ValueError, match=r"part='low' must be .* one of \['lower', 'upper'\]"):
+        trainer.export_weights(tmp_path / "other.safetensors", part="low")
+
+
+KILLED = """
+import os, signal
+from tests.support.updates import lower, lower_loss, upper, with_updates
+
+def loss(model, batch, state):
+    if state.timestamp.batch == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return lower_loss(model, batch)
+
+loss.__qualname__ = "lower_loss"
+updates = [upper(times=2), lower(loss=loss)]
+with_updates(updates, save_folder="run", save_interval="1ba").fit()
+"""
+
+
+def test_a_run_that_is_killed_between_two_updates_of_a_batch_continues_with_the_same_bits(tmp_path):
+    assert Command(tmp_path, KILLED).finish()[0] == -signal.SIGKILL
+    options = {"save_folder": tmp_path / "run", "save_interval": "1ba", "autoresume": True}
+    updates = [upper(times=2), lower()]
+    resumed = with_updates(updates, **options)
+    assert resumed.state.timestamp.batch == 3
+    one, other = resumed.fit(), with_updates(updates).fit()
+    assert same(weights(one.model), weights(other.model))
+    assert one.losses == other.losses
