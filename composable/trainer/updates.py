@@ -27,6 +27,7 @@ from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.update import Update
+from composable.core.window import Window
 from composable.data.grouping import BatchGroup
 from composable.engines.engine import Engine
 from composable.engines.modules import Buffers, all_modules, largest_modules
@@ -178,6 +179,10 @@ class _Within(Combined):
             return new
         kept = {n: one for n, one in new.averages[name].items() if owns(self.update, n)}
         return new.with_average(name, kept)
+
+    def window(self) -> Window:
+        name = self.update.name
+        return Window(condition=f"in the update {name!r}", update=name)
 
     def describe(self, show: Callable[[Any], str]) -> str:
         return f"{self.update.name}: {show(self.parts[0])}"

@@ -382,6 +382,16 @@ def test_a_batch_is_replayed(tmp_path):
     assert replay(train, tmp_path, batch=3).same
 
 
+def test_each_update_has_averages_of_its_weights():
+    updates = [upper(algorithms=EMA("2ba")), lower(algorithms=EMA("3ba"))]
+    trainer = with_updates(updates, eval_dataloader=batches(12), loss_fn=cross_entropy)
+    state = trainer.fit()
+    averages = {**state.averages["upper/EMA"], **state.averages["lower/EMA"]}
+    assert all(name.startswith("upper") for name in state.averages["upper/EMA"])
+    assert averages.keys() == weights(state.model).keys()
+    assert same(weights(state.model), averages)  # the evaluated weights
+
+
 def test_one_part_of_a_model_is_exported_with_its_averages(tmp_path):
     trainer = with_updates([upper(), lower(algorithms=EMA("2ba"))])
     averages = trainer.fit().averages["lower/EMA"]
