@@ -80,6 +80,7 @@ class Update:
     algorithms: Any = attrs.field(kw_only=True, default=())
 
     def __attrs_post_init__(self) -> None:
+        where = f"of the update {self.name!r}"
         if not isinstance(self.name, str):
             raise TypeError(f"name={self.name!r} of an update must be a string.")
         if not self.name or "/" in self.name:
@@ -87,21 +88,17 @@ class Update:
                 f"name={self.name!r} of an update must be a name without a slash, such as "
                 "'generator': it begins the names of its losses in logs."
             )
-        if not callable(self.loss):
-            raise self._wrong("loss", "a function loss(model, batch)")
-        if isinstance(self.optimizer, (Optimizer, type)) or not callable(self.optimizer):
-            raise self._wrong(
-                "optimizer", "a function of the parameters, functools.partial(Adam, lr=2e-4)"
-            )
-        if self.batch is not None and not callable(self.batch):
-            raise self._wrong("batch", "a function of the batch and the number of the repetition")
-        check_count(f"times of the update {self.name!r}", self.times, 1)
+        for name in ("loss", "optimizer", "batch"):
+            value = getattr(self, name)
+            given = callable(value) or (name == "batch" and value is None)
+            if not given or isinstance(value, (type, Optimizer)):
+                raise TypeError(
+                    f"{name}={value!r} {where} must be a function, such as "
+                    "optimizer=functools.partial(torch.optim.Adam, lr=2e-4)."
+                )
+        check_count(f"times {where}", self.times, 1)
         if not callable(self.every):
-            check_count(f"every of the update {self.name!r}", self.every, 1)
-
-    def _wrong(self, argument: str, allowed: str) -> TypeError:
-        given = getattr(self, argument)
-        return TypeError(f"{argument}={given!r} of the update {self.name!r} must be {allowed}.")
+            check_count(f"every {where}", self.every, 1)
 
     @property
     def summary(self) -> str:

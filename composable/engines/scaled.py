@@ -117,10 +117,6 @@ class LossScaler:
         end = "" if self.of_update is None else f"/{self.of_update}"
         return {f"precision/loss_scale{end}": scale, f"precision/skipped{end}": self.num_skipped}
 
-    def set(self, scale: Tensor, streak: int) -> None:
-        """Restore an earlier scale."""
-        self.scale, self.streak = scale, streak
-
     def state_dict(self) -> ScalerState:
         """Return the scale, and the counts of steps."""
         return {

@@ -69,7 +69,7 @@ class LearningRates:
         if given is None:
             given = []
         several = isinstance(given, Iterable) and not isinstance(given, (str, bytes, dict, Tensor))
-        built = [build_schedule(one, optimizers) for one in (given if several else [given])]
+        built = [_build(one, optimizers) for one in (given if several else [given])]
         stepped = [s for s in built if isinstance(s, LRScheduler)]
         plateaus = tuple(s for s in stepped if isinstance(s, ReduceLROnPlateau))
         others = tuple(s for s in stepped if not isinstance(s, ReduceLROnPlateau))
@@ -301,8 +301,7 @@ def _makes_schedule(given: Any) -> bool:
     return named and str(getattr(given, "__module__", None)).startswith("composable.optim.")
 
 
-def build_schedule(given: Any, optimizers: Sequence[Optimizer]) -> Any:
-    """Build the schedule or the PyTorch scheduler that a function makes, and check it."""
+def _build(given: Any, optimizers: Sequence[Optimizer]) -> Any:
     made_of = given.func if isinstance(given, partial) else given
     is_class = isinstance(made_of, type) and issubclass(made_of, LRScheduler)
     if is_class or _takes_optimizer(given):
@@ -321,7 +320,7 @@ def build_schedule(given: Any, optimizers: Sequence[Optimizer]) -> Any:
                 f"arguments by functools.partial({name}, ...).",
             )
             raise
-        return build_schedule(built, optimizers)
+        return _build(built, optimizers)
     if isinstance(given, LRScheduler):
         if not any(given.optimizer is optimizer for optimizer in optimizers):
             raise ValueError(

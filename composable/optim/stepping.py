@@ -75,12 +75,21 @@ def needs_closure(optimizer: Optimizer) -> bool:
     return closure is not None and closure.default is closure.empty
 
 
-def restoring(optimizer: Optimizer) -> Callable[[], None]:
-    """Return a function that restores the state and the groups of an optimizer, once."""
+def restoring(optimizer: Optimizer, *, weights: bool = False) -> Callable[[], None]:
+    """Return a function that restores the state and the groups of an optimizer, once.
+
+    Args:
+        optimizer: The optimizer.
+        weights: Whether its parameters are copied and restored, too.
+    """
+    held = [p for group in optimizer.param_groups for p in group["params"] if weights]
+    copies = [(p.detach(), p.detach().clone()) for p in held]
     states = {p: copy.deepcopy(values) for p, values in optimizer.state.items()}
     groups = [(group, _copied(group)) for group in optimizer.param_groups]
 
     def restore() -> None:
+        for tensor, copied in copies:
+            tensor.copy_(copied)
         for p in [p for p in optimizer.state if p not in states]:
             del optimizer.state[p]
         optimizer.state.update(states)

@@ -19,10 +19,10 @@ from composable.engines.engine import Engine, Setup
 from composable.engines.initialization import has_meta_tensors
 from composable.engines.shares import LossShares
 from composable.losses.loss import call_of, loss_module
-from composable.losses.mean import declared_by, with_count
+from composable.losses.mean import declared_by, takes, with_count
 from composable.losses.weights import LossWeights
 from composable.optim.building import build_optimizers
-from composable.optim.learning_rates import LearningRates, build_schedule
+from composable.optim.learning_rates import LearningRates
 from composable.optim.multi import base_optimizers
 from composable.optim.stepping import needs_closure
 from composable.plan.declarations import as_list
@@ -146,8 +146,7 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
         from composable.trainer.updates import build_update_optimizers, schedules_of  # on use
 
         optimizers = build_update_optimizers(options.updates, state.model)
-        own = schedules_of(options.updates, optimizers, build_schedule)
-        schedulers = [*as_list(schedulers), *own]
+        schedulers = [*as_list(schedulers), *schedules_of(options.updates, optimizers)]
     else:
         optimizers = build_optimizers(
             given,
@@ -219,7 +218,8 @@ def _updates(options: TrainerOptions, engine: Engine, state: State) -> "RunUpdat
         if options.compile:
             given = options.compile if isinstance(options.compile, Mapping) else {}
             loss = torch.compile(loss, **{"dynamic": False, **given})
-        each.append(RunUpdate(one, i, LossShares(weights, engine.forward.loss), scaler, loss))
+        shares, takes_state = LossShares(weights, engine.forward.loss), takes(one.loss, 3)
+        each.append(RunUpdate(one, i, shares, scaler, loss, takes_state))
     return RunUpdates(each)
 
 

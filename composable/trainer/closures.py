@@ -81,20 +81,16 @@ def check_closures(state: State, *, in_parts: bool) -> None:
     Raises:
         ValueError: It can't.
     """
-    for one in base_optimizers(state.optimizers):
-        if not needs_closure(one):
-            continue
+    for one in filter(needs_closure, base_optimizers(state.optimizers)):
         update = one.param_groups[0].get(UPDATE)
         place = "optimizers" if update is None else f"the update {update!r}"
+        alone = one in state.optimizers and (update is not None or len(state.optimizers) == 1)
         if state.precision.scales_loss:
-            reason = f"which precision={state.precision.name!r} scales"
-            advice = "use precision='amp_bf16' or 'fp32'"
+            why = f"which precision={state.precision.name!r} scales: use precision='amp_bf16'"
         elif in_parts:
-            reason = "at whole parameters, of which each process has a part"
-            advice = "use parallel='ddp'"
-        elif one not in state.optimizers or (update is None and len(state.optimizers) > 1):
-            reason = "which the other optimizers would change"
-            advice = "let it be the only one, or pass an Update for each optimizer"
-        else:
+            why = "of whole parameters, of which each process has a part: use parallel='ddp'"
+        elif alone:
             continue
-        raise ValueError(f"{type(one).__name__} of {place} compares losses {reason}: {advice}.")
+        else:
+            why = "which other optimizers change: pass an Update for each optimizer"
+        raise ValueError(f"{type(one).__name__} of {place} compares losses {why}.")

@@ -54,13 +54,7 @@ def describe_request(options: TrainerOptions, model: nn.Module) -> dict[str, Any
             }
             for one in options.evaluators
         },
-        "updates": {
-            one.name: {
-                name: describe_value(getattr(one, name))
-                for name in ("loss", "parameters", "every", "times", "mean_over")
-            }
-            for one in options.updates
-        },
+        "updates": [describe_value(one) for one in options.updates],
         "options": {
             **{name: describe_value(getattr(options, name)) for name in _OPTIONS},
             "precision": repr(options.precision.on(options.device)),

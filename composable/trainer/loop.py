@@ -9,7 +9,8 @@ Algorithms act, and callbacks observe, in `fire`. The step is composed in `compo
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from composable.core.control import Control
@@ -33,6 +34,7 @@ LOG = Event.LOG
 EPOCH = TimeUnit.EPOCH
 
 _END = object()
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def start(run: Run, max_duration: Time | None) -> None:
@@ -146,7 +148,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     rates, before = run.rates, state
     logs = run.dispatcher.logger.destinations
     batch, samples, tokens = loaded
-    state = state.evolve_unchecked(batch=batch, outputs=None)
+    state = state.evolve_unchecked(batch=batch, outputs=None, losses=NOTHING)
     if run.begin_batch is not None:
         state = run.begin_batch(state)
     if logs:

@@ -129,19 +129,15 @@ class TrainerOptions(
 
     def _check_updates(self) -> None:
         names = [one.name for one in self.updates]
+        given = ("optimizers", "deepspeed_config", "loss_mean_over", "train_metrics")
+        others = [name for name in given if getattr(self, name)]
+        if others or not self.decay_norms_and_biases:
+            raise ValueError(
+                f"updates={names} and {[*others, 'decay_norms_and_biases=False'][0]} exclude each "
+                "other: pass to each Update its optimizer, mean_over and named terms."
+            )
         if len(set(names)) < len(names):
             raise ValueError(f"updates have the names {names}, which must differ.")
-        given = ("optimizers", "deepspeed_config", "loss_mean_over", "train_metrics")
-        for name in [one for one in given if getattr(self, one)]:
-            raise ValueError(
-                f"updates={names} and {name} exclude each other: pass the optimizer, the loss, "
-                "mean_over and named terms to each Update."
-            )
-        if not self.decay_norms_and_biases:
-            raise ValueError(
-                f"updates={names} and decay_norms_and_biases=False exclude each other: let the "
-                "optimizer of an Update divide its parameters, by composable.optim.by_role."
-            )
 
     def _check_saving(self) -> None:
         if self.nonfinite_loss == "rollback" and self.save_folder is None:

@@ -92,7 +92,7 @@ class TrialRun:
         if run.after_dataloader is not None:
             state = run.after_dataloader(state)
         state = run.step(state)
-        losses: Any = [state.loss] if run.updates is None else run.updates.losses(state)
+        losses: Any = [one for name, one in state.losses.items() if "/" not in name] or [state.loss]
         return torch.stack([one.detach() for one in losses]).sum()
 
     @torch.no_grad()

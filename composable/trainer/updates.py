@@ -9,10 +9,8 @@ other parameters require no gradient. So every part of a step (microbatches, sum
 clipping, guards) works as in a run with one loss.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -36,9 +34,11 @@ from composable.engines.shares import LossShares, times, without_nothing
 from composable.losses.loss import OutputLoss, check_scalar, loss_module
 from composable.losses.part_weights import ADVICE, SplitLossError
 from composable.optim.building import build_optimizers
+from composable.optim.learning_rates import LearningRates
 from composable.optim.multi import base_optimizers
 from composable.optim.per_name import UPDATE, PerGroup
 from composable.optim.roles import ModelParameters, matches_pattern
+from composable.optim.schedules import constant
 from composable.optim.stepping import needs_closure, restoring
 from composable.plan.combinators import Combined
 from composable.plan.declarations import as_algorithm, as_list
@@ -46,6 +46,7 @@ from composable.trainer.guards import NonFiniteLossError
 from composable.utils.reproducibility import seed_step
 
 Step = Callable[[State], State]
+_UNCHANGED = constant()
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _SURGERY = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
@@ -69,88 +70,72 @@ def build_update_optimizers(updates: Sequence[Update], model: nn.Module) -> tupl
 
 
 def _build(update: Update, model: nn.Module) -> Optimizer:
-    named = {name: p for name, p in model.named_parameters() if owns(update, name)}
-    _check_patterns(update, model)
+    named, where = _selected(update, model), f"the update {update.name!r}"
     module = loss_module(update.loss, model)
     if module is not None and any(True for _ in module.parameters()):
-        raise ValueError(
-            f"the loss of the update {update.name!r} has parameters: let it be a part of the model."
-        )
+        raise ValueError(f"the loss of {where} has parameters: let it be a part of the model.")
     given = ModelParameters(named.values(), largest_modules(model, named.values()))
     try:
         (optimizer,) = build_optimizers(lambda _: update.optimizer(given), model)
     except (TypeError, ValueError) as error:
-        error.args = (f"the update {update.name!r}: {error}",)
+        error.args = (f"{where}: {error}",)
         raise
-    own = {id(p) for p in named.values()}
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    if held - own:
-        names = [name for name, p in model.named_parameters() if id(p) in held - own]
-        raise ValueError(
-            f"the optimizer of the update {update.name!r} has {', '.join(names[:3]) or 'others'}, "
-            f"which parameters={update.parameters!r} doesn't match: let its function build it from "
-            "the parameters that it gets."
-        )
     for group in optimizer.param_groups:
         group[UPDATE] = update.name
+        if not set(map(id, group["params"])) <= set(map(id, named.values())):
+            raise ValueError(
+                f"the optimizer of {where} has parameters that parameters={update.parameters!r} "
+                "doesn't match: let its function build it from the parameters that it gets."
+            )
     return optimizer
 
 
 def owns(update: Update, name: str) -> bool:
     """Return whether a parameter or buffer of this name belongs to an update."""
-    if callable(update.parameters):
-        return bool(update.parameters(name))
-    return any(matches_pattern(name, pattern) for pattern in _patterns(update))
+    return any(_matches(pattern, name) for pattern in _patterns(update))
 
 
 def _patterns(update: Update) -> list[Any]:
     given = update.parameters
-    return [given] if isinstance(given, str) else list(given)
+    return [given] if isinstance(given, str) or callable(given) else list(given)
 
 
-def _check_patterns(update: Update, model: nn.Module) -> None:
-    names = [name for name, _ in model.named_parameters()]
-    patterns = [None] if callable(update.parameters) else _patterns(update)
-    for pattern in patterns or [None]:
-        found = (owns(update, n) if pattern is None else matches_pattern(n, pattern) for n in names)
-        if not any(found):
-            shown = update.parameters if pattern is None else pattern
-            children = ", ".join(repr(name) for name, _ in model.named_children())
-            raise ValueError(
-                f"the update {update.name!r} has parameters={shown!r}, which match no parameter of "
-                f"{type(model).__name__}; its modules are {children or 'none'}: pass their names, "
-                "or patterns such as 'generator.*'."
-            )
+def _matches(pattern: Any, name: str) -> bool:
+    return bool(pattern(name) if callable(pattern) else matches_pattern(name, pattern))
+
+
+def _selected(update: Update, model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of an update by name; each of its patterns must match one."""
+    named, patterns = dict(model.named_parameters()), _patterns(update)
+    idle = [one for one in patterns if not any(_matches(one, name) for name in named)]
+    if idle or not patterns:
+        raise ValueError(
+            f"the update {update.name!r} has parameters={[*idle, update.parameters][0]!r}, which "
+            f"match no parameter of {type(model).__name__}; its modules are "
+            f"{[name for name, _ in model.named_children()]}: pass their names, or patterns such "
+            "as 'generator.*'."
+        )
+    return {name: p for name, p in named.items() if owns(update, name)}
 
 
 @attrs.frozen(eq=False)
 class _OfUpdate(PerGroup):
-    """A schedule of one update; the learning rates of the others are constant under it."""
+    """A schedule of one update, its `default`; under it the other learning rates are constant."""
 
     update: str = ""
 
     def schedule_of(self, group: Mapping[str, Any]) -> Any:
-        if group.get(UPDATE) != self.update:
-            return PerGroup(()).default
-        own = self.schedules[0][1]
+        own = self.default if group.get(UPDATE) == self.update else _UNCHANGED
         return own.schedule_of(group) if isinstance(own, PerGroup) else own
 
-    def check_names(self, groups: Any) -> None:
-        own = self.schedules[0][1]
-        if isinstance(own, PerGroup):
-            own.check_names([one for one in groups if one.get(UPDATE) == self.update])
 
-
-def schedules_of(
-    updates: Sequence[Update], optimizers: Sequence[Optimizer], build: Callable[..., Any]
-) -> list[Any]:
+def schedules_of(updates: Sequence[Update], optimizers: Sequence[Optimizer]) -> list[Any]:
     """Return the schedules of all updates, and the torch schedulers that theirs build."""
-    found = []
-    for update, optimizer in zip(updates, optimizers, strict=True):
-        for one in [build(given, [optimizer]) for given in as_list(update.schedulers)]:
-            torch_one = isinstance(one, torch.optim.lr_scheduler.LRScheduler)
-            own: Any = (("", one),)
-            found.append(one if torch_one else _OfUpdate(own, update=update.name))
+    found: list[Any] = []
+    for one, optimizer in zip(updates, optimizers, strict=True):
+        own = LearningRates.build(one.schedulers, [optimizer], every_batch=True)
+        schedules = (_OfUpdate((), schedule, update=one.name) for schedule in own.schedules)
+        found += [*own.steppers, *schedules]
     return found
 
 
@@ -164,14 +149,9 @@ class _Within(Combined):
     update: Update = attrs.field(kw_only=True, eq=id)
     index: int = attrs.field(kw_only=True)
 
-    def match(self, event: Event, state: State) -> bool:
-        if event in _STEP_EVENTS:
-            return state.update == self.update.name
-        return True
-
     def apply(self, event: Event, state: State) -> State:
         if event in _STEP_EVENTS:
-            return super().apply(event, state)
+            return super().apply(event, state) if state.update == self.update.name else state
         with frozen_others(state.optimizers[self.index], state):
             new = super().apply(event, state)
         name = self.parts[0].name
@@ -181,8 +161,7 @@ class _Within(Combined):
         return new.with_average(name, kept)
 
     def window(self) -> Window:
-        name = self.update.name
-        return Window(condition=f"in the update {name!r}", update=name)
+        return Window(condition=f"in {self.update.name!r}", update=self.update.name)
 
     def describe(self, show: Callable[[Any], str]) -> str:
         return f"{self.update.name}: {show(self.parts[0])}"
@@ -196,8 +175,8 @@ def algorithms_of(updates: Sequence[Update]) -> list[Algorithm]:
             one = as_algorithm(given, f"the update {update.name!r} contains")
             if not _SURGERY.isdisjoint(one.events) and one.declares:
                 raise ValueError(
-                    f"the update {update.name!r} has {one.name}, which acts before training, when "
-                    "there are no updates: pass it to the Trainer."
+                    f"the update {update.name!r} has {one.name}, which acts before training: pass "
+                    "it to the Trainer."
                 )
             one = _renamed(one, update.name)
             found.append(_Within((one,), name=one.name, update=update, index=i))
@@ -237,25 +216,17 @@ class UpdateLoss(OutputLoss):
         if isinstance(loss, Mapping):
             terms = dict(loss)
             if "loss" not in terms:
-                raise ValueError(
-                    f"{where} returned {sorted(terms)}: the mapping needs 'loss', which is "
-                    "differentiated."
-                )
+                raise ValueError(f"{where} returned {sorted(terms)}, and must return 'loss' too.")
             loss = terms.pop("loss")
-            outputs.update(
-                {
-                    name: check_scalar(one, f"{where}, {name!r},").detach()
-                    for name, one in terms.items()
-                }
-            )
+            for name, one in terms.items():
+                outputs[name] = check_scalar(one, f"{where}, {name!r},").detach()
         if not check_scalar(loss, where).requires_grad and torch.is_grad_enabled():
             raise _no_gradient(self.model)
         return loss  # type: ignore[no-any-return]
 
     def per_example(self, outputs: Any, batch: Any) -> Tensor:
         raise TypeError(
-            f"an algorithm weights examples, and the update {self.model!r} returns one loss for "
-            "all: pass the algorithm in a run with loss_fn."
+            f"an algorithm weights examples, and the update {self.model!r} has one loss for all."
         )
 
 
@@ -281,20 +252,8 @@ class RunUpdate:
     scaler: LossScaler
     loss: Callable[..., Any]
     """The loss, compiled where requested."""
-    takes_state: bool = attrs.field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.takes_state = _takes_state(self.update.loss)
-
-
-def _takes_state(loss: Callable[..., Any]) -> bool:
-    """Return whether a loss has a third parameter without a default."""
-    try:
-        parameters = inspect.signature(loss).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    given = [one for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
-    return len([one for one in given if one.default is one.empty]) == 3
+    takes_state: bool
+    """Whether the loss has a third parameter."""
 
 
 @attrs.define(eq=False)
@@ -307,12 +266,6 @@ class RunUpdates:
         """Return the same updates, all of which are taken in each batch."""
         due = [attrs.evolve(one, update=attrs.evolve(one.update, every=1)) for one in self.each]
         return RunUpdates(due)
-
-    def losses(self, state: State) -> list[Tensor]:
-        """Return the losses of the updates that were taken in a batch, without their terms."""
-        return [
-            state.losses[n] for n in (one.update.name for one in self.each) if n in state.losses
-        ]
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """Return the shares and the loss scale of each update."""
@@ -332,31 +285,32 @@ class RunUpdates:
                 one.shares.load_state_dict(saved["loss_shares"])
 
 
+@attrs.define(eq=False)
 class UpdateStep:
     """One repetition of an update.
 
     Args:
         run: The update of the run.
         repetition: Which one of `times` it is.
-        compose: Composes the step of a loss: see `step_of_loss`.
-        optimizer: Its optimizer.
+        own: Its optimizer.
         engine: Takes the shares of its loss.
     """
 
-    def __init__(
-        self,
-        run: RunUpdate,
-        repetition: int,
-        compose: Callable[..., Step],
-        optimizer: Optimizer,
-        engine: Engine,
-    ) -> None:
-        self.run, self.update, self.repetition = run, run.update, repetition
-        self.index, self.engine, self.own = run.index, engine, (optimizer,)
-        first = not (run.index or repetition)  # it has the random numbers of a step of one loss
-        self.salt = () if first else (UPDATE, self.update.name, repetition)
-        self._trains = False
-        self.step = compose(run.scaler, closure=needs_closure(optimizer), update=self)
+    run: RunUpdate
+    repetition: int
+    own: tuple[Optimizer, ...]
+    engine: Engine
+    step: Step = attrs.field(init=False)
+    salt: tuple[str | int, ...] = attrs.field(init=False, default=())
+    _trains: bool = attrs.field(init=False, default=False)
+
+    def compose(self, step_of_loss: Callable[..., Step]) -> "UpdateStep":
+        """Compose the step of its loss."""
+        if self.run.index or self.repetition:  # the first one has the key of a step of one loss
+            self.salt = UPDATE, self.run.update.name, self.repetition
+        closure = needs_closure(self.own[0])
+        self.step = step_of_loss(self.run.scaler, closure=closure, update=self)
+        return self
 
     def key_of(self, state: State) -> Key:
         """Return the key of the random numbers of a forward pass."""
@@ -366,8 +320,7 @@ class UpdateStep:
         """Add the terms of the loss of a part of a batch, times its share."""
         if not terms:
             return state
-        before = state.losses
-        wide = widest_float(state.device)
+        before, wide = state.losses, widest_float(state.device)
         parts = {n: without_nothing(times(one, share), share).to(wide) for n, one in terms.items()}
         losses = {name: before.get(name, 0.0) + one for name, one in parts.items()}
         return state.evolve_unchecked(losses=losses)
@@ -380,8 +333,7 @@ class UpdateStep:
         sums = torch.stack(list(parts.values())) * engine.shares.factor
         if processes.several:
             sums = processes.sum(sums) / (processes.size if engine.mean_gradients else 1)
-        names = [f"{self.update.name}/{name}" for name in parts]
-        return dict(zip(names, sums.unbind(), strict=True))
+        return {f"{self.run.update.name}/{n}": one for n, one in zip(parts, sums, strict=True)}
 
     def check_gradients(self, state: State) -> State:
         """Check once that the loss has a gradient for a parameter of the update.
@@ -392,13 +344,13 @@ class UpdateStep:
         if not self._trains:
             held = [p for group in self.own[0].param_groups for p in group["params"]]
             if all(p.grad is None for p in held):
-                raise _no_gradient(self.update.name)
+                raise _no_gradient(self.run.update.name)
             self._trains = True
         return state
 
     def __call__(self, outer: State) -> State:
         """Take the update, and return the state with its losses."""
-        state, name = self.enter(outer), self.update.name
+        state, name = self.enter(outer), self.run.update.name
         self.engine.shares = self.run.shares
         try:
             with frozen_others(self.own[0], outer):
@@ -419,18 +371,18 @@ class UpdateStep:
 
     def enter(self, state: State) -> State:
         """Return the state that the update sees."""
-        optimizer = state.optimizers[self.index]
-        if optimizer is not self.own[0]:
-            self.own = (optimizer,)
+        update = self.run.update
+        if state.optimizers[self.run.index] is not self.own[0]:
+            self.own = (state.optimizers[self.run.index],)
         loss = UpdateLoss(
-            self.update.name,
+            update.name,
             module=state.model,
             function=self.run.loss,
             precision=state.precision,
             more=(state,) if self.run.takes_state else (),
         )
         return state.evolve_unchecked(
-            update=self.update.name,
+            update=update.name,
             batch=self.batch_of(state, state.batch, state.key),
             optimizers=self.own,
             loss_fn=loss,
@@ -440,19 +392,20 @@ class UpdateStep:
 
     def batch_of(self, state: State, batch: Any, key: Key) -> Any:
         """Return what the update makes of a batch, or of each batch of a group."""
-        if self.update.batch is None:
+        update = self.run.update
+        if update.batch is None:
             return batch
         if isinstance(batch, BatchGroup):
             parts = [self.batch_of(state, one, key.of_batch(i)) for i, one, *_ in batch.parts]
             return attrs.evolve(batch, batches=tuple(parts))
-        seed_step(key.fold("batch", self.update.name, self.repetition), state.timestamp.batch)
-        return self.update.batch(batch, self.repetition)
+        seed_step(key.fold("batch", update.name, self.repetition), state.timestamp.batch)
+        return update.batch(batch, self.repetition)
 
 
 def each_update(
     updates: Sequence[RunUpdate],
     optimizers: Sequence[Optimizer],
-    compose: Callable[..., Step],
+    step_of_loss: Callable[..., Step],
     engine: Engine,
     *,
     undoes: bool,
@@ -462,19 +415,19 @@ def each_update(
     Args:
         updates: The updates.
         optimizers: Their optimizers.
-        compose: Composes the step of a loss: see `step_of_loss`.
-        engine: Takes the shares of its loss.
+        step_of_loss: Composes the step of a loss.
+        engine: Takes the shares of the losses.
         undoes: Whether all updates of a batch are undone if the loss of one is not finite.
     """
     steps = [
-        UpdateStep(one, repetition, compose, optimizers[one.index], engine)
+        UpdateStep(one, repetition, (optimizers[one.index],), engine).compose(step_of_loss)
         for one in updates
         for repetition in range(one.update.times)
     ]
 
     def stepped(outer: State) -> State:
         state = outer.evolve_unchecked(losses=_EMPTY)
-        due = [one for one in steps if one.update.is_due(outer)]
+        due = [one for one in steps if one.run.update.is_due(outer)]
         undo = _kept(state, [one.run for one in due[:-1]]) if undoes else []
         try:
             for one in due:
@@ -493,20 +446,8 @@ def _kept(state: State, updates: Sequence[RunUpdate]) -> list[Callable[[], Any]]
     undo: list[Callable[[], Any]] = [Buffers.of(state).restore] if updates else []
     for one in dict.fromkeys(updates):
         optimizer = state.optimizers[one.index]
-        undo += [_restoring_weights(optimizer), *map(restoring, base_optimizers([optimizer]))]
-        undo.append(partial(one.scaler.set, one.scaler.scale, one.scaler.streak))
+        undo += [restoring(part, weights=True) for part in base_optimizers([optimizer])]
     return undo
-
-
-def _restoring_weights(optimizer: Optimizer) -> Callable[[], None]:
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    copies = [p.detach().clone() for p in held]
-
-    def restore() -> None:
-        for p, copy in zip(held, copies, strict=True):
-            p.detach().copy_(copy)
-
-    return restore
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def foreign(parameters):
     return torch.optim.SGD([*parameters, *OTHER.parameters()], lr=0.1)
 
 
-OTHER, PARTS = nn.Linear(1, 1), r"its modules are 'lower', 'upper': pass"
+OTHER, PARTS = nn.Linear(1, 1), r"its modules are \['lower', 'upper'\]: pass"
 BAD = {  # arguments of the update and of the run, and the error
     "name": ({"name": 3}, {}, "name=3 of an update must be a string"),
     "slash": ({"name": "a/b"}, {}, "name='a/b' of an update must be a name without a slash"),
@@ -68,12 +68,12 @@ BAD = {  # arguments of the update and of the run, and the error
     "class": (
         {"optimizer": torch.optim.SGD},
         {},
-        "of the update 'upper' must be a function of the",
+        "of the update 'upper' must be a function, such",
     ),
     "none": ({"parameters": []}, {}, rf"'upper' has parameters=\[\], which match no .*{PARTS}"),
     "pattern": ({"parameters": "uper.*"}, {}, f"'upper' has parameters='uper.*{PARTS}"),
     "one of two": ({"parameters": ["upper", "head"]}, {}, "the update 'upper' has .*='head'"),
-    "foreign": ({"optimizer": foreign}, {}, "the optimizer of the update 'upper' has others"),
+    "foreign": ({"optimizer": foreign}, {}, "the optimizer of the update 'upper' has param"),
     "no optimizer": ({"optimizer": lambda p: 3}, {}, "the update 'upper': optimizers contains"),
     "module": ({"loss": nn.Linear(1, 1)}, {}, "the loss of the update 'upper' has parameters"),
     "detached": ({"loss": detached}, {}, "the update 'upper' has no gradient for its parameters"),
