@@ -23,7 +23,7 @@ from composable.engines.initialization import replace_parameters
 from composable.engines.modules import Buffers, check_dense, largest_modules
 from composable.engines.partitioned import Partitioned
 from composable.engines.sums import ShardSums
-from composable.optim.per_name import is_update
+from composable.optim.per_name import update_of
 
 
 @attrs.define(eq=False)
@@ -83,7 +83,7 @@ class Sharded(Partitioned):
                     checkpoint(part)
                 replace_parameters(state.optimizers, shard(part, options))
             self.modules += [module]  # type: ignore[list-item]  # fully_shard changes its class
-            if is_update(state.optimizers):  # whose loss may call parts of the model first
+            if any(map(update_of, state.optimizers)):  # a loss may call parts of the model first
                 fully_shard.state(module)._lazy_init()  # type: ignore[attr-defined]
         self.share_work(state)
 
@@ -145,7 +145,7 @@ def _wrapped(strategy: FSDP2, state: State) -> list[nn.Module]:
     The loss of an update may call its largest modules without the model.
     """
     found = strategy.wrapped(state.model)
-    for one in state.optimizers if is_update(state.optimizers) else ():
+    for one in filter(update_of, state.optimizers):
         held = [p for group in one.param_groups for p in group["params"]]
         found += largest_modules(state.model, held)
     chosen = set(found) - {state.model}

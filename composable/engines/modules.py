@@ -1,7 +1,6 @@
 """The modules of a run: their loss, their gradients, and the buffers that they write."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from operator import is_
 from typing import Any
 
@@ -36,16 +35,13 @@ def all_modules(state: State) -> list[nn.Module]:
 
 def largest_modules(model: nn.Module, parameters: Iterable[Tensor]) -> list[nn.Module]:
     """Return the largest modules all of whose parameters are among some."""
-    held = set(map(id, parameters))
-
-    def largest(module: nn.Module) -> Iterator[nn.Module]:
-        own = [id(p) for p in module.parameters()]
-        if own and held.issuperset(own):
-            yield module
-        else:
-            yield from chain.from_iterable(map(largest, module.children()))
-
-    return list(largest(model))
+    held, found, inside = set(map(id, parameters)), [], set[nn.Module]()
+    for one in model.modules():
+        own = set(map(id, one.parameters()))
+        if own and own <= held and one not in inside:
+            found.append(one)
+            inside.update(one.modules())
+    return found
 
 
 def trained_parameters(state: State) -> list[Tensor]:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import attrs
 from torch import Tensor
-from torch.optim import Optimizer
 from typing_extensions import Self
 
 from composable.core.time import HasTime
@@ -164,6 +163,6 @@ def check_options(group: Mapping[str, Any], options: Iterable[str]) -> None:
             )
 
 
-def is_update(optimizers: Iterable[Optimizer]) -> bool:
-    """Return whether optimizers are those of updates."""
-    return any(UPDATE in group for one in optimizers for group in one.param_groups)
+def update_of(optimizer: Any) -> Any:
+    """Return the name of the update that an optimizer belongs to, or None."""
+    return optimizer.param_groups[0].get(UPDATE)

@@ -546,18 +546,6 @@ def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
             )
 
 
-def check_part(model: nn.Module, part: Any) -> nn.Module:
-    """Return a module of a model by its name; the model itself for ""."""
-    named = dict(model.named_modules())
-    if part not in named:
-        children = [name for name, _ in model.named_children()]
-        raise ValueError(
-            f"part={part!r} must be the name of a module of {type(model).__name__}, such as one of "
-            f"{children}."
-        )
-    return named[part]  # type: ignore[no-any-return]
-
-
 def check_schedules(state: State, rates: "LearningRates") -> None:
     """Call each schedule at the start of a run of known length, with copies of the groups."""
     if state.max_duration is None:

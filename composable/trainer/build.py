@@ -41,7 +41,7 @@ from composable.utils.reproducibility import get_random_seed
 if TYPE_CHECKING:
     from composable.resume.foreign import ForeignPoint
     from composable.resume.verify import ResumePoint
-    from composable.trainer.updates import RunUpdates
+    from composable.trainer.updates import RunUpdate
 
     Point: TypeAlias = ResumePoint | ForeignPoint | None
 
@@ -200,13 +200,13 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
         loss_scaler=engine.scaler,
         loss_shares=engine.shares,
         engine=engine,
-        updates=_updates(options, engine, state) if options.updates else None,
+        updates=_updates(options, engine, state) if options.updates else (),
     )
 
 
-def _updates(options: TrainerOptions, engine: Engine, state: State) -> "RunUpdates":
+def _updates(options: TrainerOptions, engine: Engine, state: State) -> "list[RunUpdate]":
     """Return the updates of a run, each with its loss scale, shares, and compiled loss."""
-    from composable.trainer.updates import RunUpdate, RunUpdates  # on use
+    from composable.trainer.updates import RunUpdate  # on use
 
     each = []
     for i, one in enumerate(options.updates):
@@ -220,7 +220,7 @@ def _updates(options: TrainerOptions, engine: Engine, state: State) -> "RunUpdat
             loss = torch.compile(loss, **{"dynamic": False, **given})
         shares, takes_state = LossShares(weights, engine.forward.loss), takes(one.loss, 3)
         each.append(RunUpdate(one, i, shares, scaler, loss, takes_state))
-    return RunUpdates(each)
+    return each
 
 
 def _engine(options: TrainerOptions, saved: int | None) -> Engine:

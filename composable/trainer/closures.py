@@ -2,22 +2,21 @@
 
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Any
 
-from torch import Tensor
+import attrs
 
 from composable.core.event import Event
 from composable.core.state import State
 from composable.engines.modules import Buffers, write_gradients
 from composable.optim.multi import base_optimizers
-from composable.optim.per_name import UPDATE
-from composable.optim.stepping import needs_closure, zero_grad
+from composable.optim.per_name import update_of
+from composable.optim.stepping import needs_closure
 from composable.plan.dispatch import Dispatcher
-
-if TYPE_CHECKING:
-    from composable.trainer.train_metrics import TrainMetrics
+from composable.trainer.parameters import computing_again
 
 
+@attrs.define(eq=False)
 class ClosureSteps:
     """The step of an optimizer with a closure: gradients are computed again at other weights.
 
@@ -25,49 +24,36 @@ class ClosureSteps:
     statistics stay. So the step is a function of the state.
 
     Args:
-        gradients: Computes gradients.
+        compute: Computes gradients.
         dispatcher: It has the algorithms that change gradients.
         metrics: Measures the outputs of the first call only.
     """
 
-    def __init__(
-        self,
-        gradients: Callable[[State], State],
-        dispatcher: Dispatcher,
-        metrics: "TrainMetrics | None",
-    ) -> None:
-        self._gradients, self._dispatcher, self._metrics = gradients, dispatcher, metrics
-        self._first: State | None = None
+    compute: Callable[[State], State]
+    dispatcher: Dispatcher
+    metrics: Any
+    _first: Any = attrs.field(init=False, default=None)
 
     def gradients(self, state: State) -> State:
         """Compute the gradients of the first call."""
-        self._first, self._before = state, Buffers.of(state)
-        return self._gradients(state)
+        self._first = state, Buffers.of(state)
+        return self.compute(state)
 
     def step(self, state: State) -> State:
         """Step the optimizer."""
-        first, self._first = self._first, None
-        (optimizer,), after, calls = state.optimizers, Buffers.of(state), count()
+        (first, before), calls, self._first = self._first, count(), None
 
-        def closure() -> Tensor:
+        def closure() -> Any:
             if not next(calls):
-                return state.loss  # type: ignore[return-value]  # a step has computed it
-            zero_grad(state)
-            self._before.restore()
-            again = self._gradients(first)  # type: ignore[arg-type]
-            again = self._dispatcher.run_algorithms(Event.BEFORE_OPTIMIZER_STEP, again)
+                return state.loss
+            with computing_again(state, before, self.metrics):
+                again = self.compute(first)
+            again = self.dispatcher.run_algorithms(Event.BEFORE_OPTIMIZER_STEP, again)
             if again.gradients is not None:
                 write_gradients(again)
-            return again.loss  # type: ignore[return-value]
+            return again.loss
 
-        try:
-            if self._metrics is not None:
-                self._metrics.active = False
-            optimizer.step(closure)  # type: ignore[arg-type]  # its own annotation: a float
-        finally:
-            after.restore()
-            if self._metrics is not None:
-                self._metrics.active = True
+        state.optimizers[0].step(closure)
         return state
 
 
@@ -82,7 +68,7 @@ def check_closures(state: State, *, in_parts: bool) -> None:
         ValueError: It can't.
     """
     for one in filter(needs_closure, base_optimizers(state.optimizers)):
-        update = one.param_groups[0].get(UPDATE)
+        update = update_of(one)
         place = "optimizers" if update is None else f"the update {update!r}"
         alone = one in state.optimizers and (update is not None or len(state.optimizers) == 1)
         if state.precision.scales_loss:

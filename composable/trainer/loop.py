@@ -220,7 +220,7 @@ def log(run: Run, before: State, state: State) -> State:
     if not (requested or due):
         return state
     losses = {"loss/train": state.loss}
-    if run.updates is not None:
+    if run.updates:
         losses = {f"loss/train/{name}": one for name, one in state.losses.items()}
     metrics = {**losses, **run.rates.last_lrs}
     run.dispatcher.logger.log_metrics(metrics, state.timestamp)

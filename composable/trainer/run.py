@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,7 +28,7 @@ from composable.trainer.evaluated_weights import EvaluatedWeights
 from composable.trainer.evaluation import EvaluationLoop
 from composable.trainer.guards import NonFiniteGuard, NonFiniteLossError
 from composable.trainer.microbatches import Microbatches
-from composable.trainer.step import Step, StepParts, build_step, compose, scheduling
+from composable.trainer.step import Step, build_step, compose, scheduling
 from composable.trainer.training_data import TrainingData
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from composable.resume.manager import CheckpointManager
     from composable.runs.recorder import RunRecorder
     from composable.trainer.train_metrics import TrainMetrics
-    from composable.trainer.updates import RunUpdates
+    from composable.trainer.updates import RunUpdate
 
 
 class UnsupportedRequestWarning(UserWarning):
@@ -104,7 +104,8 @@ class Run:
     recorders: list["RunRecorder"] = attrs.field(factory=list)
     flops_counter: "SpeedMonitor | None" = None
     train_metrics: "TrainMetrics | None" = None
-    updates: "RunUpdates | None" = None
+    updates: "Sequence[RunUpdate]" = ()
+    """The updates of each step; none if it has one loss."""
 
     def __attrs_post_init__(self) -> None:
         self.fire, self.signals = self.dispatcher.fire, self.engine.signals
@@ -128,18 +129,7 @@ class Run:
         self.step_schedulers = scheduling(self.dispatcher.firing, after) if after else None
         self.batch_end = self._firing_joined(Event.BATCH_END)
         self.batch_checkpoint = self._firing_joined(Event.BATCH_CHECKPOINT)
-        self.step = build_step(
-            StepParts(
-                dispatcher=self.dispatcher,
-                engine=self.engine,
-                rates=self.rates,
-                microbatches=self.microbatches,
-                guard=self.guard,
-                fetch_ahead=None if self.data.copies is None else self.data.fetch_ahead,
-                metrics=self.train_metrics,
-                updates=() if self.updates is None else self.updates.each,
-            )
-        )
+        self.step = build_step(self)
 
     def _firing_joined(self, event: Event) -> Step | None:
         """Return what fires an event and joins requests, or None if that has no effect."""
@@ -158,7 +148,10 @@ class Run:
         """The parts that a checkpoint saves, by their names in it."""
         fields = (one for one in attrs.fields(Run) if _PART in one.metadata)
         parts = {field.metadata[_PART]: getattr(self, field.name) for field in fields}
-        return parts if self.updates is None else {**parts, "updates": self.updates}
+        for one in self.updates:
+            parts[f"loss_scaler of {one.update.name}"] = one.scaler
+            parts[f"loss_shares of {one.update.name}"] = one.shares
+        return parts
 
     def take_training_weights(self) -> None:
         """Let the model hold the weights that are trained; they may have been changed."""

@@ -15,14 +15,13 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import attrs
 import torch
 from torch import Tensor
 
 from composable.core.event import Event
 from composable.core.state import State
 from composable.data.grouping import each_batch
-from composable.engines.engine import Engine, Sums
+from composable.engines.engine import Sums
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import Buffers, write_gradients
 from composable.engines.scaled import LossScaler, skip_overflow, unscale_gradients
@@ -31,21 +30,20 @@ from composable.losses.loss import check_loss
 from composable.optim.learning_rates import LearningRates
 from composable.optim.stepping import needs_closure, zero_grad
 from composable.plan.dispatch import Dispatcher
-from composable.trainer.guards import NonFiniteGuard, skip_batches
+from composable.trainer.guards import skip_batches
 from composable.trainer.microbatches import (
     WHOLE,
     Microbatch,
-    Microbatches,
     fit_memory,
     sum_gradients,
 )
-from composable.trainer.parameters import frozen_parameters, temporary_weights
+from composable.trainer.parameters import computing_again, frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 
 if TYPE_CHECKING:
     from composable.trainer.train_metrics import TrainMetrics
-    from composable.trainer.updates import RunUpdate, UpdateStep
+    from composable.trainer.updates import UpdateStep
 
 
 Step: TypeAlias = Callable[[State], State]
@@ -57,60 +55,35 @@ _NOTHING: Watched = nullcontext()
 _KEY = attrgetter("key")
 
 
-@attrs.frozen(eq=False, kw_only=True)
-class StepParts:
-    """What the step of a run is composed of.
-
-    Args:
-        dispatcher: Fires the events.
-        engine: Computes outputs, losses and gradients, and steps the optimizers.
-        rates: The learning rates, which an algorithm may override for one step.
-        microbatches: How batches are split.
-        guard: Checks the loss before the optimizers step.
-        fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one, or
-            before several processes send gradients and what they have fetched.
-        metrics: Measures the outputs.
-        updates: The updates of which the step consists; none if it has one loss.
-    """
-
-    dispatcher: Dispatcher
-    engine: Engine
-    rates: LearningRates
-    microbatches: Microbatches
-    guard: NonFiniteGuard
-    fetch_ahead: Step | None = None
-    metrics: "TrainMetrics | None" = None
-    updates: "Sequence[RunUpdate]" = ()
-
-
-def build_step(parts: StepParts) -> Step:
-    """Compose the step of a run."""
-    if parts.updates:
+def build_step(run: Any) -> Step:
+    """Compose the step of a `Run`: of one loss, or of its updates."""
+    rates, dispatcher = run.rates, run.dispatcher
+    if run.updates:
         from composable.trainer.updates import each_update  # on use
 
-        of_loss, undoes = partial(step_of_loss, parts), parts.guard.policy in ("skip", "rollback")
-        optimizers, engine = parts.rates.optimizers, parts.engine
-        step = each_update(parts.updates, optimizers, of_loss, engine, undoes=undoes)
+        step = each_update(run, partial(step_of_loss, run))
     else:
-        closure = any(map(needs_closure, parts.rates.optimizers))
-        step = step_of_loss(parts, parts.engine.scaler, closure=closure)
-    begin = parts.dispatcher.firing(Event.BATCH_START)
-    return compose(begin, skip_batches(step, parts.dispatcher, parts.guard))
+        closure = any(map(needs_closure, rates.optimizers))
+        step = step_of_loss(run, run.engine.scaler, closure=closure)
+    return compose(dispatcher.firing(Event.BATCH_START), skip_batches(step, dispatcher, run.guard))
 
 
 def step_of_loss(
-    parts: StepParts, scaler: LossScaler, *, closure: bool, update: "UpdateStep | None" = None
+    run: Any, scaler: LossScaler, *, closure: bool, update: "UpdateStep | None" = None
 ) -> Step:
     """Compose the step of one loss, from `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`.
 
     Args:
-        parts: What it is composed of.
+        run: The `Run`, whose parts the step uses.
         scaler: Scales the loss, if the precision needs it.
         closure: Whether the optimizer computes gradients again.
         update: The update whose loss it is, if there are several.
     """
-    dispatcher, engine, guard, metrics = parts.dispatcher, parts.engine, parts.guard, parts.metrics
-    microbatches, fetch_ahead = parts.microbatches, parts.fetch_ahead
+    dispatcher, engine, guard = run.dispatcher, run.engine, run.guard
+    microbatches, metrics = run.microbatches, run.train_metrics
+    # The next batch is fetched while a GPU computes the gradients of this one, or before several
+    # processes send gradients and what they have fetched.
+    fetch_ahead = None if run.data.copies is None else run.data.fetch_ahead
     at, algorithms = dispatcher.firing, dispatcher.plan.algorithms
     measure = None if metrics is None else metrics.measure
     backward = scaler.backward if scaler.enabled else engine.backward
@@ -152,7 +125,7 @@ def step_of_loss(
             at(Event.AFTER_ZERO_GRAD),
         ),
     )
-    step = optimizer_step(dispatcher, parts.rates, *todo)
+    step = optimizer_step(dispatcher, run.rates, *todo)
     if not algorithms:
         step = unless_requested(compose(*todo), compose(step, drop_requests))
     return skip_overflow(step, dispatcher, scaler) if scaler.enabled else step
@@ -275,20 +248,13 @@ def second_pass(gradients: Gradients, metrics: "TrainMetrics | None" = None) -> 
             return gradients(state)
         before = Buffers.of(state)
         first = gradients(state)
-        after = Buffers.of(state)
         weights = state.second_pass(first)
-        zero_grad(first)
-        before.restore()  # both passes start alike, for a layer that counts its calls
-        try:
-            if metrics is not None:
-                metrics.active = False
-            with temporary_weights(dict(state.named_parameters()), weights):
-                del weights  # frees one copy of the parameters
-                second = gradients(state)
-        finally:
-            after.restore()
-            if metrics is not None:
-                metrics.active = True
+        with (
+            computing_again(first, before, metrics),
+            temporary_weights(dict(state.named_parameters()), weights),
+        ):
+            del weights  # frees one copy of the parameters
+            second = gradients(state)
         # A second loss that is not finite has such gradients, and the guard looks at the loss.
         finite = second.loss.isfinite()  # type: ignore[union-attr]
         loss = torch.where(finite, first.loss, second.loss)  # type: ignore[arg-type]

@@ -378,9 +378,11 @@ class Trainer:
         check_flag("overwrite", overwrite)
         run, processes = self._run, self._options.processes
         run.state = run.weights.adopt_changes(run.state)
+        named: dict[Any, Any] = dict(run.state.model.named_modules())
+        if part not in named:
+            raise ValueError(f"part={part!r} must be the name of a module: one of {[*named][1:]}.")
         with run.engine.whole(), uploading("path", path, overwrite=overwrite) as target:
-            model = check.check_part(run.state.model, part)
-            found = export_weights(model, target, processes, overwrite=overwrite)
+            found = export_weights(named[part], target, processes, overwrite=overwrite)
         return path if is_url(path) else found
 
     def _check_idle(self, method: str, instead: str) -> None:

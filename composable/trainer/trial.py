@@ -26,7 +26,7 @@ from composable.trainer.run import Run
 from composable.trainer.training_data import TrainingData
 from composable.trainer.undo import restore_tensors
 
-_PARTS = ("loss_scaler", "loss_shares", "microbatches", "updates")
+_PARTS = ("loss_scaler", "loss_shares", "microbatches")
 """The parts of a run that a step changes."""
 
 
@@ -149,11 +149,12 @@ def trial(run: Run) -> Iterator[TrialRun]:
         attributes.restore,
         restore_tensors(run.state),
         *map(restoring, base_optimizers(run.state.optimizers)),
-        *(_part(part) for name, part in run.parts.items() if name in _PARTS),
+        *(_part(part) for name, part in run.parts.items() if name.partition(" ")[0] in _PARTS),
         *map(_loader, (run.data.loader, *(one.dataloader for one in run.evaluators))),
     ]
     run.guard = NonFiniteGuard("ignore", immediate=True)
-    run.updates = None if updates is None else updates.in_each_batch()
+    due = (attrs.evolve(one.update, every=1) for one in updates)
+    run.updates = [attrs.evolve(one, update=now) for one, now in zip(updates, due, strict=True)]
     run.compose()
     try:
         start_training(run.state)

@@ -257,35 +257,6 @@ class RunUpdate:
 
 
 @attrs.define(eq=False)
-class RunUpdates:
-    """The updates of a run, as a part that a checkpoint saves."""
-
-    each: list[RunUpdate]
-
-    def in_each_batch(self) -> "RunUpdates":
-        """Return the same updates, all of which are taken in each batch."""
-        due = [attrs.evolve(one, update=attrs.evolve(one.update, every=1)) for one in self.each]
-        return RunUpdates(due)
-
-    def state_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the shares and the loss scale of each update."""
-        return {
-            one.update.name: {
-                "loss_scaler": one.scaler.state_dict(),
-                "loss_shares": one.shares.state_dict(),
-            }
-            for one in self.each
-        }
-
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Restore what `state_dict` returned; a new update begins as in a new run."""
-        for one in self.each:
-            if saved := state.get(one.update.name):
-                one.scaler.load_state_dict(saved["loss_scaler"])
-                one.shares.load_state_dict(saved["loss_shares"])
-
-
-@attrs.define(eq=False)
 class UpdateStep:
     """One repetition of an update.
 
@@ -402,27 +373,20 @@ class UpdateStep:
         return update.batch(batch, self.repetition)
 
 
-def each_update(
-    updates: Sequence[RunUpdate],
-    optimizers: Sequence[Optimizer],
-    step_of_loss: Callable[..., Step],
-    engine: Engine,
-    *,
-    undoes: bool,
-) -> Step:
+def each_update(run: Any, step_of_loss: Callable[..., Step]) -> Step:
     """Take the updates that are due, one after the other, over the same batch.
 
+    If the loss of one is not finite, and such batches are skipped, the others are undone.
+
     Args:
-        updates: The updates.
-        optimizers: Their optimizers.
+        run: The `Run` with the updates.
         step_of_loss: Composes the step of a loss.
-        engine: Takes the shares of the losses.
-        undoes: Whether all updates of a batch are undone if the loss of one is not finite.
     """
+    undoes = run.guard.policy in ("skip", "rollback")
     steps = [
-        UpdateStep(one, repetition, (optimizers[one.index],), engine).compose(step_of_loss)
-        for one in updates
-        for repetition in range(one.update.times)
+        UpdateStep(one, i, (run.rates.optimizers[one.index],), run.engine).compose(step_of_loss)
+        for one in run.updates
+        for i in range(one.update.times)
     ]
 
     def stepped(outer: State) -> State:
