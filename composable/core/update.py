@@ -1,4 +1,4 @@
-"""An update: a part of a training step, with a loss and an optimizer of its own."""
+"""An update: a part of a training step, with a loss and an optimizer."""
 
 from collections.abc import Callable
 from typing import Any

@@ -28,7 +28,7 @@ class Replicated(Parallel):
     """Whether gradients may be sent before all are computed."""
     reducer: GradientReducer | None = attrs.field(init=False, default=None)
     _reducers: dict[str | None, GradientReducer] = attrs.field(init=False, factory=dict)
-    """That of each update."""
+    """The reducer of each update."""
     _observed: bool = attrs.field(init=False, default=False)
 
     @property

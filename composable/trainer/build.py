@@ -1,10 +1,8 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
-from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import attrs
 import torch
 from torch import nn
 
@@ -19,7 +17,7 @@ from composable.engines.engine import Engine, Setup
 from composable.engines.initialization import has_meta_tensors
 from composable.engines.shares import LossShares
 from composable.losses.loss import call_of, loss_module
-from composable.losses.mean import declared_by, takes, with_count
+from composable.losses.mean import declared_by, with_count
 from composable.losses.weights import LossWeights
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
@@ -41,7 +39,6 @@ from composable.utils.reproducibility import get_random_seed
 if TYPE_CHECKING:
     from composable.resume.foreign import ForeignPoint
     from composable.resume.verify import ResumePoint
-    from composable.trainer.updates import RunUpdate
 
     Point: TypeAlias = ResumePoint | ForeignPoint | None
 
@@ -143,10 +140,10 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
     state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
     schedulers = options.schedulers
     if options.updates:
-        from composable.trainer.updates import build_update_optimizers, schedules_of  # on use
+        from composable.trainer.updates import build_update_optimizers, update_schedules  # on use
 
         optimizers = build_update_optimizers(options.updates, state.model)
-        schedulers = [*as_list(schedulers), *schedules_of(options.updates, optimizers)]
+        schedulers = [*as_list(schedulers), *update_schedules(options.updates, optimizers)]
     else:
         optimizers = build_optimizers(
             given,
@@ -172,6 +169,11 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
     state, weights = with_count(state, declared), LossWeights(declared, bool(options.compile))
     weights.agree = engine.agree_on_calls
     engine.shares = LossShares(weights, engine.forward.loss)
+    updates: Any = ()
+    if options.updates:
+        from composable.trainer.updates import updates_of_run  # on use
+
+        updates = updates_of_run(options, engine, state)
     return Run(
         state=state,
         dispatcher=dispatcher,
@@ -200,27 +202,8 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
         loss_scaler=engine.scaler,
         loss_shares=engine.shares,
         engine=engine,
-        updates=_updates(options, engine, state) if options.updates else (),
+        updates=updates,
     )
-
-
-def _updates(options: TrainerOptions, engine: Engine, state: State) -> "list[RunUpdate]":
-    """Return the updates of a run, each with its loss scale, shares, and compiled loss."""
-    from composable.trainer.updates import RunUpdate  # on use
-
-    each = []
-    for i, one in enumerate(options.updates):
-        declared = declared_by(one.mean_over, state.evolve(loss_fn=None))
-        weights = LossWeights(declared, bool(options.compile))
-        weights.agree = engine.agree_on_calls
-        scaler = attrs.evolve(engine.scaler, of_update=one.name)
-        loss = one.loss
-        if options.compile:
-            given = options.compile if isinstance(options.compile, Mapping) else {}
-            loss = torch.compile(loss, **{"dynamic": False, **given})
-        shares, takes_state = LossShares(weights, engine.forward.loss), takes(one.loss, 3)
-        each.append(RunUpdate(one, i, shares, scaler, loss, takes_state))
-    return each
 
 
 def _engine(options: TrainerOptions, saved: int | None) -> Engine:

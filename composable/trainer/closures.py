@@ -8,12 +8,11 @@ import attrs
 
 from composable.core.event import Event
 from composable.core.state import State
-from composable.engines.modules import Buffers, write_gradients
+from composable.engines.modules import Buffers, computing_again, write_gradients
 from composable.optim.multi import base_optimizers
 from composable.optim.per_name import update_of
 from composable.optim.stepping import needs_closure
 from composable.plan.dispatch import Dispatcher
-from composable.trainer.parameters import computing_again
 
 
 @attrs.define(eq=False)

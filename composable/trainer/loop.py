@@ -9,8 +9,7 @@ Algorithms act, and callbacks observe, in `fire`. The step is composed in `compo
 """
 
 import time
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 from typing import Any
 
 from composable.core.control import Control
@@ -34,7 +33,6 @@ LOG = Event.LOG
 EPOCH = TimeUnit.EPOCH
 
 _END = object()
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def start(run: Run, max_duration: Time | None) -> None:
@@ -148,7 +146,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     rates, before = run.rates, state
     logs = run.dispatcher.logger.destinations
     batch, samples, tokens = loaded
-    state = state.evolve_unchecked(batch=batch, outputs=None, losses=NOTHING)
+    state = state.evolve_unchecked(batch=batch, outputs=None, losses={})
     if run.begin_batch is not None:
         state = run.begin_batch(state)
     if logs:

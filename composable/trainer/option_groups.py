@@ -209,7 +209,7 @@ class OptimizationOptions:
             return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery with
             the parameters of the model and of `loss_fn`.
         updates: The updates of which each training step consists, in their order, each with its
-            own loss and optimizer: see `composable.Update`. Evaluations use `loss_fn`.
+            loss and optimizer: see `composable.Update`. Evaluations use `loss_fn`.
         decay_norms_and_biases: Whether the weight decay of the optimizers applies to all
             parameters. If not, functions of the parameters get two groups, and normalization
             layers and biases are in the one without: see `composable.optim.decay_groups`.

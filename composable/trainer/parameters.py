@@ -11,10 +11,9 @@ from composable._support.dtensors import local_part
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.state import State
-from composable.engines.modules import Buffers, bind_loss
+from composable.engines.modules import bind_loss
 from composable.optim.building import update_param_groups
 from composable.optim.multi import schedule_free_parts
-from composable.optim.stepping import zero_grad
 
 
 def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -> State:
@@ -95,30 +94,6 @@ def _require_input_grad(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any
     if not isinstance(x, Tensor) or x.requires_grad or x.is_contiguous() or not x.is_cpu:
         return None
     return (x.detach().requires_grad_(torch.is_grad_enabled()), *inputs[1:])
-
-
-@contextmanager
-def computing_again(state: State, before: Buffers, metrics: Any) -> Iterator[None]:
-    """Compute gradients again in the block, from the same buffers.
-
-    The gradients are cleared, and at the end the buffers and metrics are those of the first pass.
-
-    Args:
-        state: The state after the first pass.
-        before: The buffers before it.
-        metrics: Measures the outputs, if anything does.
-    """
-    after = Buffers.of(state)
-    zero_grad(state)
-    before.restore()
-    try:
-        if metrics is not None:
-            metrics.active = False
-        yield
-    finally:
-        after.restore()
-        if metrics is not None:
-            metrics.active = True
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from composable.core.state import State
 from composable.data.grouping import each_batch
 from composable.engines.engine import Sums
 from composable.engines.forward import ForwardPass
-from composable.engines.modules import Buffers, write_gradients
+from composable.engines.modules import Buffers, computing_again, write_gradients
 from composable.engines.scaled import LossScaler, skip_overflow, unscale_gradients
 from composable.engines.shares import times, without_nothing
 from composable.losses.loss import check_loss
@@ -37,7 +37,7 @@ from composable.trainer.microbatches import (
     fit_memory,
     sum_gradients,
 )
-from composable.trainer.parameters import computing_again, frozen_parameters, temporary_weights
+from composable.trainer.parameters import frozen_parameters, temporary_weights
 from composable.trainer.whole_loss import whole_loss
 from composable.utils.reproducibility import seed_step
 

@@ -1,11 +1,11 @@
-"""Training steps of several updates: each a whole step over the batch, with its own loss.
+"""Training steps of several updates: each a whole step over the batch.
 
     for update in updates:                  # each_update
         for repetition in range(update.times):
             if due: freeze the others; step; restore
 
-An update sees a state in which `optimizers` has its own one only, `loss_fn` is its own, and all
-other parameters require no gradient. So every part of a step (microbatches, sums over processes,
+An update sees a state with its optimizer and its loss alone, in which all other parameters require
+no gradient. So every part of a step (microbatches, sums over processes,
 clipping, guards) works as in a run with one loss.
 """
 
@@ -32,7 +32,9 @@ from composable.engines.modules import Buffers, all_modules, largest_modules
 from composable.engines.scaled import LossScaler, SkippedStep
 from composable.engines.shares import LossShares, times, without_nothing
 from composable.losses.loss import OutputLoss, check_scalar, loss_module
+from composable.losses.mean import declared_by, takes
 from composable.losses.part_weights import ADVICE, SplitLossError
+from composable.losses.weights import LossWeights
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
 from composable.optim.multi import base_optimizers
@@ -64,7 +66,7 @@ def build_update_optimizers(updates: Sequence[Update], model: nn.Module) -> tupl
 
     Raises:
         TypeError: The function of an update returns no optimizer.
-        ValueError: An update has no parameter, or its optimizer has one that is not its own.
+        ValueError: An update has no parameter, or its optimizer has a parameter of others.
     """
     return tuple([_build(one, model) for one in updates])
 
@@ -125,17 +127,40 @@ class _OfUpdate(PerGroup):
     update: str = ""
 
     def schedule_of(self, group: Mapping[str, Any]) -> Any:
-        own = self.default if group.get(UPDATE) == self.update else _UNCHANGED
-        return own.schedule_of(group) if isinstance(own, PerGroup) else own
+        one = self.default if group.get(UPDATE) == self.update else _UNCHANGED
+        return one.schedule_of(group) if isinstance(one, PerGroup) else one
 
 
-def schedules_of(updates: Sequence[Update], optimizers: Sequence[Optimizer]) -> list[Any]:
+def update_schedules(updates: Sequence[Update], optimizers: Sequence[Optimizer]) -> list[Any]:
     """Return the schedules of all updates, and the torch schedulers that theirs build."""
     found: list[Any] = []
     for one, optimizer in zip(updates, optimizers, strict=True):
-        own = LearningRates.build(one.schedulers, [optimizer], every_batch=True)
-        schedules = (_OfUpdate((), schedule, update=one.name) for schedule in own.schedules)
-        found += [*own.steppers, *schedules]
+        rates = LearningRates.build(one.schedulers, [optimizer], every_batch=True)
+        found += [*rates.steppers, *(_OfUpdate((), s, update=one.name) for s in rates.schedules)]
+    return found
+
+
+def updates_of_run(options: Any, engine: Engine, state: State) -> "list[RunUpdate]":
+    """Return the updates of a run, each with its loss scale, shares, and compiled loss.
+
+    Args:
+        options: The arguments of the `Trainer`.
+        engine: The engine, prepared.
+        state: The state.
+    """
+    found, compiled = [], options.compile
+    for i, one in enumerate(options.updates):
+        weights = LossWeights(
+            declared_by(one.mean_over, state.evolve(loss_fn=None)), bool(compiled)
+        )
+        weights.agree = engine.agree_on_calls
+        loss = one.loss
+        if compiled:
+            given = compiled if isinstance(compiled, Mapping) else {}
+            loss = torch.compile(loss, **{"dynamic": False, **given})
+        shares = LossShares(weights, engine.forward.loss)
+        scaler = attrs.evolve(engine.scaler, of_update=one.name)
+        found.append(RunUpdate(one, i, shares, scaler, loss, takes(one.loss, 3)))
     return found
 
 
@@ -168,7 +193,7 @@ class _Within(Combined):
 
 
 def algorithms_of(updates: Sequence[Update]) -> list[Algorithm]:
-    """Return the algorithms of all updates, each restricted to its own."""
+    """Return the algorithms of all updates, each restricted to its update."""
     found: list[Algorithm] = []
     for i, update in enumerate(updates):
         for given in as_list(update.algorithms):
@@ -184,7 +209,7 @@ def algorithms_of(updates: Sequence[Update]) -> list[Algorithm]:
 
 
 def _renamed(algorithm: Algorithm, update: str) -> Algorithm:
-    """Return an algorithm whose name, and the names of its parts, begin with that of an update."""
+    """Return an algorithm whose name, and the names of its parts, begin with an update's name."""
     changes: dict[str, Any] = {"name": f"{update}/{algorithm.name}"}
     if algorithm.parts:
         changes["parts"] = tuple(_renamed(one, update) for one in algorithm.parts)
@@ -263,13 +288,13 @@ class UpdateStep:
     Args:
         run: The update of the run.
         repetition: Which one of `times` it is.
-        own: Its optimizer.
+        optimizers: Its optimizer.
         engine: Takes the shares of its loss.
     """
 
     run: RunUpdate
     repetition: int
-    own: tuple[Optimizer, ...]
+    optimizers: tuple[Optimizer, ...]
     engine: Engine
     step: Step = attrs.field(init=False)
     salt: tuple[str | int, ...] = attrs.field(init=False, default=())
@@ -279,7 +304,7 @@ class UpdateStep:
         """Compose the step of its loss."""
         if self.run.index or self.repetition:  # the first one has the key of a step of one loss
             self.salt = UPDATE, self.run.update.name, self.repetition
-        closure = needs_closure(self.own[0])
+        closure = needs_closure(self.optimizers[0])
         self.step = step_of_loss(self.run.scaler, closure=closure, update=self)
         return self
 
@@ -313,7 +338,7 @@ class UpdateStep:
             ValueError: It has none.
         """
         if not self._trains:
-            held = [p for group in self.own[0].param_groups for p in group["params"]]
+            held = [p for group in self.optimizers[0].param_groups for p in group["params"]]
             if all(p.grad is None for p in held):
                 raise _no_gradient(self.run.update.name)
             self._trains = True
@@ -324,7 +349,7 @@ class UpdateStep:
         state, name = self.enter(outer), self.run.update.name
         self.engine.shares = self.run.shares
         try:
-            with frozen_others(self.own[0], outer):
+            with frozen_others(self.optimizers[0], outer):
                 state = self.step(state)
         except SplitLossError as error:
             text = str(error).replace(ADVICE, "Pass loss_mean_over= what it is a mean over.")
@@ -343,8 +368,8 @@ class UpdateStep:
     def enter(self, state: State) -> State:
         """Return the state that the update sees."""
         update = self.run.update
-        if state.optimizers[self.run.index] is not self.own[0]:
-            self.own = (state.optimizers[self.run.index],)
+        if state.optimizers[self.run.index] is not self.optimizers[0]:
+            self.optimizers = (state.optimizers[self.run.index],)
         loss = UpdateLoss(
             update.name,
             module=state.model,
@@ -355,7 +380,7 @@ class UpdateStep:
         return state.evolve_unchecked(
             update=update.name,
             batch=self.batch_of(state, state.batch, state.key),
-            optimizers=self.own,
+            optimizers=self.optimizers,
             loss_fn=loss,
             model_call=_no_outputs,
             losses=_EMPTY,
@@ -415,9 +440,9 @@ def _kept(state: State, updates: Sequence[RunUpdate]) -> list[Callable[[], Any]]
 
 
 @contextmanager
-def frozen_others(own: Optimizer, state: State) -> Iterator[None]:
+def frozen_others(optimizer: Optimizer, state: State) -> Iterator[None]:
     """Let the parameters that an optimizer does not have require no gradient in the block."""
-    held = {id(p) for group in own.param_groups for p in group["params"]}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     every = (p for one in all_modules(state) for p in one._parameters.values())
     others = [p for p in every if p is not None and p.requires_grad and id(p) not in held]
     for p in others:
