@@ -23,7 +23,7 @@ lbfgs = partial(torch.optim.LBFGS, lr=0.3, max_iter=3)
 
 
 class Lower(nn.Module):
-    """A network that is no `nn.Sequential`, so that FSDP2 wraps no part of it by default."""
+    """A network that FSDP2 does not wrap by default: it is not an `nn.Sequential`."""
 
     def __init__(self, norm: bool) -> None:
         super().__init__()

@@ -184,7 +184,7 @@ def breaking_at(loss, number):
 
 
 @pytest.mark.parametrize("optimizer", [sgd, adam, lbfgs])
-@pytest.mark.parametrize("number", [0, 3])
+@pytest.mark.parametrize("number", [0, 3, 5])
 @pytest.mark.filterwarnings("ignore::composable.trainer.guards.NonFiniteLossWarning")
 def test_a_skipped_batch_is_undone_as_a_whole(optimizer, number):
     """The bits are those of a run in which no update is due in the batch."""
@@ -198,6 +198,7 @@ def test_a_skipped_batch_is_undone_as_a_whole(optimizer, number):
     one, other = skipping.fit(), never.fit()
     assert same(weights(one.model), weights(other.model))
     assert same(dict(one.averages["whole/EMA"]), dict(other.averages["whole/EMA"]))
+    assert bool(one.losses) == (number != 5)  # a skipped batch logs no loss
     for a, b in zip(one.optimizers, other.optimizers, strict=True):
         assert str(a.state_dict()) == str(b.state_dict())
 
