@@ -67,15 +67,13 @@ def check_closures(state: State, *, in_parts: bool) -> None:
         ValueError: It can't.
     """
     for one in filter(needs_closure, base_optimizers(state.optimizers)):
-        update = update_of(one)
-        place = "optimizers" if update is None else f"the update {update!r}"
+        update, precision = update_of(one), state.precision
         alone = one in state.optimizers and (update is not None or len(state.optimizers) == 1)
-        if state.precision.scales_loss:
-            why = f"which precision={state.precision.name!r} scales: use precision='amp_bf16'"
-        elif in_parts:
-            why = "of whole parameters, of which each process has a part: use parallel='ddp'"
-        elif alone:
-            continue
-        else:
-            why = "which other optimizers change: pass an Update for each optimizer"
-        raise ValueError(f"{type(one).__name__} of {place} compares losses {why}.")
+        reasons = {
+            f"which precision={precision.name!r} scales: use 'amp_bf16'": precision.scales_loss,
+            "of whole parameters, of which each process has a part: use parallel='ddp'": in_parts,
+            "which other optimizers change: pass an Update for each optimizer": not alone,
+        }
+        place = "optimizers" if update is None else f"the update {update!r}"
+        for why in [text for text, holds in reasons.items() if holds]:
+            raise ValueError(f"{type(one).__name__} of {place} compares losses {why}.")

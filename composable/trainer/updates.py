@@ -49,6 +49,8 @@ from composable.utils.reproducibility import seed_step
 
 Step = Callable[[State], State]
 _UNCHANGED = constant()
+_OF_UPDATE = ("update", "batch", "optimizers", "loss_fn", "model_call")
+"""The fields of the state that an update has for itself, besides its losses."""
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _SURGERY = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
@@ -223,10 +225,10 @@ def _renamed(algorithm: Algorithm, update: str) -> Algorithm:
 class UpdateLoss(OutputLoss):
     """The loss of an update, which calls the model itself."""
 
-    module: nn.Module = attrs.field(kw_only=True)
-    function: Callable[..., Any] = attrs.field(kw_only=True)
-    precision: Precision = attrs.field(kw_only=True)
-    more: tuple[State, ...] = attrs.field(kw_only=True)
+    module: nn.Module
+    function: Callable[..., Any]
+    precision: Precision
+    more: tuple[State, ...]
     """The state, if the function takes it."""
 
     def __call__(self, outputs: dict[str, Tensor], batch: Any) -> Tensor:
@@ -248,11 +250,6 @@ class UpdateLoss(OutputLoss):
         if not check_scalar(loss, where).requires_grad and torch.is_grad_enabled():
             raise _no_gradient(self.model)
         return loss  # type: ignore[no-any-return]
-
-    def per_example(self, outputs: Any, batch: Any) -> Tensor:
-        raise TypeError(
-            f"an algorithm weights examples, and the update {self.model!r} has one loss for all."
-        )
 
 
 def _no_gradient(name: str) -> ValueError:
@@ -356,27 +353,16 @@ class UpdateStep:
             error.args = (f"the update {name!r}: {text.replace('loss_mean', 'mean')}",)
             raise
         losses = {**outer.losses, name: state.loss, **self.whole_terms(state.losses)}
-        return state.evolve_unchecked(
-            update=None,
-            batch=outer.batch,
-            optimizers=outer.optimizers,
-            loss_fn=outer.loss_fn,
-            model_call=outer.model_call,
-            losses=MappingProxyType(losses),
-        )
+        before = {field: getattr(outer, field) for field in _OF_UPDATE}
+        return state.evolve_unchecked(**before, losses=MappingProxyType(losses))
 
     def enter(self, state: State) -> State:
         """Return the state that the update sees."""
         update = self.run.update
         if state.optimizers[self.run.index] is not self.optimizers[0]:
             self.optimizers = (state.optimizers[self.run.index],)
-        loss = UpdateLoss(
-            update.name,
-            module=state.model,
-            function=self.run.loss,
-            precision=state.precision,
-            more=(state,) if self.run.takes_state else (),
-        )
+        more = (state,) if self.run.takes_state else ()
+        loss = UpdateLoss(update.name, state.model, self.run.loss, state.precision, more)
         return state.evolve_unchecked(
             update=update.name,
             batch=self.batch_of(state, state.batch, state.key),

@@ -149,9 +149,9 @@ VALUES = [
     *(
         ({"optimizers": LBFGS, **options}, rf"LBFGS of optimizers compares losses {message}")
         for options, message in [
-            ({"precision": "amp_fp16"}, "which precision='amp_fp16' scales: use precision='amp_bf"),
-            ({"optimizers": lambda p: MultiOptimizer([LBFGS(p)])}, "which the other optimizers"),
-            ({"optimizers": halves_of(LBFGS)}, "which the other optimizers would change: let it"),
+            ({"precision": "amp_fp16"}, "which precision='amp_fp16' scales: use 'amp_bf16'"),
+            ({"optimizers": lambda p: MultiOptimizer([LBFGS(p)])}, "which other optimizers change"),
+            ({"optimizers": halves_of(LBFGS)}, "which other optimizers change: pass an Up"),
         ]
     ),
     # checkpoints
