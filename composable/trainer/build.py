@@ -1,7 +1,7 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
@@ -140,10 +140,10 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
     state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
     schedulers = options.schedulers
     if options.updates:
-        from composable.trainer.updates import build_update_optimizers, update_schedules  # on use
+        from composable.trainer import updates  # on use
 
-        optimizers = build_update_optimizers(options.updates, state.model)
-        schedulers = [*as_list(schedulers), *update_schedules(options.updates, optimizers)]
+        optimizers = updates.build_update_optimizers(options.updates, state.model)
+        schedulers = [*as_list(schedulers), *updates.update_schedules(options.updates, optimizers)]
     else:
         optimizers = build_optimizers(
             given,
@@ -169,11 +169,6 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
     state, weights = with_count(state, declared), LossWeights(declared, bool(options.compile))
     weights.agree = engine.agree_on_calls
     engine.shares = LossShares(weights, engine.forward.loss)
-    updates: Any = ()
-    if options.updates:
-        from composable.trainer.updates import updates_of_run  # on use
-
-        updates = updates_of_run(options, engine, state)
     return Run(
         state=state,
         dispatcher=dispatcher,
@@ -202,7 +197,7 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
         loss_scaler=engine.scaler,
         loss_shares=engine.shares,
         engine=engine,
-        updates=updates,
+        updates=updates.updates_of_run(options, engine, state) if options.updates else (),
     )
 
 
