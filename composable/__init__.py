@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from composable.core.time import Time as Time
     from composable.core.time import Timestamp as Timestamp
     from composable.core.time import TimeUnit as TimeUnit
+    from composable.core.update import Update as Update
     from composable.core.window import Window as Window
     from composable.engines.compiled import CompilationWarning as CompilationWarning
     from composable.losses.part_weights import SplitLossError as SplitLossError

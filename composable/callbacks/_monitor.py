@@ -1,6 +1,6 @@
 """The base class of callbacks that measure some batches, and the norms that they measure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +28,11 @@ class Monitor(Callback):
         """Decide whether this batch is measured."""
         self.close()
         self._due = completes(self.interval, state)
+
+    def _keep(self, metrics: Mapping[str, Any], state: State) -> None:
+        """Keep measurements, under the name of the update if there are several."""
+        end = "" if state.update is None else f"/{state.update}"
+        self._metrics |= {f"{name}{end}": value for name, value in metrics.items()}
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the measurements."""

@@ -114,7 +114,16 @@ class GradientNoise(Monitor):
             self._averages, self._count = None, 0
 
     def before_forward(self, state: State, logger: Logger) -> None:
-        """Note whether this is the first microbatch of a pass: nothing has a gradient yet."""
+        """Note whether this is the first microbatch of a pass: nothing has a gradient yet.
+
+        Raises:
+            ValueError: The run has several losses.
+        """
+        if state.update is not None:
+            raise ValueError(
+                "GradientNoise measures the gradients of one loss, and the run has updates: "
+                "remove the callback."
+            )
         if self._due:
             self._first = all(one.grad is None for one in state.model.parameters())
 

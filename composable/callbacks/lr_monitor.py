@@ -50,7 +50,7 @@ class LRMonitor(Callback):
     def after_optimizer_step(self, state: State, logger: Logger) -> None:
         """Read the learning rates that the step used."""
         due = completes(self.interval, state)
-        self._rates = LearningRates(state.optimizers).read() if due else {}
+        self._rates = {**self._rates, **LearningRates(state.optimizers).read()} if due else {}
 
     def log(self, state: State, logger: Logger) -> None:
         """Skip the batch: the loop has logged its learning rates."""

@@ -91,7 +91,7 @@ class OptimizerMonitor(Monitor):
         if self._due:
             gradients = state.current_gradients()
             self._stepped = list(gradients)
-            self._add("grad", gradients)
+            self._add("grad", gradients, state)
 
     def before_optimizer_step(self, state: State, logger: Logger) -> None:
         """Copy the weights that the step will change."""
@@ -105,27 +105,27 @@ class OptimizerMonitor(Monitor):
             return
         named = {name: one.detach() for name, one in state.named_parameters()}
         if self.weights:
-            self._add("param", named)
+            self._add("param", named, state)
         if self._before:
             torch._foreach_sub_([*self._before.values()], [named[name] for name in self._before])
-            self._add("update", self._before)
+            self._add("update", self._before, state)
             self._before = {}
         if self.log_optimizer_metrics:
-            self._metrics |= _reported(state)
+            self._keep(_reported(state), state)
 
     def close(self) -> None:
         """Discard the measurements of a batch that did not end."""
         super().close()
         self._stepped, self._before = [], {}
 
-    def _add(self, kind: str, tensors: Mapping[str, Tensor]) -> None:
+    def _add(self, kind: str, tensors: Mapping[str, Tensor], state: State) -> None:
         if not tensors:
             return
         norms = whole_norms(tensors.values())
         if self.per_parameter:
             named = zip(tensors, norms, strict=True)
-            self._metrics |= {f"l2_norm/{kind}/{name}": norm for name, norm in named}
-        self._metrics[f"l2_norm/{kind}/global"] = total_norm(norms)
+            self._keep({f"l2_norm/{kind}/{name}": norm for name, norm in named}, state)
+        self._keep({f"l2_norm/{kind}/global": total_norm(norms)}, state)
 
 
 @torch.no_grad()

@@ -72,6 +72,7 @@ _CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "metrics": _mapping("metrics", lambda value: MappingProxyType(Results(_read_only(value)))),
     "gradients": attrs.converters.optional(_mapping("gradients", _copied)),
     "to_log": _mapping("to_log", _copied),
+    "losses": _mapping("losses", _copied),
     "replaced_modules": _mapping("replaced_modules"),
     "max_duration": _as_time,
 }
@@ -137,6 +138,11 @@ class State:
     whole_loss: bool = False
     """Requests that the loss of a batch that is split be computed once, of the outputs for all of
     its parts. Set it at `BEFORE_TRAIN_BATCH`."""
+    update: str | None = None
+    """The update in progress, in a run with `updates`: its optimizer is the only one then."""
+    losses: Mapping[str, Tensor] = _EMPTY
+    """The losses of the updates that were taken in this batch, by name, and the terms that they
+    return: `losses["generator"]`, `losses["discriminator/real"]`."""
     lr_override: Callable[[Any], Any] | None = None
     """Overrides the learning rates of this step: a function of the learning rate of a parameter
     group. Set it at `BEFORE_OPTIMIZER_STEP`."""

@@ -17,6 +17,7 @@ class Window:
         interval: In batches or epochs: the algorithm acts only in the first of every so many.
             None for all of them.
         condition: A further condition, worded to follow "it acts": "where large holds".
+        update: The update of each step in which it acts; empty for all.
 
     Example:
         >>> from composable import Time
@@ -29,6 +30,12 @@ class Window:
     end: Time | None = attrs.field(default=None, eq=str)
     interval: Time | None = attrs.field(default=None, eq=str)
     condition: str = ""
+    update: str = ""
+
+    def is_apart(self, other: "Window") -> bool:
+        """Return whether the windows have no step in common: in time, or in other updates."""
+        apart = self.update and other.update and self.update != other.update
+        return bool(apart) or self.before(other) or other.before(self)
 
     def before(self, other: "Window") -> bool:
         """Return whether this window is known to close before the other one opens, or just then."""

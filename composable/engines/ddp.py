@@ -27,6 +27,8 @@ class Replicated(Parallel):
     overlaps: bool = True
     """Whether gradients may be sent before all are computed."""
     reducer: GradientReducer | None = attrs.field(init=False, default=None)
+    _reducers: dict[str | None, GradientReducer] = attrs.field(init=False, factory=dict)
+    """The reducer of each update."""
     _observed: bool = attrs.field(init=False, default=False)
 
     @property
@@ -69,13 +71,14 @@ class Replicated(Parallel):
             state: The state.
             size: The size of a report.
         """
-        parameters, reducer = trained_parameters(state), self.reducer
+        parameters = trained_parameters(state)
+        self.reducer = reducer = self._reducers.get(state.update)
         if reducer is not None:
             same = len(parameters) == len(reducer.parameters) and reducer.size == size
             if same and all(map(is_, parameters, reducer.parameters)):
                 return reducer
             self.drop_reducer()
-        self.reducer = GradientReducer(
+        self.reducer = self._reducers[state.update] = GradientReducer(
             parameters, size, state.device, sparse=sparse_tables(state), **self._options
         )
         return self.reducer
@@ -84,6 +87,7 @@ class Replicated(Parallel):
         """Free the memory of the reducer."""
         if self.reducer is not None:
             self.reducer.close()
+        self._reducers = {k: v for k, v in self._reducers.items() if v is not self.reducer}
         self.reducer = None
 
 

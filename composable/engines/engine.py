@@ -76,7 +76,7 @@ class Sums:
 
     def begin(self, state: State) -> None:
         """Begin with the first part of this process; again, if memory was short."""
-        self.shares = None
+        self.shares, self._run.factor = None, 1.0
 
     def split(self, state: State, first: Any, count: int) -> None:
         """Learn that a batch has several microbatches.

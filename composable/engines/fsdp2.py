@@ -20,9 +20,10 @@ from composable.core.state import State
 from composable.distributed.fsdp import FSDP2
 from composable.engines.engine import Setup, Sums
 from composable.engines.initialization import replace_parameters
-from composable.engines.modules import Buffers, check_dense
+from composable.engines.modules import Buffers, check_dense, largest_modules
 from composable.engines.partitioned import Partitioned
 from composable.engines.sums import ShardSums
+from composable.optim.per_name import update_of
 
 
 @attrs.define(eq=False)
@@ -70,7 +71,7 @@ class Sharded(Partitioned):
             if module is not state.model and not any(True for _ in module.parameters()):
                 continue
             initialization, sent = self.initialization(module, state, reuse=True), set[Tensor]()
-            wrapped = strategy.wrapped(module) if module is state.model else []
+            wrapped = _wrapped(strategy, state) if module is state.model else []
             for part in [*wrapped, module]:
                 replace_parameters(state.optimizers, initialization.fill(part))
                 if not setup.resumes:
@@ -82,6 +83,8 @@ class Sharded(Partitioned):
                     checkpoint(part)
                 replace_parameters(state.optimizers, shard(part, options))
             self.modules += [module]  # type: ignore[list-item]  # fully_shard changes its class
+            if any(map(update_of, state.optimizers)):  # a loss may call parts of the model first
+                fully_shard.state(module)._lazy_init()  # type: ignore[attr-defined]
         self.share_work(state)
 
     def shard_sums(self, state: State) -> Sums:
@@ -134,6 +137,19 @@ class ScatteredSums(ShardSums):
     def _restore(self) -> None:
         self.written.restore()
         self.written = Buffers([])
+
+
+def _wrapped(strategy: FSDP2, state: State) -> list[nn.Module]:
+    """Return the modules that are sharded by themselves, children first.
+
+    The loss of an update may call its largest modules without the model.
+    """
+    found = strategy.wrapped(state.model)
+    for one in filter(update_of, state.optimizers):
+        held = [p for group in one.param_groups for p in group["params"]]
+        found += largest_modules(state.model, held)
+    chosen = set(found) - {state.model}
+    return [one for one in reversed([*state.model.modules()]) if one in chosen]
 
 
 def _has_stepped(optimizer: Optimizer) -> bool:

@@ -1,6 +1,7 @@
 """The modules of a run: their loss, their gradients, and the buffers that they write."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
@@ -12,6 +13,7 @@ from composable.core.state import State
 from composable.distributed.processes import Processes
 from composable.functional import NGramEmbedding
 from composable.losses.loss import ModelLoss
+from composable.optim.stepping import zero_grad
 
 
 def bind_loss(state: State) -> State:
@@ -31,6 +33,17 @@ def all_modules(state: State) -> list[nn.Module]:
             found[module] = None
             todo.extend(reversed(module._modules.values()))
     return list(found)
+
+
+def largest_modules(model: nn.Module, parameters: Iterable[Tensor]) -> list[nn.Module]:
+    """Return the largest modules all of whose parameters are among some."""
+    held, found, inside = set(map(id, parameters)), [], set[nn.Module]()
+    for one in model.modules():
+        parts = set(map(id, one.parameters()))
+        if parts and parts <= held and one not in inside:
+            found.append(one)
+            inside.update(one.modules())
+    return found
 
 
 def trained_parameters(state: State) -> list[Tensor]:
@@ -75,6 +88,30 @@ class Buffers:
         """Restore the buffers, but not their versions, which tell what the model has written."""
         for buffer, copy in self.copies:
             buffer.data.copy_(copy)
+
+
+@contextmanager
+def computing_again(state: State, before: Buffers, metrics: Any) -> Iterator[None]:
+    """Compute gradients again in the block, from the same buffers.
+
+    The gradients are cleared. What the block writes into buffers and metrics is undone.
+
+    Args:
+        state: The state after the first pass.
+        before: The buffers before it.
+        metrics: Measures the outputs, if anything does.
+    """
+    after = Buffers.of(state)
+    zero_grad(state)
+    before.restore()
+    try:
+        if metrics is not None:
+            metrics.active = False
+        yield
+    finally:
+        after.restore()
+        if metrics is not None:
+            metrics.active = True
 
 
 _LARGE = 4096

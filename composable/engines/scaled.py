@@ -63,6 +63,8 @@ class LossScaler:
     num_skipped: int = 0
     on_all: Callable[[Tensor], Tensor] = attrs.field(default=lambda flag: flag)
     """Returns whether any process has gradients that are not finite."""
+    of_update: str | None = None
+    """The update of a run whose loss is scaled."""
 
     def __attrs_post_init__(self) -> None:
         self.enabled = self.precision.scales_loss
@@ -104,14 +106,16 @@ class LossScaler:
         self.num_skipped += 1
         self.update(overflow=True)
         scale = self.scale.item()
+        of = "" if self.of_update is None else f" in the update {self.of_update!r}"
         if scale < _LOWEST:
             raise GradientOverflowError(
-                f"the gradients of batch {batch} are not finite, even with a loss scale of "
+                f"the gradients of batch {batch}{of} are not finite, even with a loss scale of "
                 f"{scale:.3g}, while the loss is: a smaller scale will not help. Look for a "
                 "division by 0 or a square root of 0 in the model or its loss, whose gradient is "
                 "NaN, or use precision='amp_bf16', in which large values don't overflow."
             )
-        return {"precision/loss_scale": scale, "precision/skipped": self.num_skipped}
+        end = "" if self.of_update is None else f"/{self.of_update}"
+        return {f"precision/loss_scale{end}": scale, f"precision/skipped{end}": self.num_skipped}
 
     def state_dict(self) -> ScalerState:
         """Return the scale, and the counts of steps."""

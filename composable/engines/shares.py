@@ -180,6 +180,8 @@ class StepShares:
             return state, outputs, loss, self._share_of(Weight(count(batch)), empty=empty)
         if isinstance(weight, TermWeights):
             one = weight.as_one()
+            if one is None and state.update is not None and outputs:
+                raise weight.unknown("for the terms that it returns")
             if one is None:
                 weighted = self._loss_of_terms(weight)  # an empty part exchanges the totals too
                 return state, outputs, *((loss, 0.0) if empty else (weighted, 1.0))

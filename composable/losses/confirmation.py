@@ -224,7 +224,7 @@ def _confirm(compared: _Comparison, parts: int, *, again: bool) -> bool:
     exactly = attrs.evolve(compared, loss_of=_compute_loss), partial(_mixed, exact=True)
     for one, change in (exactly, (compared, _mixed), (compared, None))[2 * again :]:
         try:
-            with without_effects(state), torch.no_grad(), _refusing_effects(state):
+            with without_effects(state), torch.no_grad(), refusing_effects(state):
                 if (one.count > 1 and one.agrees(change)) or one.repeated(2).agrees(change):
                     if not again:
                         _confirm_repeated(one, change or _mixed, parts)
@@ -309,7 +309,7 @@ def compare_declared(
 
     compared = _Comparison(state, outputs, loss_of, Terms())
     try:
-        with without_effects(state), torch.no_grad(), _refusing_effects(state):
+        with without_effects(state), torch.no_grad(), refusing_effects(state):
             whole, *parts = map(seen, slices(state))
     except Exception:  # a loss may raise anything for half of a batch
         return True
@@ -479,7 +479,7 @@ def without_effects(state: State) -> Iterator[None]:
 
 
 @contextmanager
-def _refusing_effects(state: State) -> Iterator[None]:
+def refusing_effects(state: State) -> Iterator[None]:
     """Refuse a loss that writes to its buffers, or draws random numbers: one for each part."""
     buffers = [] if state.loss_module is None else list(state.loss_module.buffers())
     generator = default_generator(state.device)

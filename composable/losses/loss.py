@@ -141,7 +141,7 @@ def call_of(loss: Any, model: nn.Module) -> ModelCall:
     return call_for_logits if is_transformers_model(model) else call_with_input
 
 
-def loss_module(loss: Loss | None, model: nn.Module) -> nn.Module | None:
+def loss_module(loss: Any, model: nn.Module) -> nn.Module | None:
     """Return the module that computes a loss, unless it is a part of the model.
 
     Args:
@@ -216,21 +216,21 @@ def divided_by(mean: Tensor, count: int, total: Tensor | None) -> Tensor:
     return mean * torch.where(total > 0, count / total, 0.0).to(mean.dtype)
 
 
-def check_scalar(loss: Any) -> Tensor:
+def check_scalar(loss: Any, name: str = "loss_fn") -> Tensor:
     """Return the loss; raise an error if it is not a tensor without dimensions."""
     if not isinstance(loss, Tensor):
         raise TypeError(
-            f"loss_fn returned {type(loss).__name__} and must return a tensor without dimensions."
+            f"{name} returned {type(loss).__name__} and must return a tensor without dimensions."
         )
     if loss.ndim:
         raise ValueError(
-            f"loss_fn returned a tensor of shape {tuple(loss.shape)} and must return one without "
+            f"{name} returned a tensor of shape {tuple(loss.shape)} and must return one without "
             "dimensions, such as loss.mean()."
         )
     if loss.is_meta:
         raise ValueError(
-            "loss_fn returned a tensor on 'meta', which has no value; compute it on the device of "
-            "the outputs, and create the model and all tensors of loss_fn there, or move them by "
+            f"{name} returned a tensor on 'meta', which has no value; compute it on the device of "
+            "the outputs, and create the model and all tensors of the loss there, or move them by "
             "to_empty and load their values."
         )
     return loss

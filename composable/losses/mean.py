@@ -103,7 +103,7 @@ def declared_by(mean_over: Any, state: State) -> Declared | None:
         start = 1 if word == "next_tokens" else 0
         return Declared(lambda batch: _count_tokens(spec.targets(batch), start), by_name=True)
     if callable(mean_over):
-        if _takes_outputs(mean_over):
+        if takes(mean_over, 2):
             return Declared(by_outputs=mean_over)
         device = state.device
         return Declared(lambda batch: check_weight("loss_mean_over", mean_over(batch), device))
@@ -123,14 +123,14 @@ def with_count(state: State, declared: Declared | None) -> State:
     return state.evolve(loss_fn=attrs.evolve(loss_fn, count=declared.by_batch))
 
 
-def _takes_outputs(function: Callable[..., Any]) -> bool:
-    """Return whether a function has two parameters that must be given."""
+def takes(function: Callable[..., Any], count: int) -> bool:
+    """Return whether a function has so many parameters that must be given."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
     positional = [one for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
-    return sum(one.default is one.empty for one in positional) == 2
+    return sum(one.default is one.empty for one in positional) == count
 
 
 def check_weight(argument: str, weight: Any, device: torch.device) -> Any:

@@ -1,6 +1,7 @@
 """A loss that a model computes in its forward pass, and how it is computed there."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ from composable.losses.confirmation import (
     UNKNOWN,
     Seen,
     compare_parts,
+    refusing_effects,
     select,
     slices,
     without_effects,
@@ -57,7 +59,8 @@ class OwnLoss:
         """
         count = min(state.batch_spec.count(state.batch), _MOST)
         state = state.evolve(batch=select(state, state.batch, [*range(count)]))
-        with without_effects(state), evaluation_mode(state.model), torch.enable_grad():
+        refusing = nullcontext() if state.update is None else refusing_effects(state)
+        with without_effects(state), evaluation_mode(state.model), torch.enable_grad(), refusing:
             whole = own_loss(state, state.batch)
             terms = whole[1]
             if terms is None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from composable._support.notes import add_note
 from composable._support.warn import warn_user
@@ -131,11 +131,6 @@ def _build(given: Any, parameters: Any) -> Optimizer:
         raise TypeError(
             f"optimizers contains {given!r}: each must be a torch.optim.Optimizer, or a function "
             "that takes the model's parameters and returns one."
-        )
-    if isinstance(optimizer, LBFGS):
-        raise TypeError(
-            "optimizers contains an LBFGS, whose step() requires a closure, which the Trainer does "
-            "not support: use another optimizer."
         )
     return optimizer
 

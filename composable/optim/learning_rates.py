@@ -19,7 +19,7 @@ from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.core.stateful import Number
 from composable.core.time import HasTime, TimeUnit, progress
-from composable.optim.per_name import PerGroup, PerOption, check_options
+from composable.optim.per_name import UPDATE, PerGroup, PerOption, check_options
 from composable.optim.schedule import Schedule
 from composable.resume.changes import check_as_many, check_same_entries, entry
 
@@ -224,14 +224,15 @@ class LearningRates:
         rates = {}
         for i, optimizer in enumerate(self.optimizers):
             for j, group in enumerate(optimizer.param_groups):
-                rates[_rate_name(i, j)] = _number(group["lr"])
+                name = group.get(UPDATE) or (f"optimizer{i}" if i else "")
+                rates[_rate_name(name, j)] = _number(group["lr"])
         return rates
 
 
 @cache
-def _rate_name(optimizer: int, group: int) -> str:
+def _rate_name(optimizer: str, group: int) -> str:
     """Return the name under which the learning rate of a parameter group is logged."""
-    parts = [f"optimizer{optimizer}"] * (optimizer > 0) + [f"group{group}"] * (group > 0)
+    parts = [optimizer] * bool(optimizer) + [f"group{group}"] * (group > 0)
     return "/".join(["lr", *parts])
 
 

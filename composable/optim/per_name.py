@@ -15,6 +15,8 @@ __all__ = ["PerGroup", "PerOption", "check_options", "per_group", "per_option"]
 
 _Schedule = Callable[[HasTime], float]
 _UNCHANGED = constant()
+UPDATE = "update"
+"""The key of a parameter group that names its update."""
 
 
 @attrs.frozen
@@ -159,3 +161,8 @@ def check_options(group: Mapping[str, Any], options: Iterable[str]) -> None:
                 f"group {group.get('name')!r}: use one of {', '.join(map(repr, numbers))}, and "
                 "per_group for groups with different options."
             )
+
+
+def update_of(optimizer: Any) -> Any:
+    """Return the name of the update that an optimizer belongs to, or None."""
+    return optimizer.param_groups[0].get(UPDATE)

@@ -1,9 +1,12 @@
 """Optimizer steps and cleared gradients, without the ranges that PyTorch records for profilers."""
 
-from collections.abc import Callable, Iterable
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as _module
 
@@ -64,6 +67,48 @@ def count_skipped_step(optimizers: Iterable[Optimizer]) -> None:
     for optimizer in optimizers:
         if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
             optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether the step of an optimizer computes gradients again, by a closure, as LBFGS."""
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
+def restoring(optimizer: Optimizer, *, weights: bool = False) -> Callable[[], None]:
+    """Return a function that restores the state and the groups of an optimizer, once.
+
+    Args:
+        optimizer: The optimizer.
+        weights: Whether its parameters are copied and restored, too.
+    """
+    held = [p for group in optimizer.param_groups for p in group["params"] if weights]
+    copies = [(p.detach(), p.detach().clone()) for p in held]
+    states = {p: copy.deepcopy(values) for p, values in optimizer.state.items()}
+    groups = [(group, _copied(group)) for group in optimizer.param_groups]
+
+    def restore() -> None:
+        for tensor, copied in copies:
+            tensor.copy_(copied)
+        for p in [p for p in optimizer.state if p not in states]:
+            del optimizer.state[p]
+        optimizer.state.update(states)
+        for group, values in groups:
+            for name in group.keys() - values.keys():
+                del group[name]
+            for name, value in values.items():
+                if isinstance(value, Tensor):  # a compiled step may hold it
+                    group[name].copy_(value)
+                else:
+                    group[name] = value
+
+    return restore
+
+
+def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items()
+    }
 
 
 def fast_step(optimizer: Optimizer) -> Callable[[], Any]:

@@ -50,7 +50,7 @@ class Occurrence:
     branches: tuple[int, ...] = ()
 
     def never_overlaps(self, other: "Occurrence") -> bool:
-        """Return whether no batch has both: at most one is drawn, or their windows are disjoint."""
+        """Return whether no step has both: at most one is drawn, or their windows are disjoint."""
         for mine, theirs, my_branch, their_branch in zip(
             self.ancestors, other.ancestors, self.branches, other.branches, strict=False
         ):
@@ -61,7 +61,7 @@ class Occurrence:
                     return True
                 break
         pairs = [(a, b) for a in self.windows() for b in other.windows()]
-        return any(a.before(b) or b.before(a) for a, b in pairs)
+        return any(a.is_apart(b) for a, b in pairs)
 
     def windows(self) -> list[Window]:
         """Return the windows of its ancestors; the algorithm may have one of its own, too."""

@@ -29,6 +29,7 @@ _CHECKED = (
     "batch",
     "outputs",
     "loss",
+    "losses",
     "gradients",
     "memory",
     "averages",

@@ -75,6 +75,9 @@ def format_plan(plan: Plan, *, observers: bool, width: int | None) -> str:
     if plan.callbacks and not observers:
         names = ", ".join(callback.name for callback in plan.callbacks)
         notes.insert(0, f"Callbacks, listed with observers=True: {names}.")
+    if plan.updates:
+        listed = ", ".join(one.summary for one in plan.updates)
+        notes.insert(0, f"Updates of each step, in this order: {listed}.")
     wrapped = [textwrap.fill(note, width, break_on_hyphens=False) for note in notes]
     return "\n\n".join([*filter(None, [table]), *wrapped]) or _EMPTY
 

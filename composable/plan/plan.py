@@ -66,6 +66,8 @@ class Plan:
     builtin_callbacks: tuple[Callback, ...] = ()
     user_callbacks: tuple[Callback, ...] = ()
     global_callbacks: tuple[Callback, ...] = ()
+    updates: tuple[Any, ...] = attrs.field(default=(), eq=False, repr=False)
+    """The updates of each training step, in their order; none if it has one loss."""
     remarks: tuple[Remark, ...] = attrs.field(default=(), eq=False, repr=False)
     """Which algorithms have little effect in the run of the plan, if it has one."""
     _transforms: dict[Event, tuple[Algorithm, ...]] = attrs.field(

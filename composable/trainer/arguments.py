@@ -488,7 +488,7 @@ def check_ready(run: "Run", duration: Any) -> None:
     for argument, absent in missing.items():
         if absent:
             raise ValueError(f"fit needs {argument}; pass it to the Trainer.")
-    if state.loss_fn is None:
+    if state.loss_fn is None and not run.updates:
         raise ValueError(
             f"fit needs a loss; pass loss_fn, or give {type(state.model).__name__} a method "
             "loss(outputs, batch)."
@@ -512,7 +512,7 @@ def check_trial(run: "Run") -> None:
             "trial and check cannot restore the parts that several processes, or DeepSpeed, have "
             "of a run: call them in one process, with parallel=None."
         )
-    if not run.state.optimizers or run.state.loss_fn is None:
+    if not run.state.optimizers or (run.state.loss_fn is None and not run.updates):
         raise ValueError("trial and check need optimizers and a loss; pass them to the Trainer.")
 
 

@@ -21,6 +21,8 @@ from composable.losses.mean import declared_by, with_count
 from composable.losses.weights import LossWeights
 from composable.optim.building import build_optimizers
 from composable.optim.learning_rates import LearningRates
+from composable.optim.multi import base_optimizers
+from composable.optim.stepping import needs_closure
 from composable.plan.declarations import as_list
 from composable.plan.dispatch import Dispatcher
 from composable.plan.plan import Plan
@@ -136,21 +138,32 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
     given = as_list(options.optimizers)
     instances = tuple(one for one in given if isinstance(one, torch.optim.Optimizer))
     state = surgery(dispatcher.fire, Event.INIT, state.evolve(optimizers=instances))
-    optimizers = build_optimizers(
-        given,
-        state.model,
-        state.loss_module,
-        decay_norms_and_biases=options.decay_norms_and_biases,
-    )
+    schedulers = options.schedulers
+    if options.updates:
+        from composable.trainer import updates  # on use
+
+        optimizers = updates.build_update_optimizers(options.updates, state.model)
+        schedulers = [*as_list(schedulers), *updates.update_schedules(options.updates, optimizers)]
+    else:
+        optimizers = build_optimizers(
+            given,
+            state.model,
+            state.loss_module,
+            decay_norms_and_biases=options.decay_norms_and_biases,
+        )
     state = state.evolve(optimizers=optimizers)
     check.check_eps(state.optimizers, state.precision)
     rates = LearningRates.build(
-        options.schedulers, state.optimizers, every_batch=options.step_schedulers_every_batch
+        schedulers, state.optimizers, every_batch=options.step_schedulers_every_batch
     )
     check.check_schedules(state, rates)
     check.check_schedule_free(state.optimizers, rates, dispatcher.plan)
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
     engine = _engine(options, None if point is None else point.num_shards)
+    if any(map(needs_closure, base_optimizers(optimizers))):
+        from composable.trainer.closures import check_closures  # on use
+
+        check_closures(state, in_parts=engine.reads_parts)
     state = _prepare(options, engine, state, dispatcher, point)
     declared = declared_by(options.loss_mean_over, state)
     state, weights = with_count(state, declared), LossWeights(declared, bool(options.compile))
@@ -184,6 +197,7 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
         loss_scaler=engine.scaler,
         loss_shares=engine.shares,
         engine=engine,
+        updates=updates.updates_of_run(options, engine, state) if options.updates else (),
     )
 
 

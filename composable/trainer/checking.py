@@ -156,6 +156,8 @@ def _part(part: str | Callable[[], str], seconds: dict[str, float], name: str) -
 def _stage(trial: TrialRun, batch: Any) -> str:
     """Return what fails of a step, by repeating its parts; the error of the step is raised."""
     run = trial.run
+    if run.updates:
+        return "step"
     first, forward = batches_of(batch)[0], run.engine.forward
     state = run.state.evolve_unchecked(batch=first, outputs=None)
     try:

@@ -54,6 +54,7 @@ def describe_request(options: TrainerOptions, model: nn.Module) -> dict[str, Any
             }
             for one in options.evaluators
         },
+        "updates": [describe_value(one) for one in options.updates],
         "options": {
             **{name: describe_value(getattr(options, name)) for name in _OPTIONS},
             "precision": repr(options.precision.on(options.device)),

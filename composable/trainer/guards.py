@@ -62,8 +62,9 @@ class NonFiniteGuard(SavedFields):
     num_rollbacks: int = saved(Count, default=0)
     skipped_batches: set[int] = saved(list[Count], factory=set)
     """Batches that are skipped after a rollback, because their losses were not finite before."""
-    _consecutive: int = saved(Count, default=0)
-    _pending: list[tuple[int, Tensor]] = attrs.field(factory=list)
+    _consecutive: dict[str, int] = saved(dict[str, Count], factory=dict)
+    """The skipped batches since the last one that was not, by the update, "" for the only loss."""
+    _pending: list[tuple[int, Tensor, str | None]] = attrs.field(factory=list)
     _norms: Mapping[str, Tensor] = attrs.field(factory=dict)
     """Those of the weights that computed the first of the pending losses."""
 
@@ -78,7 +79,8 @@ class NonFiniteGuard(SavedFields):
         """Check the loss of a batch with those of others, and return the state: see `flush`."""
         if not self._pending:
             self._norms = _norms_of(state.model)
-        self._pending.append((state.timestamp.batch, state.loss))  # type: ignore[arg-type]
+        loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
+        self._pending.append((state.timestamp.batch, loss, state.update))
         if len(self._pending) >= _MAX_PENDING:
             self.flush()
         return state
@@ -94,13 +96,13 @@ class NonFiniteGuard(SavedFields):
         loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
         value, batch = loss.item(), state.timestamp.batch
         if math.isfinite(value):
-            self._consecutive = 0
+            self._consecutive.pop(state.update or "", None)
             return state
         if weight := _nonfinite(_norms_of(state.model)):
-            raise _weights_error(value, batch, weight)
+            raise _weights_error(value, batch, weight, state.update)
         if self.policy != "skip":
-            raise _error(value, batch)
-        self.record_skip(value, batch)
+            raise _error(value, batch, state.update)
+        self.record_skip(value, state)
         raise SkipBatch(loss)
 
     def flush(self) -> None:
@@ -112,30 +114,31 @@ class NonFiniteGuard(SavedFields):
         pending, self._pending = self._pending, []
         if not pending:
             return
-        values = torch.stack([loss.detach().reshape(()).float() for _, loss in pending]).tolist()
-        for (batch, _), value in zip(pending, values, strict=True):
+        losses = [loss.detach().reshape(()).float() for _, loss, _ in pending]
+        for (batch, _, update), value in zip(pending, torch.stack(losses).tolist(), strict=True):
             if not math.isfinite(value):
                 if weight := _nonfinite(self._norms):
-                    raise _weights_error(value, batch, weight)
-                raise _error(value, batch, knows_cause=batch == pending[0][0])
+                    raise _weights_error(value, batch, weight, update)
+                raise _error(value, batch, update, knows_cause=batch == pending[0][0])
 
-    def record_skip(self, value: float, batch: int) -> None:
+    def record_skip(self, value: float, state: State) -> None:
         """Count a skipped batch, and warn.
 
         Raises:
             NonFiniteLossError: Too many batches in a row were skipped.
         """
         self.num_skipped += 1
-        self._consecutive += 1
-        if self._consecutive >= _MAX_CONSECUTIVE:
+        update, batch = state.update or "", state.timestamp.batch
+        self._consecutive[update] = self._consecutive.get(update, 0) + 1
+        if self._consecutive[update] >= _MAX_CONSECUTIVE:
             raise NonFiniteLossError(
-                f"the losses of {_MAX_CONSECUTIVE} consecutive batches were not finite, up to "
-                f"batch {batch}; skipping more will not help. Lower the learning rate, clip "
-                "gradients, or resume from an earlier checkpoint.",
+                f"the losses of {_MAX_CONSECUTIVE} consecutive batches{_in(state.update)} were not "
+                f"finite, up to batch {batch}; skipping more will not help. Lower the learning "
+                "rate, clip gradients, or resume from an earlier checkpoint.",
                 batch,
             )
         warn_user(
-            f"the loss of batch {batch} was {value}: the batch is skipped "
+            f"the loss of batch {batch}{_in(state.update)} was {value}: the batch is skipped "
             f"({self.num_skipped} so far).",
             NonFiniteLossWarning,
         )
@@ -153,11 +156,18 @@ class NonFiniteGuard(SavedFields):
         self._pending.clear()
 
 
-def _error(value: float, batch: int, *, knows_cause: bool = True) -> NonFiniteLossError:
+def _in(update: str | None) -> str:
+    """Name the update in a message, if there are several."""
+    return "" if update is None else f" in the update {update!r}"
+
+
+def _error(
+    value: float, batch: int, update: str | None, *, knows_cause: bool = True
+) -> NonFiniteLossError:
     cause = "" if knows_cause else ", because of it or of a step before it that made weights NaN"
     return NonFiniteLossError(
-        f"the loss of batch {batch} was {value}{cause}. Inspect that batch (resuming from the "
-        "previous checkpoint repeats it), lower the learning rate, or clip gradients; "
+        f"the loss of batch {batch}{_in(update)} was {value}{cause}. Inspect that batch (resuming "
+        "from the previous checkpoint repeats it), lower the learning rate, or clip gradients; "
         "nonfinite_loss='skip' skips such batches, and 'rollback' also restores the last "
         "checkpoint.",
         batch,
@@ -190,9 +200,10 @@ def _nonfinite(norms: Mapping[str, Tensor]) -> str | None:
     return next((name for name, norm in norms.items() if not norm.isfinite()), None)
 
 
-def _weights_error(value: float, batch: int, weight: str) -> NonFiniteLossError:
+def _weights_error(value: float, batch: int, weight: str, update: str | None) -> NonFiniteLossError:
     """Return the error of a batch whose loss follows from the weights, which an earlier one set."""
-    fault = f"the loss of batch {batch} was {value}, because weights of the model were not finite"
+    where = f"the loss of batch {batch}{_in(update)} was {value}"
+    fault = f"{where}, because weights of the model were not finite"
     if not batch:
         return NonFiniteLossError(
             f"{fault} when training began, such as those of {weight!r}; check how they were "
@@ -229,7 +240,7 @@ def skip_listed(step: Callable[[State], State], guard: NonFiniteGuard) -> Callab
         batch = state.timestamp.batch
         if batch not in guard.skipped_batches:
             return step(state)
-        guard.record_skip(math.nan, batch)
+        guard.record_skip(math.nan, state)
         count_skipped_step(state.optimizers)
         return state.evolve_unchecked(frozen=frozenset())
 

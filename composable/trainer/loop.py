@@ -146,7 +146,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     rates, before = run.rates, state
     logs = run.dispatcher.logger.destinations
     batch, samples, tokens = loaded
-    state = state.evolve_unchecked(batch=batch, outputs=None)
+    state = state.evolve_unchecked(batch=batch, outputs=None, losses={})
     if run.begin_batch is not None:
         state = run.begin_batch(state)
     if logs:
@@ -217,6 +217,9 @@ def log(run: Run, before: State, state: State) -> State:
         due = crossed(before, state, run.log_interval)
     if not (requested or due):
         return state
-    metrics = {"loss/train": state.loss, **run.rates.last_lrs}
+    losses = {"loss/train": state.loss}
+    if run.updates:
+        losses = {f"loss/train/{name}": one for name, one in state.losses.items()}
+    metrics = {**losses, **run.rates.last_lrs}
     run.dispatcher.logger.log_metrics(metrics, state.timestamp)
     return run.fire(LOG, state)

@@ -20,10 +20,11 @@ from composable.core.event import Event
 from composable.core.intervals import IntervalLike
 from composable.core.state import State
 from composable.core.time import Time, TimeLike
+from composable.core.update import Update
 from composable.distributed.starting import join_processes
 from composable.distributed.strategies import Strategy, strategy_of
 from composable.metrics import Evaluator
-from composable.plan.declarations import OneOrSeveral
+from composable.plan.declarations import OneOrSeveral, as_list
 from composable.trainer import arguments as check
 
 Destination: TypeAlias = LoggerDestination | type[LoggerDestination]
@@ -69,6 +70,14 @@ def _compile(given: bool | Mapping[str, Any]) -> bool | dict[str, Any]:
 
 def _precision(given: str | Precision) -> Precision:
     return Precision.of(given)
+
+
+def _updates(given: OneOrSeveral[Update]) -> tuple[Update, ...]:
+    found = as_list(given)
+    for one in found:
+        if not isinstance(one, Update):
+            raise TypeError(f"updates contains {one!r}: each must be a composable.Update.")
+    return tuple(found)
 
 
 def _save_folder(given: str | Path | None) -> Path | None:
@@ -199,6 +208,8 @@ class OptimizationOptions:
         optimizers: One or several `torch.optim.Optimizer`, or functions of the parameters that
             return one (`functools.partial(torch.optim.SGD, lr=0.1)`), called after surgery with
             the parameters of the model and of `loss_fn`.
+        updates: The updates of which each training step consists, in their order, each with its
+            loss and optimizer: see `composable.Update`. Evaluations use `loss_fn`.
         decay_norms_and_biases: Whether the weight decay of the optimizers applies to all
             parameters. If not, functions of the parameters get two groups, and normalization
             layers and biases are in the one without: see `composable.optim.decay_groups`.
@@ -213,6 +224,7 @@ class OptimizationOptions:
 
     algorithms: OneOrSeveral[Algorithm | Callable[[Event, State], State]] = ()
     optimizers: OneOrSeveral[Optimizer | Callable[..., Any]] = None
+    updates: tuple[Update, ...] = attrs.field(default=(), converter=_updates)
     decay_norms_and_biases: bool = _flag(default=True)
     schedulers: OneOrSeveral[LRScheduler | Callable[..., Any]] = None
     step_schedulers_every_batch: bool = _flag()

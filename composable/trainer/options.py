@@ -81,6 +81,8 @@ class TrainerOptions(
                 f"grad_accum={self.grad_accum} and microbatch_size={self.microbatch_size!r} "
                 "exclude each other; pass the number of microbatches or their size."
             )
+        if self.updates:
+            self._check_updates()
         taken = {"train", "train_epoch"} & {one.label for one in evaluators}
         if self.train_metrics and taken:
             raise ValueError(f"train_metrics need the label {taken.pop()!r}; rename the Evaluator.")
@@ -124,6 +126,18 @@ class TrainerOptions(
             object.__setattr__(self, "parallel", strategy)
         object.__setattr__(self, "precision", self.parallel.precision(self.precision))
         self.parallel.check_options(self)
+
+    def _check_updates(self) -> None:
+        names = [one.name for one in self.updates]
+        given = ("optimizers", "deepspeed_config", "loss_mean_over", "train_metrics")
+        others = [name for name in given if getattr(self, name)]
+        if others or not self.decay_norms_and_biases:
+            raise ValueError(
+                f"updates={names} and {[*others, 'decay_norms_and_biases=False'][0]} exclude each "
+                "other: pass to each Update its optimizer, mean_over and named terms."
+            )
+        if len(set(names)) < len(names):
+            raise ValueError(f"updates have the names {names}, which must differ.")
 
     def _check_saving(self) -> None:
         if self.nonfinite_loss == "rollback" and self.save_folder is None:
@@ -203,12 +217,18 @@ class TrainerOptions(
 
         Of several processes, that of rank 0 logs and shows its progress.
         """
-        return Plan.compile(
-            self.algorithms,
+        algorithms = self.algorithms
+        if self.updates:
+            from composable.trainer.updates import algorithms_of  # on use
+
+            algorithms = [*as_list(algorithms), *algorithms_of(self.updates)]
+        plan = Plan.compile(
+            algorithms,
             self.callbacks,
             self.loggers if self.processes.is_main else (),
             builtin_callbacks=self.builtin_callbacks(),
         )
+        return attrs.evolve(plan, updates=self.updates) if self.updates else plan
 
     def builtin_callbacks(self) -> list[Callback]:
         """Return the Trainer's own callbacks."""

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from composable.resume.manager import CheckpointManager
     from composable.runs.recorder import RunRecorder
     from composable.trainer.train_metrics import TrainMetrics
+    from composable.trainer.updates import RunUpdate
 
 
 class UnsupportedRequestWarning(UserWarning):
@@ -103,6 +104,8 @@ class Run:
     recorders: list["RunRecorder"] = attrs.field(factory=list)
     flops_counter: "SpeedMonitor | None" = None
     train_metrics: "TrainMetrics | None" = None
+    updates: "Sequence[RunUpdate]" = ()
+    """The updates of each step; none if it has one loss."""
 
     def __attrs_post_init__(self) -> None:
         self.fire, self.signals = self.dispatcher.fire, self.engine.signals
@@ -126,15 +129,7 @@ class Run:
         self.step_schedulers = scheduling(self.dispatcher.firing, after) if after else None
         self.batch_end = self._firing_joined(Event.BATCH_END)
         self.batch_checkpoint = self._firing_joined(Event.BATCH_CHECKPOINT)
-        self.step = build_step(
-            self.dispatcher,
-            self.engine,
-            self.rates,
-            self.microbatches,
-            self.guard,
-            None if self.data.copies is None else self.data.fetch_ahead,
-            self.train_metrics,
-        )
+        self.step = build_step(self)
 
     def _firing_joined(self, event: Event) -> Step | None:
         """Return what fires an event and joins requests, or None if that has no effect."""
@@ -152,7 +147,11 @@ class Run:
     def parts(self) -> dict[str, Stateful]:
         """The parts that a checkpoint saves, by their names in it."""
         fields = (one for one in attrs.fields(Run) if _PART in one.metadata)
-        return {field.metadata[_PART]: getattr(self, field.name) for field in fields}
+        parts = {field.metadata[_PART]: getattr(self, field.name) for field in fields}
+        for one in self.updates:
+            parts[f"loss_scaler of {one.update.name}"] = one.scaler
+            parts[f"loss_shares of {one.update.name}"] = one.shares
+        return parts
 
     def take_training_weights(self) -> None:
         """Let the model hold the weights that are trained; they may have been changed."""
@@ -188,7 +187,7 @@ class Run:
     @property
     def gradient_factor(self) -> Any:
         """What the gradients of the last step were multiplied by after its last part."""
-        return self.loss_shares.factor
+        return self.engine.shares.factor
 
     def evaluated_model(self, state: State) -> nn.Module:
         """Return a model with the weights with which the state is evaluated."""

@@ -63,6 +63,7 @@ class RunEntries(WeightsEntries):
     raw: RawState
     optimizers: list[OptimizerState]
     loss: Loss
+    losses: dict[str, Loss]
     memory: dict[str, Any]
     averages: dict[str, dict[str, Tensor]]
     metrics: dict[str, dict[str, Any]]
@@ -95,6 +96,7 @@ class RunPart:
             },
             "optimizers": [capture_optimizer(one, names) for one in state.optimizers],
             "loss": None if state.loss is None else state.loss.detach(),
+            "losses": dict(state.losses),
             "memory": state.memory,  # type: ignore[typeddict-item]
             "averages": state.averages,  # type: ignore[typeddict-item]
             "metrics": state.metrics,  # type: ignore[typeddict-item]
@@ -146,6 +148,7 @@ class RunPart:
             key=saved["key"],
             max_duration=self.duration(saved),
             loss=saved["loss"],
+            losses=saved["losses"],
             memory=map_tensors(lambda one: live.get(id(one), one), saved["memory"]),
             averages=saved["averages"],
             metrics=saved["metrics"],

@@ -12,6 +12,7 @@ listens between the forward and the backward pass, nothing builds the states tha
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -20,20 +21,19 @@ from torch import Tensor
 from composable.core.event import Event
 from composable.core.state import State
 from composable.data.grouping import each_batch
-from composable.engines.engine import Engine, Sums
+from composable.engines.engine import Sums
 from composable.engines.forward import ForwardPass
-from composable.engines.modules import Buffers, write_gradients
-from composable.engines.scaled import skip_overflow, unscale_gradients
+from composable.engines.modules import Buffers, computing_again, write_gradients
+from composable.engines.scaled import LossScaler, skip_overflow, unscale_gradients
 from composable.engines.shares import times, without_nothing
 from composable.losses.loss import check_loss
 from composable.optim.learning_rates import LearningRates
-from composable.optim.stepping import zero_grad
+from composable.optim.stepping import needs_closure, zero_grad
 from composable.plan.dispatch import Dispatcher
-from composable.trainer.guards import NonFiniteGuard, skip_batches
+from composable.trainer.guards import skip_batches
 from composable.trainer.microbatches import (
     WHOLE,
     Microbatch,
-    Microbatches,
     fit_memory,
     sum_gradients,
 )
@@ -43,6 +43,7 @@ from composable.utils.reproducibility import seed_step
 
 if TYPE_CHECKING:
     from composable.trainer.train_metrics import TrainMetrics
+    from composable.trainer.updates import UpdateStep
 
 
 Step: TypeAlias = Callable[[State], State]
@@ -51,32 +52,42 @@ At: TypeAlias = Callable[[Event], Step | None]
 Watched: TypeAlias = AbstractContextManager[Any]
 
 _NOTHING: Watched = nullcontext()
+_KEY = attrgetter("key")
 
 
-def build_step(
-    dispatcher: Dispatcher,
-    engine: Engine,
-    rates: LearningRates,
-    microbatches: Microbatches,
-    guard: NonFiniteGuard,
-    fetch_ahead: Step | None = None,
-    metrics: "TrainMetrics | None" = None,
+def build_step(run: Any) -> Step:
+    """Compose the step of a `Run`: of one loss, or of its updates."""
+    rates, dispatcher = run.rates, run.dispatcher
+    if run.updates:
+        from composable.trainer.updates import each_update  # on use
+
+        step = each_update(run, partial(step_of_loss, run))
+    else:
+        closure = any(map(needs_closure, rates.optimizers))
+        step = step_of_loss(run, run.engine.scaler, closure=closure)
+    return compose(dispatcher.firing(Event.BATCH_START), skip_batches(step, dispatcher, run.guard))
+
+
+def step_of_loss(
+    run: Any, scaler: LossScaler, *, closure: bool, update: "UpdateStep | None" = None
 ) -> Step:
-    """Compose the step of a run.
+    """Compose the step of one loss, from `BEFORE_TRAIN_BATCH` to `AFTER_ZERO_GRAD`.
 
     Args:
-        dispatcher: Fires the events.
-        engine: Computes outputs, losses and gradients, and steps the optimizers.
-        rates: The learning rates, which an algorithm may override for one step.
-        microbatches: How batches are split.
-        guard: Checks the loss before the optimizers step.
-        fetch_ahead: Fetches the next batch, while a GPU computes the gradients of this one, or
-            before several processes send gradients and what they have fetched.
-        metrics: Measures the outputs.
+        run: The `Run`, whose parts the step uses.
+        scaler: Scales the loss, if the precision needs it.
+        closure: Whether the optimizer computes gradients again.
+        update: The update whose loss it is, if there are several.
     """
-    at, algorithms, scaler = dispatcher.firing, dispatcher.plan.algorithms, engine.scaler
+    dispatcher, engine, guard = run.dispatcher, run.engine, run.guard
+    microbatches, metrics = run.microbatches, run.train_metrics
+    # The next batch is fetched while a GPU computes the gradients of this one, or before several
+    # processes send gradients and what they have fetched.
+    fetch_ahead = None if run.data.copies is None else run.data.fetch_ahead
+    at, algorithms = dispatcher.firing, dispatcher.plan.algorithms
     measure = None if metrics is None else metrics.measure
-    gradients = forward_backward(at, computes_loss(at, engine.forward), engine.backward, measure)
+    backward = scaler.backward if scaler.enabled else engine.backward
+    gradients = forward_backward(at, computes_loss(at, engine.forward), backward, measure, update)
     gradients = sum_gradients(gradients, engine, microbatches)
     if algorithms and microbatches.split:
         gradients = whole_loss(gradients, dispatcher, engine, microbatches, measure)
@@ -88,17 +99,25 @@ def build_step(
         gradients = second_pass(gradients, metrics)
     if microbatches.auto and not engine.has_shards:
         gradients = fit_memory(gradients, microbatches)
+    if update is not None:
+        gradients = compose(gradients, update.check_gradients)
+    step_optimizers = engine.step
+    if closure:
+        from composable.trainer.closures import ClosureSteps  # on use
+
+        again = ClosureSteps(gradients, dispatcher, metrics)
+        gradients, step_optimizers = again.gradients, again.step
     begin = at(Event.BEFORE_TRAIN_BATCH)
     if microbatches.groups and begin is not None:
         begin = partial(each_batch(dispatcher.fire), Event.BEFORE_TRAIN_BATCH)
-    parts = (
+    todo = (
         begin,
         compose(gradients, at(Event.AFTER_TRAIN_BATCH)),
         guard.check,
         at(Event.BEFORE_OPTIMIZER_STEP),
         compose(
             None if metrics is None else metrics.accept,
-            engine.step,
+            step_optimizers,
             at(Event.AFTER_OPTIMIZER_STEP),
             at(Event.BEFORE_ZERO_GRAD),
             zero_grad,
@@ -106,12 +125,10 @@ def build_step(
             at(Event.AFTER_ZERO_GRAD),
         ),
     )
-    step = optimizer_step(dispatcher, rates, *parts)
+    step = optimizer_step(dispatcher, run.rates, *todo)
     if not algorithms:
-        step = unless_requested(compose(*parts), compose(step, drop_requests))
-    if scaler.enabled:
-        step = skip_overflow(step, dispatcher, scaler)
-    return compose(at(Event.BATCH_START), skip_batches(step, dispatcher, guard))
+        step = unless_requested(compose(*todo), compose(step, drop_requests))
+    return skip_overflow(step, dispatcher, scaler) if scaler.enabled else step
 
 
 def compose(*functions: Step | None) -> Step:
@@ -174,6 +191,7 @@ def forward_backward(
     compute_loss: Callable[..., tuple[State, Any, Tensor, Tensor]],
     backward: Callable[[Tensor], Any],
     measure: Callable[..., None] | None = None,
+    update: "UpdateStep | None" = None,
 ) -> Gradients:
     """Compute the gradients of one microbatch: `BEFORE_FORWARD` to `AFTER_BACKWARD`.
 
@@ -182,7 +200,9 @@ def forward_backward(
         compute_loss: Computes the loss.
         backward: Computes the gradients of the loss.
         measure: Measures the outputs.
+        update: The update whose loss it is.
     """
+    key_of = _KEY if update is None else update.key_of
     before, after = at(Event.BEFORE_FORWARD), at(Event.AFTER_BACKWARD)
 
     def microbatch(state: State, sums: Sums | None = None, part: Microbatch = WHOLE) -> State:
@@ -190,9 +210,10 @@ def forward_backward(
         if before is not None:
             state = before(state)
         given = state
-        seed_step(state.key, state.timestamp.batch, part.place[-1])
+        seed_step(key_of(state), state.timestamp.batch, part.place[-1])
         if sums is not None:
             sums.begin_part(part.last)
+        share: Any = 1.0
         if sums is None or sums.shares is None:
             state, outputs, _, loss = compute_loss(state)
             value = loss
@@ -204,6 +225,8 @@ def forward_backward(
             value = without_nothing(loss, share)
         if measure is not None and not part.empty:
             measure(given, outputs, part.place)
+        if update is not None:
+            state = update.add_terms(state, outputs, share)
         backward(loss if sums is None else sums.joined(loss, value))
         state = state.evolve_unchecked(
             outputs=outputs, loss=value.detach(), batch=batch, loss_fn=loss_fn
@@ -225,20 +248,13 @@ def second_pass(gradients: Gradients, metrics: "TrainMetrics | None" = None) -> 
             return gradients(state)
         before = Buffers.of(state)
         first = gradients(state)
-        after = Buffers.of(state)
         weights = state.second_pass(first)
-        zero_grad(first)
-        before.restore()  # both passes start alike, for a layer that counts its calls
-        try:
-            if metrics is not None:
-                metrics.active = False
-            with temporary_weights(dict(state.named_parameters()), weights):
-                del weights  # frees one copy of the parameters
-                second = gradients(state)
-        finally:
-            after.restore()
-            if metrics is not None:
-                metrics.active = True
+        with (
+            computing_again(first, before, metrics),
+            temporary_weights(dict(state.named_parameters()), weights),
+        ):
+            del weights  # frees one copy of the parameters
+            second = gradients(state)
         # A second loss that is not finite has such gradients, and the guard looks at the loss.
         finite = second.loss.isfinite()  # type: ignore[union-attr]
         loss = torch.where(finite, first.loss, second.loss)  # type: ignore[arg-type]

@@ -305,7 +305,9 @@ class Trainer:
         ):
             yield
 
-    def export_weights(self, path: str | Path, *, overwrite: bool = False) -> str | Path:
+    def export_weights(
+        self, path: str | Path, *, part: str = "", overwrite: bool = False
+    ) -> str | Path:
         """Write the weights that `eval` measures, to use them without this library.
 
         If the parameters are sharded, all processes call this method.
@@ -314,6 +316,8 @@ class Trainer:
             path: A file that ends in ".safetensors", whose names are those of the model's state
                 dict; or for a model of Transformers a folder, which `from_pretrained` reads, with
                 the list `exported_files.txt`. Its parent folders are made. Or the URL of one.
+            part: The name of a module of the model, such as "generator", to write its weights
+                alone. Default: the whole model.
             overwrite: Replace an existing file. A folder that this method wrote is replaced in any
                 case, and one with other files never.
 
@@ -326,7 +330,8 @@ class Trainer:
             CheckpointExistsError: The file exists, or the folder has other files.
             UnsavableError: The state dict has other values than tensors, or `from_pretrained` would
                 build another model.
-            ValueError: The path is a folder, and the model is not one of Transformers.
+            ValueError: The path is a folder, and the model is not one of Transformers; or the
+                model has no such part.
 
         Example:
             >>> import tempfile
@@ -344,8 +349,11 @@ class Trainer:
         check_flag("overwrite", overwrite)
         run, processes = self._run, self._options.processes
         run.state = run.weights.adopt_changes(run.state)
+        named: dict[Any, Any] = dict(run.state.model.named_modules())
+        if part not in named:
+            raise ValueError(f"part={part!r} must be the name of a module: one of {[*named][1:]}.")
         with run.engine.whole(), uploading("path", path, overwrite=overwrite) as target:
-            found = export_weights(run.state.model, target, processes, overwrite=overwrite)
+            found = export_weights(named[part], target, processes, overwrite=overwrite)
         return path if is_url(path) else found
 
     def _check_idle(self, method: str, instead: str) -> None:

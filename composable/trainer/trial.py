@@ -1,7 +1,7 @@
 """Steps on trial: train for some batches, and leave the run as it was."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import starmap, zip_longest
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from composable._support.tree import leaves_of, map_tensors, tensors_of
 from composable.checkpoint.compare import same_bits
@@ -18,6 +17,7 @@ from composable.data.fetching import function_arity, is_map_style, without_worke
 from composable.data.order import get_generator_states, is_stateful, set_generator_states
 from composable.engines.modules import all_modules
 from composable.optim.multi import base_optimizers
+from composable.optim.stepping import restoring
 from composable.trainer.guards import NonFiniteGuard
 from composable.trainer.parameters import start_training
 from composable.trainer.run import Run
@@ -89,9 +89,9 @@ class TrialRun:
         )
         if run.after_dataloader is not None:
             state = run.after_dataloader(state)
-        loss = run.step(state).loss
-        assert loss is not None  # a step computes it
-        return loss.detach()
+        state = run.step(state)
+        losses: Any = [one for name, one in state.losses.items() if "/" not in name] or [state.loss]
+        return torch.stack([one.detach() for one in losses]).sum()
 
 
 @contextmanager
@@ -100,23 +100,25 @@ def trial(run: Run) -> Iterator[TrialRun]:
 
     Steps use the training weights, and fire no callbacks and loggers. Any loss is accepted.
     """
-    guard = run.guard
+    guard, updates = run.guard, run.updates
     guard.flush()
     attributes = Attributes.of(run.state)
     undo = [
         attributes.restore,
         restore_tensors(run.state),
-        *map(_optimizer, base_optimizers(run.state.optimizers)),
-        *(_part(run.parts[name]) for name in _PARTS),
+        *map(restoring, base_optimizers(run.state.optimizers)),
+        *(_part(part) for name, part in run.parts.items() if name.partition(" ")[0] in _PARTS),
         *map(_loader, (run.data.loader, *(one.dataloader for one in run.evaluators))),
     ]
     run.guard = NonFiniteGuard("ignore", immediate=True)
+    due = (attrs.evolve(one.update, every=1) for one in updates)
+    run.updates = [attrs.evolve(one, update=now) for one, now in zip(updates, due, strict=True)]
     run.compose()
     try:
         start_training(run.state)
         yield TrialRun(run, attributes)
     finally:
-        run.guard = guard
+        run.guard, run.updates = guard, updates
         for one in undo:
             one()
 
@@ -167,33 +169,6 @@ def _differ(one: Any, other: Any) -> bool:
         return not same_bits(one, other)
     has_value = isinstance(one, _VALUES) or isinstance(other, _VALUES)
     return has_value and (type(one) is not type(other) or one != other)
-
-
-def _optimizer(optimizer: Optimizer) -> Callable[[], None]:
-    """Return a function that restores an optimizer: its state and its groups."""
-    states = {p: copy.deepcopy(values) for p, values in optimizer.state.items()}
-    groups = [(group, _copied(group)) for group in optimizer.param_groups]
-
-    def restore() -> None:
-        for p in [p for p in optimizer.state if p not in states]:
-            del optimizer.state[p]
-        optimizer.state.update(states)
-        for group, values in groups:
-            for name in group.keys() - values.keys():
-                del group[name]
-            for name, value in values.items():
-                if isinstance(value, Tensor):  # a compiled step may hold it
-                    group[name].copy_(value)
-                else:
-                    group[name] = value
-
-    return restore
-
-
-def _copied(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.clone() if isinstance(value, Tensor) else value for name, value in group.items()
-    }
 
 
 def _part(part: Any) -> Callable[[], None]:

@@ -39,6 +39,7 @@ def example():
         },
         outputs=(outputs, float("nan")),
         loss=loss.detach(),
+        losses={"upper": loss.detach().clone()},
         gradients={"0.weight": torch.zeros(2, 2)},
         memory={"Mine": {"kept": torch.zeros(3), "batches": 3}},
         averages={"EMA": {"0.weight": torch.zeros(3)}},
@@ -151,7 +152,7 @@ def test_every_field_of_the_state_that_can_be_written_to_is_looked_at():
     frozen = {
         *("timestamp", "previous_timestamp", "max_duration", "epoch_length", "key", "device"),
         *("batch_spec", "model_call", "precision", "frozen", "to_log"),
-        *("replaced_modules", "whole_loss"),
+        *("replaced_modules", "whole_loss", "update"),
     }
     functions = {"loss_fn", "schedulers", "second_pass", "lr_override"}
 

@@ -367,6 +367,10 @@ OTHERS: list[Any] = [
     (method(a_trainer, "save_checkpoint"), given(path=FOLDER, overwrite=True), *FILES),
     (composable.Precision, given(name="amp_fp16")),
     (composable.Clock, given(timestamp=Fresh(a_timestamp), max_duration="2ep", epoch_length=4)),
+    (
+        composable.Update,
+        given(name="all", loss=composable.identity, optimizer=sgd, every=2, times=2),
+    ),
     (composable.Evaluator, given(label="test", dataloader=BATCHES)),
     (composable.Key, given(seed=3)),
     (method(lambda: composable.Key(3), "fold"), given(data=("x", 3))),

@@ -14,7 +14,7 @@ from composable import Algorithm, Callback, Evaluator, Event, Trainer, chain, du
 from composable.algorithms import EMA, MixUp
 from composable.callbacks import EarlyStopper
 from composable.loggers import ConsoleLogger, InMemoryLogger
-from composable.optim import constant, cosine, linear, step
+from composable.optim import MultiOptimizer, constant, cosine, linear, step
 from composable.trainer.arguments import find_device
 from composable.trainer.options import TrainerOptions
 from tests.support.commands import Command
@@ -28,6 +28,14 @@ TWINS = [Evaluator("a", batches(12)), Evaluator("a", batches(12))]
 EMPTY = Evaluator("test", [])
 OTHER_SGD = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
 OTHER_STEP = StepLR(OTHER_SGD, 1)
+
+
+LBFGS = partial(torch.optim.LBFGS, lr=0.1)
+
+
+def halves_of(optimizer):
+    """Return functions that build an optimizer of one half of the parameters, and of the other."""
+    return [lambda p: optimizer([*p][:1]), lambda p: optimizer([*p][1:])]
 
 
 def declares(field, value):
@@ -107,7 +115,6 @@ TYPES = [
     ({"optimizers": "sgd"}, r"optimizers contains 'sgd': each must be a torch\.optim"),
     ({"optimizers": lambda p: None}, "optimizers contains <function.*returns one"),
     ({"optimizers": torch.optim.LBFGS}, "optimizers contains the class LBFGS"),
-    ({"optimizers": partial(torch.optim.LBFGS)}, "optimizers contains an LBFGS.*closure"),
     ({"schedulers": 0.1}, "schedulers contains 0.1: each must be a schedule such as"),
     ({"schedulers": cosine}, r"pass the schedule that it returns, cosine\("),
     # checkpoints
@@ -138,6 +145,14 @@ VALUES = [
     *(
         ({"schedulers": [cosine(), one]}, "schedulers contains Cosine.* pass schedules or PyTorch")
         for one in (partial(StepLR, step_size=1), ReduceLROnPlateau)
+    ),
+    *(
+        ({"optimizers": LBFGS, **options}, rf"LBFGS of optimizers compares losses {message}")
+        for options, message in [
+            ({"precision": "amp_fp16"}, "which precision='amp_fp16' scales: use 'amp_bf16'"),
+            ({"optimizers": lambda p: MultiOptimizer([LBFGS(p)])}, "which other optimizers change"),
+            ({"optimizers": halves_of(LBFGS)}, "which other optimizers change: pass an Up"),
+        ]
     ),
     # checkpoints
     ({"nonfinite_loss": "rollback"}, "nonfinite_loss='rollback' needs a save_folder"),

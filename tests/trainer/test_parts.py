@@ -58,7 +58,7 @@ def trainer():
         trainer.fit(duration="5ba")
     run = trainer._run
     run.guard.skipped_batches.add(7)
-    run.guard._consecutive = 2
+    run.guard._consecutive = {"generator": 2}
     run.dispatcher.request(Control.SAVE)
     run.progress.fit_in_progress = True
     kept = {name: tensor + 1 for name, tensor in weights(run.state.model).items()}
@@ -100,7 +100,7 @@ def test_state_of_the_parts(run):
         "num_skipped": run.guard.num_skipped,
         "num_rollbacks": 0,
         "skipped_batches": [7],
-        "consecutive": 2,
+        "consecutive": {"generator": 2},
     }
     assert saved["progress"] == {
         "requested_duration": Time.parse("2ep"),
