@@ -108,12 +108,14 @@ def build(
                 loss=discriminator_loss,
                 parameters="discriminator.*",
                 optimizer=adam,
+                mean_over="examples",
             ),
             Update(
                 "generator",
                 loss=generator_loss,
                 parameters="generator.*",
                 optimizer=adam,
+                mean_over="examples",
                 algorithms=[EMA(half_life="50ba")],
             ),
         ],
@@ -158,7 +160,8 @@ def main() -> None:
     for name, loss in state.losses.items():
         print(f"{name}: {loss.item():.3f}")
     drawn = samples(trainer, 60)
-    draw([images[:20], *drawn.split(20)], given.picture)
+    if state.is_main_process:
+        draw([images[:20], *drawn.split(20)], given.picture)
 
 
 if __name__ == "__main__":
