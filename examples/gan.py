@@ -1,4 +1,4 @@
-"""Train a GAN on handwritten digits: two networks, each with its own loss and optimizer.
+"""Train a GAN on handwritten digits: two networks, each with a loss and an optimizer.
 
 The data are the 1,797 scans of 8 x 8 pixels that ship with scikit-learn; nothing is downloaded.
 The networks are a small DCGAN (Radford et al., https://arxiv.org/abs/1511.06434). Samples are

@@ -1,4 +1,4 @@
-"""Train with few labels: a network must agree with an average of its own weights (a mean teacher).
+"""Train with few labels: a network must agree with an average of its weights (a mean teacher).
 
 The data are the 1,797 scans of 8 x 8 pixels that ship with scikit-learn; nothing is downloaded. The
 digits of a few training scans are known. Of all others, the network matches the prediction of
