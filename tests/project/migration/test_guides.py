@@ -112,6 +112,48 @@ def test_lightning_trains_the_same_weights():
     assert found == pytest.approx(float((trained(seen["x"]).argmax(1) == seen["y"]).float().mean()))
 
 
+class Networks(nn.Module):
+    """A generator and a discriminator of images."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.generator = nn.Linear(3, 192)
+        self.discriminator = nn.Sequential(nn.Linear(192, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def discriminator_loss(model, batch):
+    images, noise = batch
+    fake = model.generator(noise).detach()
+    return (model.discriminator(fake) - model.discriminator(images.flatten(1))).mean()
+
+
+def generator_loss(model, batch):
+    return -model.discriminator(model.generator(batch[1])).mean()
+
+
+def test_manual_optimization_of_lightning_trains_the_same_weights():
+    theirs, ours = pairs("lightning")[2]
+    seen = names()
+    data = TensorDataset(seen["x"], torch.randn(64, 3))
+    seen |= {
+        "adam": partial(torch.optim.Adam, lr=2e-3),
+        "discriminator_loss": discriminator_loss,
+        "generator_loss": generator_loss,
+        "networks": Networks(),
+        "train": DataLoader(data, 8),
+    }
+
+    exec(theirs, seen)
+    trained, seen["networks"] = seen["networks"], Networks()
+    exec(ours, seen)
+
+    initial, expected = Networks().state_dict(), trained.state_dict()
+    for name, value in seen["networks"].state_dict().items():
+        torch.testing.assert_close(value, expected[name])
+        assert not (name.endswith("weight") and torch.equal(value, initial[name]))
+
+
 def test_hugging_face_trains_the_same_weights():
     theirs, ours = pairs("huggingface")[0]
     config = transformers.BertConfig(
