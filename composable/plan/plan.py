@@ -1,7 +1,7 @@
 """The plan of a run: which algorithms and callbacks run at which event, and in what order."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
