@@ -19,7 +19,7 @@ from composable.core.key import Key
 from composable.core.results import Results
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
 
-__all__ = ["FLOPS", "FrozenStateError", "State", "state_facts"]
+__all__ = ["FLOPS", "FrozenStateError", "State"]
 
 FLOPS = "flops"
 """The entry of the memory that has the floating-point operations so far."""
@@ -395,32 +395,6 @@ class State:
             f"<State of {type(self.model).__name__}: epoch {now.epoch}, batch {now.batch}, "
             f"max_duration {self.max_duration}, memory {sorted(self.memory)}>"
         )
-
-    def _repr_html_(self) -> str:
-        from composable._support.html import panel, table  # in notebooks
-
-        return panel(f"State of {type(self.model).__name__}", table(state_facts(self)))
-
-
-def state_facts(state: State) -> list[tuple[str, str]]:
-    """Return names and texts: time, optimizers, device, results, memory and averages."""
-    now, whole = state.timestamp, state.max_duration
-    counts = [f"epoch {now.epoch}", f"batch {now.batch}"]
-    counts += [f"{name} {n}" for name, n in (("sample", now.sample), ("token", now.token)) if n]
-    done = "" if whole is None or not whole.value else f" ({state.elapsed:.0%} of {whole})"
-    results = [
-        (f"metrics/{label}/{name}", f"{value:.4g}" if isinstance(value, float) else str(value))
-        for label, results in state.metrics.items()
-        for name, value in results.items()
-    ]
-    return [
-        ("time", ", ".join(counts) + done),
-        ("optimizers", ", ".join(type(one).__name__ for one in state.optimizers) or "none"),
-        ("device", f"{state.device}, precision {state.precision.name}, seed {state.key.seed}"),
-        *results,
-        ("memory", ", ".join(sorted(state.memory)) or "empty"),
-        *((("averages", ", ".join(sorted(state.averages))),) if state.averages else ()),
-    ]
 
 
 _new = object.__new__
