@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from composable import Evaluator, Trainer
+from composable import Evaluator, Trainer, Update
 from composable.comparison.design import plan_design
 from composable.metrics import accuracy
 
@@ -23,8 +23,9 @@ def clouds(seed, batches=BATCHES):
     return made
 
 
-def build(algorithms, seed, lr=0.05):
+def build(algorithms, seed, lr=0.05, **options):
     """Return a Trainer for 4 epochs of 10 batches, with a validation and a test set."""
+    steps = options or {"optimizers": partial(torch.optim.SGD, lr=lr)}
     metrics = {"accuracy": accuracy}
     return Trainer(
         nn.Linear(2, 2),
@@ -34,11 +35,23 @@ def build(algorithms, seed, lr=0.05):
             Evaluator("test", clouds(2, 2), metrics=metrics),
         ],
         loss_fn=nn.functional.cross_entropy,
-        optimizers=partial(torch.optim.SGD, lr=lr),
         max_duration="4ep",
         algorithms=algorithms,
         seed=seed,
+        **steps,
     )
+
+
+def build_of_updates(algorithms, seed, lr=0.05):
+    """Return one whose weight and bias have an optimizer each."""
+
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    sgd = partial(torch.optim.SGD, lr=lr)
+    names = ("weight", "bias")
+    updates = [Update(name, loss=loss, parameters=name, optimizer=sgd) for name in names]
+    return build(algorithms, seed, updates=updates)
 
 
 def descend(arm, seed, duration, lr=0.1):

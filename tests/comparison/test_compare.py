@@ -11,14 +11,14 @@ import attrs
 import pytest
 
 import composable
-from composable.algorithms import LabelSmoothing
+from composable.algorithms import EMA, LabelSmoothing
 from composable.cli import main
 from composable.comparison import Comparison, Study, Verdict, stages
 from composable.comparison.budget import BudgetError
 from composable.comparison.building import BuildError
 from composable.comparison.compare import NothingToCompareError, check_results, equal_arms
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
-from tests.comparison.small import build, descend, design
+from tests.comparison.small import build, build_of_updates, descend, design
 from tests.support.comparison import fork_workers
 from tests.support.processes import wait_until
 from tests.support.signals import signals_set
@@ -185,6 +185,13 @@ def test_a_comparison_that_a_worker_imports_is_an_error(monkeypatch):
     monkeypatch.setenv("COMPOSABLE_COMPARISON_WORKER", "1")
     with pytest.raises(RuntimeError, match="put the call under if __name__ == '__main__'"):
         composable.compare(build, {"other": []}, metric="test/accuracy")
+
+
+def test_runs_of_several_updates_are_compared(tmp_path, unsaved):
+    arms = {"averaged": [EMA("4ba")]}
+    study = compare(build_of_updates, arms, tmp_path).study
+    for arm in ("baseline", "averaged"):
+        assert [duration for duration, _ in reported(study, arm)] == ["1ep", "2ep"] * 2
 
 
 @pytest.mark.parametrize("missing", ["cloudpickle", "loky"])
