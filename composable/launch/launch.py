@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 from pathlib import Path
 from types import FrameType
@@ -21,6 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from composable.launch import rank
 from composable.launch.failure import describe_failures, first_failure, status_of
+from composable.launch.network import interface_to
 from composable.launch.options import PORT, Launch, LaunchError, ProcessLayout
 from composable.launch.rank_logs import RankLogs
 
@@ -49,6 +51,8 @@ def launch(options: Launch) -> int:
     except OSError as error:
         raise LaunchError(f"log_dir={options.log_dir!r} cannot be written: {error}.") from error
     _set_environment(layout.nproc)
+    if layout.machines > 1:
+        _set_interface(str(options.master_addr))
     _handle_hangup()
     if not options.verbose:
         logging.disable(logging.ERROR)  # the agent's messages: this process has no others
@@ -116,6 +120,22 @@ def _set_environment(nproc: int) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _set_interface(address: str) -> None:
+    """Set the network interface of gloo and NCCL, and report a name that has no address yet."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        host = socket.gethostname()
+        print(
+            f"composable launch: master_addr={address!r} has no address on {host} ({error}); "
+            "trying again until --timeout.",
+            file=sys.stderr,
+        )
+    if (interface := interface_to(address)) is not None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
 
 
 def _usable_cores() -> int:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import MagicMock as Mock
 
 import pytest
 
@@ -144,6 +145,37 @@ def test_threads_are_the_usable_cores_divided_by_the_processes(monkeypatch):
     monkeypatch.setattr(Path, "read_text", lambda _: "800000 100000")  # the quota of a container
     assert [threads(n) for n in (1, 2, 5, 24)] == ["8", "4", "1", "1"]
     assert threads(2, given="3") == "3"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of the interfaces of Linux")
+def test_several_machines_use_the_interface_by_which_they_are_reached(monkeypatch, capsys):
+    import psutil
+
+    from composable.launch import launch as module
+    from composable.launch import network
+
+    named = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "eth1": "10.0.1.1"}
+    routes = {"10.0.1.9": "10.0.1.1", "127.0.1.1": "127.0.0.1", network._ELSEWHERE: "10.0.0.1"}
+    kinds = {one: psutil.net_if_addrs()[one] for one in psutil.net_if_addrs()}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name, address in network._addresses(probe):
+            assert address in [one.address for one in kinds[name]]
+    probe = Mock(getsockname=lambda: [routes[probe.connect.call_args[0][0][0]]])
+    probe.__enter__ = lambda _: probe
+    probe.__exit__ = lambda *_: None
+    monkeypatch.setattr(network.socket, "socket", lambda *_: probe)
+    monkeypatch.setattr(network, "_addresses", lambda _: iter(named.items()))
+    assert network.interface_to("10.0.1.9") == "eth1"
+    assert network.interface_to("127.0.1.1") == "eth0"  # the first machine, on itself
+    probe.connect.side_effect = OSError("no route")
+    assert network.interface_to("10.0.1.9") is None  # one of two
+    del named["eth1"]
+    assert network.interface_to("10.0.1.9") == "eth0"
+
+    monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "ib0"})
+    module._set_interface("no-such-name.invalid")
+    assert os.environ == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}
+    assert "'no-such-name.invalid' has no address on" in capsys.readouterr().err
 
 
 def test_restart_repeats_all_ranks_with_log_files_of_their_own(tmp_path):
