@@ -31,7 +31,7 @@ def is_local_stream(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.dataset, IterDataPipe) and _is_filtered(loader.dataset)
 
 
-def shard_stream(loader: Any, processes: Processes) -> Any:
+def shard_stream(loader: Any, processes: Processes, has_shards: bool = False) -> Any:
     """Return a loader of the part of this process, if its stream says how it is divided.
 
     A stream has a method `shard(num_shards, index)` for this, as those of `datasets` do. The
@@ -40,11 +40,16 @@ def shard_stream(loader: Any, processes: Processes) -> Any:
     Args:
         loader: The loader; it is not changed.
         processes: The processes of the run.
+        has_shards: Whether the user has passed a number of shards.
 
     Warns:
         UnshardedStreamWarning: Each process reads all of the stream.
+        UserWarning: A number of shards has been passed, but other processes read other examples.
     """
-    if not (processes.several and is_stream(loader)) or is_local_stream(loader):
+    if not (processes.several and is_stream(loader)):
+        return loader
+    if is_local_stream(loader):
+        _warn_of_shards(loader, processes, has_shards)
         return loader
     size, batch_size = processes.size, loader.batch_size
     shard = _shard_of(loader.dataset)
@@ -62,7 +67,17 @@ def shard_stream(loader: Any, processes: Processes) -> Any:
         batch_sampler=BatchSampler(loader.sampler, batch_size, loader.drop_last),
     )
     _sharded.add(divided)
+    _warn_of_shards(loader, processes, has_shards)
     return divided
+
+
+def _warn_of_shards(loader: Any, processes: Processes, has_shards: bool) -> None:
+    if has_shards and processes.is_main:
+        warn_user(
+            f"the parts of {type(loader.dataset).__name__} follow the {processes.size} processes, "
+            "not shards=: on another number of processes its batches have other examples, so "
+            "losses and weights differ. Data that is read by index has no such limit."
+        )
 
 
 def _shard_of(dataset: Any) -> Callable[[int, int], Any] | None:

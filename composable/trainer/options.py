@@ -110,7 +110,9 @@ class TrainerOptions(
         if self.processes.several and self.parallel.data == "auto":
             from composable.data.stream_parts import shard_stream  # on use
 
-            divided = shard_stream(self.train_dataloader, self.processes)
+            divided = shard_stream(
+                self.train_dataloader, self.processes, self.parallel.shards is not None
+            )
             object.__setattr__(self, "train_dataloader", divided)
 
     def _use_deepspeed(self) -> None:

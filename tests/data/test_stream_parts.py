@@ -91,3 +91,16 @@ def test_data_pipes_are_divided_by_pytorch_if_they_have_a_filter():
     pipe = IterableWrapper(range(4))
     assert is_local(DataLoader(pipe.shuffle().sharding_filter().map(float)), 2)
     assert not is_local(DataLoader(pipe.shuffle()), 2)
+
+
+def test_shards_of_a_divided_stream_are_reported_by_rank_0(recwarn):
+    loader = DataLoader(Shardable(range(8)), batch_size=4)
+    with pytest.warns(UserWarning, match="on another number of processes"):
+        divided = shard_stream(loader, PAIR[0], has_shards=True)
+    with pytest.warns(UserWarning, match="the parts of Shardable follow the 2 processes"):
+        assert shard_stream(divided, PAIR[0], has_shards=True) is divided
+    recwarn.clear()
+    shard_stream(loader, PAIR[1], has_shards=True)
+    shard_stream(loader, Processes(), has_shards=True)
+    shard_stream(loader, PAIR[0])
+    assert not recwarn
