@@ -18,6 +18,8 @@ from composable.distributed.processes import ProcessError, Processes
 
 T = TypeVar("T")
 
+JOB = "COMPOSABLE_JOB"
+"""The variable of the environment with the job of a process."""
 _FAILED = "composable/failed"
 _WAITING = "composable/waiting"
 _READ = "composable/read"
@@ -37,6 +39,7 @@ def join_processes(timeout: float | None = None) -> Processes:
 
     Raises:
         ValueError: `WORLD_SIZE` is set, and what `torchrun` sets besides it is missing.
+        ProcessError: Another process belongs to another job.
     """
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Processes.current()
@@ -55,7 +58,22 @@ def join_processes(timeout: float | None = None) -> Processes:
         torch.cuda.set_device(local_device())
     dist.init_process_group(_back_ends(), **options)
     atexit.register(leave_processes)
-    return Processes.current()
+    processes = Processes.current()
+    _check_job(processes)
+    return processes
+
+
+def _check_job(processes: Processes) -> None:
+    """Check that `composable launch` has started all processes for the same job."""
+    own = [os.environ.get(JOB), socket.gethostname()]
+    (first, host), *others = processes.gather(own)
+    for rank, (job, other) in enumerate(others, 1):
+        if job != first:
+            raise ProcessError(
+                f"rank {rank} on {other} belongs to another job than rank 0 on {host}: their "
+                "commands, -n, world sizes or addresses differ. Start each job with a master_port "
+                "of its own; if both are one job, pass the same --job_id on all machines."
+            )
 
 
 def form_group() -> None:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import sys
+from hashlib import sha256
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from composable.distributed.starting import JOB
 from composable.launch import rank
 from composable.launch.failure import describe_failures, first_failure, status_of
 from composable.launch.network import interface_to
@@ -53,6 +55,7 @@ def launch(options: Launch) -> int:
     _set_environment(layout.nproc)
     if layout.machines > 1:
         _set_interface(str(options.master_addr))
+        os.environ[JOB] = options.job_id or _job_of(options, layout)
     _handle_hangup()
     if not options.verbose:
         logging.disable(logging.ERROR)  # the agent's messages: this process has no others
@@ -120,6 +123,13 @@ def _set_environment(nproc: int) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _job_of(options: Launch, layout: ProcessLayout) -> str:
+    """Return a digest of what is the same on all machines of a job."""
+    same = [options.kind, options.target, *options.arguments, layout.nproc, layout.machines]
+    text = "\0".join(map(str, [*same, options.master_addr, options.master_port]))
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 def _set_interface(address: str) -> None:

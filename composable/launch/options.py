@@ -35,6 +35,8 @@ class Launch:
         base_rank: The rank of the first process of this machine, instead of `node_rank`.
         master_addr: The address of machine 0.
         master_port: A free port of machine 0.
+        job_id: What names the job: processes of another one are refused. Default: a digest of the
+            command, the numbers of processes, the address and the port.
         stdout: Template of the files with the standard output of the ranks that are not on the
             console. The placeholders are {rank}, {local_rank}, {world_size}, {local_world_size}
             and {node_rank}.
@@ -56,6 +58,7 @@ class Launch:
     base_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
+    job_id: str | None = None
     stdout: str | None = None
     stderr: str | None = None
     log_dir: str | None = None

@@ -178,6 +178,19 @@ def test_several_machines_use_the_interface_by_which_they_are_reached(monkeypatc
     assert "'no-such-name.invalid' has no address on" in capsys.readouterr().err
 
 
+def test_a_job_is_named_by_what_all_of_its_machines_have_the_same():
+    from composable.launch.launch import _job_of
+    from composable.launch.options import Launch, ProcessLayout
+
+    def job(nproc=1, machine=0, **options):
+        given = Launch("train.py", master_addr="node0", node_rank=machine, **options)
+        return _job_of(given, ProcessLayout(nproc, 2, machine))
+
+    same, *others = job(), job(nproc=2), job(arguments=("--lr", "1")), job(master_port=29501)
+    assert same == job(machine=1)
+    assert len({same, *others}) == 4
+
+
 def test_restart_repeats_all_ranks_with_log_files_of_their_own(tmp_path):
     lines = ["print('restart', restart, flush=True)", "if rank == 1 and restart == 0: sys.exit(3)"]
     rest = "if restart == 0: time.sleep(600)"

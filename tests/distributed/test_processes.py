@@ -1,6 +1,8 @@
 """What processes exchange."""
 
 import atexit
+import os
+import re
 import time
 from datetime import timedelta
 from unittest import mock
@@ -75,6 +77,21 @@ def test_failure_of_a_rank_is_raised_on_all():
         assert all(isinstance(one, Failed) for one in results)
         assert repr(results[rank]) == "OSError: no space"
         assert repr(results[1 - rank]) == f"ProcessError: rank {rank} failed: OSError: no space"
+
+
+def join(jobs):
+    """Join, as a process of a job."""
+    os.environ |= {} if jobs is None else {starting.JOB: jobs[int(os.environ["RANK"])]}
+    return join_processes().size
+
+
+def test_processes_of_another_job_are_refused():
+    assert attempt(join, 2, None) == attempt(join, 2, "aa") == [2, 2]
+    for one in attempt(join, 2, "ab"):
+        assert one.kind == "ProcessError"
+        assert re.match(
+            r"rank 1 on .* belongs to another job than rank 0 on .*--job_id", one.message
+        )
 
 
 @pytest.mark.parametrize(("silent", "named"), [([1], "rank 1"), ([0, 2], "rank 0, 2")])
