@@ -1,6 +1,7 @@
 """Training steps of several updates: bad input, losses that are not finite, terms, names."""
 
 import math
+import re
 import signal
 from functools import partial
 
@@ -14,10 +15,12 @@ from torch.nn.functional import cross_entropy, mse_loss
 from composable import chain, during, replay
 from composable.algorithms import EMA, GradientClipping, MixUp
 from composable.callbacks import GradientNoise, LRMonitor, OptimizerMonitor
+from composable.checkpoint.errors import MismatchError
 from composable.core.algorithm import leaves
 from composable.loggers import InMemoryLogger
 from composable.losses.part_weights import SplitLossError
 from composable.optim import per_group
+from composable.resume.changes import ChangedRunWarning
 from composable.trainer.checking import CheckError
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
 from tests.support.commands import Command
@@ -426,3 +429,39 @@ def test_a_run_that_is_killed_between_two_updates_of_a_batch_continues_with_the_
     one, other = resumed.fit(), with_updates(updates).fit()
     assert same(weights(one.model), weights(other.model))
     assert one.losses == other.losses
+
+
+# --- resuming with other updates ---
+
+
+def resumed(folder, updates):
+    saving = {"save_folder": folder, "save_interval": "1ba"}
+    with_updates([upper(), lower()], **saving).fit(duration="2ba")
+    return with_updates(updates, **saving, autoresume=True)
+
+
+def doubled(model, batch):
+    return 2 * lower_loss(model, batch)
+
+
+def whole_batch(batch, repetition):
+    return batch
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"every": 2}, {"times": 2}, {"batch": whole_batch}, {"loss": doubled}, {"mean_over": None}],
+    ids=lambda one: next(iter(one)),
+)
+def test_a_resume_with_another_update_says_what_changed(changed, tmp_path):
+    (name,) = changed
+    with pytest.warns(ChangedRunWarning, match=f"updates/lower/{name}: "):
+        resumed(tmp_path, [upper(), lower(**changed)])
+
+
+@pytest.mark.parametrize("updates", [["high", "lower"], ["lower", "upper"], ["upper"]], ids=str)
+def test_a_resume_with_other_names_of_updates_is_refused(updates, tmp_path):
+    renamed = [lower() if one == "lower" else upper(name=one) for one in updates]
+    message = rf"has the updates \['upper', 'lower'\], and this run has {re.escape(str(updates))}"
+    with pytest.raises(MismatchError, match=message):
+        resumed(tmp_path, renamed)
