@@ -361,7 +361,7 @@ class UpdateStep:
         update = self.run.update
         if state.optimizers[self.run.index] is not self.optimizers[0]:
             self.optimizers = (state.optimizers[self.run.index],)
-        more = (state,) if self.run.takes_state else ()
+        more = (state.evolve_unchecked(update=update.name),) if self.run.takes_state else ()
         loss = UpdateLoss(update.name, state.model, self.run.loss, state.precision, more)
         return state.evolve_unchecked(
             update=update.name,
