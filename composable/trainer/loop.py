@@ -166,6 +166,7 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
     if run.batch_end is not None:
         state = run.batch_end(state)
     if logs:
+        run.unlogged.update(state.losses)
         state = log(run, before, state)
     if run.engine.has_shards:
         run.join_requests(LOG)
@@ -219,7 +220,8 @@ def log(run: Run, before: State, state: State) -> State:
         return state
     losses = {"loss/train": state.loss}
     if run.updates:
-        losses = {f"loss/train/{name}": one for name, one in state.losses.items()}
+        losses = {f"loss/train/{name}": one for name, one in run.unlogged.items()}
+        run.unlogged.clear()
     metrics = {**losses, **run.rates.last_lrs}
     run.dispatcher.logger.log_metrics(metrics, state.timestamp)
     return run.fire(LOG, state)
