@@ -318,7 +318,7 @@ class UpdateStep:
         losses = {name: before.get(name, 0.0) + one for name, one in parts.items()}
         return state.evolve_unchecked(losses=losses)
 
-    def whole_terms(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def whole_terms(self, state: State) -> dict[str, Tensor]:
         """Return the terms of the loss of the batch, on all processes, by their names in logs."""
         if not parts:
             return {}
@@ -326,7 +326,8 @@ class UpdateStep:
         sums = torch.stack(list(parts.values())) * engine.shares.factor
         if processes.several:
             sums = processes.sum(sums) / (processes.size if engine.mean_gradients else 1)
-        return {f"{self.run.update.name}/{n}": one for n, one in zip(parts, sums, strict=True)}
+        name, terms = self.run.update.name, sums.to(loss.dtype)
+        return {f"{name}/{n}": one for n, one in zip(parts, terms, strict=True)}
 
     def check_gradients(self, state: State) -> State:
         """Check once that the loss has a gradient for a parameter of the update.
@@ -352,7 +353,7 @@ class UpdateStep:
             text = str(error).replace(ADVICE, "Pass loss_mean_over= what it is a mean over.")
             error.args = (f"the update {name!r}: {text.replace('loss_mean', 'mean')}",)
             raise
-        losses = {**outer.losses, name: state.loss, **self.whole_terms(state.losses)}
+        losses = {**outer.losses, name: state.loss, **self.whole_terms(state)}
         before = {field: getattr(outer, field) for field in _OF_UPDATE}
         return state.evolve_unchecked(**before, losses=MappingProxyType(losses))
 
