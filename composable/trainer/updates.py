@@ -197,6 +197,8 @@ class _Within(Combined):
 def algorithms_of(updates: Sequence[Update]) -> list[Algorithm]:
     """Return the algorithms of all updates, each restricted to its update."""
     found: list[Algorithm] = []
+        if not state.optimizers:  # a function, which is called at every event
+            return super().apply(event, state)
     for i, update in enumerate(updates):
         for given in as_list(update.algorithms):
             one = as_algorithm(given, f"the update {update.name!r} contains")
