@@ -390,7 +390,8 @@ class UpdateStep:
 def each_update(run: Any, step_of_loss: Callable[..., Step]) -> Step:
     """Take the updates that are due, one after the other, over the same batch.
 
-    If the loss of one is not finite, and such batches are skipped, the others are undone.
+    If the loss of one is not finite, and such batches are skipped, the others are undone. The next
+    batch is fetched ahead after the last one, since a loader may read the weights.
 
     Args:
         run: The `Run` with the updates.
@@ -414,7 +415,7 @@ def each_update(run: Any, step_of_loss: Callable[..., Step]) -> Step:
             for restore in undo:
                 restore()
             raise
-        return state
+        return state if run.data.copies is None else run.data.fetch_ahead(state)
 
     return stepped
 
