@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.batches.batch import count_examples
 from composable.batches.precision import Precision, widest_float
+from composable.batches.spec import BatchSpec
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.key import Key
@@ -166,6 +168,22 @@ def updates_of_run(options: Any, engine: Engine, state: State) -> "list[RunUpdat
     return found
 
 
+class SpecOfUpdates(BatchSpec):
+    """The input and target of batches, which losses of updates need not have.
+
+    Args:
+        input_key: See `BatchSpec`.
+        target_key: See `BatchSpec`.
+        batch_layout: See `BatchSpec`.
+    """
+
+    def count(self, batch: Any) -> int:
+        """Count the examples: those of a mapping without the input by its first tensor."""
+        if isinstance(batch, Mapping) and self.input_key == 0 and 0 not in batch:
+            return count_examples(batch)
+        return super().count(batch)
+
+
 # --- algorithms of one update ---
 
 
@@ -179,6 +197,8 @@ class _Within(Combined):
     def apply(self, event: Event, state: State) -> State:
         if event in _STEP_EVENTS:
             return super().apply(event, state) if state.update == self.update.name else state
+        if not state.optimizers:  # a function, which is called at every event
+            return super().apply(event, state)
         with frozen_others(state.optimizers[self.index], state):
             new = super().apply(event, state)
         name = self.parts[0].name
@@ -197,8 +217,6 @@ class _Within(Combined):
 def algorithms_of(updates: Sequence[Update]) -> list[Algorithm]:
     """Return the algorithms of all updates, each restricted to its update."""
     found: list[Algorithm] = []
-        if not state.optimizers:  # a function, which is called at every event
-            return super().apply(event, state)
     for i, update in enumerate(updates):
         for given in as_list(update.algorithms):
             one = as_algorithm(given, f"the update {update.name!r} contains")
@@ -252,6 +270,14 @@ class UpdateLoss(OutputLoss):
         if not check_scalar(loss, where).requires_grad and torch.is_grad_enabled():
             raise _no_gradient(self.model)
         return loss  # type: ignore[no-any-return]
+
+    def needs_logits(self, name: str) -> str:
+        """Return the message about an algorithm that needs a loss of logits and targets."""
+        return (
+            f"{name} needs the loss as a function of logits and targets, and the update "
+            f"{self.model!r} calls the model itself: change the targets within its loss instead, "
+            "such as by cross_entropy(..., label_smoothing=0.1)."
+        )
 
 
 def _no_gradient(name: str) -> ValueError:
@@ -322,7 +348,8 @@ class UpdateStep:
 
     def whole_terms(self, state: State) -> dict[str, Tensor]:
         """Return the terms of the loss of the batch, on all processes, by their names in logs."""
-        if not parts:
+        parts, loss = state.losses, state.loss
+        if not parts or loss is None:
             return {}
         engine, processes = self.engine, self.engine.processes
         sums = torch.stack(list(parts.values())) * engine.shares.factor
