@@ -9,7 +9,6 @@ from torch import Tensor
 
 from composable._support.devices import send
 from composable.algorithms._validators import in_range, passes
-from composable.batches.model_call import needs_logits
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
@@ -66,7 +65,7 @@ class PrefixTokens(Algorithm):
     def _with_prefixes(self, state: State, share: float) -> State:
         loss_fn: Any = state.loss_fn
         if isinstance(loss_fn, OutputLoss):
-            raise TypeError(needs_logits(self.name, loss_fn.model))
+            raise TypeError(loss_fn.needs_logits(self.name))
         targets = state.targets
         shorter = prefix_targets.unchecked(targets, send(self.prefixes, targets.device))
         return state.with_batch(targets=MixedTargets(targets, shorter, torch.tensor(share)))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from torch import nn
 from torch.optim import Optimizer
 
 from composable._support.checks import check_count
@@ -39,7 +40,7 @@ class Update:
         algorithms: Algorithms that act in this update only; averages have its weights only.
 
     Raises:
-        TypeError: An argument is of the wrong type.
+        TypeError: An argument is of the wrong type, such as `parameters` that are not named.
         ValueError: `every` or `times` is below 1, or the name is empty or contains a slash.
 
     Example:
@@ -92,9 +93,18 @@ class Update:
             value = getattr(self, name)
             given = callable(value) or (name == "batch" and value is None)
             if not given or isinstance(value, (type, Optimizer)):
+                shown = f"{type(value).__name__}(...)" if isinstance(value, Optimizer) else value
                 raise TypeError(
-                    f"{name}={value!r} {where} must be a function, such as "
+                    f"{name}={shown} {where} must be a function, such as "
                     "optimizer=functools.partial(torch.optim.Adam, lr=2e-4)."
+                )
+        several = isinstance(self.parameters, (list, tuple, set, frozenset))
+        for one in self.parameters if several else [self.parameters]:
+            if not isinstance(one, str) and (isinstance(one, nn.Module) or not callable(one)):
+                raise TypeError(
+                    f"parameters {where} {'contains' if several else 'is'} an object of the type "
+                    f"{type(one).__name__}: pass names of parameters or modules, such as "
+                    "'generator', patterns such as 'generator.*', or a function of a name."
                 )
         check_count(f"times {where}", self.times, 1)
         if not callable(self.every):

@@ -18,7 +18,6 @@ from torch.nn import functional
 from composable._support.checks import kind_of
 from composable._support.foreach import compute_dtype
 from composable._support.targets import IGNORE_INDEX, class_probabilities
-from composable.batches.model_call import needs_logits
 from composable.batches.spec import BatchSpec
 from composable.core.state import State
 from composable.functional import MixedTargets
@@ -358,7 +357,7 @@ def refuse_regression(state: State, targets: Tensor, name: str) -> None:
     """
     loss_fn: Any = state.loss_fn
     if isinstance(loss_fn, OutputLoss):
-        raise TypeError(needs_logits(name, loss_fn.model))
+        raise TypeError(loss_fn.needs_logits(name))
     if isinstance(loss_fn, InterpolatedLoss):
         loss_fn = loss_fn.loss_fn
     function: Any = function_of(loss_fn) if isinstance(loss_fn, TargetLoss) else None

@@ -126,7 +126,11 @@ class OutputLoss:
 
     def per_example(self, outputs: Any, batch: Any) -> Tensor:
         """Raise a TypeError: the model has averaged the losses of the examples."""
-        raise TypeError(needs_logits("An algorithm that weights examples", self.model))
+        raise TypeError(self.needs_logits("An algorithm that weights examples"))
+
+    def needs_logits(self, name: str) -> str:
+        """Return the message about an algorithm that needs a loss of logits and targets."""
+        return needs_logits(name, self.model)
 
 
 Loss: TypeAlias = TargetLoss | ModelLoss | OutputLoss

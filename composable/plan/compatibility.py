@@ -129,9 +129,16 @@ class Caveat:
     second: str
     why: str
     kind: type[CompatibilityWarning] = CompatibilityWarning
+    update: str = ""
+    """The update in which one of them acts, if there is one."""
 
     def __str__(self) -> str:
         pair = f"{self.first}, {self.second}"
+        if self.update:
+            return (
+                f"{self.first} and {self.second} {self.why}. To fix their order, pass both to the "
+                f"Update {self.update!r}, in one chain(...); otherwise drop one of them."
+            )
         return (
             f"{self.first} and {self.second} {self.why}. Fix their order with chain({pair}), or "
             f"let only one of them act in each batch with choose([{pair}])."
@@ -149,12 +156,13 @@ def _caveat(
     one: Algorithm, ones: list[Occurrence], other: Algorithm, others: list[Occurrence]
 ) -> Caveat | None:
     shared: set[str] = set()
+    update = max((each.update for a in (*ones, *others) for each in a.windows()), default="")
     for a, b in product(ones, others):
         why = _declared_reason(a.algorithm, b.algorithm, "discouraged_with")
         written = _written_by_both(a.algorithm, b.algorithm)
         if (why or written) and not a.never_overlaps(b):
             if why:
-                return Caveat(one.name, other.name, f"may interfere: {why}")
+                return Caveat(one.name, other.name, f"may interfere: {why}", update=update)
             shared |= written
     if not shared or one.stage != other.stage or declares_order(one, other):
         return None
@@ -162,7 +170,7 @@ def _caveat(
         f"both write {sorted(shared)} in the stage {one.stage.name}, so only their names put "
         f"{one.name} first"
     )
-    return Caveat(one.name, other.name, why, AmbiguousOrderWarning)
+    return Caveat(one.name, other.name, why, AmbiguousOrderWarning, update)
 
 
 def _written_by_both(a: Algorithm, b: Algorithm) -> set[str]:

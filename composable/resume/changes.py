@@ -14,7 +14,7 @@ from composable.checkpoint.filters import covers
 
 _COMPARED = (
     *("algorithms", "requested_duration", "epoch_length", "model", "modules", "loss_fn", "data"),
-    *("evaluators", "options", "schedulers", "device", "num_threads", "torch"),
+    *("evaluators", "updates", "options", "schedulers", "device", "num_threads", "torch"),
 )
 _MOST_SHOWN = 20
 
@@ -49,6 +49,26 @@ def saved_hyperparameters(
         path: own if covers(path, ignored) else found.get(path, own)
         for path, own in requested.items()
     }
+
+
+def check_updates(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Check that a run has the updates of the saved run, in the same order.
+
+    Args:
+        path: The checkpoint from which the run is resumed.
+        saved: The description of the saved run.
+        own: The description of the request of this run.
+
+    Raises:
+        MismatchError: It has others.
+    """
+    before, now = (list(one.get("updates") or ()) for one in (saved, own))
+    if before != now:
+        raise MismatchError(
+            f"{path} has the updates {before}, and this run has {now}: give each Update the name "
+            "and the place that it had, or continue from the weights alone by "
+            "load_weights_only=True."
+        )
 
 
 def warn_of_changes(

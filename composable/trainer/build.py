@@ -1,7 +1,7 @@
 """Build a run from options: the state, the surgery, the optimizers, the parts."""
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -103,11 +103,11 @@ def loads_late(engine: Engine, state: State, plan: Plan) -> bool:
     return engine.loads_parts and not any(map(is_surgery, plan.transforms(Event.AFTER_LOAD)))
 
 
-def _copies(engine: Engine, device: torch.device) -> Copies | None:
+def _copies(engine: Engine, device: torch.device, updates: Any) -> Copies | None:
     """Return how batches are copied ahead of their steps; None if none is fetched ahead."""
     if has_streams(device):
         return CopyStream(device)
-    return Copies() if engine.carries else None
+    return Copies() if engine.carries and not updates else None
 
 
 def after_load(dispatcher: Dispatcher, state: State) -> State:
@@ -177,7 +177,7 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
             options.count_tokens,
             options.accumulate_batches,
             options.epoch_batches,
-            _copies(engine, state.device),
+            _copies(engine, state.device, options.updates),
             engine=engine,
         ),
         rates=rates,

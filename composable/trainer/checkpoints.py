@@ -15,7 +15,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.processes import Processes
-from composable.resume.changes import entry, saved_hyperparameters, warn_of_changes
+from composable.resume.changes import check_updates, entry, saved_hyperparameters, warn_of_changes
 from composable.resume.modules import check_saved_module, module_tensors
 from composable.trainer.description import describe_hyperparameters, describe_value
 from composable.trainer.evaluated_weights import BestWeights, averaging_names
@@ -245,6 +245,7 @@ class Checkpoints:
         result. All other algorithms act on the restored values.
         """
         run, options, records = self.run, self.options, self.records
+        check_updates(point.path, point.description, records.describe(run.state))
         algorithms = run.dispatcher.run_algorithms
         run.state = surgery(
             lambda event, state: algorithms(event, state, is_surgery), Event.AFTER_LOAD, run.state

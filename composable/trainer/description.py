@@ -27,6 +27,7 @@ _OPTIONS = (
     *("target_key", "nonfinite_loss", "step_schedulers_every_batch", "iteration_length"),
     *("deterministic_mode", "decay_norms_and_biases", "compile"),
 )
+_OF_UPDATE = ("loss", "parameters", "every", "times", "batch", "mean_over")
 _MOST = 400
 
 
@@ -54,7 +55,11 @@ def describe_request(options: TrainerOptions, model: nn.Module) -> dict[str, Any
             }
             for one in options.evaluators
         },
-        "updates": [describe_value(one) for one in options.updates],
+        "updates": {
+            one.name: {name: describe_value(getattr(one, name)) for name in _OF_UPDATE}
+            for one in options.updates
+        }
+        or None,
         "options": {
             **{name: describe_value(getattr(options, name)) for name in _OPTIONS},
             "precision": repr(options.precision.on(options.device)),

@@ -165,7 +165,8 @@ def train_batch(run: Run, state: State, loaded: Loaded, started: float) -> State
         state = run.step_schedulers(state)
     if run.batch_end is not None:
         state = run.batch_end(state)
-    if logs:
+    run.unlogged.update(state.losses)
+    if logs or run.updates:
         state = log(run, before, state)
     if run.engine.has_shards:
         run.join_requests(LOG)
@@ -186,7 +187,7 @@ def end_epoch(run: Run, state: State) -> State:
         )
     before = state = drop_batch(state)
     state = state.evolve(timestamp=state.timestamp.next_epoch())
-    if run.dispatcher.logger.destinations:  # the end of an epoch of unknown length
+    if run.dispatcher.logger.destinations or run.updates:  # an epoch of unknown length ends
         state = log(run, before, state)
     if run.rates.every_epoch:
         state = scheduling(run.dispatcher.firing, run.rates.steps_of_epoch())(state)
@@ -209,7 +210,10 @@ def end_iteration(run: Run, state: State) -> State:
 
 
 def log(run: Run, before: State, state: State) -> State:
-    """Log loss and learning rates if due or requested."""
+    """Log loss and learning rates if due or requested.
+
+    Processes without loggers forget the losses of updates, too: all save the same ones.
+    """
     requested = run.dispatcher.pending and run.dispatcher.pop(Control.LOG)
     if run.logs_each_batch:
         due = state.timestamp.batch != before.timestamp.batch
@@ -219,7 +223,10 @@ def log(run: Run, before: State, state: State) -> State:
         return state
     losses = {"loss/train": state.loss}
     if run.updates:
-        losses = {f"loss/train/{name}": one for name, one in state.losses.items()}
+        losses = {f"loss/train/{name}": one for name, one in run.unlogged.items()}
+        run.unlogged.clear()
+    if not run.dispatcher.logger.destinations:
+        return state
     metrics = {**losses, **run.rates.last_lrs}
     run.dispatcher.logger.log_metrics(metrics, state.timestamp)
     return run.fire(LOG, state)

@@ -186,7 +186,12 @@ class TrainerOptions(
     @cached_property
     def batch_spec(self) -> BatchSpec:
         """The input and the target of a batch."""
-        return batch_spec_of(self.model, self.input_key, self.target_key, self.batch_layout)
+        spec = batch_spec_of(self.model, self.input_key, self.target_key, self.batch_layout)
+        if not self.updates:
+            return spec
+        from composable.trainer.updates import SpecOfUpdates  # on use
+
+        return SpecOfUpdates(spec.input_key, spec.target_key, spec.batch_layout)
 
     @cached_property
     def loss(self) -> Loss | None:

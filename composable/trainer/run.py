@@ -106,6 +106,8 @@ class Run:
     train_metrics: "TrainMetrics | None" = None
     updates: "Sequence[RunUpdate]" = ()
     """The updates of each step; none if it has one loss."""
+    unlogged: dict[str, Any] = attrs.field(init=False, factory=dict)
+    """The last losses of updates since the last row of the log."""
 
     def __attrs_post_init__(self) -> None:
         self.fire, self.signals = self.dispatcher.fire, self.engine.signals

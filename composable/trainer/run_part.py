@@ -16,7 +16,7 @@ from composable._support.tree import map_tensors
 from composable.core.key import Key
 from composable.core.state import State
 from composable.core.stateful import Kind, is_number
-from composable.core.time import Time, Timestamp
+from composable.core.time import Time, Timestamp, crossed
 from composable.plan.compatibility import occurrences
 from composable.plan.plan import Plan
 from composable.resume.changes import check_as_many, entry
@@ -96,7 +96,7 @@ class RunPart:
             },
             "optimizers": [capture_optimizer(one, names) for one in state.optimizers],
             "loss": None if state.loss is None else state.loss.detach(),
-            "losses": dict(state.losses),
+            "losses": {**self.run.unlogged, **state.losses},
             "memory": state.memory,  # type: ignore[typeddict-item]
             "averages": state.averages,  # type: ignore[typeddict-item]
             "metrics": state.metrics,  # type: ignore[typeddict-item]
@@ -153,6 +153,8 @@ class RunPart:
             averages=saved["averages"],
             metrics=saved["metrics"],
         )
+        before = run.state.evolve(timestamp=saved["previous_timestamp"])
+        run.unlogged = {} if crossed(before, run.state, run.log_interval) else dict(saved["losses"])
 
     @property
     def plan(self) -> Plan:

@@ -83,7 +83,8 @@ def step_of_loss(
     microbatches, metrics = run.microbatches, run.train_metrics
     # The next batch is fetched while a GPU computes the gradients of this one, or before several
     # processes send gradients and what they have fetched.
-    fetch_ahead = None if run.data.copies is None else run.data.fetch_ahead
+    ahead = run.data.copies is not None and update is None
+    fetch_ahead = run.data.fetch_ahead if ahead else None
     at, algorithms = dispatcher.firing, dispatcher.plan.algorithms
     measure = None if metrics is None else metrics.measure
     backward = scaler.backward if scaler.enabled else engine.backward

@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from composable.batches.batch import count_examples
 from composable.batches.precision import Precision, widest_float
+from composable.batches.spec import BatchSpec
 from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.key import Key
@@ -166,6 +168,22 @@ def updates_of_run(options: Any, engine: Engine, state: State) -> "list[RunUpdat
     return found
 
 
+class SpecOfUpdates(BatchSpec):
+    """The input and target of batches, which losses of updates need not have.
+
+    Args:
+        input_key: See `BatchSpec`.
+        target_key: See `BatchSpec`.
+        batch_layout: See `BatchSpec`.
+    """
+
+    def count(self, batch: Any) -> int:
+        """Count the examples: those of a mapping without the input by its first tensor."""
+        if isinstance(batch, Mapping) and self.input_key == 0 and 0 not in batch:
+            return count_examples(batch)
+        return super().count(batch)
+
+
 # --- algorithms of one update ---
 
 
@@ -179,6 +197,8 @@ class _Within(Combined):
     def apply(self, event: Event, state: State) -> State:
         if event in _STEP_EVENTS:
             return super().apply(event, state) if state.update == self.update.name else state
+        if not state.optimizers:  # a function, which is called at every event
+            return super().apply(event, state)
         with frozen_others(state.optimizers[self.index], state):
             new = super().apply(event, state)
         name = self.parts[0].name
@@ -251,6 +271,14 @@ class UpdateLoss(OutputLoss):
             raise _no_gradient(self.model)
         return loss  # type: ignore[no-any-return]
 
+    def needs_logits(self, name: str) -> str:
+        """Return the message about an algorithm that needs a loss of logits and targets."""
+        return (
+            f"{name} needs the loss as a function of logits and targets, and the update "
+            f"{self.model!r} calls the model itself: change the targets within its loss instead, "
+            "such as by cross_entropy(..., label_smoothing=0.1)."
+        )
+
 
 def _no_gradient(name: str) -> ValueError:
     return ValueError(
@@ -318,15 +346,17 @@ class UpdateStep:
         losses = {name: before.get(name, 0.0) + one for name, one in parts.items()}
         return state.evolve_unchecked(losses=losses)
 
-    def whole_terms(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def whole_terms(self, state: State) -> dict[str, Tensor]:
         """Return the terms of the loss of the batch, on all processes, by their names in logs."""
-        if not parts:
+        parts, loss = state.losses, state.loss
+        if not parts or loss is None:
             return {}
         engine, processes = self.engine, self.engine.processes
         sums = torch.stack(list(parts.values())) * engine.shares.factor
         if processes.several:
             sums = processes.sum(sums) / (processes.size if engine.mean_gradients else 1)
-        return {f"{self.run.update.name}/{n}": one for n, one in zip(parts, sums, strict=True)}
+        name, terms = self.run.update.name, sums.to(loss.dtype)
+        return {f"{name}/{n}": one for n, one in zip(parts, terms, strict=True)}
 
     def check_gradients(self, state: State) -> State:
         """Check once that the loss has a gradient for a parameter of the update.
@@ -352,7 +382,7 @@ class UpdateStep:
             text = str(error).replace(ADVICE, "Pass loss_mean_over= what it is a mean over.")
             error.args = (f"the update {name!r}: {text.replace('loss_mean', 'mean')}",)
             raise
-        losses = {**outer.losses, name: state.loss, **self.whole_terms(state.losses)}
+        losses = {**outer.losses, name: state.loss, **self.whole_terms(state)}
         before = {field: getattr(outer, field) for field in _OF_UPDATE}
         return state.evolve_unchecked(**before, losses=MappingProxyType(losses))
 
@@ -361,7 +391,7 @@ class UpdateStep:
         update = self.run.update
         if state.optimizers[self.run.index] is not self.optimizers[0]:
             self.optimizers = (state.optimizers[self.run.index],)
-        more = (state,) if self.run.takes_state else ()
+        more = (state.evolve_unchecked(update=update.name),) if self.run.takes_state else ()
         loss = UpdateLoss(update.name, state.model, self.run.loss, state.precision, more)
         return state.evolve_unchecked(
             update=update.name,
@@ -387,7 +417,8 @@ class UpdateStep:
 def each_update(run: Any, step_of_loss: Callable[..., Step]) -> Step:
     """Take the updates that are due, one after the other, over the same batch.
 
-    If the loss of one is not finite, and such batches are skipped, the others are undone.
+    If the loss of one is not finite, and such batches are skipped, the others are undone. The next
+    batch is fetched ahead after the last one, since a loader may read the weights.
 
     Args:
         run: The `Run` with the updates.
@@ -411,7 +442,7 @@ def each_update(run: Any, step_of_loss: Callable[..., Step]) -> Step:
             for restore in undo:
                 restore()
             raise
-        return state
+        return state if run.data.copies is None else run.data.fetch_ahead(state)
 
     return stepped
 

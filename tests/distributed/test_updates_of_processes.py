@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from composable.distributed import DDP, FSDP2
 from tests.support.data import batches
 from tests.support.processes import run
-from tests.support.updates import adam, fit_updates, lbfgs
+from tests.support.updates import adam, fit_updates, lbfgs, weights_at_fetches
 
 EXACT = DDP(exact=True, shards=2)
 CASES = {
@@ -43,3 +43,9 @@ def test_updates_of_several_processes_are_equal_to_rounding(strategy, split):
         for key, values in one[name].items():
             found = torch.tensor(two[name][key])
             torch.testing.assert_close(found, torch.tensor(values), rtol=1e-5, atol=1e-6)
+
+
+def test_a_loader_reads_the_weights_after_the_last_update():
+    for fetched, ended in run(weights_at_fetches, 2, DDP()):
+        assert len(fetched) == len(ended) == 3
+        assert fetched[1:] == ended[:-1]

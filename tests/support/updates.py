@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from composable import Key, Trainer, Update
+from composable import Event, Key, Trainer, Update
 from composable.algorithms import EMA
 from composable.loggers import InMemoryLogger
 from composable.utils.reproducibility import seed_step
@@ -196,3 +196,26 @@ def fit_updates(strategy: Any, options: dict[str, Any]) -> dict[str, Any]:
         "losses": {n: log.series(f"loss/train/{n}") for n in ("upper", "lower", "upper/size")},
         "reducers": len(getattr(trainer._run.engine, "_reducers", ())),
     }
+
+
+def weights_at_fetches(strategy: Any) -> tuple[list[Any], list[Any]]:
+    """Train in this process of several; return the weights at each fetch and each batch end."""
+    model, fetched, ended = pair(dropout=0.0, norm=False), [], []
+
+    class Rollouts:
+        def __len__(self) -> int:
+            return 3
+
+        def __iter__(self) -> Any:
+            for batch in batches(20, 8):
+                fetched.append(model.lower.linear.weight.tolist())
+                yield batch
+
+    def end(event: Event, state: Any, logger: Any) -> None:
+        if event is Event.BATCH_END:
+            ended.append(model.lower.linear.weight.tolist())
+
+    updates = [upper(times=2), lower(loss=still_loss, times=2)]
+    given = {"max_duration": "1ep", "callbacks": end, "parallel": strategy}
+    with_updates(updates, model, train_dataloader=Rollouts(), **given).fit()
+    return fetched, ended

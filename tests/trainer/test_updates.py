@@ -1,6 +1,7 @@
 """Training steps of several updates: bad input, losses that are not finite, terms, names."""
 
 import math
+import re
 import signal
 from functools import partial
 
@@ -11,13 +12,15 @@ from torch import nn
 from torch._dynamo.utils import counters as dynamo_counters
 from torch.nn.functional import cross_entropy, mse_loss
 
-from composable import chain, during, replay
-from composable.algorithms import EMA, GradientClipping, MixUp
+from composable import AmbiguousOrderWarning, Event, chain, during, replay
+from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp
 from composable.callbacks import GradientNoise, LRMonitor, OptimizerMonitor
+from composable.checkpoint.errors import MismatchError
 from composable.core.algorithm import leaves
 from composable.loggers import InMemoryLogger
 from composable.losses.part_weights import SplitLossError
 from composable.optim import per_group
+from composable.resume.changes import ChangedRunWarning
 from composable.trainer.checking import CheckError
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
 from tests.support.commands import Command
@@ -89,6 +92,26 @@ BAD = {  # arguments of the update and of the run, and the error
         {"optimizer": lbfgs},
         {"precision": "amp_fp16"},
         "LBFGS of the update 'upper' comp",
+    ),
+    "instance": (
+        {"optimizer": torch.optim.SGD(OTHER.parameters(), lr=0.1)},
+        {},
+        r"optimizer=SGD\(\.\.\.\) of the update 'upper' must be a function, such",
+    ),
+    "tensors": (
+        {"parameters": OTHER.parameters()},
+        {},
+        "parameters of the update 'upper' is an object of the type generator: pass names",
+    ),
+    "list": (
+        {"parameters": ["upper", *OTHER.parameters()]},
+        {},
+        "parameters of the update 'upper' contains an object of the type Parameter: pass names",
+    ),
+    "network": (
+        {"parameters": OTHER},
+        {},
+        "parameters of the update 'upper' is an object of the type Linear: pass names",
     ),
     "names": ({"name": "lower"}, {}, r"updates have the names \['lower', 'lower'\], which must"),
     "deepspeed": ({}, {"deepspeed_config": {"a": 1}}, r"\['lower', 'upper'\] and deepspeed_config"),
@@ -426,3 +449,108 @@ def test_a_run_that_is_killed_between_two_updates_of_a_batch_continues_with_the_
     one, other = resumed.fit(), with_updates(updates).fit()
     assert same(weights(one.model), weights(other.model))
     assert one.losses == other.losses
+
+
+# --- resuming with other updates ---
+
+
+def resumed(folder, updates):
+    saving = {"save_folder": folder, "save_interval": "1ba"}
+    with_updates([upper(), lower()], **saving).fit(duration="2ba")
+    return with_updates(updates, **saving, autoresume=True)
+
+
+def doubled(model, batch):
+    return 2 * lower_loss(model, batch)
+
+
+def whole_batch(batch, repetition):
+    return batch
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"every": 2}, {"times": 2}, {"batch": whole_batch}, {"loss": doubled}, {"mean_over": None}],
+    ids=lambda one: next(iter(one)),
+)
+def test_a_resume_with_another_update_says_what_changed(changed, tmp_path):
+    (name,) = changed
+    with pytest.warns(ChangedRunWarning, match=f"updates/lower/{name}: "):
+        resumed(tmp_path, [upper(), lower(**changed)])
+
+
+@pytest.mark.parametrize("updates", [["high", "lower"], ["lower", "upper"], ["upper"]], ids=str)
+def test_a_resume_with_other_names_of_updates_is_refused(updates, tmp_path):
+    renamed = [lower() if one == "lower" else upper(name=one) for one in updates]
+    message = rf"has the updates \['upper', 'lower'\], and this run has {re.escape(str(updates))}"
+    with pytest.raises(MismatchError, match=message):
+        resumed(tmp_path, renamed)
+
+
+def test_a_resumed_log_has_the_losses_since_its_last_row(tmp_path):
+    def rows(**options):
+        log = InMemoryLogger()
+        updates = [upper(), lower(every=4)]
+        options = {"save_folder": tmp_path, "save_interval": "1ba", **options}
+        trainer = with_updates(
+            updates, loggers=log, log_interval="3ba", max_duration="9ba", **options
+        )
+        trainer.fit(duration="5ba" if "autoresume" not in options else None)
+        return [(time.batch, sorted(values)) for time, values in log.records]
+
+    names = ["loss/train/upper", "loss/train/upper/size", "lr/lower", "lr/upper"]
+    assert rows() == [(3, names)]
+    with_lower = sorted([*names, "loss/train/lower"])
+    assert rows(autoresume=True) == [(3, names), (6, with_lower), (9, with_lower)]
+
+
+def test_terms_have_the_dtype_of_the_loss():
+    losses = with_updates([upper()], max_duration="1ba").fit().losses
+    assert losses["upper/size"].dtype is losses["upper"].dtype is torch.float32
+
+
+def test_a_loss_is_given_the_name_of_its_update():
+    seen = []
+
+    def loss(model, batch, state):
+        seen.append(state.update)
+        return whole_loss(model, batch)
+
+    updates = [upper(loss=loss), lower(loss=loss, times=2)]
+    with_updates(updates, max_duration="1ba").fit()
+    assert seen == ["upper", "lower", "lower"]
+
+
+def test_a_function_acts_in_its_update():
+    seen = []
+
+    def function(event, state):
+        seen.append((event, state.update))
+        return state
+
+    with_updates([upper(), lower(algorithms=function)], max_duration="1ba").fit()
+    assert {update for event, update in seen if event is Event.AFTER_LOSS} == {"lower"}
+    assert {Event.INIT, Event.FIT_START, Event.BATCH_END} <= {event for event, _ in seen}
+
+
+def test_advice_about_an_algorithm_beside_that_of_an_update_names_the_update():
+    clip = GradientClipping("norm", 1.0)
+    with pytest.warns(
+        AmbiguousOrderWarning, match=r"pass both to the Update 'lower', in one chain"
+    ):
+        with_updates([upper(), lower(algorithms=clip)], algorithms=clip).fit()
+    with pytest.raises(TypeError, match="the update 'upper' calls the model itself: change"):
+        with_updates([upper()], algorithms=LabelSmoothing(0.1)).fit()
+
+
+@pytest.mark.parametrize("split", [{}, {"grad_accum": 2}, {"accumulate_batches": 2}], ids=str)
+def test_the_examples_of_a_dictionary_are_counted_by_its_first_tensor(split):
+    def loss(model, batch):
+        return whole_loss(model, (batch["inside"], batch["edges"]))
+
+    data = [{"inside": inputs, "edges": targets} for inputs, targets in batches(12)]
+    given = {"max_duration": "1ep", **split}
+    one = with_updates([whole(loss=loss)], train_dataloader=data, **given).fit()
+    other = with_updates([whole()], train_dataloader=batches(12), **given).fit()
+    assert one.timestamp.sample == other.timestamp.sample
+    assert same(weights(one.model), weights(other.model))
