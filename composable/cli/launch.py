@@ -39,7 +39,7 @@ def add_launch(commands: Any) -> None:
         _flag(parser, *short, f"--{name}", type=int, help=text)
     texts = {
         "master_addr": "address of machine 0",
-        "job_id": "names the job, whose processes refuse those of others; by default a digest of "
+        "job_id": "names the job, and refuses processes of another; by default a digest of "
         "the command, the numbers of processes and the address",
         "stdout": "file of the standard output of each rank that is not on the console, such as "
         "'logs/{rank}.out'; placeholders: {rank}, {local_rank}, {world_size}, {local_world_size}, "

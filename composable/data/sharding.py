@@ -171,7 +171,7 @@ def divided_batches(
 def describe_dataset(loader: Any) -> dict[str, Any]:
     """Describe the dataset that is read by index: its length, and a digest of three examples.
 
-    No random state is changed: a dataset with a generator of its own is described by its length.
+    No random state is changed: a dataset that has a generator is described by its length.
 
     Args:
         loader: The loader. Another one than a `DataLoader` of a map-style dataset has no entries.

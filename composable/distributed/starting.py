@@ -71,8 +71,8 @@ def _check_job(processes: Processes) -> None:
         if job != first:
             raise ProcessError(
                 f"rank {rank} on {other} belongs to another job than rank 0 on {host}: their "
-                "commands, -n, world sizes or addresses differ. Start each job with a master_port "
-                "of its own; if both are one job, pass the same --job_id on all machines."
+                "commands, -n, world sizes or addresses differ. Start each job with another "
+                "master_port; if both are one job, pass the same --job_id on all machines."
             )
 
 

@@ -120,7 +120,7 @@ class RemoteFolder:
         self._parts: dict[tuple[str, str, str], str] = {}
         """The paths in the store of files of other machines, by checkpoint, file and hash."""
         self.hollow: set[str] = set()
-        """The names of local checkpoints with empty files in place of those of other machines."""
+        """The names of local checkpoints with empty files for the files of other machines."""
         self._lock = Lock()
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None

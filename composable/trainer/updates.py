@@ -178,7 +178,7 @@ class SpecOfUpdates(BatchSpec):
     """
 
     def count(self, batch: Any) -> int:
-        """Count the examples: those of a mapping without the input by its first tensor."""
+        """Count the examples, of a mapping without the input by its first tensor."""
         if isinstance(batch, Mapping) and self.input_key == 0 and 0 not in batch:
             return count_examples(batch)
         return super().count(batch)
