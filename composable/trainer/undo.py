@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -43,7 +44,7 @@ def restore_run(run: Run) -> list[Undo]:
         *run.parts.values(),
     )
     return [
-        lambda: setattr(run, "state", state),
+        *(partial(setattr, run, name, getattr(run, name)) for name in ("state", "unlogged")),
         restore_tensors(state),
         *map(restore_attributes, parts),
     ]

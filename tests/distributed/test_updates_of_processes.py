@@ -9,7 +9,13 @@ from torch.nn.functional import cross_entropy
 from composable.distributed import DDP, FSDP2
 from tests.support.data import batches
 from tests.support.processes import run
-from tests.support.updates import adam, fit_updates, lbfgs, weights_at_fetches
+from tests.support.updates import (
+    adam,
+    fit_updates,
+    lbfgs,
+    rows_of_a_resumed_run,
+    weights_at_fetches,
+)
 
 EXACT = DDP(exact=True, shards=2)
 CASES = {
@@ -49,3 +55,9 @@ def test_a_loader_reads_the_weights_after_the_last_update():
     for fetched, ended in run(weights_at_fetches, 2, DDP()):
         assert len(fetched) == len(ended) == 3
         assert fetched[1:] == ended[:-1]
+
+
+def test_a_resumed_log_of_processes_has_the_losses_since_its_last_row(tmp_path):
+    rows, _ = run(rows_of_a_resumed_run, 2, FSDP2(), str(tmp_path))
+    often = ["loss/train/upper", "loss/train/upper/size"]
+    assert rows == [often, ["loss/train/lower", *often]]

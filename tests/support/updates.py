@@ -219,3 +219,15 @@ def weights_at_fetches(strategy: Any) -> tuple[list[Any], list[Any]]:
     given = {"max_duration": "1ep", "callbacks": end, "parallel": strategy}
     with_updates(updates, model, train_dataloader=Rollouts(), **given).fit()
     return fetched, ended
+
+
+def rows_of_a_resumed_run(strategy: Any, folder: str) -> list[Any]:
+    """Train in this process of several, stop between two rows, resume; return the logged names."""
+    for resumes in (False, True):
+        log = InMemoryLogger()
+        options = {"log_interval": "3ba", "loggers": log, "parallel": strategy}
+        saving = {"save_folder": folder, "save_interval": "1ba", "autoresume": resumes}
+        updates = [upper(), lower(loss=still_loss, every=4, optimizer=sgd)]
+        trainer = with_updates(updates, pair(norm=False), max_duration="6ba", **options, **saving)
+        trainer.fit(duration=None if resumes else "5ba")
+    return [sorted(name for name in values if "loss" in name) for _, values in log.records]
