@@ -37,7 +37,10 @@ class Messages(TorchDispatchMode):
 
 
 def fit_counting(**options: Any) -> dict[str, Any]:
-    """Train like `fit`, and add the numbers of collectives."""
+    """Train like `fit`, and add the numbers of collectives, but for those that join processes."""
+    from composable.distributed.starting import join_processes
+
+    join_processes()
     with Messages() as messages:
         result = runs.fit(**options)
     return {**result, "messages": dict(messages.counts), "bytes": messages.bytes}
