@@ -28,7 +28,7 @@ class Update:
         optimizer: A function of the parameters that returns an optimizer:
             `functools.partial(torch.optim.Adam, lr=2e-4)`.
         parameters: The names of its parameters or modules, or patterns of names, such as
-            "generator.*"; or a function of a name.
+            "generator.*"; or a function of the name of a parameter or a buffer.
         every: It is taken in each `every`-th batch, or where a function of the state is true.
         times: How often it is taken in a batch.
         batch: `batch(batch, repetition)`: what its loss gets instead of the whole batch, such as a

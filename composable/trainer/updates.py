@@ -76,11 +76,11 @@ def build_update_optimizers(updates: Sequence[Update], model: nn.Module) -> tupl
 
 
 def _build(update: Update, model: nn.Module) -> Optimizer:
-    named, where = _selected(update, model), f"the update {update.name!r}"
+    selected, where = _selected(update, model), f"the update {update.name!r}"
     module = loss_module(update.loss, model)
     if module is not None and any(True for _ in module.parameters()):
         raise ValueError(f"the loss of {where} has parameters: let it be a part of the model.")
-    given = ModelParameters(named.values(), largest_modules(model, named.values()))
+    given = ModelParameters(selected, largest_modules(model, selected))
     try:
         (optimizer,) = build_optimizers(lambda _: update.optimizer(given), model)
     except (TypeError, ValueError) as error:
@@ -88,7 +88,7 @@ def _build(update: Update, model: nn.Module) -> Optimizer:
         raise
     for group in optimizer.param_groups:
         group[UPDATE] = update.name
-        if not set(map(id, group["params"])) <= set(map(id, named.values())):
+        if not set(map(id, group["params"])) <= set(map(id, selected)):
             raise ValueError(
                 f"the optimizer of {where} has parameters that parameters={update.parameters!r} "
                 "doesn't match: let its function build it from the parameters that it gets."
@@ -110,9 +110,10 @@ def _matches(pattern: Any, name: str) -> bool:
     return bool(pattern(name) if callable(pattern) else matches_pattern(name, pattern))
 
 
-def _selected(update: Update, model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of an update by name; each of its patterns must match one."""
-    named, patterns = dict(model.named_parameters()), _patterns(update)
+def _selected(update: Update, model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of an update; each of its patterns must match one."""
+    # A module that is used twice has two names, either of which may be given.
+    named, patterns = dict(model.named_parameters(remove_duplicate=False)), _patterns(update)
     idle = [one for one in patterns if not any(_matches(one, name) for name in named)]
     if idle or not patterns:
         raise ValueError(
@@ -121,7 +122,7 @@ def _selected(update: Update, model: nn.Module) -> dict[str, nn.Parameter]:
             f"{[name for name, _ in model.named_children()]}: pass their names, or patterns such "
             "as 'generator.*'."
         )
-    return {name: p for name, p in named.items() if owns(update, name)}
+    return list(dict.fromkeys(p for name, p in named.items() if owns(update, name)))
 
 
 @attrs.frozen(eq=False)
@@ -204,7 +205,10 @@ class _Within(Combined):
         name = self.parts[0].name
         if new.averages is state.averages or name not in new.averages:
             return new
-        kept = {n: one for n, one in new.averages[name].items() if owns(self.update, n)}
+        held = {id(p) for g in state.optimizers[self.index].param_groups for p in g["params"]}
+        named = {n: id(p) in held for n, p in state.model.named_parameters()}
+        whole = new.averages[name].items()
+        kept = {n: one for n, one in whole if (named[n] if n in named else owns(self.update, n))}
         return new.with_average(name, kept)
 
     def window(self) -> Window:

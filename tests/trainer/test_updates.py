@@ -12,7 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters as dynamo_counters
 from torch.nn.functional import cross_entropy, mse_loss
 
-from composable import AmbiguousOrderWarning, Event, chain, during, replay
+from composable import AmbiguousOrderWarning, Event, Update, chain, during, replay
 from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp
 from composable.callbacks import GradientNoise, LRMonitor, OptimizerMonitor
 from composable.checkpoint.errors import MismatchError
@@ -554,3 +554,34 @@ def test_the_examples_of_a_dictionary_are_counted_by_its_first_tensor(split):
     other = with_updates([whole()], train_dataloader=batches(12), **given).fit()
     assert one.timestamp.sample == other.timestamp.sample
     assert same(weights(one.model), weights(other.model))
+
+
+class Shared(nn.Module):
+    """Two heads with one body, and a weight with two names."""
+
+    def __init__(self):
+        super().__init__()
+        body = nn.Linear(4, 4)
+        self.actor, self.critic = (nn.Sequential(body, nn.Linear(4, 1)) for _ in range(2))
+        self.first, self.second = nn.Linear(1, 1), nn.Linear(1, 1)
+        self.second.weight = self.first.weight
+
+
+@pytest.mark.parametrize(
+    ("parameters", "used"), [("critic", "critic"), (["second", "critic.0"], "second")]
+)
+def test_a_part_with_two_names_is_trained_and_averaged_by_either(parameters, used):
+    model = Shared()
+
+    def loss(model, batch):
+        return model.second(model.critic(batch[0])).square().mean()
+
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    update = Update("one", loss=loss, parameters=parameters, optimizer=sgd, algorithms=EMA("1ba"))
+    state = with_updates([update], model, train_dataloader=batches([4])).fit()
+    expected = {id(p) for p in getattr(model, used).parameters()}
+    expected |= {id(p) for p in model.critic[0].parameters()}
+    (optimizer,) = state.optimizers
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == expected
+    named = {name for name, p in model.named_parameters() if id(p) in expected}
+    assert state.averages["one/EMA"].keys() == named
