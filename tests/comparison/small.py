@@ -23,9 +23,9 @@ def clouds(seed, batches=BATCHES):
     return made
 
 
-def build(algorithms, seed, lr=0.05, **options):
+def build(algorithms, seed, lr=0.05, updates=()):
     """Return a Trainer for 4 epochs of 10 batches, with a validation and a test set."""
-    steps = options or {"optimizers": partial(torch.optim.SGD, lr=lr)}
+    steps = {"updates": updates} if updates else {"optimizers": partial(torch.optim.SGD, lr=lr)}
     metrics = {"accuracy": accuracy}
     return Trainer(
         nn.Linear(2, 2),

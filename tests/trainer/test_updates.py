@@ -74,7 +74,7 @@ BAD = {  # arguments of the update and of the run, and the error
         "of the update 'upper' must be a function, such",
     ),
     "none": ({"parameters": []}, {}, rf"'upper' has parameters=\[\], which match no .*{PARTS}"),
-    "pattern": ({"parameters": "uper.*"}, {}, f"'upper' has parameters='uper.*{PARTS}"),
+    "pattern": ({"parameters": "other.*"}, {}, f"'upper' has parameters='other.*{PARTS}"),
     "one of two": ({"parameters": ["upper", "head"]}, {}, "the update 'upper' has .*='head'"),
     "foreign": ({"optimizer": foreign}, {}, "the optimizer of the update 'upper' has param"),
     "no optimizer": ({"optimizer": lambda p: 3}, {}, "the update 'upper': optimizers contains"),
