@@ -16,7 +16,7 @@ from composable._support.printable import shorten
 from composable.batches.precision import Precision
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
-from composable.core.time import Time
+from composable.core.time import Time, TimeUnit
 from composable.data.fetching import loader_length
 from composable.integrations._checkpoints import LoopCheckpoints
 from composable.integrations._hooks import check_owner, own_optimizers, watch_steps
@@ -59,7 +59,7 @@ class LoopAdapter(StepEvents):
     _iteration: object = None
     """The iteration over `epoch` that watches the steps."""
     weights: EvaluatedWeights = attrs.field(init=False)
-    log_interval: Time = attrs.field(init=False, default=Time("1ba"))
+    log_interval: Time = attrs.field(init=False, default=Time(1, TimeUnit.BATCH))
     unlogged: Mapping[str, Any] = attrs.field(init=False, factory=dict)
     """The losses of updates since the last row of a log: none in an external loop."""
     """The weights for evaluations, and those that are trained."""
