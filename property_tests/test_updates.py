@@ -58,7 +58,7 @@ def test_updates_train_as_a_plain_loop_does(given_updates, split, dropout):
 def test_updates_that_are_stopped_anywhere_continue_with_the_same_bits(
     tmp_path_factory, given_updates, stop
 ):
-    """Law of updates: A run that is resumed after any batch has the bits of the whole run."""
+    """Law of updates: A run that is resumed after any batch is bit-identical to the whole run."""
     folder = tmp_path_factory.mktemp("updates")
     options = {"save_folder": folder, "save_interval": "1ba", "autoresume": True}
     expected = with_updates(given_updates)
@@ -82,7 +82,7 @@ def test_updates_that_are_stopped_anywhere_continue_with_the_same_bits(
 def test_one_update_of_all_parameters_is_a_run_with_one_loss(
     optimizer, algorithms, grad_accum, dropout
 ):
-    """Law of updates: One update of all parameters has the bits of a run with `loss_fn`, with
+    """Law of updates: One update of all parameters is bit-identical to a run with `loss_fn`, with
     dropout, batch norm, a split batch, SAM, clipping and averages.
     """
     model = {"dropout": dropout, "norm": grad_accum is None}
@@ -105,7 +105,7 @@ def test_one_update_of_all_parameters_is_a_run_with_one_loss(
 @few
 @given(st.booleans(), st.floats(0, 0.5), st.booleans())
 def test_an_optimizer_with_a_closure_trains_as_a_plain_loop_does(split, dropout, search):
-    """Law of updates: `step(closure)` of LBFGS has the bits of a plain loop whose closure seeds
+    """Law of updates: `step(closure)` of LBFGS is bit-identical to a plain loop whose closure seeds
     dropout as its first call; the buffers are written by the first call alone.
     """
     line_search = "strong_wolfe" if search else None
