@@ -115,7 +115,7 @@ def _agree(processes: Processes, value: Any, failure: Any, fault: Any) -> list[A
 def _write_part(
     target: Path, partial: Path, parts: Mapping[str, TensorShard], processes: Processes
 ) -> dict[str, Any]:
-    """Write the file of this process, and return its size and hash."""
+    """Write the file of this process; return its size and hash, and whether rank 0 sees it."""
     tensors = {name: part.tensor for name, part in parts.items()}
     offsets = {name: part.offsets for name, part in parts.items()}
     name = tensor_file(processes.rank + 1, processes.size)
@@ -123,26 +123,26 @@ def _write_part(
     def content(out: Write) -> None:
         write_tensors(out, tensors, offsets=offsets)
 
+    remote, sees = OPEN.get(target.parent), True
     try:
         record = write_file(partial / name, content)
     except FileNotFoundError as error:
-        if (remote := OPEN.get(target.parent)) is None:
+        if remote is None:
             raise UnwritableCheckpointError(
                 f"{partial} was created by rank 0, but rank {processes.rank} cannot find it: "
                 "checkpoints must be written to a URL, or a file system that all processes share."
             ) from error
-        record = remote.put_part(partial.name, name, content)
-    return attrs.asdict(record)
+        record, sees = remote.put_part(partial.name, name, content), False
+    return {"sees": sees, **attrs.asdict(record)}
 
 
 def _commit(request: Request, partial: Path, records: list[dict[str, Any]]) -> None:
-    files = {
-        tensor_file(number, len(records)): FileRecord(**record)
-        for number, record in enumerate(records, start=1)
-    }
-    remote = OPEN.get(request.target.parent)
-    if remote and (missing := {n: one for n, one in files.items() if not (partial / n).exists()}):
-        remote.expect_parts(request.target.name, partial, missing)
+    named = {tensor_file(n, len(records)): one for n, one in enumerate(records, start=1)}
+    elsewhere = [name for name, one in named.items() if not one.pop("sees")]
+    files = {name: FileRecord(**one) for name, one in named.items()}
+    if elsewhere:
+        parts = {name: files[name] for name in elsewhere}
+        OPEN[request.target.parent].expect_parts(request.target.name, partial, parts)
     for name, record in files.items():
         if (partial / name).stat().st_size != record.size:
             raise UnwritableCheckpointError(

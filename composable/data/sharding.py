@@ -188,13 +188,18 @@ def describe_dataset(loader: Any) -> dict[str, Any]:
     with suppress(Exception), seed_context(0):  # errors are raised when training reads the data
         data = loader.dataset
         found["examples"] = count = len(data)
-        if not any(map(_is_generator, (data, *getattr(data, "__dict__", {}).values()))):
+        if not _has_generator(data, depth=3):
             chosen = [data[i] for i in sorted({0, count // 2, count - 1})]
             found["digest"] = digest_of(loader.collate_fn(chosen))
     return found
 
 
-def _is_generator(value: Any) -> bool:
+def _has_generator(value: Any, depth: int) -> bool:
+    """Return whether an object has a random number generator, such as one of its transforms."""
     numpy = sys.modules.get("numpy")
     drawn = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState)
-    return isinstance(value, (random.Random, torch.Generator, *drawn))
+    if isinstance(value, (random.Random, torch.Generator, *drawn)):
+        return True
+    parts = getattr(value, "__dict__", value if isinstance(value, (list, tuple, dict)) else ())
+    some = islice(parts.values() if isinstance(parts, dict) else parts, 32)  # not a list of data
+    return depth > 0 and any(_has_generator(one, depth - 1) for one in some)

@@ -331,11 +331,7 @@ class RemoteFolder:
 
     def _writer(self, number: int) -> dict[str, Any] | None:
         try:
-            return (
-                dict(strict_json.load(self.store.read(_writer_path(number)), self.url))
-                if number
-                else None
-            )
+            return dict(strict_json.load(self.store.read(_writer_path(number)), self.url))
         except FileNotFoundError:
             return None
 

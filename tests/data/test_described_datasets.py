@@ -41,11 +41,13 @@ def test_draws_are_the_same_and_change_no_random_state(name):
     assert describe_dataset(DataLoader(Drawing(GLOBAL[name]))) == first != other
 
 
+@pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("kind", [random.Random, np.random.default_rng, np.random.RandomState])
-def test_a_dataset_with_a_generator_of_its_own_is_not_read(kind):
+def test_a_dataset_with_a_generator_of_its_own_is_not_read(kind, nested):
     generator = kind(0)
     expected = kind(0).random()
-    described = describe_dataset(DataLoader(Drawing(generator.random, own=generator)))
+    own = [Drawing(None, own=generator)] if nested else generator  # as transforms have it
+    described = describe_dataset(DataLoader(Drawing(generator.random, own=own)))
     assert described == {"examples": 9}
     assert generator.random() == expected
 
