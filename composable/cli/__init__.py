@@ -55,19 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     options.command_line = given
     options.script_arguments = script_arguments
-    from composable._support.checks import PathError
-    from composable.checkpoint import CheckpointError, MissingCheckpointError
-
     try:
         status: int = options.run(options)
         sys.stdout.flush()
         return status
-    except (CheckpointError, PathError) as error:
-        usage = isinstance(error, (MissingCheckpointError, PathError))
-        return refuse(error, 2 if usage else 1)
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        from composable._support.checks import PathError
+        from composable.checkpoint import CheckpointError, MissingCheckpointError
+
+        if not isinstance(error, (CheckpointError, PathError)):
+            raise
+        usage = isinstance(error, (MissingCheckpointError, PathError))
+        return refuse(error, 2 if usage else 1)
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str] | None]:

@@ -1,10 +1,14 @@
 """`composable launch -n 8 SCRIPT`."""
 
 import argparse
+import os
 import sys
 from typing import Any
 
 import attrs
+
+_CPP_LOG = "TORCH_CPP_LOG_LEVEL"
+"""torch reads it when it is imported. It prints frames of C++ before an error of the launcher."""
 
 
 def add_launch(commands: Any) -> None:
@@ -29,7 +33,8 @@ def add_launch(commands: Any) -> None:
         "world_size": "number of processes on all machines; by default NPROC",
         "node_rank": "number of this machine, from 0",
         "base_rank": "rank of the first process of this machine, instead of --node_rank",
-        "master_port": "free port of machine 0; by default any on one machine, 29500 on several",
+        "master_port": "free port of machine 0; by default any, of several machines 29500, or one "
+        "for each job_id",
         "max_restarts": "restarts of all processes after one fails, with autoresume; by default 0",
         "grace": "seconds between a signal and SIGKILL; by default 30",
         "timeout": "seconds to wait for the other machines; by default 600",
@@ -73,9 +78,13 @@ def _with_hyphens(flag: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if quiet := "verbose" not in options and _CPP_LOG not in os.environ:
+        os.environ[_CPP_LOG] = "FATAL"
     from composable.launch.launch import launch
     from composable.launch.options import Launch, LaunchError
 
+    if quiet:
+        del os.environ[_CPP_LOG]  # the processes of the run have their messages
     names = {field.name for field in attrs.fields(Launch)}
     given = {name: value for name, value in vars(options).items() if name in names}
     try:

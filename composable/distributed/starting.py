@@ -8,12 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from composable._support.warn import warn_user
+from composable._version import __version__
 from composable.distributed.processes import ProcessError, Processes
 
 T = TypeVar("T")
@@ -39,7 +43,8 @@ def join_processes(timeout: float | None = None) -> Processes:
 
     Raises:
         ValueError: `WORLD_SIZE` is set, and what `torchrun` sets besides it is missing.
-        ProcessError: Another process belongs to another job.
+        ProcessError: Another process belongs to another job, or runs another version of torch or
+            of this library.
     """
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Processes.current()
@@ -59,21 +64,42 @@ def join_processes(timeout: float | None = None) -> Processes:
     dist.init_process_group(_back_ends(), **options)
     atexit.register(leave_processes)
     processes = Processes.current()
-    _check_job(processes)
+    _check_start(processes)
     return processes
 
 
-def _check_job(processes: Processes) -> None:
-    """Check that `composable launch` has started all processes for the same job."""
-    own = [os.environ.get(JOB), socket.gethostname()]
-    (first, host), *others = processes.gather(own)
-    for rank, (job, other) in enumerate(others, 1):
-        if job != first:
-            raise ProcessError(
-                f"rank {rank} on {other} belongs to another job than rank 0 on {host}: their "
-                "commands, -n, world sizes or addresses differ. Start each job with another "
-                "master_port; if both are one job, pass the same --job_id on all machines."
+def _check_start(processes: Processes) -> None:
+    """Check that all processes are of one job, and run the same versions and script."""
+    own = {
+        "job": os.environ.get(JOB),
+        "torch": torch.__version__,
+        "composable": __version__,
+        "script": _script(),
+    }
+    (first, host), *others = processes.gather([own, socket.gethostname()])
+    for rank, (other, place) in enumerate(others, 1):
+        for name in [name for name in own if other[name] != first[name]]:
+            text = (
+                f"{name} is {first[name]!r} on rank 0 ({host}), and {other[name]!r} on rank {rank} "
+                f"({place}): "
             )
+            if name == "job":
+                raise ProcessError(
+                    f"{text}start each job with another master_port; if both are one job, start "
+                    "the same command and -n on all machines, or pass the same --job_id."
+                )
+            if name != "script":
+                raise ProcessError(f"{text}install the same version on all machines.")
+            if processes.is_main:
+                warn_user(f"{text}the machines run other versions of the script; copy one of them.")
+
+
+def _script() -> str | None:
+    """Return the name of the script that runs, and a digest of it."""
+    path = Path(sys.argv[0])
+    with suppress(OSError):
+        return f"{path.name} {sha256(path.read_bytes()).hexdigest()[:8]}"
+    return None
 
 
 def form_group() -> None:

@@ -25,7 +25,7 @@ from composable.distributed.starting import JOB
 from composable.launch import rank
 from composable.launch.failure import describe_failures, first_failure, status_of
 from composable.launch.network import interface_to
-from composable.launch.options import PORT, Launch, LaunchError, ProcessLayout
+from composable.launch.options import Launch, LaunchError, ProcessLayout
 from composable.launch.rank_logs import RankLogs
 
 __all__ = ["launch"]
@@ -55,7 +55,7 @@ def launch(options: Launch) -> int:
     _set_environment(layout.nproc)
     if layout.machines > 1:
         _set_interface(str(options.master_addr))
-        os.environ[JOB] = options.job_id or _job_of(options, layout)
+        os.environ[JOB] = _job_of(options, layout)
     _handle_hangup()
     if not options.verbose:
         logging.disable(logging.ERROR)  # the agent's messages: this process has no others
@@ -95,7 +95,7 @@ def _config(options: Launch, layout: ProcessLayout, logs: RankLogs) -> LaunchCon
         settings["local_addr"] = "127.0.0.1"  # the name of the host may have no address
     else:  # this one has the ranks in the order of the machines
         settings["rdzv_backend"] = "static"
-        settings["rdzv_endpoint"] = f"{options.master_addr}:{options.master_port or PORT}"
+        settings["rdzv_endpoint"] = f"{options.master_addr}:{options.port}"
         settings["rdzv_configs"] = {"rank": layout.machine, "timeout": options.timeout}
     newer = {"shutdown_timeout": options.grace, "signals_to_handle": ",".join(_signals())}
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
@@ -126,10 +126,10 @@ def _set_environment(nproc: int) -> None:
 
 
 def _job_of(options: Launch, layout: ProcessLayout) -> str:
-    """Return a digest of what is the same on all machines of a job."""
-    same = [options.kind, options.target, *options.arguments, layout.nproc, layout.machines]
-    text = "\0".join(map(str, [*same, options.master_addr, options.master_port]))
-    return sha256(text.encode()).hexdigest()[:16]
+    """Return what is the same on all machines of a job."""
+    same = [options.kind, options.target, *options.arguments, options.master_addr]
+    digest = sha256("\0".join(map(str, [*same, options.port])).encode()).hexdigest()[:16]
+    return f"{options.job_id or digest}, {layout.machines} machines with -n {layout.nproc}"
 
 
 def _set_interface(address: str) -> None:

@@ -5,6 +5,7 @@ import shutil
 import socket
 import string
 from pathlib import Path
+from zlib import crc32
 
 import attrs
 import torch
@@ -13,7 +14,6 @@ from composable._support.checks import PathError, as_path
 
 __all__ = ["Launch", "LaunchError", "ProcessLayout"]
 
-PORT = 29500  # torch's, for several machines without --master_port
 PLACEHOLDERS = ("rank", "local_rank", "world_size", "local_world_size", "node_rank")
 
 
@@ -34,7 +34,8 @@ class Launch:
         node_rank: The number of this machine, from 0.
         base_rank: The rank of the first process of this machine, instead of `node_rank`.
         master_addr: The address of machine 0.
-        master_port: A free port of machine 0.
+        master_port: A free port of machine 0. Default: any on one machine. On several, one that is
+            derived from `job_id`, or 29500 without it.
         job_id: What names the job: processes of another one are refused. Default: a digest of the
             command, the numbers of processes, the address and the port.
         stdout: Template of the files with the standard output of the ranks that are not on the
@@ -67,6 +68,12 @@ class Launch:
     grace: int = 30
     timeout: int = 600
     verbose: bool = False
+
+    @property
+    def port(self) -> int:
+        """The port of machine 0 for several machines: by default that of torch, or of the job."""
+        default = 29500 if self.job_id is None else 20000 + crc32(self.job_id.encode()) % 10000
+        return default if self.master_port is None else self.master_port
 
 
 @attrs.frozen
@@ -229,13 +236,10 @@ def _check_address(options: Launch, machines: int, machine: int) -> None:
             f"master_addr={options.master_addr!r} must be the address of machine 0, since there "
             f"are {machines} machines."
         )
-    port = options.master_port
-    if port is not None and not 0 < port < 2**16:
-        raise LaunchError(f"master_port={port} must be from 1 to 65535.")
-    if port is None and machines > 1:
-        port = PORT
-    if port is not None and machine == 0:
-        _check_free(port)
+    if not 0 < options.port < 2**16:
+        raise LaunchError(f"master_port={options.port} must be from 1 to 65535.")
+    if machine == 0 and (machines > 1 or options.master_port is not None):
+        _check_free(options.port)
 
 
 def _check_free(port: int) -> None:

@@ -41,3 +41,20 @@ def test_unknown_command_lists_the_commands(capsys):
     with pytest.raises(SystemExit):
         main(["--"])
     assert "the following arguments are required: COMMAND" in capsys.readouterr().err
+
+
+def test_launch_prints_no_frames_of_cpp_before_its_messages():
+    code = """
+import os, sys
+from composable.cli import main
+
+class Torch:
+    def find_spec(name, *rest):
+        if name == "torch":  # it reads the variable now
+            print(os.environ["TORCH_CPP_LOG_LEVEL"])
+            sys.exit()
+
+sys.meta_path.insert(0, Torch)
+main(["launch", "script.py"])
+"""
+    assert run_python("-c", code) == ("FATAL\n", "")

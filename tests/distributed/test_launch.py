@@ -188,7 +188,9 @@ def test_a_job_is_named_by_what_all_of_its_machines_have_the_same():
 
     same, *others = job(), job(nproc=2), job(arguments=("--lr", "1")), job(master_port=29501)
     assert same == job(machine=1)
-    assert len({same, *others}) == 4
+    assert len({same, *others, job(job_id="7"), job(nproc=2, job_id="7")}) == 6
+    ports = [Launch("a", job_id=one).port for one in (None, "7", "7", "8")]
+    assert ports == [29500, 21346, 21346, 26291]
 
 
 def test_restart_repeats_all_ranks_with_log_files_of_their_own(tmp_path):

@@ -8,6 +8,8 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from composable.algorithms import (
     EMA,
@@ -19,7 +21,7 @@ from composable.algorithms import (
     LabelSmoothing,
     MixUp,
 )
-from composable.distributed import DDP, FSDP2
+from composable.distributed import DDP, FSDP2, starting
 from composable.optim import (
     AdamWScheduleFree,
     Muon,
@@ -309,6 +311,23 @@ def test_number_of_shards_that_does_not_fit_is_refused(parallel, size, message):
     for one in attempt(fit, size, {"parallel": parallel}):
         assert one.kind == "ValueError"
         assert message in one.message
+
+
+def divide_before(parallel):
+    """Build a Trainer with a model whose parameters are divided already."""
+    starting.join_processes()
+    mesh = init_device_mesh("cpu", (2,))
+    model = parallelize_module(nn.Sequential(nn.Linear(4, 4)), mesh, {"0": ColwiseParallel()})
+    make_trainer(model=model, parallel=parallel)
+
+
+def test_model_that_is_divided_already_is_refused():
+    for parallel in (None, "ddp", FSDP2()):
+        for one in attempt(divide_before, 2, parallel):
+            assert (one.kind, one.message[:41]) == (
+                "ValueError",
+                "model has parameters that are a DTensor a",
+            )
 
 
 @pytest.mark.parametrize(

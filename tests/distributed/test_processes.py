@@ -3,7 +3,9 @@
 import atexit
 import os
 import re
+import sys
 import time
+import warnings
 from datetime import timedelta
 from unittest import mock
 
@@ -79,19 +81,35 @@ def test_failure_of_a_rank_is_raised_on_all():
         assert repr(results[1 - rank]) == f"ProcessError: rank {rank} failed: OSError: no space"
 
 
-def join(jobs):
-    """Join, as a process of a job."""
-    os.environ |= {} if jobs is None else {starting.JOB: jobs[int(os.environ["RANK"])]}
-    return join_processes().size
+def join(job, version, script):
+    """Join, as a process of a job, of a version and of a script; return the warnings besides."""
+    rank = int(os.environ["RANK"])
+    os.environ |= {} if job is None else {starting.JOB: job[rank]}
+    starting.__version__ = version[rank]
+    sys.argv = [script[rank]]
+    with warnings.catch_warnings(record=True) as caught:
+        return join_processes().size, [str(one.message) for one in caught]
 
 
-def test_processes_of_another_job_are_refused():
-    assert attempt(join, 2, None) == attempt(join, 2, "aa") == [2, 2]
-    for one in attempt(join, 2, "ab"):
-        assert one.kind == "ProcessError"
-        assert re.match(
-            r"rank 1 on .* belongs to another job than rank 0 on .*--job_id", one.message
-        )
+def test_processes_of_another_job_or_version_are_refused_and_of_another_script_warned_of(tmp_path):
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("2")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert (
+        attempt(join, 2, None, "11", [a, a])
+        == attempt(join, 2, "aa", "11", ["", ""])
+        == [(2, [])] * 2
+    )
+    for job, version, text in [
+        ("ab", "11", r"job is 'a' on rank 0 \(.*\), and 'b' on rank 1 \(.*\): .*--job_id"),
+        (None, "12", r"composable is '1' on rank 0 \(.*\), and '2' on rank 1 .*the same version"),
+    ]:
+        for one in attempt(join, 2, job, version, [a, a]):
+            assert one.kind == "ProcessError"
+            assert re.match(text, one.message)
+    (size, told), other = attempt(join, 2, None, "11", [a, b])
+    assert (size, other) == (2, (2, []))
+    assert re.match(r"script is 'a \w{8}' on rank 0 .*, and 'b \w{8}' on rank 1", told[0])
 
 
 @pytest.mark.parametrize(("silent", "named"), [([1], "rank 1"), ([0, 2], "rank 0, 2")])
