@@ -41,8 +41,6 @@ from composable.trainer.options import TrainerOptions
 from composable.trainer.run import Run
 from composable.trainer.session import overridden_runs
 
-__all__ = ["Replay", "ReplayError", "Report", "replay", "replay_script"]
-
 
 class ReplayError(CheckpointError):
     """A batch cannot be replayed."""

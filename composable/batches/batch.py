@@ -13,8 +13,6 @@ from torch import Tensor
 from composable._support.checks import check_count, check_size, check_tensor
 from composable._support.tree import children_of, map_tensors, rebuild, refuses_depth, tensors_of
 
-__all__ = ["count_examples", "map_tensors", "select_examples", "split_batch"]
-
 
 def describe_batch(batch: Any) -> str:
     if isinstance(batch, Tensor):

@@ -16,28 +16,6 @@ from composable._support.tree import tensors_of
 from composable.batches.spec import BatchSpec
 from composable.functional.mixed import MixedTargets
 
-__all__ = [
-    "CalledModel",
-    "ModelCall",
-    "NamedOutputs",
-    "base_model_of",
-    "batch_spec_of",
-    "call_for_logits",
-    "call_with_batch",
-    "call_with_input",
-    "call_with_keywords",
-    "call_with_return_loss",
-    "explain_batch",
-    "explain_dtype",
-    "has_adapters",
-    "is_transformers_model",
-    "keyword_call_of",
-    "logits_of",
-    "metric_outputs",
-    "needs_logits",
-    "shifts_labels",
-]
-
 ModelCall: TypeAlias = Callable[[Any, Any, BatchSpec], Any]
 
 _WITH_ADAPTERS = frozenset({"peft.PeftModel"})

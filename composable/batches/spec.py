@@ -20,8 +20,6 @@ from composable.batches.batch import (
 )
 from composable.batches.layouts import LAYOUTS, infer_layout, is_list, length_of, map_columns
 
-__all__ = ["BatchSpec"]
-
 
 def _check_key(_: object, attribute: "attrs.Attribute[Any]", key: Any) -> None:
     if not (_is_key(key) or _is_several(key)):

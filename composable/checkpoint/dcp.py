@@ -32,8 +32,6 @@ from composable.checkpoint.tree import pack
 from composable.checkpoint.weights import read_weights
 from composable.checkpoint.writer import write_whole
 
-__all__ = ["export_dcp", "import_dcp"]
-
 
 def export_dcp(
     folder: str | os.PathLike[str],

@@ -1,19 +1,5 @@
 """Errors of checkpoints. Each message names the file or the path in the tree, and the fault."""
 
-__all__ = [
-    "BrokenCheckpointWarning",
-    "CheckpointError",
-    "CheckpointExistsError",
-    "DamagedCheckpointError",
-    "MismatchError",
-    "MissingCheckpointError",
-    "TakenOverError",
-    "UnreadableCheckpointError",
-    "UnsavableError",
-    "UnwritableCheckpointError",
-    "VersionError",
-]
-
 
 class CheckpointError(Exception):
     """The base class of all errors of this package."""

@@ -24,22 +24,6 @@ from composable.checkpoint.shards import Region, is_dtensor, like_dtensor, regio
 from composable.checkpoint.writer import write_whole
 from composable.distributed.processes import Processes
 
-__all__ = [
-    "Broken",
-    "Contents",
-    "Found",
-    "consolidate",
-    "delete",
-    "find",
-    "holds_files_of_one",
-    "put_aside",
-    "read",
-    "read_outline",
-    "read_shards",
-    "rename_damaged",
-    "verify",
-]
-
 
 @attrs.frozen(eq=False)
 class Contents:

@@ -18,8 +18,6 @@ from composable.checkpoint.files import find, holds_files_of_one, read
 from composable.checkpoint.manifest import Manifest
 from composable.checkpoint.tree import unpack
 
-__all__ = ["describe", "describe_all", "format_description", "is_checkpoint", "render_all"]
-
 _CHUNK = 1 << 22
 
 

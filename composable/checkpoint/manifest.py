@@ -22,26 +22,6 @@ from composable.checkpoint.errors import DamagedCheckpointError, UnsavableError,
 from composable.core.stateful import Count, Kind, check_type, has_form, is_count
 from composable.distributed.processes import Processes
 
-__all__ = [
-    "FILES",
-    "MANIFEST",
-    "MAX_MANIFEST",
-    "MAX_STATE",
-    "SCHEMA",
-    "SHARDED_SCHEMA",
-    "STATE",
-    "TENSORS",
-    "FileRecord",
-    "Manifest",
-    "as_target",
-    "dump_manifest",
-    "dump_sealed",
-    "is_part",
-    "is_plain_name",
-    "parse_manifest",
-    "tensor_file",
-]
-
 SCHEMA = 4
 """The layout with one file of tensors."""
 SHARDED_SCHEMA = 5

@@ -14,20 +14,6 @@ from torch import Tensor
 from composable._support.checks import check_tensor
 from composable.checkpoint.errors import UnsavableError
 
-__all__ = [
-    "Region",
-    "TensorShard",
-    "as_shard",
-    "as_whole",
-    "cover",
-    "is_dtensor",
-    "like_dtensor",
-    "local_of",
-    "region_of",
-    "turn_of",
-    "writes",
-]
-
 
 def _as_tuple(values: Sequence[int]) -> Any:
     """Convert a list, which `_check_integers` then checks, to a tuple."""

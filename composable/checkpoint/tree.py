@@ -31,8 +31,6 @@ from composable.core.key import Key
 from composable.core.stateful import Count, Kind, check_type, has_form, is_count
 from composable.core.time import Time, Timestamp
 
-__all__ = ["format_path", "identity_of", "listed", "pack", "unpack"]
-
 _MAX_DEPTH = 64
 _MAX_BITS = 1 << 16
 _STORABLE = frozenset(DTYPES.values())

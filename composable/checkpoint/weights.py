@@ -27,17 +27,6 @@ from composable.checkpoint.shards import Region, is_dtensor, local_of, region_of
 from composable.checkpoint.tree import identity_of, listed, unpack
 from composable.distributed.processes import Processes
 
-__all__ = [
-    "LoadedWeights",
-    "key_of_weights",
-    "load_path_weights",
-    "load_weights",
-    "match_weights",
-    "read_file",
-    "read_weights",
-    "without_prefix",
-]
-
 _OF_FUNCTION = "Set their path with key="
 _OF_TRAINER = (
     "Drop load_path, and load them into the model before you build the Trainer, by "

@@ -13,9 +13,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.core.window import Window
 
-__all__ = ["Algorithm", "FunctionAlgorithm", "Remark", "Stage"]
-
-
 BEFORE_TRAINING = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD, Event.FIT_START})
 """The events at which modules may be replaced for good."""
 

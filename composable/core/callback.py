@@ -21,17 +21,6 @@ from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.time import Time
 
-__all__ = [
-    "AttachedRun",
-    "Callback",
-    "FunctionCallback",
-    "callback_id",
-    "check_state",
-    "closing",
-    "entered_callbacks",
-    "hooks_of",
-]
-
 Self = TypeVar("Self", bound="Callback")
 
 # Per context, not per process: callbacks that one thread enters don't observe other threads.

@@ -2,8 +2,6 @@
 
 from enum import Flag, auto
 
-__all__ = ["Control"]
-
 
 class Control(Flag):
     """Requests of callbacks to the loop; `a | b` requests both.

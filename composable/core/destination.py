@@ -9,8 +9,6 @@ from composable.core.callback import Callback
 from composable.core.logger import Columns, Rows, UnsupportedLogError
 from composable.core.time import Timestamp
 
-__all__ = ["LoggerDestination"]
-
 
 class LoggerDestination(Callback):
     """A destination of metrics: a file, a screen, a service.

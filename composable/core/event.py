@@ -2,8 +2,6 @@
 
 from enum import Enum
 
-__all__ = ["Event"]
-
 
 class Event(Enum):
     """A point of a run. The members are listed in the order in which they fire.

@@ -5,8 +5,6 @@ from hashlib import blake2b
 import attrs
 import torch
 
-__all__ = ["Key", "as_key"]
-
 _MASK = 2**64 - 1
 
 

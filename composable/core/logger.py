@@ -16,15 +16,6 @@ from composable._support.warn import warn_user
 from composable.batches.precision import widest_float
 from composable.core.time import Timestamp
 
-__all__ = [
-    "Columns",
-    "Logger",
-    "Rows",
-    "UnsupportedLogError",
-    "UnsupportedLogWarning",
-    "to_numbers",
-]
-
 Columns: TypeAlias = Sequence[str]
 """The titles of the columns of a table."""
 Rows: TypeAlias = Sequence[Sequence[Any]]

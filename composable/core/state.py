@@ -19,8 +19,6 @@ from composable.core.key import Key
 from composable.core.results import Results
 from composable.core.time import Time, Timestamp, check_time, elapsed, reached
 
-__all__ = ["FLOPS", "FrozenStateError", "State"]
-
 FLOPS = "flops"
 """The entry of the memory that has the floating-point operations so far."""
 

@@ -15,17 +15,6 @@ from typing import Any, Protocol, TypeAlias
 
 import attrs
 
-__all__ = [
-    "Clock",
-    "HasTime",
-    "Time",
-    "TimeLike",
-    "TimeUnit",
-    "Timestamp",
-    "crossed",
-    "elapsed",
-]
-
 
 class TimeUnit(Enum):
     """A unit in which training is measured."""

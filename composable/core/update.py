@@ -10,8 +10,6 @@ from torch.optim import Optimizer
 from composable._support.checks import check_count
 from composable.core.state import State
 
-__all__ = ["Update"]
-
 
 @attrs.frozen(eq=False)
 class Update:

@@ -4,8 +4,6 @@ import attrs
 
 from composable.core.time import Time
 
-__all__ = ["Window"]
-
 
 @attrs.frozen
 class Window:

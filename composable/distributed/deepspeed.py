@@ -14,8 +14,6 @@ from composable.core.algorithm import Algorithm
 from composable.distributed.processes import Processes
 from composable.distributed.strategies import Strategy
 
-__all__ = ["OWNED", "DeepSpeed"]
-
 _INSTEAD = {
     "optimizer": "pass optimizers= to the Trainer",
     "scheduler": "pass schedulers= to the Trainer",

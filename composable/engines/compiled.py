@@ -29,13 +29,6 @@ from composable.engines.modules import sparse_tables
 from composable.functional import NGramEmbedding
 from composable.plan.compatibility import occurrences
 
-__all__ = [
-    "CompilationWarning",
-    "CompiledForward",
-    "check_compile",
-    "compile_outputs",
-]
-
 _OPTIONS = ("mode", "fullgraph", "dynamic", "backend", "options")
 
 _HINT = (

@@ -36,8 +36,6 @@ from composable.metrics import Averages, Evaluator
 from composable.optim.stepping import OptimizerSteps
 from composable.plan.dispatch import Dispatcher
 
-__all__ = ["SAVED_AS", "Engine", "Setup", "Sums"]
-
 SAVED_AS = "engine"
 """What an engine adds to a checkpoint."""
 

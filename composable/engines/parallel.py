@@ -34,8 +34,6 @@ from composable.plan.compatibility import occurrences
 from composable.plan.dispatch import Dispatcher
 from composable.resume.changes import differing_entries
 
-__all__ = ["Parallel"]
-
 _END = object()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
-    from composable.integrations.external_loop import (
+    from composable.integrations._refusals import (
         UnsupportedRequestError as UnsupportedRequestError,
     )
     from composable.integrations.external_loop import adapt_loop as adapt_loop

@@ -23,7 +23,6 @@ from composable.core.time import TimeLike
 from composable.engines.shares import LossShares
 from composable.integrations._accumulation import Accumulation
 from composable.integrations._refusals import (
-    UnsupportedRequestError,
     check_bare,
     check_optimizer,
     modules_only_in,
@@ -41,8 +40,6 @@ from composable.storage.folders import as_folder
 from composable.trainer import arguments as check
 from composable.trainer.parameters import surgery
 from composable.utils.reproducibility import get_random_seed
-
-__all__ = ["UnsupportedRequestError", "adapt_loop"]
 
 
 def adapt_loop(  # noqa: PLR0913 (public options)

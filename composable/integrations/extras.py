@@ -2,8 +2,6 @@
 
 from typing import Any
 
-__all__ = ["accelerate_parts", "fabric_parts"]
-
 
 def accelerate_parts(accelerator: Any) -> dict[str, Any]:
     """Return the schedulers, the loss scaler and the registered objects of an `Accelerator`.

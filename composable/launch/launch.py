@@ -28,8 +28,6 @@ from composable.launch.network import interface_to
 from composable.launch.options import Launch, LaunchError, ProcessLayout
 from composable.launch.rank_logs import RankLogs
 
-__all__ = ["launch"]
-
 
 def launch(options: Launch) -> int:
     """Start the processes, and wait until all have ended.

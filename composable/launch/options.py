@@ -12,8 +12,6 @@ import torch
 
 from composable._support.checks import PathError, as_path
 
-__all__ = ["Launch", "LaunchError", "ProcessLayout"]
-
 PLACEHOLDERS = ("rank", "local_rank", "world_size", "local_world_size", "node_rank")
 
 

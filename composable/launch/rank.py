@@ -15,8 +15,6 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-__all__: list[str] = []
-
 OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
 

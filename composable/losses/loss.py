@@ -26,19 +26,6 @@ from composable.batches.model_call import (
 from composable.batches.spec import BatchSpec
 from composable.batches.target_hints import explain_targets
 
-__all__ = [
-    "Loss",
-    "ModelLoss",
-    "OutputLoss",
-    "TargetLoss",
-    "call_of",
-    "check_loss",
-    "check_scalar",
-    "divided_by",
-    "function_of",
-    "loss_module",
-]
-
 
 @attrs.frozen
 class TargetLoss:

@@ -17,8 +17,6 @@ from composable.core.state import State
 from composable.functional.mixed import MixedTargets, broadcast_weight
 from composable.losses.loss import ModelLoss, OutputLoss, TargetLoss
 
-__all__ = ["LossMeanWarning", "count_loss_tokens"]
-
 _IGNORED = -100
 
 

@@ -43,8 +43,6 @@ from composable.losses.part_weights import (
 )
 from composable.losses.watch import LossWatch, eagerly
 
-__all__ = ["LossWeights", "SplitLossError"]
-
 log = logging.getLogger("composable")
 
 

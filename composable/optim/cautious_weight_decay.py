@@ -13,8 +13,6 @@ from composable.optim.wrapping import (
     wrap,
 )
 
-__all__ = ["with_cautious_weight_decay"]
-
 DECAY = "cautious_weight_decay"
 
 

@@ -17,8 +17,6 @@ from composable.optim.wrapping import (
     wrap,
 )
 
-__all__ = ["with_ema_nesterov"]
-
 AVERAGE, LOOKAHEAD = "ema_nesterov", "ema_nesterov_lookahead"
 STEP, MAX_LR = "ema_nesterov_step", "ema_nesterov_max_lr"
 

@@ -13,8 +13,6 @@ from torch import nn
 from composable._support.checks import checked, within
 from composable.optim.roles import matches_pattern
 
-__all__ = ["layerwise_groups"]
-
 _LISTS = (nn.Sequential, nn.ModuleList)
 
 

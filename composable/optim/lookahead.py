@@ -19,8 +19,6 @@ from composable.optim.wrapping import (
     wrap,
 )
 
-__all__ = ["with_lookahead"]
-
 MOVED, DECAY, STEP = "lookahead", "lookahead_decay", "lookahead_step"
 
 

@@ -6,8 +6,6 @@ from composable._support.checks import check_count, check_range
 from composable.functional import warmed_up_momentum
 from composable.optim.wrapping import AnyOptimizer, Group, StepWrapper, check_wrappable, wrap
 
-__all__ = ["with_momentum_warmup"]
-
 STEP, FINAL = "momentum_warmup_step", "final_momentum"
 
 

@@ -40,8 +40,6 @@ from composable.optim.roles import (
 from composable.optim.soap_momentum import SQUARES, STATES, preconditioned
 from composable.optim.wrapping import BaseOptimizer, check_betas, check_lr
 
-__all__ = ["DEFAULT", "Muon"]
-
 DEFAULT = "default"
 """The default process group: one that is held keeps its connections open after an error."""
 

@@ -9,8 +9,6 @@ from composable._support.warn import warn_user
 from composable.optim.attention import split_projections
 from composable.optim.roles import MATRICES, OTHERS, ROLES, TABLES, choose_roles, collect, roles_of
 
-__all__ = ["muon_groups"]
-
 MUON, ADAMW = "muon", "adamw"
 _NAMES = {name: name if name in (MATRICES, TABLES) else OTHERS for name in ROLES}
 

@@ -11,8 +11,6 @@ from typing_extensions import Self
 from composable.core.time import HasTime
 from composable.optim.schedules import constant
 
-__all__ = ["PerGroup", "PerOption", "check_options", "per_group", "per_option"]
-
 _Schedule = Callable[[HasTime], float]
 _UNCHANGED = constant()
 UPDATE = "update"

@@ -9,17 +9,6 @@ import attrs
 from composable.core.time import HasTime, Time, TimeLike, check_time, progress, reached
 from composable.optim.schedule import Schedule, at_least, finite, positive_time
 
-__all__ = [
-    "CosineRestarts",
-    "Exponential",
-    "MultiStep",
-    "Step",
-    "cosine_restarts",
-    "exponential",
-    "multi_step",
-    "step",
-]
-
 _EPOCH = Time.parse("1ep")
 
 

@@ -11,8 +11,6 @@ from composable.core.time import HasTime, Time, Timestamp, TimeUnit
 from composable.optim.per_name import PerGroup, PerOption
 from composable.optim.schedule import Schedule
 
-__all__ = ["ScaledSchedule", "scale_schedule"]
-
 _COUNTS = tuple(name for name, kind in Timestamp.__annotations__.items() if kind in (int, float))
 
 

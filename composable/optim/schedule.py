@@ -19,8 +19,6 @@ from composable.core.time import (
     share_of_run,
 )
 
-__all__ = ["Schedule"]
-
 _NO_WARMUP = Time(0, TimeUnit.BATCH)
 WHOLE_RUN = Time(1, TimeUnit.DURATION)
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from composable._support.checks import check_count, check_range, parameters_of
 from composable.optim.wrapping import BaseOptimizer, check_betas, check_lr
 
-__all__ = ["AdamWScheduleFree", "SGDScheduleFree", "ScheduleFree"]
-
 
 class ScheduleFree(BaseOptimizer):
     """What both schedule-free optimizers share.

@@ -20,22 +20,6 @@ from composable.optim.periodic import cosine_restarts, exponential, multi_step, 
 from composable.optim.schedule import Schedule
 from composable.optim.schedules import constant, cosine, linear, polynomial
 
-__all__ = [
-    "ConstantScheduler",
-    "ConstantWithWarmupScheduler",
-    "CosineAnnealingScheduler",
-    "CosineAnnealingWarmRestartsScheduler",
-    "CosineAnnealingWithWarmupScheduler",
-    "ExponentialScheduler",
-    "LinearScheduler",
-    "LinearWithWarmupScheduler",
-    "MultiStepScheduler",
-    "MultiStepWithWarmupScheduler",
-    "PolynomialScheduler",
-    "PolynomialWithWarmupScheduler",
-    "StepScheduler",
-]
-
 
 def StepScheduler(step_size: TimeLike, gamma: float = 0.1) -> Schedule:
     """Return `step(step_size, gamma)`.

@@ -30,22 +30,6 @@ from composable.optim.schedule import (
     in_unit_of,
 )
 
-__all__ = [
-    "Constant",
-    "Cosine",
-    "Decay",
-    "Linear",
-    "OneMinusSqrt",
-    "Polynomial",
-    "WarmupStableDecay",
-    "constant",
-    "cosine",
-    "linear",
-    "one_minus_sqrt",
-    "polynomial",
-    "warmup_stable_decay",
-]
-
 
 def _decay(value: TimeLike) -> Time:
     return check_time("decay", value)

@@ -22,18 +22,6 @@ from composable.core.time import (
 from composable.core.window import Window
 from composable.plan.declarations import as_algorithm, as_list
 
-__all__ = [
-    "always",
-    "anneal",
-    "chain",
-    "choose",
-    "during",
-    "every",
-    "identity",
-    "never",
-    "when",
-]
-
 C = TypeVar("C", bound="Combined")
 
 _BEFORE_TRAINING = frozenset({Event.INIT, Event.BEFORE_LOAD, Event.AFTER_LOAD})

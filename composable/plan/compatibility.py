@@ -10,18 +10,6 @@ from composable.core.algorithm import Algorithm, leaves
 from composable.core.window import Window
 from composable.plan.ordering import declares_order, is_among
 
-__all__ = [
-    "AmbiguousOrderWarning",
-    "Caveat",
-    "CompatibilityWarning",
-    "IncompatibleAlgorithmsError",
-    "Occurrence",
-    "caveats",
-    "check_compatibility",
-    "check_names",
-    "occurrences",
-]
-
 
 class IncompatibleAlgorithmsError(ValueError):
     """Two algorithms that must not act on the same batch are in one run."""

@@ -19,8 +19,6 @@ from composable.core.stateful import Kind, is_count
 from composable.plan.effects import CheckedAlgorithm, ReadOnlyHook
 from composable.plan.plan import Plan
 
-__all__ = ["Dispatcher"]
-
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 Listeners: TypeAlias = tuple[Sequence[Algorithm], Callable[[State], State] | None]

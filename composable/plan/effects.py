@@ -20,8 +20,6 @@ from composable.core.event import Event
 from composable.core.logger import Logger
 from composable.core.state import State
 
-__all__ = ["EffectError", "ObserverError", "fingerprint", "fingerprint_changes"]
-
 _CHECKED = (
     "model",
     "loss_module",

@@ -7,8 +7,6 @@ from composable.core.control import Control
 from composable.plan.declarations import as_observer
 from composable.plan.hooks import check_hooks
 
-__all__ = ["GlobalCallbackHandle", "global_callbacks", "register_global_callback"]
-
 
 class GlobalCallbackHandle:
     """A handle that removes a global callback; `register_global_callback` returns it."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from composable.plan.explain import PlanStep
     from composable.plan.timeline import Timeline
 
-__all__ = ["IdleAlgorithmWarning", "Plan"]
-
 
 class IdleAlgorithmWarning(UserWarning):
     """An algorithm can never act: its window is empty, or excludes all of its events."""

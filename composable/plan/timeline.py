@@ -11,8 +11,6 @@ from composable.core.algorithm import Algorithm
 from composable.core.time import Clock, Time, TimeLike, Timestamp, TimeUnit, check_time
 from composable.plan.spans import Row, Span, find_rows
 
-__all__ = ["Row", "Span", "Timeline"]
-
 
 @attrs.frozen
 class Timeline:

@@ -14,8 +14,6 @@ from composable._support.paths import open_regular
 from composable._support.secrets import redact_command
 from composable._version import __version__
 
-__all__ = ["describe_environment", "describe_script", "hash_file"]
-
 
 def describe_environment(*, command: bool = True) -> dict[str, Any]:
     """Describe versions, platform, threads, command and commit, as plain values.

@@ -17,15 +17,6 @@ from composable.engines.scaled import SkippedStep, skipping
 from composable.optim.stepping import count_skipped_step
 from composable.plan.dispatch import Dispatcher
 
-__all__ = [
-    "NonFiniteGuard",
-    "NonFiniteLossError",
-    "NonFiniteLossWarning",
-    "SkipBatch",
-    "skip_batches",
-    "warn_if_nonfinite",
-]
-
 _MAX_CONSECUTIVE = 10
 _MAX_PENDING = 64
 

@@ -25,8 +25,6 @@ from composable.trainer.run import Run
 from composable.trainer.step import scheduling
 from composable.trainer.training_data import Loaded
 
-__all__ = ["finished", "fit", "start", "train", "train_batch", "train_epoch"]
-
 # Module globals, since on Python 3.11 reading a member of an Enum costs more than firing it.
 BATCH_END = Event.BATCH_END
 LOG = Event.LOG

@@ -8,8 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from composable import Event
 from composable.algorithms import SAM, SWA
-from composable.integrations import adapt_loop
-from composable.integrations.external_loop import UnsupportedRequestError
+from composable.integrations import UnsupportedRequestError, adapt_loop
 from tests.support.data import batches
 from tests.support.models import mlp, same, weights
 from tests.support.observers import Watch
