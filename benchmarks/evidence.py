@@ -435,7 +435,6 @@ def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
         "budget",
         "cost",
         "data_amounts",
-        "executor",
         "workers",
         "folder",
         "data_version",

@@ -38,7 +38,6 @@ _OPTIONS = {
         "the names of the script, of composable.algorithms and of composable.recipes; repeatable",
         "--recipe NAME": "an arm that is a function of composable.recipes; repeatable",
         "--baseline NAME": "the arm to compare with; default: no algorithms",
-        "--leave-one-out": "add each arm without each of its algorithms",
         "--no-repeat": "drop the A/A arm: the baseline once more, with other seeds",
     },
     "measures": {

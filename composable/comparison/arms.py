@@ -10,7 +10,6 @@ import attrs
 from composable.comparison.records import AMOUNT
 from composable.core.algorithm import Algorithm
 from composable.plan.compatibility import IncompatibleAlgorithmsError
-from composable.plan.declarations import as_algorithm
 from composable.plan.plan import Plan
 from composable.recipes.recipe import Recipe
 
@@ -28,8 +27,6 @@ class Arm:
 
     name: str
     value: ArmLike = attrs.field(eq=False)
-    origin: str | None = attrs.field(default=None, eq=False)
-    """The arm that it is derived from, whose schedules it has by default."""
     of_loop: bool = attrs.field(default=False, kw_only=True, eq=False)
 
     @property
@@ -115,57 +112,9 @@ def _check_function(name: str, function: Callable[..., Any]) -> None:
             )
 
 
-# --- arms that follow from others ---
-
-
-def _without(arms: Sequence[Arm]) -> list[Arm]:
-    """Return an arm without each algorithm, for each arm of two or more algorithms."""
-    made: list[Arm] = []
-    for arm in arms:
-        value = _fixed(arm)
-        if value is None or len(value.algorithms) < 2:
-            continue
-        for at, label in enumerate(_labels(value.algorithms)):
-            rest = value.algorithms[:at] + value.algorithms[at + 1 :]
-            without = attrs.evolve(value, algorithms=rest)
-            made.append(Arm(f"{arm.name} without {label}", without, arm.name))
-    if not made:
-        raise ValueError(
-            "leave_one_out=True needs an arm of two or more algorithms, given as a list or Recipe."
-        )
-    return made
-
-
-def with_ablations(arms: Sequence[Arm]) -> tuple[Arm, ...]:
-    """Return arms, and each of them without each of its algorithms; each composition once."""
-    kept = [*arms]
-    for arm in _without(arms[1:]):
-        value = _fixed(arm)
-        if any(value == _fixed(other) for other in kept):
-            continue
-        if any(arm.name == other.name for other in kept):
-            raise ValueError(f"two arms have the name {arm.name!r}; rename the one in arms.")
-        kept.append(arm)
-    return tuple(kept)
-
-
-def _fixed(arm: Arm) -> Recipe | None:
-    """Return the composition of an arm that is not a function."""
-    return None if arm.of_loop or callable(arm.value) else arm.recipe({})
-
-
-def _labels(algorithms: Sequence[Any]) -> list[str]:
-    """Return the names of algorithms, and calls where two have the same name."""
-    names = [as_algorithm(one).name for one in algorithms]
-    return [
-        repr(one) if names.count(name) > 1 else name
-        for one, name in zip(algorithms, names, strict=True)
-    ]
-
-
 def repeat(baseline: Arm) -> Arm:
     """Return the A/A arm: the baseline once more, under another name."""
-    return attrs.evolve(baseline, name=f"{baseline.name} (repeated)", origin=baseline.name)
+    return attrs.evolve(baseline, name=f"{baseline.name} (repeated)")
 
 
 # --- checks before anything trains ---

@@ -3,7 +3,6 @@
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -58,11 +57,9 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     tuning_metric: str | None = None,
     seeds: int | Iterable[int] = 5,
     tuning_seeds: int | Iterable[int] = 2,
-    leave_one_out: bool = False,
     repeat_baseline: bool = True,
     budget: str | float | None = None,
     cost: Mapping[str, float] | None = None,
-    executor: Executor | None = None,
     workers: int | None = None,
     threads: int = 1,
     folder: str | Path | None = None,
@@ -106,7 +103,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             a half and the whole of the Trainer's `max_duration`. A mapping from names of arms to
             lengths, {"baseline": ["120ba", "240ba"], "large batch": ["30ba", "60ba"]}, is for
             arms of other batch sizes or step costs: an arm that is not in it has the schedules of
-            the baseline, and one of `leave_one_out` those of its arm.
+            the baseline.
         data_amounts: Amounts of training data to compare, in the place of time, such as shares
             [0.1, 0.3, 1.0] of the training data, from which each seed draws its own. If the
             function takes `data_amount`, it gets that of each trial, in any unit; `run` must.
@@ -122,16 +119,12 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         seeds: The number of reported seeds, or a list of them.
         tuning_seeds: The number of seeds of each configuration in tuning, or a list of them, other
             than those that are reported.
-        leave_one_out: Add each arm without each of its algorithms.
         repeat_baseline: Add the baseline once more, with other seeds: how much it differs from
             itself is the noise floor.
         budget: The time that the whole comparison may take, such as "10min". Fewer configurations
             are tried, in successive halving, and fewer seeds and schedules are run, so that the
             estimated time fits. When it ends, what is finished is reported. Default: no limit.
         cost: The seconds of a step by arm. Default: they are measured on this machine.
-        executor: Runs the trials in the place of worker processes: any
-            `concurrent.futures.Executor`, such as that of Dask, or an executor of submitit, for
-            many machines.
         workers: The number of trials that run at the same time. Default: one for each core,
             divided by `threads`, or one for each GPU of this machine.
         threads: The number of threads of each trial.
@@ -193,7 +186,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         seeds=seeds,
         tuning_seeds=tuning_seeds,
         tuning_metric=tuning_metric,
-        leave_one_out=leave_one_out,
         repeat_baseline=repeat_baseline,
         threads=threads,
     )
@@ -212,7 +204,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         Cache(place / "trials", design.subject, data=data_version),
         workers,
         place / "logs",
-        executor,
         progress,
     )
     try:

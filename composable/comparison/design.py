@@ -15,7 +15,7 @@ import torch
 
 from composable._support.checks import check_count, check_flags, check_range
 from composable._version import __version__
-from composable.comparison.arms import Arm, as_arms, check_composed, repeat, with_ablations
+from composable.comparison.arms import Arm, as_arms, check_composed, repeat
 from composable.comparison.budget import count_batches
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
@@ -91,7 +91,7 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
         check_range("target", target, -math.inf, ends="()")
     reporting, tuning, offset = choose_seeds(seeds, tuning_seeds)
     named = as_arms(arms, baseline, of_loop=build is None)
-    first, named = named[0], with_ablations(named) if flags["leave_one_out"] else named
+    first = named[0]
     amount = {} if data_amount is None else {AMOUNT: (data_amount,)}
     required = ("algorithms", "seed") if run is None else ("arm", "seed", "duration", *amount)
     taken = hyperparameters(name, function, required)
@@ -292,12 +292,11 @@ def _ascending(name: str, durations: TimeLike | Iterable[TimeLike]) -> tuple[str
 def schedules_of(
     given: Mapping[str, tuple[str, ...]], arms: Sequence[Arm], baseline: tuple[str, ...]
 ) -> Mapping[str, tuple[str, ...]]:
-    """Return the schedules of every arm: given ones, or those of its origin, or the baseline's."""
+    """Return the schedules of every arm: given ones, or those of the baseline."""
     found: dict[str, tuple[str, ...]] = {}
     unit = Time.parse(baseline[0]).unit
     for arm in arms:
-        inherited = baseline if arm.origin is None else found[arm.origin]
-        found[arm.name] = own = given.get(arm.name, inherited)
+        found[arm.name] = own = given.get(arm.name, baseline)
         if Time.parse(own[0]).unit is not unit:
             raise ValueError(
                 f"durations[{arm.name!r}]={list(own)} and those of the baseline, "

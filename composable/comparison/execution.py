@@ -1,4 +1,4 @@
-"""Run trials in worker processes, one process each, or in an executor of the user's."""
+"""Run trials in worker processes, one process each."""
 
 import faulthandler
 import gc
@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,8 +29,6 @@ _MARK = "COMPOSABLE_COMPARISON_WORKER"
 """The environment variable of worker processes."""
 _TAIL = 1500
 """The number of characters of a log that an error shows."""
-_ONE_TRIAL = threading.Lock()
-"""The global random generators and the number of threads belong to a process."""
 
 
 def check_not_in_worker() -> None:
@@ -48,14 +46,13 @@ def check_not_in_worker() -> None:
 def _run(payload: bytes) -> tuple[TrialResult, float]:
     """Run a trial, and return the seconds of a wall clock too."""
     begun = time.perf_counter()
-    with _ONE_TRIAL:
-        subject, trial = pickle.loads(payload)
-        result = run_trial(subject, trial)
-        gc.collect()  # a Trainer has cycles
-        if _MARK in os.environ and not gc.get_freeze_count():  # modules take long to search
-            gc.freeze()
-        if torch.accelerator.is_available():
-            torch.get_device_module().empty_cache()
+    subject, trial = pickle.loads(payload)
+    result = run_trial(subject, trial)
+    gc.collect()  # a Trainer has cycles
+    if _MARK in os.environ and not gc.get_freeze_count():  # modules take long to search
+        gc.freeze()
+    if torch.accelerator.is_available():
+        torch.get_device_module().empty_cache()
     return result, time.perf_counter() - begun
 
 
@@ -165,7 +162,7 @@ class Workers:
     """Runs trials at the same time, and keeps finished ones.
 
     Each worker process of this machine is an executor of its own, so one that dies fails its trial
-    only, and another one replaces it. An executor of the user's takes their place.
+    only, and another one replaces it.
     """
 
     def __init__(
@@ -174,11 +171,10 @@ class Workers:
         cache: Cache,
         workers: int,
         folder: Path,
-        executor: Executor | None = None,
         progress: "TrialProgress | None" = None,
     ) -> None:
         self.subject, self.cache, self.count, self.folder = subject, cache, workers, folder
-        self.executor, self.progress = executor, progress or TrialProgress()
+        self.progress = progress or TrialProgress()
         self.start_seconds = 0.0
         """How long it took to start a worker."""
         self._own: dict[int, Worker] = {}
@@ -227,25 +223,23 @@ class Workers:
         self, trials: Sequence[Trial], waiting: list[int], until: float, *, alone: bool = False
     ) -> Iterator[tuple[int, TrialResult]]:
         """Yield the results of the trials that wait, as they complete."""
-        free = list(range(1 if alone and self.executor is None else self.count))
-        running: dict[Future[Any], tuple[Any, int, int, float]] = {}
+        free = list(range(1 if alone else self.count))
+        running: dict[Future[Any], tuple[int, int, float]] = {}
         try:
             while (waiting or running) and time.monotonic() < until:
                 while waiting and free:
                     number, index = free.pop(), waiting.pop(0)
                     payload = _payload(self.subject, trials[index])
-                    job = (self.executor or self._worker(number)).submit(_run, payload)
-                    running[_as_future(job)] = job, number, index, time.perf_counter()
+                    future = self._worker(number).submit(_run, payload)
+                    running[future] = number, index, time.perf_counter()
                 left = None if until == math.inf else max(0.0, until - time.monotonic())
                 for future in wait(running, left, return_when=FIRST_COMPLETED).done:
-                    _, number, index, begun = running.pop(future)
+                    number, index, begun = running.pop(future)
                     free.append(number)
                     yield index, self._result(future, number, trials[index], begun)
         finally:  # at the end of the time, an error or an interrupt
             if running:
                 self.stop()
-                for job, *_ in running.values():
-                    job.cancel()
 
     def _worker(self, number: int) -> Worker:
         if number not in self._own:
@@ -261,34 +255,18 @@ class Workers:
             self._wall += seconds
             self._counted += sum(attrs.astuple(result.seconds))
             return cast(TrialResult, result)
-        if isinstance(error, BrokenExecutor) and self.executor is None:
+        if isinstance(error, BrokenExecutor):
             dead = self._own.pop(number)
             dead.close()
             return failed(trial, dead.cause(error))
-        if isinstance(error, BuildError | BrokenExecutor):
+        if isinstance(error, BuildError):
             raise error
-        return failed(trial, f"{type(error).__name__}: {error}")  # such as a lost machine
+        return failed(trial, f"{type(error).__name__}: {error}")  # such as sys.exit in a script
 
     def stop(self) -> None:
         """End all worker processes at once. Later trials start new ones."""
         while self._own:
             self._own.popitem()[1].close()
-
-
-def _as_future(job: Any) -> "Future[Any]":
-    """Return what an executor has returned as a future, which a job of submitit is not."""
-    if isinstance(job, Future):
-        return job
-    future = Future[Any]()
-
-    def follow() -> None:
-        try:
-            future.set_result(job.result())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=follow, daemon=True).start()
-    return future
 
 
 class TrialProgress:

@@ -83,7 +83,7 @@ def test_all_options_reach_compare(script, called):
             "--data-amounts", "0.1,20",
             "--tune", "lr=0.01,0.1", "--tune", "mixup:alpha=0.1,0.2", "--seeds", "7",
             "--tuning-seeds", "3", "--tuning-metric", "validation/loss",
-            "--leave-one-out", "--no-repeat",
+            "--no-repeat",
             "--budget", "10min", "--workers", "2", "--threads", "2", "--folder", "here",
             "--data-version", "2",
         )
@@ -107,7 +107,6 @@ def test_all_options_reach_compare(script, called):
         "seeds": 7,
         "tuning_seeds": 3,
         "tuning_metric": "validation/loss",
-        "leave_one_out": True,
         "repeat_baseline": False,
         "budget": "10min",
         "workers": 2,
@@ -299,5 +298,5 @@ def test_help_does_not_import_torch():
         "print('torch' in sys.modules)"
     )
     shown, _ = run_python("-c", code)
-    assert "--leave-one-out" in shown
+    assert "--no-repeat" in shown
     assert shown.endswith("False\n")

@@ -77,7 +77,6 @@ OPTIONS = {
     "seeds": 5,
     "tuning_seeds": 2,
     "tuning_metric": None,
-    "leave_one_out": False,
     "repeat_baseline": True,
     "threads": 1,
 }

@@ -2,7 +2,6 @@
 
 import random
 import re
-from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import numpy as np
@@ -28,6 +27,7 @@ from composable.comparison.table import format_html
 from composable.data import Indexed, PackedDocuments
 from tests.comparison import small
 from tests.comparison.synthetic import METRIC, draw_data_study, protocol
+from tests.support.comparison import work_in_threads
 
 VALIDATION = "validation/loss"
 
@@ -345,8 +345,9 @@ def compare_loop(folder, **changes):
         "repeat_baseline": False,
         "progress_bar": False,
     }
-    with ThreadPoolExecutor(2) as executor:
-        return composable.compare(folder=folder, executor=executor, **{**given, **changes})
+    with pytest.MonkeyPatch.context() as patch:
+        work_in_threads(patch)
+        return composable.compare(folder=folder, workers=2, **{**given, **changes})
 
 
 def test_a_loop_is_compared_by_amounts_of_data_and_the_next_call_reuses_it(tmp_path):
@@ -367,19 +368,19 @@ def test_a_loop_is_compared_by_amounts_of_data_and_the_next_call_reuses_it(tmp_p
 
 def test_shares_of_the_data_of_a_trainer_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(Comparison, "save", lambda self, folder: folder)
-    with ThreadPoolExecutor(1) as executor:
-        comparison = composable.compare(
-            small.build,
-            {"smoothing": [LabelSmoothing(0.1)]},
-            metric="test/loss",
-            tuning_metric="validation/loss",
-            durations=["1ep", "2ep"],
-            data_amounts=[0.2, 1.0],
-            seeds=3,
-            folder=tmp_path,
-            executor=executor,
-            progress_bar=False,
-        )
+    work_in_threads(monkeypatch)
+    comparison = composable.compare(
+        small.build,
+        {"smoothing": [LabelSmoothing(0.1)]},
+        metric="test/loss",
+        tuning_metric="validation/loss",
+        durations=["1ep", "2ep"],
+        data_amounts=[0.2, 1.0],
+        seeds=3,
+        folder=tmp_path,
+        workers=1,
+        progress_bar=False,
+    )
     study = comparison.study
     assert {one.batches for one in study.reported} == {10, 20}
     assert [one.outcome for one in study.results] == ["finished"] * (3 * 2 * 2 * 3)

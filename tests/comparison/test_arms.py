@@ -7,7 +7,7 @@ import torch
 
 from composable import IncompatibleAlgorithmsError
 from composable.algorithms import EMA, SWA, AugMix, LabelSmoothing, MixUp, RandAugment
-from composable.comparison.arms import Arm, as_arms, check_composed, repeat, with_ablations
+from composable.comparison.arms import Arm, as_arms, check_composed, repeat
 from composable.recipes import Recipe
 
 SMOOTHING, EMA_20 = LabelSmoothing(0.1), EMA(half_life="20ba")
@@ -67,53 +67,6 @@ def test_invalid_arms_are_errors(arms, error, message):
 def test_a_baseline_that_is_no_arm_is_an_error():
     with pytest.raises(ValueError, match=r"baseline='c' must be one of the arms: \['a', 'b'\]"):
         as_arms({"a": [], "b": []}, baseline="c")
-
-
-PLAIN = Arm("baseline", [])
-
-
-def left_out(*arms):
-    return with_ablations([PLAIN, *arms])[1 + len(arms) :]
-
-
-def test_leave_one_out_removes_each_algorithm_in_turn():
-    arms = left_out(Arm("all", [SMOOTHING, EMA_20]), Arm("one", [MixUp()]))
-    assert names(arms) == ["all without LabelSmoothing", "all without EMA"]
-    assert [arm.recipe({}).algorithms for arm in arms] == [(EMA_20,), (SMOOTHING,)]
-
-
-def test_leave_one_out_keeps_the_optimizer_of_a_recipe():
-    recipe = Recipe([SMOOTHING, EMA_20], partial(torch.optim.SGD, lr=0.1))
-    assert left_out(Arm("all", recipe))[0].recipe({}).optimizers is recipe.optimizers
-
-
-def test_algorithms_of_one_class_are_named_by_their_calls():
-    first, second = map(LabelSmoothing, (0.1, 0.2))
-    arms = left_out(Arm("both", [first, second]))
-    assert names(arms) == [f"both without {one!r}" for one in (first, second)]
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: left_out(Arm("one", [SMOOTHING])), "leave_one_out=True needs an arm of two"),
-        (lambda: left_out(Arm("one", lambda: [])), "leave_one_out=True needs an arm of two"),
-        (lambda: left_out(Arm("one", [1, 2], of_loop=True)), "leave_one_out=True needs an arm of"),
-    ],
-)
-def test_arms_from_which_none_follows_are_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_derived_arms_that_equal_another_are_left_out():
-    kept = with_ablations(as_arms({"both": [SMOOTHING, EMA_20], "ema": [EMA_20]}))
-    assert names(kept) == ["baseline", "both", "ema", "both without EMA"]
-
-
-def test_derived_arms_of_the_name_of_another_are_an_error():
-    with pytest.raises(ValueError, match="two arms have the name 'all without EMA'"):
-        left_out(Arm("all without EMA", [MixUp()]), Arm("all", [EMA_20, SMOOTHING]))
 
 
 def test_the_arms_of_a_loop_have_values_of_any_type():

@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 import pytest
@@ -19,7 +18,7 @@ from composable.comparison.building import BuildError
 from composable.comparison.compare import NothingToCompareError, check_results, equal_arms
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
 from tests.comparison.small import build, build_of_updates, descend, design
-from tests.support.comparison import fork_workers
+from tests.support.comparison import fork_workers, work_in_threads
 from tests.support.processes import wait_until
 from tests.support.signals import signals_set
 
@@ -49,16 +48,10 @@ def unsaved(monkeypatch):
 
 def compare(function, arms, folder, **options):
     """Compare in a thread, by given costs."""
-    names = ["baseline", *arms]
-    with ThreadPoolExecutor(1) as executor:
-        return composable.compare(
-            function,
-            arms,
-            folder=folder,
-            executor=executor,
-            cost=dict.fromkeys(names, 1.0),
-            **{**SMALL, **options},
-        )
+    cost = dict.fromkeys(["baseline", *arms], 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        work_in_threads(patch)
+        return composable.compare(function, arms, folder=folder, cost=cost, **{**SMALL, **options})
 
 
 def test_a_comparison_trains_tunes_and_reports_and_the_next_call_reuses_it(
@@ -201,7 +194,7 @@ def test_a_missing_package_is_found_before_training(monkeypatch, missing):
         composable.compare(build, {"other": []}, metric="test/accuracy")
 
 
-# --- loops, executors, given costs and added schedules: in threads, without a process ---
+# --- loops, given costs and added schedules: in threads, without a process ---
 
 LOOP = {
     "run": descend,
@@ -216,11 +209,12 @@ LOOP = {
 
 def compare_loop(folder, **changes):
     given = {**LOOP, "arms": {"fast": {"factor": 2}}, "cost": {"baseline": 1.0, "fast": 1.0}}
-    with ThreadPoolExecutor(2) as executor:
-        return composable.compare(folder=folder, executor=executor, **{**given, **changes})
+    with pytest.MonkeyPatch.context() as patch:
+        work_in_threads(patch)
+        return composable.compare(folder=folder, workers=2, **{**given, **changes})
 
 
-def test_a_loop_is_compared_by_given_costs_in_an_executor(tmp_path, unsaved):
+def test_a_loop_is_compared_by_given_costs(tmp_path, unsaved):
     durations = {"baseline": ["10ba", "20ba", "40ba"], "fast": ["5ba", "10ba", "20ba"]}
     comparison = compare_loop(tmp_path, durations=durations)
     study = comparison.study

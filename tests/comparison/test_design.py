@@ -149,7 +149,7 @@ OF_SIZE = partial(one_evaluator, metrics={"size": lambda outputs, targets: outpu
         ({"target": float("nan")}, ValueError, "target=nan must be finite"),
         ({"mode": "highest"}, ValueError, "mode='highest' must be 'min', 'max' or None"),
         ({"tune": {"rate": [1, 2]}}, ValueError, r"\['rate'\] for arm 'baseline', which neither"),
-        ({"leave_one_out": 1}, TypeError, "leave_one_out=1 must be True or False"),
+        ({"repeat_baseline": 1}, TypeError, "repeat_baseline=1 must be True or False"),
         ({"arms": {}}, ValueError, "at least one arm"),
         ({"arms": {"baseline (repeated)": []}}, ValueError, "as the A/A arm"),
         ({"durations": ["1ep", "10ba"]}, ValueError, "must have one unit"),
@@ -170,34 +170,16 @@ def test_invalid_arguments_are_errors(changes, error, message):
         design(**changes)
 
 
-def test_leave_one_out_adds_arms():
-    made = design(
-        arms={"both": [LabelSmoothing(0.1), MixUp()]},
-        leave_one_out=True,
-        repeat_baseline=False,
-    )
-    assert list(made.subject.arms) == [
-        "baseline",
-        "both",
-        "both without LabelSmoothing",
-        "both without MixUp",
-    ]
-    assert made.protocol.repeated is None
-
-
-def test_schedules_by_name_are_inherited_by_derived_arms():
+def test_arms_without_schedules_by_name_have_those_of_the_baseline():
     made = design(
         arms={"other": [], "both": [LabelSmoothing(0.1), MixUp()]},
-        durations={"both": ["2ep", "1ep"], "both without MixUp": "3ep"},
-        leave_one_out=True,
+        durations={"both": ["2ep", "1ep"]},
     )
     own = ("1ep", "2ep", "4ep")
     assert made.protocol.schedules == {
         "baseline": own,
         "other": own,
         "both": ("1ep", "2ep"),
-        "both without LabelSmoothing": ("1ep", "2ep"),
-        "both without MixUp": ("3ep",),
         "baseline (repeated)": own,
     }
 
@@ -378,7 +360,6 @@ def test_a_loop_is_planned_as_a_build_function_is():
             ValueError,
             r"neither the function nor the arm takes. Give .* build\(algorithms, seed, depth=",
         ),
-        ({"leave_one_out": True}, ValueError, "needs an arm of two or more algorithms"),
     ],
 )
 def test_invalid_arguments_with_a_loop_are_errors(changes, error, message):

@@ -1,4 +1,4 @@
-"""Trials in worker processes and executors: real ones, so they are few."""
+"""Trials in worker processes: real ones, so they are few."""
 
 import copy
 import math
@@ -6,7 +6,7 @@ import os
 import pickle
 import threading
 import time
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future
 from types import SimpleNamespace
 
 import cloudpickle
@@ -21,8 +21,15 @@ from composable.comparison.execution import ProcessRun, TrialProgress, Worker, W
 from composable.comparison.study_file import Cache
 from composable.comparison.trial import run_trial
 from tests.support.commands import Command
-from tests.support.comparison import build, build_or_die, compared, fork_workers, trial
-from tests.support.processes import forkserver, is_alive, wait_until
+from tests.support.comparison import (
+    build,
+    build_or_die,
+    compared,
+    fork_workers,
+    trial,
+    work_in_threads,
+)
+from tests.support.processes import is_alive, wait_until
 
 TRIALS = {
     "first": trial(arm="mixed", seed=1),
@@ -32,9 +39,9 @@ TRIALS = {
 }
 
 
-def workers(folder, function, count=1, executor=None):
+def workers(folder, function, count=1):
     subject = compared(function, metrics=("eval/loss",))
-    return Workers(subject, Cache(folder / "cache", subject), count, folder, executor)
+    return Workers(subject, Cache(folder / "cache", subject), count, folder)
 
 
 @pytest.fixture(scope="module")
@@ -88,22 +95,6 @@ def test_finished_trials_are_read_and_failed_ones_are_run_again(ran, monkeypatch
     assert len(list((ran[0] / "cache").iterdir())) == 2
 
 
-def processes():
-    return ProcessPoolExecutor(1, mp_context=forkserver)
-
-
-@pytest.mark.parametrize("executor", [processes, lambda: ThreadPoolExecutor(2)])
-def test_an_executor_of_the_users_gives_the_same_results(ran, tmp_path, executor):
-    trials = [trial(arm="mixed", seed=1), trial(seed=3, how="raise"), trial(seed=4)]
-    with executor() as given:
-        found = workers(tmp_path, build_or_die, 2, given).train("trials", trials)
-    expected = [ran[1][name] for name in ("first", "raise", "last")]
-    assert [one.error for one in found] == [one.error for one in expected]
-    assert [[point.metrics for point in one.curve] for one in found] == [
-        [point.metrics for point in one.curve] for one in expected
-    ]
-
-
 @pytest.mark.parametrize(("alone", "most"), [(False, 3), (True, 1)])
 def test_trials_that_measure_costs_run_one_at_a_time(tmp_path, monkeypatch, alone, most):
     pool, running = workers(tmp_path, build_or_die, 3), []
@@ -145,12 +136,13 @@ def test_a_measurement_whose_process_dies_says_so(ran, monkeypatch):
         run.advance()
 
 
-def test_a_fault_of_the_function_ends_the_comparison(tmp_path):
+def test_a_fault_of_the_function_ends_the_comparison(tmp_path, monkeypatch):
     def ignoring(algorithms, seed):
         return build(algorithms, 7)
 
-    with ThreadPoolExecutor(1) as executor, pytest.raises(BuildError, match="Trainer with seed=7"):
-        workers(tmp_path, ignoring, 1, executor).train("trials", [trial()])
+    work_in_threads(monkeypatch)
+    with pytest.raises(BuildError, match="Trainer with seed=7"):
+        workers(tmp_path, ignoring).train("trials", [trial()])
 
 
 def test_the_progress_counts_trials_and_takes_cached_ones_as_done():

@@ -5,7 +5,6 @@ text says of the results.
 """
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
@@ -13,6 +12,7 @@ from myst_nb.core.read import read_myst_markdown_notebook
 
 import composable
 from tests.support.cases import ROOT
+from tests.support.comparison import work_in_threads
 
 TINY = {
     "digits": {"EPOCHS": 1, "RATES": (0.1,), "SEEDS": range(1)},
@@ -58,10 +58,9 @@ def comparisons_in_threads(monkeypatch):
     compare = composable.compare
 
     def compare_here(build, arms, **options):
-        with ThreadPoolExecutor(1) as executor:
-            cost = dict.fromkeys(["baseline", *arms], 1.0)
-            return compare(build, arms, executor=executor, cost=cost, **options)
+        return compare(build, arms, cost=dict.fromkeys(["baseline", *arms], 1.0), **options)
 
+    work_in_threads(monkeypatch)
     monkeypatch.setattr(composable, "compare", compare_here)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
 from composable.algorithms import MixUp
+from composable.comparison import execution
 from composable.comparison.arms import Arm
 from composable.comparison.records import Trial
 from composable.comparison.trial import Compared
@@ -40,6 +42,23 @@ def fork_workers(patch: pytest.MonkeyPatch, *, after: int = 0) -> None:
         return start(*args, context=contexts.pop() if contexts else forkserver, **options)
 
     patch.setattr(loky, "ProcessPoolExecutor", started)
+
+
+class InThread:
+    """A worker in this process; all of them share one thread."""
+
+    _executor = ThreadPoolExecutor(1)
+
+    def __init__(self, folder, number, threads):
+        self.submit = self._executor.submit
+
+    def close(self):
+        """Do nothing: a trial in this process ends by itself."""
+
+
+def work_in_threads(patch: pytest.MonkeyPatch) -> None:
+    """Run the trials of comparisons in this process."""
+    patch.setattr(execution, "Worker", InThread)
 
 
 def examples(count: int = 8 * BATCHES) -> TensorDataset:
