@@ -1,6 +1,6 @@
 """The outputs of a prediction that several processes share."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,20 +32,15 @@ def gather_outputs(
     if not processes.several:
         return [output for _, output in own]
     sent = [_describe(number, output) for number, output in own]
-    tensors = [tensor for _, output in own for tensor in tensors_of(output)]
     device = next((tensor.device for tensor in tensors_of(template)), torch.device("cpu"))
     found: list[tuple[int, Any]] = []
     for rank, described in enumerate(processes.gather(sent)):
-        flat = (
-            _bytes_of(tensors, device) if rank == processes.rank else _room_for(described, device)
-        )
-        dist.broadcast(flat, rank)
-        if rank == processes.rank:
-            found += own
-            continue
-        parts = _parts(flat, described)
-        for one in described:
-            found.append((one["number"], _rebuilt(template, one, parts)))
+        for i, one in enumerate(described):
+            mine = rank == processes.rank
+            tensors = list(tensors_of(own[i][1])) if mine else _room_for(one, device)
+            for tensor in tensors:
+                dist.broadcast(tensor.detach().contiguous().reshape(-1).view(torch.uint8), rank)
+            found.append(own[i] if mine else (one["number"], _rebuilt(template, one, tensors)))
     return [output for _, output in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -70,8 +65,8 @@ def _structure(tree: Any) -> Any:
     return [type(tree).__qualname__, inner]
 
 
-def _rebuilt(template: Any, described: dict[str, Any], parts: Iterator[Tensor]) -> Any:
-    """Return a tree like the template, with the tensors and values of a description."""
+def _rebuilt(template: Any, described: dict[str, Any], tensors: Sequence[Tensor]) -> Any:
+    """Return a tree like the template, with the values of a description."""
     if _structure(template) != described["structure"]:
         raise ProcessError(
             f"the output of batch {described['number']} has the structure "
@@ -79,7 +74,7 @@ def _rebuilt(template: Any, described: dict[str, Any], parts: Iterator[Tensor]) 
             f"{str(_structure(template))[:200]}; call predict in one process, or return the same "
             "containers for every batch."
         )
-    values = iter(described["values"])
+    parts, values = iter(tensors), iter(described["values"])
     return map_tensors(
         lambda _: next(parts),
         template,
@@ -87,24 +82,6 @@ def _rebuilt(template: Any, described: dict[str, Any], parts: Iterator[Tensor]) 
     )
 
 
-def _bytes_of(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-    flat = [one.detach().contiguous().reshape(-1).view(torch.uint8) for one in tensors]
-    return torch.cat([torch.empty(0, dtype=torch.uint8, device=device), *flat])
-
-
-def _sizes(described: list[dict[str, Any]]) -> list[tuple[list[int], torch.dtype, int]]:
-    kinds = [(shape, getattr(torch, dtype)) for one in described for shape, dtype in one["tensors"]]
-    return [(s, d, torch.Size(s).numel() * d.itemsize) for s, d in kinds]
-
-
-def _room_for(described: list[dict[str, Any]], device: torch.device) -> Tensor:
-    size = sum(size for *_, size in _sizes(described))
-    return torch.empty(size, dtype=torch.uint8, device=device)
-
-
-def _parts(flat: Tensor, described: list[dict[str, Any]]) -> Iterator[Tensor]:
-    sizes = _sizes(described)
-    for part, (shape, dtype, _) in zip(
-        flat.split_with_sizes([size for *_, size in sizes]), sizes, strict=True
-    ):
-        yield part.clone().view(dtype).view(shape)  # aligned, and without the bytes of the others
+def _room_for(described: dict[str, Any], device: torch.device) -> list[Tensor]:
+    shapes = described["tensors"]
+    return [torch.empty(shape, dtype=getattr(torch, name), device=device) for shape, name in shapes]

@@ -12,7 +12,6 @@ from composable.distributed.processes import Processes
 
 LOCAL = "composable.engines.engine.Engine"
 """The engine of one process."""
-_OF_TORCH = ("bucket_cap_mb", "static_graph", "find_unused_parameters", "comm_hook")
 _DATA = ("auto", "global", "local")
 
 
@@ -117,15 +116,12 @@ class DDP(Strategy):
 
     exact: bool = attrs.field(default=False)
     bucket_cap_mb: float | None = attrs.field(default=None, kw_only=True)
-    static_graph: bool = attrs.field(default=False, kw_only=True)
-    find_unused_parameters: bool = attrs.field(default=False, kw_only=True)
     comm_hook: Callable[..., Any] | None = attrs.field(default=None, kw_only=True)
     comm_hook_state: Any = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        for name in ("exact", "static_graph", "find_unused_parameters"):
-            check_flag(name, getattr(self, name))
+        check_flag("exact", self.exact)
         if self.bucket_cap_mb is not None:
             check_range("bucket_cap_mb", self.bucket_cap_mb, 0, ends="()")
         if self.comm_hook is not None and not callable(self.comm_hook):
@@ -135,7 +131,7 @@ class DDP(Strategy):
             )
         if self.comm_hook is None and self.comm_hook_state is not None:
             raise ValueError("comm_hook_state is passed without comm_hook, which would use it.")
-        given = [name for name in _OF_TORCH if getattr(self, name)]
+        given = [name for name in ("bucket_cap_mb", "comm_hook") if getattr(self, name)]
         if self.exact and given:
             raise ValueError(
                 f"exact=True sums gradients without PyTorch's DDP; omit {', '.join(given)}."
@@ -149,9 +145,8 @@ class DDP(Strategy):
     @property
     def reduction(self) -> dict[str, Any]:
         """The options of the reduction of gradients."""
-        options = {name: getattr(self, name) for name in _OF_TORCH[:3]}
         hook = None if self.comm_hook is None else (self.comm_hook_state, self.comm_hook)
-        return {**options, "hook": hook}
+        return {"bucket_cap_mb": self.bucket_cap_mb, "hook": hook}
 
     @property
     def engine(self) -> Any:

@@ -218,14 +218,8 @@ class Zero(Partitioned):
                 )
         partitions = self._partitions() or []
         expected = [[one.numel() * (own["processes"] if self.stage else 1)] for one in partitions]
-        theirs = saved.get("partitions")
-        shapes = [list(getattr(t, "shape", ())) for t in theirs] if type(theirs) is list else None
-        counters = saved.get("counters")
-        if (
-            shapes != expected
-            or not isinstance(counters, Mapping)
-            or not all(type(counters.get(name)) is int for name in _COUNTERS)
-        ):
+        shapes = [list(one.shape) for one in saved["partitions"]]
+        if shapes != expected:
             raise MismatchError(
                 f"{path}: state/engine has partitions of shapes {shapes}, and this run has "
                 f"{expected}. Build the model and the optimizer as in the saved run, with the same "

@@ -38,10 +38,7 @@ class GradientReducer:
         sparse: Which of them have sparse gradients: these are summed at the end, by gathering their
             rows with gloo, and as dense ones with other backends.
         hook: A communication hook of DDP, and its state. Default: one that sums.
-        static_graph: Whether each step uses the same parameters, equally often.
-        find_unused_parameters: Whether the gradients of parameters without one are sent at the
-            start of a backward pass, and not at its end.
-        options: Further options of DDP.
+        bucket_cap_mb: The size of a message, in MiB. Default: that of DDP.
     """
 
     def __init__(
@@ -52,17 +49,14 @@ class GradientReducer:
         *,
         sparse: Sequence[Tensor] = (),
         hook: tuple[Any, Hook] | None = None,
-        static_graph: bool = False,
-        find_unused_parameters: bool = False,
-        **options: Any,
+        bucket_cap_mb: float | None = None,
     ) -> None:
         apart = set(map(id, sparse))
         self.parameters, self.sparse, self.size = list(parameters), list(sparse), size
         self._dense = [one for one in parameters if id(one) not in apart]
         kinds = {(one.dtype, one.device) for one in self._dense}
-        known = hook is None and not static_graph  # whether the report will be in the last message
         dtype = self._dense[0].dtype if len(kinds) == 1 else None
-        self.carries = known and (not kinds or dtype in _CARRIERS)
+        self.carries = hook is None and (not kinds or dtype in _CARRIERS)
         """Whether the report is sent with the gradients."""
         self.report = nn.Parameter(
             torch.zeros(
@@ -73,7 +67,6 @@ class GradientReducer:
         )
         self.present = [True] * len(parameters)
         """Whether each parameter had a gradient in this process, in the last step."""
-        self._touched = self._dense if find_unused_parameters else []
         self._unreached: set[int] = set()
         self._joined: Tensor | None = None
         self._hook = self.report.register_hook(self._values)  # type: ignore[no-untyped-call]
@@ -87,13 +80,11 @@ class GradientReducer:
             _Held(held),
             init_sync=False,
             gradient_as_bucket_view=True,
-            static_graph=static_graph,
-            **options,
+            bucket_cap_mb=bucket_cap_mb,
         )
         self._messages = _Messages()
         self.ddp.register_comm_hook(self._messages, _Messages.send)
-        if not static_graph:
-            self._fix_messages()
+        self._fix_messages()
         if hook is not None:
             self._messages.state, self._messages.hook = hook
             self._messages.means = dist.get_world_size()
@@ -144,12 +135,8 @@ class GradientReducer:
     def join(self, loss: Tensor) -> Tensor:
         """Return a loss, with whose backward pass the gradients are sent."""
         self._before = [one.grad for one in self._dense]
-        joined = loss + self._last.to(loss.dtype)  # of zeros
+        self._joined = self.ddp(loss + self._last.to(loss.dtype))  # of zeros
         self._last = None
-        touched = [one for one in self._touched if not any(getattr(one, x) for x in _HOOKS)]
-        if touched:
-            joined = joined + _undefined(touched).to(loss.dtype)
-        self._joined = self.ddp(joined)
         return self._joined
 
     def finish(self) -> Tensor | None:
@@ -301,19 +288,13 @@ def _send_undefined(parameters: Sequence[Tensor]) -> None:
         setattr(one, name, OrderedDict())
     try:
         if parameters:
-            _undefined(parameters).backward()  # type: ignore[no-untyped-call]
+            _Undefined.apply(*parameters).backward()  # type: ignore[no-untyped-call]
     finally:
         for (one, name), hooks in zip(hooked, held, strict=True):
             setattr(one, name, hooks)
 
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
-def _undefined(parameters: Sequence[Tensor]) -> Tensor:
-    """Return 0, whose backward pass gives parameters undefined gradients."""
-    zero: Tensor = _Undefined.apply(*parameters)  # type: ignore[no-untyped-call]
-    return zero
 
 
 class _Undefined(torch.autograd.Function):

@@ -55,9 +55,7 @@ def _accumulate_batches(given: int) -> int:
 
 def _parallel(given: Strategy | str | None) -> Strategy:
     join_processes(getattr(given, "timeout", None))
-    from composable.engines.build import check_engine  # on use
-
-    return check_engine(strategy_of(given))
+    return strategy_of(given)
 
 
 def _compile(given: bool | Mapping[str, Any]) -> bool | dict[str, Any]:

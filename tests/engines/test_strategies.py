@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from composable import Callback, Trainer
+from composable import Callback
 from composable.callbacks import CheckpointSaver, ExportForInference, GradientNoise
 from composable.core.destination import LoggerDestination
 from composable.distributed import DDP, FSDP2, DeepSpeed, Processes
@@ -23,7 +23,7 @@ from composable.runs.recorder import RunRecorder
 from composable.trainer.options import TrainerOptions
 from tests.support import parallel_messages, parallel_runs
 from tests.support.cases import ROOT
-from tests.support.derived_strategies import Sharding, Undone
+from tests.support.derived_strategies import Sharding
 from tests.support.processes import attempt, run
 from tests.support.runs import make_trainer
 
@@ -50,14 +50,6 @@ def test_engine_of_a_strategy(strategy, processes, shards, engine):
 
 def test_a_run_of_one_process_has_the_engine_that_adds_nothing():
     assert type(make_trainer()._run.engine) is Engine
-
-
-def test_an_engine_that_lacks_methods_is_an_error_before_anything_changes():
-    model = nn.Linear(2, 2)
-    before = model.weight.clone()
-    with pytest.raises(TypeError, match=r"Undone\(.* engine Unfinished, .*lacks .*prepare, "):
-        Trainer(model, parallel=Undone())
-    assert torch.equal(model.weight, before)
 
 
 def test_a_replay_keeps_the_strategy_that_deepspeed_config_is_short_for():
