@@ -1,7 +1,7 @@
 """The exports of `composable.functional` and `composable.algorithms`: written from the modules.
 
-A public module exports what its `__all__` lists. Imports from private modules and from subpackages
-are written by hand, and stay.
+A public module of functions exports what its `__all__` lists, one of algorithms its public classes.
+Imports from private modules and from subpackages are written by hand, and stay.
 """
 
 import ast
@@ -26,11 +26,12 @@ def exports(package: Path) -> str:
     """Return the text of a package's `__init__.py`, with every public module's exports.
 
     Raises:
-        ValueError: A public module has no `__all__`.
+        ValueError: A public module of functions has no `__all__`.
     """
     path = package / "__init__.py"
     tree = ast.parse(path.read_text())
-    modules = {f".{file.stem}": public_names(file) for file in package.glob("[!_]*.py")}
+    names = public_classes if package.name == "algorithms" else public_names
+    modules = {f".{file.stem}": names(file) for file in package.glob("[!_]*.py")}
     listed = next(node for node in tree.body if isinstance(node, ast.If))
     by_hand: dict[str, list[str]] = {}
     for node in listed.body:
@@ -63,6 +64,12 @@ def public_names(path: Path) -> list[str]:
         f"{path} has no __all__, which lists what it exports: add __all__ = [...], or begin the "
         "name of the file with an underscore."
     )
+
+
+def public_classes(path: Path) -> list[str]:
+    """Read the names of the public classes of a module."""
+    classes = (one for one in ast.parse(path.read_text()).body if isinstance(one, ast.ClassDef))
+    return [one.name for one in classes if not one.name.startswith("_")]
 
 
 def _import(module: str, name: str) -> str:

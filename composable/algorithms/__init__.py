@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .squeeze_excite import SqueezeExcite as SqueezeExcite
     from .stochastic_depth import StochasticDepth as StochasticDepth
     from .swa import SWA as SWA
+    from .swa import NothingAveragedWarning as NothingAveragedWarning
     from .tta import TTA as TTA
     from .value_embeddings import ValueEmbeddings as ValueEmbeddings
     from .value_residual import ValueResidual as ValueResidual

@@ -10,8 +10,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import alibi, sequence_length, set_sequence_length
 
-__all__ = ["Alibi"]
-
 
 @attrs.frozen(repr=False)
 class Alibi(Algorithm):

@@ -13,8 +13,6 @@ from composable.core.state import State
 from composable.data.indexed import check_index_key
 from composable.functional import apply_alternating_flip, draw_alternating_flip
 
-__all__ = ["AlternatingFlip"]
-
 
 @attrs.frozen(repr=False)
 class AlternatingFlip(Augmentation):

@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import attention_output_gate
 
-__all__ = ["AttentionOutputGate"]
-
 
 @attrs.frozen(repr=False)
 class AttentionOutputGate(Surgery):

@@ -7,8 +7,6 @@ from composable.algorithms._validators import in_range, integer_at_least, one_of
 from composable.functional import augmix
 from composable.functional.augmix import check_depth
 
-__all__ = ["AugMix"]
-
 
 @attrs.frozen(repr=False)
 class AugMix(PixelAugmentation):

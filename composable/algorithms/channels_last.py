@@ -6,8 +6,6 @@ from composable.algorithms._surgery import Surgery
 from composable.core.algorithm import Stage
 from composable.functional import channels_last
 
-__all__ = ["ChannelsLast"]
-
 
 @attrs.frozen(repr=False)
 class ChannelsLast(Surgery):

@@ -10,8 +10,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import colout
 
-__all__ = ["ColOut"]
-
 
 @attrs.frozen(repr=False)
 class ColOut(Augmentation):

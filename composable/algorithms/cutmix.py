@@ -2,11 +2,9 @@
 
 import attrs
 
+from composable.algorithms._pair_mixing import PairMixing
 from composable.algorithms._validators import boolean, in_range
-from composable.algorithms.mixup import PairMixing
 from composable.functional import cutmix
-
-__all__ = ["CutMix"]
 
 
 @attrs.frozen(repr=False)

@@ -9,8 +9,6 @@ from composable.core.state import State
 from composable.functional import cutout
 from composable.functional.cutout import check_hole_length
 
-__all__ = ["CutOut"]
-
 
 @attrs.frozen(repr=False)
 class CutOut(Augmentation):

@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import set_dropout
 
-__all__ = ["Dropout"]
-
 
 @attrs.frozen(repr=False)
 class Dropout(Surgery):

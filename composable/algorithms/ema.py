@@ -15,8 +15,6 @@ from composable.core.time import Time, TimeLike, TimeUnit, check_time, reached, 
 from composable.core.window import Window
 from composable.functional import ema, ema_smoothing, with_tensors
 
-__all__ = ["EMA"]
-
 _BATCH_END, _EPOCH_END = Event.BATCH_END, Event.EPOCH_END
 _DEFAULT = Time(1000, TimeUnit.BATCH)
 _LARGE_SHARE = 0.2

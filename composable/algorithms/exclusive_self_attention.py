@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import exclusive_self_attention
 
-__all__ = ["ExclusiveSelfAttention"]
-
 
 @attrs.frozen(repr=False)
 class ExclusiveSelfAttention(Surgery):

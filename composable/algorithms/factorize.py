@@ -6,8 +6,6 @@ from composable._support.checks import check_any
 from composable.algorithms._surgery import Surgery
 from composable.functional import factorize
 
-__all__ = ["Factorize"]
-
 
 @attrs.frozen(repr=False)
 class Factorize(Surgery):

@@ -9,8 +9,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import fixres
 
-__all__ = ["FixRes"]
-
 
 @attrs.frozen(repr=False)
 class FixRes(Algorithm):

@@ -8,8 +8,6 @@ from torch import Tensor
 from composable.algorithms._surgery import Surgery
 from composable.functional import gated_linear_units
 
-__all__ = ["GatedLinearUnits"]
-
 
 @attrs.frozen(repr=False)
 class GatedLinearUnits(Surgery):

@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import ghost_batchnorm
 
-__all__ = ["GhostBatchNorm"]
-
 
 @attrs.frozen(repr=False)
 class GhostBatchNorm(Surgery):

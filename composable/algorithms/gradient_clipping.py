@@ -8,8 +8,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import clip_gradients
 
-__all__ = ["GradientClipping"]
-
 
 @attrs.frozen(repr=False)
 class GradientClipping(Algorithm):

@@ -10,8 +10,6 @@ from composable.core.time import TimeUnit
 from composable.functional import gyro_dropout
 from composable.functional.gyro_dropout import check_masks
 
-__all__ = ["GyroDropout"]
-
 
 @attrs.frozen(repr=False)
 class GyroDropout(Surgery):

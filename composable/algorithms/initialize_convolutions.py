@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import initialize_convolutions
 
-__all__ = ["InitializeConvolutions"]
-
 
 @attrs.frozen(repr=False)
 class InitializeConvolutions(Surgery):

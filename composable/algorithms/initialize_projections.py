@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import initialize_projections
 
-__all__ = ["InitializeProjections"]
-
 
 @attrs.frozen(repr=False)
 class InitializeProjections(Surgery):

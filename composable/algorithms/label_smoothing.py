@@ -12,8 +12,6 @@ from composable.core.state import State
 from composable.functional import MixedTargets, smooth_labels
 from composable.losses.classes import for_probabilities, refuse_regression
 
-__all__ = ["LabelSmoothing"]
-
 _ADVICE = (
     "pass nn.CrossEntropyLoss(...) itself as loss_fn, or smooth within the loss, such as by "
     "cross_entropy(..., label_smoothing=0.1)."

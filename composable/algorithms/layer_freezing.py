@@ -12,8 +12,6 @@ from composable.core.time import Time, TimeUnit, progress
 from composable.core.window import Window
 from composable.functional import frozen_layers
 
-__all__ = ["LayerFreezing"]
-
 
 @attrs.frozen(repr=False)
 class LayerFreezing(Algorithm):

@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._low_precision import LowPrecisionNorm
 from composable.functional import low_precision_groupnorm
 
-__all__ = ["LowPrecisionGroupNorm"]
-
 
 @attrs.frozen(repr=False)
 class LowPrecisionGroupNorm(LowPrecisionNorm):

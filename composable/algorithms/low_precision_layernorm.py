@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._low_precision import LowPrecisionNorm
 from composable.functional import low_precision_layernorm
 
-__all__ = ["LowPrecisionLayerNorm"]
-
 
 @attrs.frozen(repr=False)
 class LowPrecisionLayerNorm(LowPrecisionNorm):

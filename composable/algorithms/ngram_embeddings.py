@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import ngram_embeddings
 
-__all__ = ["NGramEmbeddings"]
-
 
 @attrs.frozen(repr=False)
 class NGramEmbeddings(Surgery):

@@ -8,8 +8,6 @@ from composable.core.state import State
 from composable.functional import no_op_model
 from composable.losses.loss import ModelLoss
 
-__all__ = ["NoOpModel"]
-
 
 @attrs.frozen(repr=False)
 class NoOpModel(Algorithm):

@@ -16,8 +16,6 @@ from composable.core.state import State
 from composable.data.indexed import check_index_key
 from composable.functional import draw_paired_augment
 
-__all__ = ["PairedAugment"]
-
 
 @attrs.frozen(repr=False)
 class PairedAugment(Augmentation):

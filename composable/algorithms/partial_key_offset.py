@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import partial_key_offset
 
-__all__ = ["PartialKeyOffset"]
-
 
 @attrs.frozen(repr=False)
 class PartialKeyOffset(Surgery):

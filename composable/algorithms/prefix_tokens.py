@@ -17,8 +17,6 @@ from composable.functional.prefix_tokens import check_prefixes
 from composable.losses.classes import InterpolatedLoss
 from composable.losses.loss import OutputLoss
 
-__all__ = ["PrefixTokens"]
-
 _TWO_TARGETS = "both give each example two targets"
 
 

@@ -15,8 +15,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import progressive_scale, resize_batch
 
-__all__ = ["ProgressiveResizing"]
-
 
 @attrs.frozen(repr=False)
 class ProgressiveResizing(Algorithm):

@@ -30,8 +30,6 @@ from composable.losses.loss import OutputLoss
 from composable.optim.building import build_optimizers
 from composable.resume.optimizers import capture_optimizer, parameter_names, restore_optimizer
 
-__all__ = ["ProxyFilter"]
-
 _KEEP = 0.5
 _MOST_ROWS = 512
 """The masks that are held as tensors of their own before they are merged."""

@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import qk_norm
 
-__all__ = ["QKNorm"]
-
 
 @attrs.frozen(repr=False)
 class QKNorm(Surgery):

@@ -6,8 +6,6 @@ from composable.algorithms._normalization import PixelAugmentation
 from composable.algorithms._validators import in_range, integer_at_least, one_of
 from composable.functional import randaugment
 
-__all__ = ["RandAugment"]
-
 
 @attrs.frozen(repr=False)
 class RandAugment(PixelAugmentation):

@@ -12,8 +12,6 @@ from composable.core.event import Event
 from composable.core.state import State
 from composable.functional import apply_random_translation, draw_random_translation
 
-__all__ = ["RandomTranslation"]
-
 
 @attrs.frozen(repr=False)
 class RandomTranslation(Augmentation):

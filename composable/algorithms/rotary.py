@@ -8,8 +8,6 @@ from composable.algorithms._surgery import Surgery
 from composable.algorithms._validators import boolean, in_range
 from composable.functional import rotary
 
-__all__ = ["Rotary"]
-
 
 @attrs.frozen(repr=False)
 class Rotary(Surgery):

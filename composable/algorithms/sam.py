@@ -13,8 +13,6 @@ from composable.core.time import Time, TimeUnit
 from composable.core.window import Window
 from composable.functional import sam_perturbation
 
-__all__ = ["SAM"]
-
 
 @attrs.frozen(repr=False)
 class SAM(Algorithm):

@@ -18,8 +18,6 @@ from composable.core.time import Time, TimeUnit
 from composable.core.window import Window
 from composable.functional import select_using_loss, should_select
 
-__all__ = ["SelectiveBackprop"]
-
 _MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
 
 

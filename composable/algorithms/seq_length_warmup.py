@@ -10,8 +10,6 @@ from composable.core.state import State
 from composable.core.time import HasTime, elapsed
 from composable.functional import set_sequence_length, warmed_up_length
 
-__all__ = ["SeqLengthWarmup"]
-
 
 @attrs.frozen(repr=False)
 class SeqLengthWarmup(Algorithm):

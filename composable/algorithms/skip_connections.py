@@ -7,8 +7,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import skip_connections
 
-__all__ = ["SkipConnections"]
-
 
 @attrs.frozen(repr=False)
 class SkipConnections(Surgery):

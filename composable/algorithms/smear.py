@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import smear
 
-__all__ = ["Smear"]
-
 
 @attrs.frozen(repr=False)
 class Smear(Surgery):

@@ -25,8 +25,6 @@ from composable.functional import distillation_loss
 from composable.losses.positions import class_logits, positions_of
 from composable.losses.watch import mean_like
 
-__all__ = ["SnapshotDistillation"]
-
 _MEMORY = ("teacher", "frozen")
 
 

@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import softcap_head
 
-__all__ = ["SoftcapLogits"]
-
 
 @attrs.frozen(repr=False)
 class SoftcapLogits(Surgery):

@@ -11,8 +11,6 @@ from composable.core.window import Window
 from composable.functional import split_head, tie_gradients
 from composable.functional.split_head import find_split
 
-__all__ = ["SplitHead"]
-
 
 def _split_at(value: TimeLike) -> Time:
     return check_time("split_at", value)

@@ -6,8 +6,6 @@ from torch import nn
 from composable.algorithms._surgery import Surgery
 from composable.functional import squared_relu
 
-__all__ = ["SquaredReLUs"]
-
 
 @attrs.frozen(repr=False)
 class SquaredReLUs(Surgery):

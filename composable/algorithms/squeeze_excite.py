@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import squeeze_excite
 
-__all__ = ["SqueezeExcite"]
-
 
 @attrs.frozen(repr=False)
 class SqueezeExcite(Surgery):

@@ -13,8 +13,6 @@ from composable.core.time import Time, TimeLike, TimeUnit, check_time, progress
 from composable.functional import scale_drop_rates, stochastic_depth
 from composable.functional.stochastic_depth import describe_blocks
 
-__all__ = ["StochasticDepth"]
-
 _STEPS = 100
 
 

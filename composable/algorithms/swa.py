@@ -31,8 +31,6 @@ from composable.functional import (
     swa,
 )
 
-__all__ = ["SWA"]
-
 _BATCH_END, _EPOCH_END, _STEP = Event.BATCH_END, Event.EPOCH_END, Event.BEFORE_OPTIMIZER_STEP
 
 

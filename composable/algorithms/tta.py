@@ -13,8 +13,6 @@ from composable.core.state import State
 from composable.functional import average_tta, tta_views
 from composable.losses.loss import OutputLoss
 
-__all__ = ["TTA"]
-
 _BEFORE = frozenset({Event.EVAL_BEFORE_FORWARD, Event.PREDICT_BEFORE_FORWARD})
 _AFTER = frozenset({Event.EVAL_AFTER_FORWARD, Event.PREDICT_AFTER_FORWARD})
 

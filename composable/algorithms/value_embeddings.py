@@ -7,8 +7,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import value_embeddings
 
-__all__ = ["ValueEmbeddings"]
-
 
 @attrs.frozen(repr=False)
 class ValueEmbeddings(Surgery):

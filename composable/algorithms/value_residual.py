@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import value_residual
 
-__all__ = ["ValueResidual"]
-
 
 @attrs.frozen(repr=False)
 class ValueResidual(Surgery):

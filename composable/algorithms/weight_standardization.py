@@ -5,8 +5,6 @@ import attrs
 from composable.algorithms._surgery import Surgery
 from composable.functional import weight_standardization
 
-__all__ = ["WeightStandardization"]
-
 
 @attrs.frozen(repr=False)
 class WeightStandardization(Surgery):

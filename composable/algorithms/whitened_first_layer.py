@@ -11,8 +11,6 @@ from composable.algorithms._surgery import Surgery
 from composable.core.state import State
 from composable.functional import whiten_first_layer
 
-__all__ = ["WhitenedFirstLayer"]
-
 
 def _check_sample(_: Any, attribute: Any, value: Any) -> None:
     if not callable(value) or isinstance(value, (type, Tensor)):

@@ -13,8 +13,6 @@ from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 
-__all__ = ["WholeLoss"]
-
 
 @attrs.frozen(repr=False)
 class WholeLoss(Algorithm):

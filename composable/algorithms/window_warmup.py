@@ -12,8 +12,6 @@ from composable.core.state import State
 from composable.core.time import HasTime, elapsed
 from composable.functional import sliding_window, warmed_up_window
 
-__all__ = ["WindowWarmup"]
-
 
 @attrs.frozen(repr=False)
 class WindowWarmup(Algorithm):

@@ -17,7 +17,6 @@ from composable.data.permutation import permute
 from composable.plan.declarations import as_list
 from composable.replay import DryRunOptions
 from composable.trainer.options import TrainerOptions
-from composable.trainer.ownership import sharing_models
 from composable.trainer.session import overridden_runs
 from composable.trainer.trainer import Trainer, options_of
 from composable.utils.reproducibility import preserve_rng, seed_all
@@ -91,7 +90,7 @@ def build_trainer(
         return trial_options(options, given, train_dataloader=part)
 
     seed_all(seed)
-    with overridden_runs(override), sharing_models():  # a check names a global model
+    with overridden_runs(override):
         trainer: Any = build(**passed)
     if not isinstance(trainer, Trainer):
         raise BuildError(f"build must return a Trainer, and returned {trainer!r:.200}.")

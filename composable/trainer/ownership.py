@@ -6,9 +6,6 @@ layers of the trained one, so that any of its holders computes with them.
 
 import gc
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import attrs
@@ -19,26 +16,13 @@ from composable._support.references import References
 _owners: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
 
 
-_shared: ContextVar[bool] = ContextVar("models_are_shared", default=False)
-
-
-@contextmanager
-def sharing_models() -> Iterator[None]:
-    """Let Trainers share a model, such as those of a build function, one after another."""
-    token = _shared.set(True)
-    try:
-        yield
-    finally:
-        _shared.reset(token)
-
-
 def check_unowned(model: nn.Module) -> None:
     """Check that no other Trainer trains a model.
 
     Raises:
         ValueError: One does.
     """
-    if _shared.get() or _owner(model) is None:
+    if _owner(model) is None:
         return
     gc.collect()  # a Trainer that is out of scope is in circles of references
     if (owner := _owner(model)) is not None:
