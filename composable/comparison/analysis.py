@@ -6,7 +6,7 @@ Costs are those of the measured steps, so that a busy machine does not decide.
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import product
-from math import exp, inf, isfinite, log, sqrt
+from math import exp, inf, isfinite, log
 from statistics import fmean
 from typing import Any
 
@@ -32,7 +32,6 @@ from composable.comparison.statistics import (
     intervals_of,
     mean_interval,
     measure,
-    power_of,
     rounds_error,
     shares_of,
 )
@@ -257,9 +256,6 @@ def _distance(
             SpeedupAt(sign * result, _estimate(at, found.kind, curve.seeds))
             for result, at in zip(found.results, found.at, strict=True)
         )
-        shared = sqrt(error.variance)
-        if found.mean.p is not None and (found.pair or shared):  # equal arms have no spread
-            fields["power"] = power_of(found.pair, shared, curve.seeds, found.mean.value)
     return fields
 
 

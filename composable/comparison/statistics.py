@@ -10,17 +10,16 @@ curve bends between its schedules is not known, so an interval covers those of t
 interpolations: one that bends more, over 1 / sqrt(cost), and straight lines.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from math import exp, hypot, log, sqrt
+from math import exp, log, sqrt
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import attrs
 import numpy as np
 from scipy import stats
 from scipy.interpolate import PchipInterpolator
-from scipy.optimize import brentq, isotonic_regression
+from scipy.optimize import isotonic_regression
 
 Array: TypeAlias = Any
 DistanceKind: TypeAlias = Literal["distance", "at least", "at most"]
@@ -35,9 +34,6 @@ _PROCESSES = 0.05
 it is not measured: four measurements of one recipe had 0.057."""
 _SEED, _RESAMPLES = 20_260_101, 500
 """Of the bootstrap of costs, so that an analysis is repeatable."""
-_POWER = 0.8
-_LARGEST_SHIFT = 37.0
-"""Beyond it, SciPy's noncentral t distribution is not accurate, and the power is 1."""
 
 
 # --- intervals ---
@@ -153,47 +149,6 @@ def holm(p_values: Sequence[float | None]) -> tuple[float | None, ...]:
     return tuple(None if p is None else c for p, c in zip(p_values, corrected, strict=True))
 
 
-# --- power ---
-
-
-class Power(NamedTuple):
-    """What the number of seeds can show at the 5 % level with power 0.8."""
-
-    detectable: float
-    """The smallest speed-up that is found with probability 0.8, such as 1.2."""
-    seeds_for_observed: int | None
-    """The seeds needed to find the observed speed-up; None for more than 1,000."""
-
-
-def power_of(pair: float, shared: float, seeds: int, effect: float) -> Power:
-    """Return the power of a paired t test, by the noncentral t distribution.
-
-    Args:
-        pair: The standard deviation of the effect of one pair of seeds.
-        shared: A standard error that all pairs share, such as that of a cost.
-        seeds: The number of pairs, at least 2.
-        effect: The observed log ratio.
-    """
-
-    def error(count: int) -> float:
-        return hypot(pair / sqrt(count), shared)
-
-    counts = range(2, 1001)
-    needed = bisect_left(counts, _POWER, key=lambda n: _power(abs(effect) / error(n), n))
-    shift = brentq(lambda one: _power(one, seeds) - _POWER, 0.0, _LARGEST_SHIFT)
-    smallest = exp(min(shift * error(seeds), 500.0))
-    return Power(smallest, counts[needed] if needed < len(counts) else None)
-
-
-def _power(shift: float, seeds: int) -> float:
-    """Return the power of the paired t test for an effect in standard errors of the mean."""
-    quantile = stats.t.ppf(0.975, seeds - 1)
-    shift = min(shift, _LARGEST_SHIFT)
-    upper = np.nan_to_num(stats.nct.sf(quantile, seeds - 1, shift), nan=1.0)
-    lower = np.nan_to_num(stats.nct.cdf(-quantile, seeds - 1, shift), nan=0.0)
-    return float(upper + lower)  # SciPy gives NaN for some large shifts, where it is 1 + 0
-
-
 # --- curves and their distance ---
 
 
@@ -265,8 +220,6 @@ class Distance(NamedTuple):
     at: tuple[LogInterval, ...]
     """The distance at each of them."""
     mean: LogInterval
-    pair: float
-    """The standard deviation of a pair of seeds, from the jackknife."""
 
 
 class Shares(NamedTuple):
@@ -327,10 +280,7 @@ def measure(
     mean, *at = intervals_of(sample(baseline, arm, extend=False), parts)
     if (kind == "at least" and mean.value <= 0) or (kind == "at most" and mean.value >= 0):
         mean = mean._replace(p=1.0)
-    pair = sqrt(float(sum(part.variance[0, 0] for part in parts[1:])) * arm.seeds)
-    return Distance(
-        kind, tuple(_results(baseline, arm, kind, level).tolist()), tuple(at), mean, pair
-    )
+    return Distance(kind, tuple(_results(baseline, arm, kind, level).tolist()), tuple(at), mean)
 
 
 def _replicates(

@@ -65,7 +65,6 @@ def _costs(study: Study, analysis: Analysis) -> Table:
             "step": show_number(1e3 * arm.step_cost),
             "step / baseline": _unless_baseline(arm, arm.step_cost_ratio),
             "set-up": _mean_setup(study, arm),
-            **_power(arm),
         }
         for arm in analysis.arms
     ]
@@ -78,17 +77,10 @@ def _amounts(analysis: Analysis) -> Table:
             "data": f"{one.amount:g}",
             "result": _final(one),
             "batches": str(one.steps),
-            **_power(arm),
         }
         for arm in analysis.arms
         for one in arm.qualities
     ]
-
-
-def _power(arm: ArmAnalysis) -> Mapping[str, str]:
-    detectable, seeds = arm.power or (None, 0)
-    shown = ">1000" if seeds is None else str(seeds or NOTHING)
-    return {"detectable": show_ratio(detectable), "seeds": shown}
 
 
 def _trials(study: Study, results: Iterable[TrialResult]) -> Table:
@@ -143,8 +135,7 @@ def _legend(study: Study) -> str:
         "mean over the results that both reach, with its 95 % interval. worst to best result: the "
         "ratio at the worst of them, in the middle, and at the best. covered: the share of the "
         "baseline's range of results that the arm reaches as well. p: after Holm's correction over "
-        f"the arms. {axis.results}. detectable: the smallest ratio that this number of seeds finds "
-        "with probability 0.8. seeds: those that find the observed one."
+        f"the arms. {axis.results}."
     )
 
 

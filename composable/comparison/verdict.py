@@ -13,7 +13,7 @@ from typing import Literal
 import attrs
 
 from composable.comparison.records import Protocol, StepCost
-from composable.comparison.statistics import Power, Shares
+from composable.comparison.statistics import Shares
 
 MINIMAL_SEEDS = 3
 """With fewer seeds, the verdict is "no evidence"."""
@@ -116,7 +116,6 @@ class ArmAnalysis:
     """Whether the results of a curve's schedules differ by too little for their noise."""
     needs: str | None = None
     """The schedule or amount to add, so that the curves reach the same results: "40ba"."""
-    power: Power | None = None
     p: float | None = None
     """The p value of the verdict, after Holm's correction over the arms; that of the A/A arm is not
     corrected."""

@@ -14,7 +14,6 @@ from composable.comparison.statistics import (
     intervals_of,
     mean_interval,
     measure,
-    power_of,
     rounds_error,
     shares_of,
 )
@@ -172,19 +171,6 @@ def test_holm_steps_down_and_stays_monotone() -> None:
     assert holm([0.04, 0.01, 0.03]) == pytest.approx((0.06, 0.03, 0.06))
     assert holm([0.9, 0.8]) == (1.0, 1.0)
     assert holm([]) == ()
-
-
-def test_the_power_is_that_of_simulated_tests() -> None:
-    found = power_of(0.2, 0.05, 5, 0.1)
-    rng = np.random.default_rng(0)
-    shared, pairs = rng.normal(0, 0.05, 4000), rng.normal(log(found.detectable), 0.2, (4000, 5))
-    errors = (pairs.var(axis=1, ddof=1) / 5 + 0.05**2) ** 0.5
-    shown = abs(pairs.mean(axis=1) + shared) / errors > stats.t.ppf(0.975, 4)
-    assert shown.mean() == pytest.approx(0.8, abs=0.05)
-
-
-def test_more_seeds_than_a_thousand_are_not_given() -> None:
-    assert power_of(0.1, 1.0, 5, 0.1).seeds_for_observed is None
 
 
 @pytest.mark.parametrize(
