@@ -93,7 +93,10 @@ def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     arm = CostCurve(base.log_costs, base.results + offsets)  # each seed shifts the whole curve
     found = measure(base, arm, cost=EXACT)
     assert found is not None
-    assert found.pair == pytest.approx(log(2) * offsets.std(ddof=1), rel=0.01)
+    error = log(2) * offsets.std(ddof=1) / 2  # of four seeds
+    assert (found.mean.high - found.mean.low) / 2 == pytest.approx(
+        stats.t.ppf(0.975, 3) * error, rel=0.05
+    )
 
 
 def test_results_that_get_worse_count_as_a_plateau() -> None:
