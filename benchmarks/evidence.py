@@ -432,7 +432,6 @@ def with_new_costs(study: Study, arguments: Mapping[str, Any]) -> Study:
     """
     parameters = inspect.signature(composable.compare).parameters
     others = (
-        "budget",
         "cost",
         "data_amounts",
         "workers",

@@ -59,7 +59,6 @@ _OPTIONS = {
         "repeatable",
         "--seeds SEEDS": "reported seeds; default: 5",
         "--tuning-seeds TUNING_SEEDS": "tuning seeds; default: 2",
-        "--budget TIME": "a limit of the time, such as 10min; default: none",
         "--workers WORKERS": "parallel trials; default: one for each core",
         "--threads THREADS": "threads of a trial; default: 1",
         "--folder FOLDER": "default: comparisons/ and the name of the script",

@@ -1,7 +1,6 @@
 """Compare methods on a model and data: `composable.compare`."""
 
 import shlex
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -14,7 +13,6 @@ from composable._support.checks import as_path, check_count, check_flag, check_r
 from composable._support.extras import needs
 from composable._support.secrets import redact_command
 from composable.comparison.arms import ArmLike
-from composable.comparison.budget import parse_budget, run_length
 from composable.comparison.building import BuildError
 from composable.comparison.design import (
     Design,
@@ -31,6 +29,7 @@ from composable.comparison.execution import (
     default_workers,
     pickled,
 )
+from composable.comparison.rates import run_length
 from composable.comparison.records import StepCost, Study
 from composable.comparison.result import Comparison
 from composable.comparison.stages import measure_costs, train_designs
@@ -58,7 +57,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     seeds: int | Iterable[int] = 5,
     tuning_seeds: int | Iterable[int] = 2,
     repeat_baseline: bool = True,
-    budget: str | float | None = None,
     cost: Mapping[str, float] | None = None,
     workers: int | None = None,
     threads: int = 1,
@@ -121,9 +119,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             than those that are reported.
         repeat_baseline: Add the baseline once more, with other seeds: how much it differs from
             itself is the noise floor.
-        budget: The time that the whole comparison may take, such as "10min". Fewer configurations
-            are tried, in successive halving, and fewer seeds and schedules are run, so that the
-            estimated time fits. When it ends, what is finished is reported. Default: no limit.
         cost: The seconds of a step by arm. Default: they are measured on this machine.
         workers: The number of trials that run at the same time. Default: one for each core,
             divided by `threads`, or one for each GPU of this machine.
@@ -140,9 +135,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         study.json, table.txt, plot.png, plot.svg and report.html.
 
     Raises:
-        ValueError: An argument is invalid, the algorithms of an arm cannot be combined, the budget
-            is too short for a verdict, or the Trainer cannot be compared: it ignores its seed, or
-            does not log the metric.
+        ValueError: An argument is invalid, the algorithms of an arm cannot be combined, or the
+            Trainer cannot be compared: it ignores its seed, or does not log the metric.
         TypeError: An argument is of the wrong type.
         ImportError: A package of the extra "compare" is not installed.
         NothingToCompareError: No trial of the baseline or of the other arms has a result.
@@ -159,7 +153,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         >>> comparison.verdict("smoothing")  # doctest: +SKIP
         <Verdict.NO_EVIDENCE: 'no evidence'>
     """
-    begun = time.monotonic()
     check_not_in_worker()
     with needs("a comparison", "compare"):  # before training
         for package in ("cloudpickle", "jinja2", "loky", "scipy"):
@@ -171,7 +164,6 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     check_count("threads", threads, 1)
     workers = default_workers(threads) if workers is None else workers
     check_count("workers", workers, 1)
-    until = begun + parse_budget(budget)
     given_folder = None if folder is None else as_path("folder", folder)
     plan = partial(
         plan_design,
@@ -207,7 +199,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         progress,
     )
     try:
-        study = _run(designs, pool, until, given)
+        study = _run(designs, pool, given)
     except KeyboardInterrupt:
         progress.close()
         print(
@@ -239,15 +231,14 @@ def _given_costs(design: Design, cost: Mapping[str, float] | None) -> tuple[Step
 def _run(
     designs: Sequence[Design],
     pool: Workers,
-    until: float,
     costs: tuple[StepCost, ...] | None,
 ) -> Study:
     """Train, and measure the costs of steps."""
-    design, study = designs[-1], train_designs(designs, pool, until)
+    design, study = designs[-1], train_designs(designs, pool)
     check_results(study, design.subject.name)
     notes = ["The costs of steps were given, not measured."] if costs else []
     if costs is None:
-        costs, notes = measure_costs(pool, study, until)
+        costs, notes = measure_costs(pool, study)
     notes = [*study.protocol.notes, *equal_arms(study), *notes]
     protocol = attrs.evolve(study.protocol, notes=tuple(notes))
     return attrs.evolve(study, protocol=protocol, costs=costs)
@@ -259,11 +250,6 @@ def _run(
 def check_results(study: Study, function: str) -> None:
     """Check that the baseline and another arm have a result, and that seeds have different ones."""
     protocol, reported = study.protocol, study.reported
-    if not reported:
-        raise NothingToCompareError(
-            "the budget ended before all arms had one seed. Finished trials are kept: the same "
-            "call continues with the others. " + " ".join(protocol.notes)
-        )
     having = {one.trial.arm for one in reported if one.outcome == "finished"}
     others = set(protocol.arms) - {protocol.baseline, protocol.repeated}
     if protocol.baseline in having and having & others:

@@ -7,9 +7,7 @@ its cost. Processes of one arm differ, by the layout of their memory, so that al
 repeated with new ones.
 """
 
-import math
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from statistics import fmean
@@ -71,7 +69,7 @@ def paused_run(subject: Compared, trial: Trial, steps: int) -> Iterator[TimedBlo
 
 
 def interleave(
-    runs: Sequence[Callable[[], TimedBlock | None]], until: float = math.inf
+    runs: Sequence[Callable[[], TimedBlock | None]],
 ) -> tuple[list[list[TimedBlock]], dict[int, str]]:
     """Call runs, which train a block each, in turn and in random order, until all have ended.
 
@@ -81,7 +79,7 @@ def interleave(
     order, alive = random.Random(0), list(range(len(runs)))
     blocks: list[list[TimedBlock]] = [[] for _ in runs]
     errors: dict[int, str] = {}
-    while alive and time.monotonic() < until:
+    while alive:
         order.shuffle(alive)
         for index in alive[:]:
             try:

@@ -16,10 +16,10 @@ import torch
 from composable._support.checks import check_count, check_flags, check_range
 from composable._version import __version__
 from composable.comparison.arms import Arm, as_arms, check_composed, repeat
-from composable.comparison.budget import count_batches
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
 from composable.comparison.grids import configurations, grids_of, hyperparameters
+from composable.comparison.rates import count_batches
 from composable.comparison.records import AMOUNT, Protocol, Purpose, Settings
 from composable.comparison.trial import Compared
 from composable.core.result_names import (
@@ -44,7 +44,7 @@ class Design:
 
     subject: Compared
     protocol: Protocol
-    """What is planned; nothing is chosen yet, and a budget may reduce it."""
+    """What is planned; nothing is chosen yet."""
     tried: Mapping[str, Sequence[Settings]]
     """The settings to try by arm, equally many for all."""
     seed_offset: int

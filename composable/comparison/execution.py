@@ -2,7 +2,6 @@
 
 import faulthandler
 import gc
-import math
 import os
 import pickle
 import re
@@ -43,9 +42,8 @@ def check_not_in_worker() -> None:
 # --- in a worker ---
 
 
-def _run(payload: bytes) -> tuple[TrialResult, float]:
-    """Run a trial, and return the seconds of a wall clock too."""
-    begun = time.perf_counter()
+def _run(payload: bytes) -> TrialResult:
+    """Run a trial."""
     subject, trial = pickle.loads(payload)
     result = run_trial(subject, trial)
     gc.collect()  # a Trainer has cycles
@@ -53,7 +51,7 @@ def _run(payload: bytes) -> tuple[TrialResult, float]:
         gc.freeze()
     if torch.accelerator.is_available():
         torch.get_device_module().empty_cache()
-    return result, time.perf_counter() - begun
+    return result
 
 
 _run_of_process: Iterator[TimedBlock | None] = iter(())
@@ -175,69 +173,53 @@ class Workers:
     ) -> None:
         self.subject, self.cache, self.count, self.folder = subject, cache, workers, folder
         self.progress = progress or TrialProgress()
-        self.start_seconds = 0.0
-        """How long it took to start a worker."""
         self._own: dict[int, Worker] = {}
-        self._wall = self._counted = 0.0
-
-    @property
-    def slowdown(self) -> float:
-        """The seconds of a wall clock for one of those that trials report: at least 1."""
-        return max(1.0, self._wall / self._counted) if self._counted else 1.0
 
     def train(
         self,
         what: str,
         trials: Sequence[Trial],
         later: Sequence[Trial] = (),
-        until: float = math.inf,
         *,
-        stored: bool = True,
         alone: bool = False,
-    ) -> list[TrialResult | None]:
-        """Train trials, and return their results; None for those that were not finished in time.
+    ) -> list[TrialResult]:
+        """Train trials that are not stored, and return the results of all.
 
         Args:
             what: What they are for.
             trials: The trials, which start in this order.
             later: The trials that are planned after them, for the progress.
-            until: The reading of `time.monotonic` at which trials are given up.
-            stored: Take the results of finished trials from the cache, and add them.
             alone: Train one trial at a time on this machine: others would slow its steps down.
         """
         self.progress.start(what, [*trials, *later])
-        found: list[TrialResult | None] = [
-            self.cache.get(trial) if stored else None for trial in trials
-        ]
+        found = [self.cache.get(trial) for trial in trials]
         for known in filter(None, found):
             self.progress.finish(known.trial, cached=True)
         missing = [index for index, known in enumerate(found) if known is None]
-        for index, result in self._run(trials, missing, until, alone=alone):
+        for index, result in self._run(trials, missing, alone=alone):
             found[index] = result
-            if stored:
-                self.cache.put(result)
+            self.cache.put(result)
             self.progress.finish(result.trial)
-        return found
+        return cast(list[TrialResult], found)
 
     def _run(
-        self, trials: Sequence[Trial], waiting: list[int], until: float, *, alone: bool = False
+        self, trials: Sequence[Trial], waiting: list[int], *, alone: bool = False
     ) -> Iterator[tuple[int, TrialResult]]:
         """Yield the results of the trials that wait, as they complete."""
         free = list(range(1 if alone else self.count))
-        running: dict[Future[Any], tuple[int, int, float]] = {}
+        running: dict[Future[TrialResult], tuple[int, int]] = {}
         try:
-            while (waiting or running) and time.monotonic() < until:
+            while waiting or running:
                 while waiting and free:
                     number, index = free.pop(), waiting.pop(0)
                     payload = _payload(self.subject, trials[index])
                     future = self._worker(number).submit(_run, payload)
-                    running[future] = number, index, time.perf_counter()
-                left = None if until == math.inf else max(0.0, until - time.monotonic())
-                for future in wait(running, left, return_when=FIRST_COMPLETED).done:
-                    number, index, begun = running.pop(future)
+                    running[future] = number, index
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    number, index = running.pop(future)
                     free.append(number)
-                    yield index, self._result(future, number, trials[index], begun)
-        finally:  # at the end of the time, an error or an interrupt
+                    yield index, self._result(future, number, trials[index])
+        finally:  # after an error or an interrupt
             if running:
                 self.stop()
 
@@ -246,15 +228,10 @@ class Workers:
             self._own[number] = Worker(self.folder, number, self.subject.threads)
         return self._own[number]
 
-    def _result(self, future: Future[Any], number: int, trial: Trial, begun: float) -> TrialResult:
+    def _result(self, future: "Future[TrialResult]", number: int, trial: Trial) -> TrialResult:
         error = future.exception()
         if error is None:
-            result, seconds = future.result()
-            started = time.perf_counter() - begun - seconds
-            self.start_seconds = max(self.start_seconds, started)
-            self._wall += seconds
-            self._counted += sum(attrs.astuple(result.seconds))
-            return cast(TrialResult, result)
+            return future.result()
         if isinstance(error, BrokenExecutor):
             dead = self._own.pop(number)
             dead.close()

@@ -148,7 +148,7 @@ class Protocol:
     versions: Mapping[str, str]
     """Of Python, torch, composable; the device, and the digest of the build function."""
     notes: tuple[str, ...] = ()
-    """Warnings of the protocol, such as a budget that ended."""
+    """Warnings of the protocol, such as that nothing was tuned."""
     command: str | None = None
     """The command line that repeats the comparison; None for a call from Python."""
     own_durations: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)

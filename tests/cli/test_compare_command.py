@@ -84,7 +84,7 @@ def test_all_options_reach_compare(script, called):
             "--tune", "lr=0.01,0.1", "--tune", "mixup:alpha=0.1,0.2", "--seeds", "7",
             "--tuning-seeds", "3", "--tuning-metric", "validation/loss",
             "--no-repeat",
-            "--budget", "10min", "--workers", "2", "--threads", "2", "--folder", "here",
+            "--workers", "2", "--threads", "2", "--folder", "here",
             "--data-version", "2",
         )
         == 0
@@ -108,7 +108,6 @@ def test_all_options_reach_compare(script, called):
         "tuning_seeds": 3,
         "tuning_metric": "validation/loss",
         "repeat_baseline": False,
-        "budget": "10min",
         "workers": 2,
         "threads": 2,
         "folder": "here",

@@ -404,8 +404,3 @@ def test_shares_of_the_data_of_a_trainer_are_compared(tmp_path, monkeypatch):
 def test_what_a_comparison_by_data_cannot_do_is_refused(tmp_path, changes, message):
     with pytest.raises((ValueError, TypeError), match=message):
         compare_loop(tmp_path, **changes)
-
-
-def test_a_budget_is_divided_between_the_amounts(tmp_path):
-    comparison = compare_loop(tmp_path, budget="10min", seeds=3)
-    assert comparison.study.protocol.seeds == (0, 1, 2)

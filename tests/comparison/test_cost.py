@@ -154,10 +154,6 @@ def test_a_function_that_cannot_be_compared_ends_the_measurement():
         interleave([Fake(0, [], 0, BuildError("no")).advance])
 
 
-def test_no_round_begins_after_the_end_of_the_budget():
-    assert interleave([Fake(0, [], 5).advance], time.monotonic() - 1) == ([[]], {})
-
-
 @pytest.mark.parametrize("how", ["raise", "too short"])
 def test_a_run_that_ends_before_its_second_step_has_no_block(how):
     def loop(arm, seed, duration):

@@ -1,11 +1,9 @@
 """Trials in worker processes: real ones, so they are few."""
 
 import copy
-import math
 import os
 import pickle
 import threading
-import time
 from concurrent.futures import BrokenExecutor, Future
 from types import SimpleNamespace
 
@@ -48,8 +46,7 @@ def workers(folder, function, count=1):
 def ran(tmp_path_factory):
     """Run some trials, one of which ends its worker, and return the results by name.
 
-    The last ones are given up while they sleep. A file beside the script has the name of a module,
-    and must not be imported.
+    A file beside the script has the name of a module, and must not be imported.
     """
     folder = tmp_path_factory.mktemp("pool")
     (folder / "json.py").write_text("raise ImportError('the wrong json')")
@@ -58,12 +55,9 @@ def ran(tmp_path_factory):
         patch.syspath_prepend(folder)
         fork_workers(patch, after=1)
         results = pool.train("trials", list(TRIALS.values()))
-        begun = time.monotonic()
-        sleeping = [trial(how="sleep"), trial(how="sleep", seed=1)]
-        given_up = pool.train("trials", sleeping, until=begun + 0.5)
-        assert time.monotonic() - begun < 60  # of 600
+        pool.stop()
     assert pool._own == {}
-    return folder, {**dict(zip(TRIALS, results, strict=True)), "given up": given_up}
+    return folder, dict(zip(TRIALS, results, strict=True))
 
 
 def test_a_trial_gives_the_same_results_as_in_this_process(ran):
@@ -114,12 +108,8 @@ def test_trials_that_measure_costs_run_one_at_a_time(tmp_path, monkeypatch, alon
     monkeypatch.setattr(pool, "_worker", lambda number: Own())
     monkeypatch.setattr(pool, "_result", lambda *_: None)
     monkeypatch.setattr(execution, "wait", done)
-    assert len(list(pool._run([trial()] * 4, [*range(4)], math.inf, alone=alone))) == 4
+    assert len(list(pool._run([trial()] * 4, [*range(4)], alone=alone))) == 4
     assert max(counts) == most
-
-
-def test_trials_are_given_up_when_the_time_ends(ran):
-    assert ran[1]["given up"] == [None, None]
 
 
 def test_a_measurement_whose_process_dies_says_so(ran, monkeypatch):

@@ -1,7 +1,6 @@
 """A small Trainer to compare, in a module that worker processes import."""
 
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -91,8 +90,6 @@ def build_or_die(algorithms, seed, how=None, **options):
         os._exit(7)
     if how == "exit on seed 2" and seed == 2:
         os._exit(7)
-    if how == "sleep":
-        time.sleep(600)
     if how == "raise":
         raise OSError("no such data")
     return build(algorithms, seed, **options)
