@@ -109,3 +109,12 @@ def test_allocations_are_written_at_a_full_memory(unwritable, history, tmp_path)
     assert files(tmp_path / "b") == ["b.json", "b.txt"]
     assert unwritable or files(tmp_path / "a") == ["oom.json", "oom.txt"]
     assert history()[-1] is None
+
+
+@cuda
+@pytest.mark.parametrize("build", [MemorySnapshot, OOMObserver])
+def test_a_build_without_these_functions_is_one_warning(build, monkeypatch, tmp_path):
+    monkeypatch.delattr(torch._C, "_cuda_record_memory_history")
+    with pytest.warns(UserWarning, match="_cuda_record_memory_history") as caught:
+        fit(build(tmp_path), 3)
+    assert len(caught) == 1
