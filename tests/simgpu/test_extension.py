@@ -210,6 +210,8 @@ def test_memory_that_another_stream_still_reads_must_be_recorded(recorded):
         x.record_stream(side)
     torch.accelerator.set_stream(main)
     del x
+    assert device.races() == []
+    torch.ones(4, device=FIRST)
 
     assert ["no record_stream" in race for race in device.races()] == [True] * (not recorded)
 
