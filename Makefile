@@ -124,7 +124,7 @@ test-simgpu: simgpu
 	TEST_DEVICE=cuda $(SIMULATED) -n 2 $(foreach law,$(LAWS),property_tests/test_$(law).py)
 	SIMGPU=sim TEST_DEVICE=sim $(SIMULATED) -n 2 tests/simgpu
 	$(SIMULATED) -m campaign tests/simgpu
-LAWS = order independence resume determinism transparency splits
+LAWS = order independence resume determinism transparency splits step
 
 # Apart from `make test`, which runs the tutorials for a few steps: here they run in full, for minutes.
 site: $(VENV)/.ready

@@ -32,7 +32,7 @@ from property_tests.test_resume import check_resuming, points
 from tests.support.data import Stream, batches
 from tests.support.models import CLASSES, linear, mlp
 from tests.support.processes import run
-from tests.support.runs import FullMemory, make_trainer
+from tests.support.runs import make_trainer
 from tests.support.strategies import fewer, single
 
 DOUBLE = {"dtype": torch.float64}
@@ -356,7 +356,6 @@ TRAINED = {
     "plain": {},
     "grad_accum": {"grad_accum": 2},
     "accumulate_batches": {"accumulate_batches": 2},
-    "auto": {"microbatch_size": "auto", "model": lambda: FullMemory(mlp(dtype=torch.float64), 2)},
     "shards": {"parallel": DDP(shards=2)},
     "EMA": {"algorithms": [EMA("1ba")]},
     "SAM": {"algorithms": [SAM(interval=1)]},
@@ -374,17 +373,15 @@ TRAIN_METRICS: dict[str, Any] = {
 
 
 def measured(name: str, interval: str, metrics: dict[str, Any]) -> Any:
-    options = dict(TRAINED[name])
-    model = options.pop("model", lambda: mlp(dtype=torch.float64))()
     steps, log = Steps(), InMemoryLogger()
     trainer = make_trainer(
-        model,
+        mlp(dtype=torch.float64),
         batches([4, 4, 3], **DOUBLE),
         train_metrics=metrics,
         log_interval=interval,
         callbacks=[steps],
         loggers=[log],
-        **options,
+        **TRAINED[name],
     )
     trainer.fit()
     return steps, log

@@ -16,9 +16,8 @@ from benchmarks.gpu.setting import Case, Missing, Row, Setting, run_cases
 from composable import Callback, Precision, Trainer
 from composable.algorithms import EMA, ChannelsLast, GradientClipping, LabelSmoothing, MixUp
 from composable.optim import cosine
-from composable.testing import NoSync
 from tests.support.models import weights
-from tests.support.runs import PROBLEMS, as_on_a_gpu
+from tests.support.runs import PROBLEMS
 
 __all__ = ["methods", "precisions", "waits"]
 
@@ -171,9 +170,7 @@ def _method(problem: Any, case: Any, setting: Setting) -> Row:
 class _Forbids(Callback):
     """Raises an error for everything that waits, from the second batch to the last."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting, self.guarded, self.mode = setting, 0, NoSync()
-        self.active = False
+    guarded, active = 0, False
 
     def batch_end(self, state: Any, logger: Any) -> None:
         self.guarded += self.active
@@ -184,12 +181,7 @@ class _Forbids(Callback):
         self.close()
 
     def _set(self, *, active: bool) -> None:
-        if self.setting.is_cuda:
-            torch.cuda.set_sync_debug_mode("error" if active else "default")
-        elif active:
-            self.mode.__enter__()
-        else:
-            self.mode.__exit__(None, None, None)
+        torch.cuda.set_sync_debug_mode("error" if active else "default")
         self.active = active
 
     def close(self) -> None:
@@ -198,9 +190,11 @@ class _Forbids(Callback):
 
 
 def _no_wait(setting: Setting, precision: str = "fp32", **options: Any) -> Row:
+    if not setting.is_cuda:
+        raise Missing("nothing waits for a CPU")
     _available(precision, setting)
-    guard = _Forbids(setting)
-    run = trainer(
+    guard = _Forbids()
+    trainer(
         setting,
         # On the device: a copy from pageable memory waits.
         train_dataloader=images(setting, device=setting.device),
@@ -209,8 +203,7 @@ def _no_wait(setting: Setting, precision: str = "fp32", **options: Any) -> Row:
         precision=precision,
         callbacks=[guard],
         **options,
-    )
-    as_on_a_gpu(run).fit()
+    ).fit()
     assert guard.guarded == 5, f"{guard.guarded} of 5 steps were guarded"
     return {}
 
@@ -220,6 +213,5 @@ def waits(setting: Setting) -> Iterator[Row]:
     cases: dict[str, Case] = {
         name: partial(_no_wait, precision=name) for name in PRECISIONS if name != "amp_fp16"
     }
-    # Without algorithms: on a CPU, the size of parts is read where a loss does not declare it.
-    cases["microbatches"] = partial(_no_wait, grad_accum=2, algorithms=())
+    cases["microbatches"] = partial(_no_wait, grad_accum=2)
     return run_cases(cases, setting)

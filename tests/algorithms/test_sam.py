@@ -22,7 +22,7 @@ from composable.utils.reproducibility import seed_step
 from tests.support.data import batches
 from tests.support.models import conv_net, mlp, same, weights
 from tests.support.observers import Trace
-from tests.support.runs import FullMemory, make_trainer, sgd
+from tests.support.runs import make_trainer, sgd
 
 DOUBLE = torch.float64
 
@@ -171,19 +171,6 @@ def test_interruption_in_the_second_pass_restores_the_weights(error):
     assert made.state.timestamp.batch == 2
     parameters = [list(state.model.parameters()) for state in (made.state, two)]
     assert same(*parameters)
-
-
-@pytest.mark.parametrize("whole", [0, 1, 3])
-def test_out_of_memory_in_either_pass_repeats_both(whole):
-    loader = batches(8, 8, images=True)
-    options = {"algorithms": SAM(0.5), "max_duration": "1ba"}
-    auto = make_trainer(FullMemory(conv_net(), 2, whole), loader, microbatch_size="auto", **options)
-    given = make_trainer(FullMemory(conv_net(), 9), loader, microbatch_size=2, **options)
-
-    auto.fit()
-
-    assert same(weights(auto.state.model), weights(given.fit().model)) is (whole < 2)
-    assert auto._run.microbatches.size == (2 if whole < 2 else 8)
 
 
 def breaks(at):

@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from composable import State, Timestamp
 from composable._support.paths import replacing
@@ -16,28 +15,6 @@ from composable.loggers import InMemoryLogger
 from tests.support.data import Stream, batches
 from tests.support.models import linear
 from tests.support.runs import make_trainer
-
-CUDA = torch.device("cuda", 0)
-GB = 10**9
-
-
-def on_cuda(batch=0):
-    before = Timestamp(batch=max(0, batch - 1))
-    now = Timestamp(batch=batch)
-    return State(linear(), device=CUDA, timestamp=now, previous_timestamp=before, epoch_length=100)
-
-
-def drive(callback, count, logger=None):
-    """Call the hooks of a fit of some batches; close is left to the caller."""
-    logger = logger or Logger()
-    hooks = {name: getattr(callback, name, None) for name in ("batch_start", "batch_end")}
-    callback.fit_start(on_cuda(), logger)
-    for batch in range(count):
-        if hooks["batch_start"]:
-            callback.batch_start(on_cuda(batch), logger)
-        if hooks["batch_end"]:
-            callback.batch_end(on_cuda(batch + 1), logger)
-
 
 # --- MemoryMonitor
 
@@ -111,14 +88,6 @@ def test_run_on_another_device_is_one_warning(build, tmp_path):
         "recorded: the run is on the device 'cpu'."
     )
     assert files(tmp_path) == []
-
-
-@pytest.mark.parametrize("build", [MemorySnapshot, OOMObserver])
-def test_build_without_these_functions_is_one_warning(build, tmp_path):
-    with pytest.warns(UserWarning, match="_cuda_record_memory_history") as caught:
-        drive(build(tmp_path), 3)
-
-    assert len(caught) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the current value")

@@ -1,7 +1,5 @@
 """Cached gradients: those of the whole batch, for any loss and any split."""
 
-from unittest import mock
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -141,13 +139,6 @@ def test_an_error_of_the_first_pass_leaves_the_buffers_as_they_were(last, assign
 
     assert model.layer.hidden is held
     assert torch.equal(held, before)
-
-
-def test_refuses_a_generator_on_an_accelerator():
-    generator = mock.Mock(spec=torch.Generator, device=torch.device("cuda"))
-
-    with pytest.raises(ValueError, match="generator must be on the CPU, not on cuda"):
-        cached_gradients(network(), [X], torch.sum, {}, generator=generator)
 
 
 def test_an_unused_parameter_has_no_gradient():

@@ -1,6 +1,7 @@
 """What only a real CUDA device can show."""
 
 import inspect
+import io
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from composable import Algorithm, Callback, Event, Precision
 from composable._support.tree import tensors_of
 from composable.algorithms import EMA, BlurPool, GradientClipping, LabelSmoothing, MixUp
-from composable.loggers import InMemoryLogger, JSONLinesLogger
+from composable.loggers import InMemoryLogger, JSONLinesLogger, ProgressBarLogger
 from composable.optim import cosine
 from composable.testing.properties import Subject, call, no_sync_on
 from composable.utils.reproducibility import get_rng_state, load_rng_state
@@ -93,6 +94,7 @@ def test_no_step_waits_for_the_device(tmp_path, precision):
 
     memory = InMemoryLogger()
     file = JSONLinesLogger(tmp_path / "metrics.jsonl", flush_interval=1000)
+    bar = ProgressBarLogger(style="bar", stream=io.StringIO(), refresh_seconds=1000)
     make_trainer(
         model(),
         device="cuda",
@@ -103,7 +105,7 @@ def test_no_step_waits_for_the_device(tmp_path, precision):
         algorithms=algorithms(),
         schedulers=cosine(),
         callbacks=[Guard()],
-        loggers=[file, memory],
+        loggers=[file, memory, bar],
     ).fit()
 
     assert len(memory.series("loss/train")) == 6

@@ -21,9 +21,8 @@ from composable.loggers import (
 from composable.loggers._histograms import Histogram
 from composable.loggers._images import png, to_pixels
 from composable.metrics import accuracy
-from composable.testing import NoSync
 from tests.support.data import batches, stream
-from tests.support.runs import as_on_a_gpu, make_trainer
+from tests.support.runs import make_trainer
 
 EVALUATED = {"eval_dataloader": batches([4]), "metrics": {"accuracy": accuracy}}
 
@@ -136,16 +135,6 @@ def test_bar_is_drawn_at_the_start_and_at_the_end_of_a_short_run(out):
 
     assert (frames[0], frames[-1]) == ("0/6 ba", "6/6 ba")
     assert len(frames) <= 3
-
-
-def test_bar_reads_numbers_only_to_draw_them(out):
-    def interrupt_before_the_last_drawing(event, state, logger):
-        if event.value == "batch_end" and state.timestamp.batch == 5:
-            raise KeyboardInterrupt
-
-    trainer = make_trainer(loggers=[bar(out, 1000)], callbacks=[interrupt_before_the_last_drawing])
-    with NoSync(), pytest.raises(KeyboardInterrupt):
-        as_on_a_gpu(trainer).fit()
 
 
 def test_bar_of_a_second_fit_starts_at_the_end_of_the_first(out):

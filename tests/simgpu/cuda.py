@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tests.simgpu import messages
 from tests.simgpu.extension import core
 from tests.simgpu.streams import (
     MEMORY,
@@ -39,8 +40,10 @@ def install() -> None:
     cuda.memory.mem_get_info = CUDA["mem_get_info"]
     torch.version.cuda = "simulated"
     torch.backends.cuda.is_built = lambda: True
+    messages.install()
     storage = torch.UntypedStorage
     storage.cuda, storage.to, storage.clone = _storage_cuda, _storage_to, _storage_clone
+    storage.resize_ = _storage_resize_
 
 
 def _initialize() -> None:
@@ -125,6 +128,7 @@ CUDA = {
 # --- storages, which C++ makes for the devices it was built for ---
 
 _clone, _to = torch.UntypedStorage.clone, torch.UntypedStorage.to
+_resize_ = torch.UntypedStorage.resize_
 
 
 def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -146,3 +150,10 @@ def _storage_clone(storage: Any) -> Any:
     if storage.device.type != "cuda":
         return _clone(storage)
     return _as_bytes(storage).clone().untyped_storage()
+
+
+def _storage_resize_(storage: Any, size: int) -> Any:
+    if storage.device.type != "cuda":
+        return _resize_(storage, size)
+    core.resize_storage(_as_bytes(storage), size)
+    return storage

@@ -6,6 +6,7 @@ import torch
 from composable.callbacks import MemoryMonitor
 from composable.data.prefetch import CopyStream
 from composable.loggers import InMemoryLogger
+from composable.trainer.arguments import find_device
 from composable.utils.reproducibility import get_rng_state, load_rng_state
 from tests.simgpu import device
 from tests.support.data import batches
@@ -28,6 +29,14 @@ def test_the_generators_of_all_devices_are_restored():
     name = "cuda" if device.KIND == "cuda" else "accelerator"
     with pytest.raises(ValueError, match=f"state has 1 generators of {name} devices, .* has 2"):
         load_rng_state(state | {name: state[name][:1]})
+
+
+def test_a_device_beyond_those_of_the_machine_is_refused():
+    assert [find_device(one) for one in (device.KIND, SECOND)] == list(
+        map(torch.device, (device.KIND, SECOND))
+    )
+    with pytest.raises(ValueError, match=f":2' is not available: .* has 2 {device.KIND} devices"):
+        find_device(f"{device.KIND}:2")
 
 
 def test_a_run_takes_the_accelerator_copies_ahead_and_logs_its_memory():

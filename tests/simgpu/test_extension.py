@@ -210,6 +210,8 @@ def test_memory_that_another_stream_still_reads_must_be_recorded(recorded):
         x.record_stream(side)
     torch.accelerator.set_stream(main)
     del x
+    assert device.races() == []
+    torch.ones(4, device=FIRST)
 
     assert ["no record_stream" in race for race in device.races()] == [True] * (not recorded)
 
@@ -261,10 +263,13 @@ def test_an_import_after_torch_names_the_cure():
     assert "-p tests.simgpu.plugin" in done.stderr
 
 
-def test_a_started_process_has_the_devices_by_its_path():
+def test_a_started_process_has_the_devices_by_its_path_and_seeds_them_before_it_uses_them():
     path = os.pathsep.join([str(build.SOURCES.parent / "auto"), str(build.ROOT)])
-    code = f"import torch; print(torch.ones(2, device='{KIND}').sum().item())"
-    assert python(code, PYTHONPATH=path).stdout == "2.0\n"
+    code = f"""import torch; from composable.utils.reproducibility import seed_all
+seed_all(17); assert torch.cuda.is_initialized() is False, "used"
+print(torch.rand(1, device='{KIND}').item())"""
+    drawn = torch.rand(1, generator=torch.Generator().manual_seed(17)).item()
+    assert python(code, PYTHONPATH=path).stdout == f"{drawn}\n"
 
 
 @pytest.mark.skipif(KIND != "cuda", reason="the message is CUDA's")

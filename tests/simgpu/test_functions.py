@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 from composable._support.tree import map_tensors, tensors_of
+from composable.functional import cached_gradients
 from composable.testing import functions
 from composable.testing.properties import PROPERTIES, Subject, no_sync_on
 from tests.simgpu import device
@@ -95,3 +96,9 @@ def test_a_function_draws_from_a_generator_of_any_device(row, generator_on):
     assert_close(found, results(row, "cpu", "cpu")[0], rtol=0, atol=0, equal_nan=True)
     if generator_on == KIND and repr(row) not in WAITING:  # draws on the CPU are copied
         assert not waits or recorded(row) != "yes"
+
+
+def test_cached_gradients_refuse_a_generator_that_the_host_would_wait_for():
+    generator = torch.Generator(KIND)
+    with pytest.raises(ValueError, match=f"generator must be on the CPU, not on {KIND}"):
+        cached_gradients(nn.Linear(2, 2), [torch.ones(1, 2)], torch.sum, {}, generator=generator)

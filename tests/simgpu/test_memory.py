@@ -5,12 +5,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from composable import Callback
 from composable.callbacks import MemoryMonitor, MemorySnapshot, OOMObserver, _allocations
 from composable.callbacks import oom_observer as observers
 from composable.loggers import InMemoryLogger
-from tests.simgpu import device
 from tests.simgpu.device import KIND
+from tests.simgpu.failing import Fails
 from tests.support.data import batches
 from tests.support.runs import make_trainer
 
@@ -98,11 +97,6 @@ def test_recording_stops_with_the_fit_and_keeps_the_entries_of_both(history, tmp
     assert files(tmp_path) == []
 
 
-class FullMemory(Callback):
-    def before_forward(self, state, logger):
-        device.core.fail_in(0, 0)
-
-
 @cuda
 @pytest.mark.parametrize("unwritable", [False, True])
 def test_allocations_are_written_at_a_full_memory(unwritable, history, tmp_path):
@@ -110,8 +104,17 @@ def test_allocations_are_written_at_a_full_memory(unwritable, history, tmp_path)
     second = OOMObserver(tmp_path / ("file" if unwritable else "a"))
     warned = pytest.warns(UserWarning, match=r"could not write .*oom.json")
     with warned if unwritable else nullcontext(), pytest.raises(torch.OutOfMemoryError):
-        fit([OOMObserver(tmp_path / "b", filename="b"), second, FullMemory()], 3)
+        fit([OOMObserver(tmp_path / "b", filename="b"), second, Fails()], 3)
 
     assert files(tmp_path / "b") == ["b.json", "b.txt"]
     assert unwritable or files(tmp_path / "a") == ["oom.json", "oom.txt"]
     assert history()[-1] is None
+
+
+@cuda
+@pytest.mark.parametrize("build", [MemorySnapshot, OOMObserver])
+def test_a_build_without_these_functions_is_one_warning(build, monkeypatch, tmp_path):
+    monkeypatch.delattr(torch._C, "_cuda_record_memory_history")
+    with pytest.warns(UserWarning, match="_cuda_record_memory_history") as caught:
+        fit(build(tmp_path), 3)
+    assert len(caught) == 1

@@ -1,5 +1,6 @@
 """Training on a simulated device is training on the CPU, to the bit, without waits and races."""
 
+import copy
 from collections import Counter
 from functools import partial
 
@@ -10,15 +11,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from composable import Callback, Control
-from composable.algorithms import EMA, GradientClipping, MixUp
+from composable import Callback, Control, Event, SplitLossError
+from composable.algorithms import EMA, SAM, GradientClipping, MixUp
 from composable.data.prefetch import CopyStream
 from composable.loggers import InMemoryLogger, JSONLinesLogger
 from composable.optim import AdamWScheduleFree, Muon, cosine
 from tests.simgpu import device
+from tests.simgpu.failing import Fails
 from tests.support.algorithm_cases import cases_on
 from tests.support.data import batches, examples, shuffling_loader
 from tests.support.models import mlp, same, seeded
+from tests.support.observers import Watch
 from tests.support.runs import LANGUAGE, PROBLEMS, adam, make_trainer, training_weights
 
 KIND = device.KIND
@@ -190,44 +193,80 @@ def test_a_run_resumes_on_another_device(saved_on, resumed_on, precision, tmp_pa
 # --- memory ---
 
 
-@pytest.mark.parametrize("limit", [60_000, 200_000])
-def test_microbatches_shrink_until_they_fit(limit):
-    def wide():
-        return seeded(lambda: nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 3)))
+@pytest.mark.parametrize("more", [{}, {"accumulate_batches": 2}], ids=str)
+@pytest.mark.parametrize("limit", [100_000, 300_000])
+def test_microbatches_shrink_until_they_fit(limit, more):
+    def build(size):
+        model = seeded(lambda: nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 3)))
+        loader, memory = batches([128, 100, 128, 128]), InMemoryLogger()
+        options = {
+            **more,
+            "train_metrics": {"accuracy": accuracy},
+            "loggers": [memory],
+            "max_duration": "1ep",
+        }
+        trainer = make_trainer(model, loader, microbatch_size=size, device=KIND, **options)
+        return trainer, memory
 
-    options = {"device": KIND, "loader": batches(256, 128), "max_duration": "1ep"}
-    trainer = make_trainer(wide(), microbatch_size="auto", **options)
-    before = device.full_memories()
+    (trainer, logged), before = build("auto"), device.full_memories()
     with device.memory_limit(limit):
         trainer.fit()
 
     size = trainer._run.microbatches.size
     assert size in (8, 16, 32, 64)
     assert device.full_memories() > before
-    given = make_trainer(wide(), microbatch_size=size, **options)
+    given, expected = build(size)
     given.fit()
     assert same(training_weights(trainer), training_weights(given))
+    assert logged.latest == expected.latest
 
 
-@pytest.mark.parametrize("at", [0, 5, 12])
-def test_an_error_at_any_allocation_of_a_step_halves_its_microbatches(at):
-    class Fails(Callback):
-        def before_forward(self, state, logger):
-            if state.timestamp.batch == 1 and len(state.inputs) == 8:
-                device.core.fail_in(0, at)
+def accuracy(outputs, targets):
+    return (outputs.argmax(1) == targets).double()
 
+
+def with_little_memory(model=None, size="auto", **options):
+    """Build a Trainer of two batches of eight."""
+    options = {"device": KIND, "optimizers": adam, "max_duration": "1ep", **options}
+    return make_trainer(
+        mlp() if model is None else model, batches(16, 8), microbatch_size=size, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("at", "number", "algorithms"),
+    [(0, 1, []), (5, 1, []), (12, 1, []), *((5, i, [SAM(interval=1)]) for i in range(4))],
+)
+def test_an_error_at_any_allocation_of_a_step_repeats_its_batch_in_halves(at, number, algorithms):
     def train(**options):
-        trainer = make_trainer(
-            mlp(), batches(16, 8), device=KIND, max_duration="1ep", optimizers=adam, **options
-        )
+        trainer = with_little_memory(algorithms=copy.deepcopy(algorithms), **options)
         trainer.fit()
         return trainer
 
-    before = device.full_memories()
-    trainer = train(microbatch_size="auto", callbacks=[Fails()])
+    before, seen = device.full_memories(), Watch(Event.BATCH_END, read=lambda s: s.timestamp.batch)
+    trainer = train(callbacks=[Fails(at, number, most=4), seen])
     assert device.full_memories() == before + 1
     assert trainer._run.microbatches.size == 4
-    torch.testing.assert_close(training_weights(trainer), training_weights(train()))
+    assert seen.values == [1, 2]
+    torch.testing.assert_close(training_weights(trainer), training_weights(train(size=None)))
+
+
+@pytest.mark.parametrize(
+    ("size", "note"), [("auto", "one example does not fit into memory"), (None, "")]
+)
+def test_memory_that_is_too_small_is_an_error(size, note):
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        with_little_memory(size=size, callbacks=[Fails()]).fit()
+    assert note in "".join(getattr(caught.value, "__notes__", []))
+
+
+def test_a_loss_that_can_not_be_split_is_refused_at_the_first_split():
+    def root(outputs, targets):
+        return cross_entropy(outputs, targets).sqrt()
+
+    with_little_memory(loss_fn=root).fit()
+    with pytest.raises(SplitLossError):
+        with_little_memory(loss_fn=root, callbacks=[Fails(most=4)]).fit()
 
 
 # --- copies ahead ---

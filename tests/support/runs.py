@@ -27,24 +27,6 @@ DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 """Where the runs of tests train: `TEST_DEVICE=cuda pytest FILE` on a GPU."""
 
 
-class FullMemory(nn.Module):
-    """A model that runs out of memory when it trains on more than `limit` examples.
-
-    `free` of its first calls need none.
-    """
-
-    def __init__(self, model: nn.Module, limit: int, free: int = 0) -> None:
-        super().__init__()
-        self.model, self.limit, self.free = model, limit, free
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.model(inputs)  # draws, and changes buffers, before memory is full
-        self.free -= 1
-        if torch.is_grad_enabled() and len(inputs) > self.limit and self.free < 0:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return outputs
-
-
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 adam = partial(torch.optim.Adam, lr=0.01)
 
@@ -164,9 +146,3 @@ def plain_seeded_loop(
             optimizer.zero_grad()
             step += 1
     return weights(model)
-
-
-def as_on_a_gpu(trainer: Trainer) -> Trainer:
-    """Read the losses as on a GPU, where reading them waits for the device."""
-    trainer._run.guard.immediate = False
-    return trainer

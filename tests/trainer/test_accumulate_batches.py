@@ -25,9 +25,9 @@ from composable.optim import cosine
 from composable.resume import ChangedRunWarning
 from composable.utils.reproducibility import preserve_rng
 from tests.support.data import IGNORED, batches, noisy_loader, stream
-from tests.support.models import CLASSES, FEATURES, linear, mlp, same, weights
+from tests.support.models import CLASSES, FEATURES, mlp, same
 from tests.support.observers import Asks, Trace, Watch
-from tests.support.runs import FullMemory, make_trainer, trained
+from tests.support.runs import make_trainer, trained
 
 
 @attrs.frozen
@@ -215,20 +215,6 @@ def test_selected_examples_have_the_weight_of_what_is_left():
         max_duration="1ep",
     ).fit()
     assert watch.values == [[4, 2]]
-
-
-@pytest.mark.parametrize("limit", [2, 3, 4])
-def test_automatic_microbatches_fit_the_largest_batch(limit):
-    options = {"accumulate_batches": 2, "max_duration": "1ep"}
-    loader = batches([4, 3, 4, 4])
-    full = make_trainer(
-        FullMemory(linear(), limit), loader, microbatch_size="auto", **options
-    ).fit()
-
-    size = 4 if limit == 4 else 2
-    assert same(
-        weights(full.model.model), trained(linear(), loader, microbatch_size=size, **options)
-    )
 
 
 def test_a_recorded_step_is_replayed(tmp_path):

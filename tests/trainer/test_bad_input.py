@@ -15,9 +15,7 @@ from composable.algorithms import EMA, MixUp
 from composable.callbacks import EarlyStopper
 from composable.loggers import ConsoleLogger, InMemoryLogger
 from composable.optim import MultiOptimizer, constant, cosine, linear, step
-from composable.trainer.arguments import find_device
 from composable.trainer.options import TrainerOptions
-from tests.support.commands import Command
 from tests.support.data import Stream, batches
 from tests.support.models import CLASSES
 from tests.support.models import linear as linear_model
@@ -213,25 +211,6 @@ def test_flags_are_true_or_false(name, value, tmp_path):
         make_trainer(**{"save_folder": tmp_path, name: value})
 
 
-def test_device_beyond_those_of_an_accelerator_is_rejected(tmp_path):
-    stub = """
-import types
-import torch
-
-calls = {"is_available": lambda: True, "device_count": lambda: 2, "_is_in_bad_fork": bool}
-torch.utils.rename_privateuse1_backend("npu")
-torch._register_device_module("npu", types.SimpleNamespace(**calls))
-from composable.trainer.arguments import find_device
-
-print(find_device("npu:1"), find_device("npu"))
-find_device("npu:2")
-"""
-    status, printed, error = Command(tmp_path, stub).finish()
-
-    assert (status, printed) == (1, "npu:1 npu\n")
-    assert "device='npu:2' is not available: this machine has 2 npu devices" in error
-
-
 CUDA = [] if torch.cuda.is_available() else ["cuda", "cuda:1"]
 NPUS = ["mps", "xpu:1"]
 ABSENT = "is not available: this PyTorch .* finds no"
@@ -249,16 +228,6 @@ def test_device_that_is_absent_is_rejected(device, reason, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.raises(ValueError, match=f"device='{device}' {reason}"):
         make_trainer(device=device)
-
-
-@pytest.mark.parametrize("device", NPUS)
-def test_accelerator_of_the_machine_is_accepted(device, monkeypatch):
-    found = torch.device(device)
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: found)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-
-    assert find_device(device) == found
 
 
 def split(model, *kinds):

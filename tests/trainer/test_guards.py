@@ -1,4 +1,4 @@
-"""Losses that are not finite, memory that is full, signals, and workers that die."""
+"""Losses that are not finite, signals, and workers that die."""
 
 import os
 import signal
@@ -14,10 +14,10 @@ from composable.checkpoint import files
 from composable.loggers import InMemoryLogger
 from composable.trainer.guards import NonFiniteLossError, NonFiniteLossWarning
 from tests.support.commands import Command
-from tests.support.data import batches, examples
-from tests.support.models import conv_net, same, seeded, weights
+from tests.support.data import batches
+from tests.support.models import same, seeded, weights
 from tests.support.observers import Watch
-from tests.support.runs import FullMemory, as_on_a_gpu, make_trainer, trained
+from tests.support.runs import make_trainer, trained
 from tests.support.signals import signals_set
 
 # --- losses ---
@@ -42,25 +42,6 @@ def test_nonfinite_loss_ends_the_run_before_the_update(value):
     assert caught.value.batch == 3
     assert trainer.state.timestamp.batch == 3
     assert same(weights(trainer.state.model), trained(train_dataloader=data, max_duration="3ba"))
-
-
-@pytest.mark.parametrize("batch", [0, 63, 64, 69])
-def test_nonfinite_loss_on_a_gpu_is_found_later_with_its_batch(batch):
-    trainer = make_trainer(train_dataloader=poisoned((batch,), count=70), max_duration="1ep")
-
-    with pytest.raises(NonFiniteLossError, match=f"the loss of batch {batch} was"):
-        as_on_a_gpu(trainer).fit()
-
-
-def test_nothing_is_saved_after_a_nonfinite_loss_on_a_gpu(tmp_path):
-    options = {"max_duration": "1ep", "save_folder": tmp_path, "save_interval": "1ba"}
-    trainer = make_trainer(train_dataloader=poisoned((2,)), **options)
-
-    with pytest.raises(NonFiniteLossError):
-        as_on_a_gpu(trainer).fit()
-
-    whole, _ = files.find(tmp_path)
-    assert [found.manifest.batch for found in whole] == [2, 1]
 
 
 class Norm(nn.Module):
@@ -145,33 +126,12 @@ def test_loss_that_is_nan_since_the_weights_are_names_the_weights(policy):
     assert caught.value.batch == 2
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        (
-            2,
-            "batch 3 was nan, because of it or of a step before it that made weights NaN. Insp",
-        ),
-        (63, "batch 64 was nan, because weights of the model were not finite before it, such as"),
-    ],
-)
-def test_a_loss_that_is_found_later_is_not_blamed_on_its_batch_alone(bad, message):
-    options = {"max_duration": "1ep", "loss_fn": BreaksWeights(bad)}
-    trainer = make_trainer(nn.Linear(4, 3), batches([4] * 70), **options)
-
-    with pytest.raises(NonFiniteLossError) as caught:
-        as_on_a_gpu(trainer).fit()
-
-    assert str(caught.value).startswith(f"the loss of {message}")
-
-
-@pytest.mark.parametrize("prepare", [lambda trainer: trainer, as_on_a_gpu])
-def test_weights_that_are_nan_from_the_start_are_named(prepare):
+def test_weights_that_are_nan_from_the_start_are_named():
     model = nn.Linear(4, 3)
     nn.init.constant_(model.bias, torch.nan)
 
     with pytest.raises(NonFiniteLossError, match=r"when training began, such as those of 'bias'"):
-        prepare(make_trainer(model, batches([4] * 8))).fit()
+        make_trainer(model, batches([4] * 8)).fit()
 
 
 def test_rollback_skips_the_batch_whose_step_broke_the_weights(tmp_path):
@@ -229,47 +189,6 @@ def test_rollback_without_a_checkpoint_is_an_error(tmp_path):
         trainer.fit()
 
     assert "no checkpoint to roll back to" in "\n".join(caught.value.__notes__)
-
-
-# --- memory ---
-
-
-def images(count=24, size=8):
-    inputs, targets = examples(count, images=True)
-    return list(zip(inputs.split(size), targets.split(size), strict=True))
-
-
-def with_memory(most, batch=0, size="auto", **options):
-    """Build a Trainer of a model whose memory is too small for more than `most` examples."""
-    model = FullMemory(conv_net(), most, batch)
-    return make_trainer(model, train_dataloader=images(), microbatch_size=size, **options)
-
-
-@pytest.mark.parametrize(("most", "size"), [(8, 8), (5, 4), (2, 2), (1, 1)])
-def test_halved_microbatches_train_like_microbatches_of_the_size(most, size):
-    auto, given = with_memory(most).fit(), with_memory(99, size=size).fit()
-
-    assert same(weights(auto.model), weights(given.model))
-
-
-def test_batch_during_which_memory_runs_out_is_repeated():
-    seen = Watch(Event.BATCH_END, read=lambda state: state.timestamp.batch)
-    trainer = with_memory(4, batch=4, callbacks=[seen])
-
-    trainer.fit()
-
-    assert seen.values == [1, 2, 3, 4, 5, 6]
-    assert trainer._run.microbatches.size == 4
-
-
-@pytest.mark.parametrize(
-    ("most", "size", "note"), [(0, "auto", "one example does not fit into memory"), (2, None, "")]
-)
-def test_memory_that_is_too_small_is_an_error(most, size, note):
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        with_memory(most, size=size).fit()
-
-    assert note in "".join(getattr(caught.value, "__notes__", []))
 
 
 # --- signals ---

@@ -21,7 +21,7 @@ from tests.support.data import CLASSES, IGNORED, batches, examples
 from tests.support.hugging_face import build
 from tests.support.models import linear, same, seeded, weights
 from tests.support.observers import Watch
-from tests.support.runs import FullMemory, make_trainer
+from tests.support.runs import make_trainer
 
 TOKENS = torch.randint(1, 7, (4, 6), generator=torch.Generator().manual_seed(0))
 PADDED = TOKENS.masked_fill(torch.arange(6) > torch.tensor([[1], [5], [3], [4]]), -100)
@@ -185,17 +185,6 @@ def test_a_batch_without_labels_changes_no_weight(algorithm, options):
     trained.fit()
 
     assert same(weights(trained.state.model), weights(linear()))
-
-
-def test_auto_refuses_only_when_it_first_splits():
-    def refused(outputs, targets):
-        return cross_entropy(outputs, targets).sqrt()
-
-    options = {"loss_fn": refused, "microbatch_size": "auto", "max_duration": "1ep"}
-    make_trainer(linear(), **options).fit()
-
-    with pytest.raises(SplitLossError):
-        make_trainer(FullMemory(linear(), 2), **options).fit()
 
 
 def test_another_loss_with_the_same_calls_is_confirmed_again():

@@ -22,7 +22,7 @@ from tests.support.campaign import drawn
 from tests.support.data import batches, examples, shuffling_loader
 from tests.support.models import linear, same, weights
 from tests.support.outcomes import differences
-from tests.support.runs import FullMemory, make_trainer
+from tests.support.runs import make_trainer
 
 PARTS = (
     *("rates", "data", "evaluation", "guard", "loss_scaler", "loss_shares", "microbatches"),
@@ -35,7 +35,7 @@ def build():
     inputs, targets = examples(12)
     inputs[5] = torch.nan
     return make_trainer(
-        FullMemory(linear(), 2),
+        linear(),
         train_dataloader=DataLoader(
             TensorDataset(inputs, targets),
             batch_size=4,
@@ -64,6 +64,7 @@ def trainer():
     kept = {name: tensor + 1 for name, tensor in weights(run.state.model).items()}
     run.weights.best = BestWeights(model=kept, loss_fn={}, averages={}, memory={})
     run.loss_shares.unit = 8.0
+    run.microbatches.size = 2
     return trainer
 
 

@@ -188,14 +188,3 @@ def test_deterministic_mode_is_off_by_default():
     make_trainer().fit()
 
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_seeds_are_kept_for_a_cuda_device_that_is_not_used_yet(monkeypatch):
-    given = []
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.cuda, "manual_seed_all", given.append)
-
-    seed_all(17)
-
-    assert given == [17]

@@ -47,11 +47,11 @@ inline void release(void* pointer) {
   Lock lock(mutex);
   auto found = blocks.find(pointer);
   auto& block = found->second;
-  check_reuse(block);
   auto& stats = memories[block.device].stats;
   each_size(stats, [&](Stat& one) { one.decrease(block.size); });
   each_count(stats, [](Stat& one) { one.decrease(1); });
   stats.num_device_free++;
+  freed[block.home].push_back(std::move(block));
   blocks.erase(found);
   c10::free_cpu(pointer);
 }
@@ -83,9 +83,11 @@ struct Allocator final : c10::DeviceAllocator {
     bool full = memory.limit >= 0 && memory.stats.allocated_bytes[0].current + (int64_t)size > memory.limit;
     if (memory.fail_in >= 0) full |= memory.fail_in-- == 0;
     if (full) raise_out_of_memory(device, size);
+    auto home = key_of(device, streams[device]);
+    check_reuse(home);
     void* pointer = c10::alloc_cpu(size);
     if (poison) memset(pointer, 0xff, size);  // every float with all bits set is a NaN
-    blocks.emplace(pointer, Block{device, size, key_of(device, streams[device])});
+    blocks.emplace(pointer, Block{device, size, home});
     each_size(memory.stats, [&](Stat& one) { one.increase(size); });
     each_count(memory.stats, [](Stat& one) { one.increase(1); });
     memory.stats.num_device_alloc++;

@@ -1,8 +1,9 @@
 // The module for Python. The README of this folder says how the parts work together.
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "hooks.h"
-#include "operations.h"
+#include "messages.h"
 #ifndef SIM_AS_CUDA
 #include "autocast.h"
 #endif
@@ -57,11 +58,13 @@ PYBIND11_MODULE(SIM_MODULE, m) {
   m.def("observe_full_memory", [](py::function f) { observer = new py::function(f); });
   m.def("forbid_waits", [](bool on) { forbids_waits = on; });
   m.def("forbids_waits", [] { return forbids_waits; });
+  m.def("as_cpu", &as_cpu);
+  m.def("resize_storage", &resize_storage);
   // For tests.
   m.def("waits", [] { return waits; });
   m.def("calls", [] { return calls; });
   m.def("races", [] { return races; });
-  m.def("reset", [] { races.clear(); waits.clear(); calls.clear(); });
+  m.def("reset", [] { races.clear(); freed.clear(); waits.clear(); calls.clear(); });
   m.def("set_poison", [](bool on) { poison = on; });
   m.def("set_limit", [](int device, int64_t bytes) { memories[device].limit = bytes; });
   m.def("fail_in", [](int device, int64_t n) { memories[device].fail_in = n; });

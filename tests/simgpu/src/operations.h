@@ -133,9 +133,9 @@ inline void check_devices(const c10::OperatorHandle& op, const std::vector<IValu
   std::optional<Device> common;
   for (size_t i = 0; i < arguments.size(); i++) {
     const auto* alias = schema.arguments()[i].alias_info();
-    bool writes = alias && alias->isWrite();
+    bool writes = alias && alias->isWrite(), views = alias && !writes;  // a view touches no memory
     each_tensor(arguments[i], [&](const Tensor& tensor, bool listed) {
-      if (is_sim(tensor)) uses(tensor.storage().mutable_data(), writes, name);
+      if (is_sim(tensor) && !views) uses(tensor.storage().mutable_data(), writes, name);
       if (!tensor.defined() || tensor.device().is_meta()) return;
       auto device = tensor.device();
       if (device.is_cpu() && !writes && tensor.dim() == 0 && mixes) return;

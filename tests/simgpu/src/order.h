@@ -76,14 +76,19 @@ inline void uses(void* pointer, bool writes, const std::string& name) {
   block.what = name;
 }
 
-// Memory is freed: its stream may get it again at once, while another stream still uses it.
-inline void check_reuse(const Block& block) {
-  auto& clock = clock_of(block.home);
-  auto still_used = [&](StreamKey key, int64_t time) { return clock[key] < time && !block.recorded.count(key); };
-  if (block.writer >= 0 && still_used(block.writer, block.written))
-    add_race("reuse of memory", block.what + " (no record_stream)", block.home, block.writer);
-  for (auto& [reader, time] : block.reads)
-    if (still_used(reader, time)) add_race("reuse of memory", "a read (no record_stream)", block.home, reader);
+inline std::unordered_map<StreamKey, std::vector<Block>> freed;  // by the stream that gets them again
+
+// The next allocation of a stream may get what was freed, while another stream still uses it.
+inline void check_reuse(StreamKey home) {
+  auto& clock = clock_of(home);
+  for (auto& block : freed[home]) {
+    auto still_used = [&](StreamKey key, int64_t time) { return clock[key] < time && !block.recorded.count(key); };
+    if (block.writer >= 0 && still_used(block.writer, block.written))
+      add_race("reuse of memory", block.what + " (no record_stream)", home, block.writer);
+    for (auto& [reader, time] : block.reads)
+      if (still_used(reader, time)) add_race("reuse of memory", "a read (no record_stream)", home, reader);
+  }
+  freed[home].clear();
 }
 
 }  // namespace sim
