@@ -8,6 +8,7 @@
 # make campaign   run every case of every test, kill runs and forge checkpoints, many of each
 # make test-simgpu   run what needs a GPU on two simulated ones
 # make deepspeed  install DeepSpeed, and run the tests that train with it
+# make ray        install Ray in an environment of its own, and run the tests that train with it
 # make newest     run the tests that touch other packages, with the newest version of each
 # make lowest     the same with the oldest versions that pyproject.toml allows
 # make once       import every module, run the tests of the functions, and train, with PYTHON=
@@ -41,7 +42,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short -rfEs
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(ALL) test-changed campaign test-simgpu deepspeed newest lowest once foreign smoke fix gpu bench site report-browser site-browser release clean FORCE
+.PHONY: help demo demo-digits test $(ALL) test-changed campaign test-simgpu deepspeed ray newest lowest once foreign smoke fix gpu bench site report-browser site-browser release clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -137,6 +138,13 @@ deepspeed: $(VENV)/.ready
 	$(PIP) install $(CONSTRAINTS) -e '.[deepspeed]'
 	$(PYTEST) tests/distributed/deepspeed_runs.py
 
+# Apart from `make test`: its packages are large, and its processes start slowly.
+ray:
+	$(MAKE) $(VENV)-ray/.ready-demo VENV=$(VENV)-ray
+	$(VENV)-ray/bin/python -m pip install --quiet $(CONSTRAINTS) 'ray[train]' pytest
+	$(VENV)-ray/bin/pytest -q -c /dev/null --rootdir . --noconftest --import-mode=importlib \
+	    tests/distributed/ray_runs.py
+
 # Apart from `make test`: environments of their own, with the PyTorch of constraints.txt.
 TORCH = $(shell sed -n 's/^torch==//p' constraints.txt)
 newest lowest: %: $(VENV)-%.txt
@@ -201,7 +209,7 @@ release: $(VENV)/.ready
 
 clean:
 	[ ! -f $(VENV)/.made-with ] || rm -rf $(VENV)
-	rm -rf .*_cache .hypothesis docs/_build dist $(foreach run,newest lowest once uv,$(VENV)-$(run)*)
+	rm -rf .*_cache .hypothesis docs/_build dist $(foreach run,newest lowest once uv ray,$(VENV)-$(run)*)
 
 # ------------------------------------------------------------------------------------------------
 # The environment

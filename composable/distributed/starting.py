@@ -19,11 +19,10 @@ import torch.distributed as dist
 from composable._support.warn import warn_user
 from composable._version import __version__
 from composable.distributed.processes import ProcessError, Processes
+from composable.distributed.schedulers import JOB, set_variables
 
 T = TypeVar("T")
 
-JOB = "COMPOSABLE_JOB"
-"""The variable of the environment with the job of a process."""
 _FAILED = "composable/failed"
 _WAITING = "composable/waiting"
 _READ = "composable/read"
@@ -34,8 +33,8 @@ _GRACE = 5.0  # seconds; processes that wait for another one stop at about the s
 def join_processes(timeout: float | None = None) -> Processes:
     """Initialize torch.distributed in a process that a launcher has started; return the processes.
 
-    Nothing is done without a launcher, or if the default group is initialized: it keeps its own
-    timeout.
+    A launcher is `composable launch`, torchrun, Slurm, Open MPI or LSF. Nothing is done without
+    one, or if the default group is initialized: it keeps its own timeout.
 
     Args:
         timeout: After how many seconds without an answer of another process the run ends. Default:
@@ -46,6 +45,8 @@ def join_processes(timeout: float | None = None) -> Processes:
         ProcessError: Another process belongs to another job, or runs another version of torch or
             of this library.
     """
+    if not dist.is_initialized():
+        set_variables()
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Processes.current()
     missing = [n for n in ("RANK", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]

@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from composable.distributed.starting import JOB
+from composable.distributed.schedulers import JOB
 from composable.launch import rank
 from composable.launch.failure import describe_failures, first_failure, status_of
 from composable.launch.network import interface_to

@@ -5,12 +5,12 @@ import shutil
 import socket
 import string
 from pathlib import Path
-from zlib import crc32
 
 import attrs
 import torch
 
 from composable._support.checks import PathError, as_path
+from composable.distributed.schedulers import port_of
 
 PLACEHOLDERS = ("rank", "local_rank", "world_size", "local_world_size", "node_rank")
 
@@ -70,7 +70,7 @@ class Launch:
     @property
     def port(self) -> int:
         """The port of machine 0 for several machines: by default that of torch, or of the job."""
-        default = 29500 if self.job_id is None else 20000 + crc32(self.job_id.encode()) % 10000
+        default = 29500 if self.job_id is None else port_of(self.job_id)
         return default if self.master_port is None else self.master_port
 
 

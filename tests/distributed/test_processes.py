@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from composable.distributed import Processes, starting
+from composable.distributed.schedulers import JOB
 from composable.distributed.starting import failing_together, join_processes
 from tests.support.processes import Failed, attempt, run
 
@@ -84,7 +85,7 @@ def test_failure_of_a_rank_is_raised_on_all():
 def join(job, version, script):
     """Join, as a process of a job, of a version and of a script; return the warnings besides."""
     rank = int(os.environ["RANK"])
-    os.environ |= {} if job is None else {starting.JOB: job[rank]}
+    os.environ |= {} if job is None else {JOB: job[rank]}
     starting.__version__ = version[rank]
     sys.argv = [script[rank]]
     with warnings.catch_warnings(record=True) as caught:
