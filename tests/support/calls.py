@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ from composable.batches.spec import BatchSpec
 from composable.checkpoint.errors import CheckpointError
 from tests.report.folders import write_run
 from tests.support import models
-from tests.support.cases import all_cases
+from tests.support.cases import ROOT, all_cases
 from tests.support.data import batches, examples
 from tests.support.hugging_face import llama
 from tests.support.observers import Asks
@@ -155,7 +156,7 @@ def exported() -> dict[str, Any]:
     found = {}
     for package in PACKAGES:
         module = importlib.import_module(package)
-        for name in getattr(module, "__all__", ()) or _defined(module):
+        for name in getattr(module, "__all__", None) or _documented(package):
             thing = getattr(module, name)
             error = isinstance(thing, type) and issubclass(thing, (Exception, Warning))
             if callable(thing) and not error and name not in NOT_CALLED:
@@ -163,10 +164,10 @@ def exported() -> dict[str, Any]:
     return found
 
 
-def _defined(module: Any) -> list[str]:
-    names = vars(module)
-    own = [n for n, v in names.items() if getattr(v, "__module__", None) == module.__name__]
-    return [name for name in own if not name.startswith("_")]
+def _documented(module: str) -> list[str]:
+    """Return the names of a module that the reference shows."""
+    pages = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
+    return re.findall(rf"automodule:: {re.escape(module)}\n   :members: (.+)", pages)[0].split(", ")
 
 
 # --- valid arguments ---
