@@ -1,6 +1,6 @@
 """The exports of `composable.functional` and `composable.algorithms`: written from the modules.
 
-A public module of functions exports what its `__all__` lists, one of algorithms its public classes.
+A public module exports its public functions and classes; if it has others too, those in `__all__`.
 Imports from private modules and from subpackages are written by hand, and stay.
 """
 
@@ -23,15 +23,10 @@ TAIL = """else:
 
 
 def exports(package: Path) -> str:
-    """Return the text of a package's `__init__.py`, with every public module's exports.
-
-    Raises:
-        ValueError: A public module of functions has no `__all__`.
-    """
+    """Return the text of a package's `__init__.py`, with every public module's exports."""
     path = package / "__init__.py"
     tree = ast.parse(path.read_text())
-    names = public_classes if package.name == "algorithms" else public_names
-    modules = {f".{file.stem}": names(file) for file in package.glob("[!_]*.py")}
+    modules = {f".{file.stem}": public_names(file) for file in package.glob("[!_]*.py")}
     listed = next(node for node in tree.body if isinstance(node, ast.If))
     by_hand: dict[str, list[str]] = {}
     for node in listed.body:
@@ -51,25 +46,15 @@ def exports(package: Path) -> str:
 
 
 def public_names(path: Path) -> list[str]:
-    """Read `__all__` of a module without importing it.
-
-    Raises:
-        ValueError: It has none.
-    """
+    """Return what a module exports, without importing it."""
+    found = []
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)
             return names
-    raise ValueError(
-        f"{path} has no __all__, which lists what it exports: add __all__ = [...], or begin the "
-        "name of the file with an underscore."
-    )
-
-
-def public_classes(path: Path) -> list[str]:
-    """Read the names of the public classes of a module."""
-    classes = (one for one in ast.parse(path.read_text()).body if isinstance(one, ast.ClassDef))
-    return [one.name for one in classes if not one.name.startswith("_")]
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            found.append(node.name)
+    return list(dict.fromkeys(found))  # an overloaded function has several definitions
 
 
 def _import(module: str, name: str) -> str:

@@ -147,7 +147,7 @@ class ProxyFilter(Algorithm):
         return state
 
     def _recorded(self, state: State, memory: dict[str, Any]) -> dict[str, Any]:
-        new = gather_rows(memory["own_rows"], processes_of(state.batch))
+        new = gather_rows(memory["own_rows"], _processes_of(state.batch))
         rows = (*memory["rows"], *new)
         if len(rows) >= _MOST_ROWS:
             memory, rows = {**memory, "masks": merge_rows(memory["masks"], rows)}, ()
@@ -270,7 +270,7 @@ class ProxyFilter(Algorithm):
             restore_optimizer(one, _numbered(saved, int), names)
         trained = [one for one in model.parameters() if one.requires_grad]
         for parameter, gradient in zip(
-            trained, mean_gradients(state.batch, memory["pending"]), strict=True
+            trained, _mean_gradients(state.batch, memory["pending"]), strict=True
         ):
             parameter.grad = gradient
         for one, bases in zip(optimizers, rates, strict=True):
@@ -314,7 +314,7 @@ class ProxyFilter(Algorithm):
             )
 
 
-def mean_gradients(batch: Any, pending: Sequence[tuple[int, list[Tensor], int]]) -> list[Tensor]:
+def _mean_gradients(batch: Any, pending: Sequence[tuple[int, list[Tensor], int]]) -> list[Tensor]:
     """Return the gradients of the mean loss over the examples that all processes keep.
 
     Args:
@@ -330,7 +330,7 @@ def mean_gradients(batch: Any, pending: Sequence[tuple[int, list[Tensor], int]])
             flat = torch.cat([one.to(wide).flatten() for one in gradients])
             one = torch.cat([flat, flat.new_full((1,), kept)])
             total.add([torch.zeros_like(one) if shard.empty or inner.empty else one])
-    whole = all_reduce_exactly(total.value[0], processes_of(batch))
+    whole = all_reduce_exactly(total.value[0], _processes_of(batch))
     *sums, count = whole.split_with_sizes([*(one.numel() for one in pending[0][1]), 1])
     return [
         (one / count).view(like.shape).to(like.dtype)
@@ -338,7 +338,7 @@ def mean_gradients(batch: Any, pending: Sequence[tuple[int, list[Tensor], int]])
     ]
 
 
-def processes_of(batch: Any) -> Processes:
+def _processes_of(batch: Any) -> Processes:
     """Return the processes that share the batch of a step."""
     return batch.shards.processes if isinstance(batch, ShardedBatch) else Processes.current()
 

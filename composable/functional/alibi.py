@@ -16,8 +16,6 @@ from ._positions import PositionSurgery
 from .layers.attention_bias import CONVERSIONS
 from .layers.rotation import rotation_of
 
-__all__ = ["alibi", "register_alibi"]
-
 Conversion = TypeVar("Conversion", bound=Callable[[Any, int], nn.Module])
 
 ADVICE = """Describe your own, with alibi_bias added to the scores of the attention:

@@ -11,8 +11,6 @@ from composable._support.checks import check_count, check_tensor, checked, is_in
 from composable._support.devices import send
 from composable._support.hashing import hash_integers
 
-__all__ = ["alternating_flip", "apply_alternating_flip", "draw_alternating_flip"]
-
 
 def alternating_flip(
     images: Shaped[Tensor, "batch channels height width"],

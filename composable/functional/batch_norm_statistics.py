@@ -15,12 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from composable._support.checks import check_count, check_module, kind_of
 from composable._support.surgery import copy_on_write
 
-__all__ = [
-    "batch_norm_statistics",
-    "recompute_batch_norm_statistics",
-    "reset_batch_norm_statistics",
-]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 

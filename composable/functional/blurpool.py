@@ -24,8 +24,6 @@ from .layers.blur import (
 )
 from .replace_modules import replace_or_report
 
-__all__ = ["blurpool"]
-
 LAYERS: dict[type[nn.Module], type[Blurred]] = {
     nn.Conv1d: BlurConv1d,
     nn.Conv2d: BlurConv2d,

@@ -16,8 +16,6 @@ from composable._support.checks import check_is_callable, check_tensors, checked
 from composable._support.generators import preserving_generators
 from composable._support.tree import map_tensors, tensors_of
 
-__all__ = ["WholeGradients", "cached_gradients"]
-
 
 class WholeGradients(NamedTuple):
     """The loss of a whole batch, and its gradients.

@@ -11,8 +11,6 @@ from composable._support.surgery import (
     with_tensors,
 )
 
-__all__ = ["channels_last"]
-
 
 def channels_last(model: nn.Module) -> nn.Module:
     """Convert 4-dimensional tensors, such as `Conv2d` weights, to the channels-last memory format.

@@ -22,8 +22,6 @@ from composable._support.checks import (
 )
 from composable._support.foreach import foreach, foreach_, global_norm, per_dtype
 
-__all__ = ["clip_gradients"]
-
 Tensors = Mapping[str, Tensor | None] | Sequence[Tensor | None]
 Given = Tensors | Tensor | Iterator[Tensor | None]
 Grads = TypeVar("Grads", bound=Tensors | Tensor)

@@ -28,8 +28,6 @@ from composable._support.spatial import check_spatial, is_dense, take
 
 from .resized import ResizedBatch, resizing
 
-__all__ = ["ColOutDraw", "apply_colout", "colout", "draw_colout"]
-
 _options: dict[str, Check] = {"p_row": within(0, 1, ends="[)"), "p_col": within(0, 1, ends="[)")}
 
 

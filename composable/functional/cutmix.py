@@ -33,8 +33,6 @@ from composable._support.spatial import check_spatial, is_dense, may_write_out, 
 from ._boxes import broadcast, clip_boxes, clip_region, draw_boxes, inside
 from .mixed import MixedBatch
 
-__all__ = ["CutMixDraw", "apply_cutmix", "cutmix", "draw_cutmix"]
-
 _SEVERAL = "mix several with one draw: see draw_cutmix and apply_cutmix"
 _options: dict[str, Check] = {
     "alpha": within(0, ends="()"),

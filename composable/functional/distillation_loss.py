@@ -13,8 +13,6 @@ from composable._support.checks import check_blendable, check_tensor, checked, w
 from composable._support.foreach import compute_dtype
 from composable._support.targets import check_class_dim, check_several_classes
 
-__all__ = ["distillation_loss"]
-
 
 @checked(temperature=within(0, ends="()"), class_dim=check_class_dim)
 def distillation_loss(

@@ -13,8 +13,6 @@ from composable._support.checks import checked, within
 
 from ._averages import lerp_tensors
 
-__all__ = ["ema", "ema_smoothing"]
-
 
 @checked(smoothing=within(0, 1))
 def ema(

@@ -29,8 +29,6 @@ from .layers.factorized import (
     merge_pair,
 )
 
-__all__ = ["factorize_layer"]
-
 
 def factorize_layer(
     layer: nn.Module,

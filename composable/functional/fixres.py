@@ -15,8 +15,6 @@ from composable._support.checks import check_range, checked, minimum, within
 from composable._support.foreach import compute_dtype
 from composable._support.spatial import check_spatial
 
-__all__ = ["fixres", "fixres_scale"]
-
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 

@@ -11,8 +11,6 @@ from torch import nn
 
 from composable._support.checks import checked, within
 
-__all__ = ["FrozenLayers", "frozen_layers"]
-
 
 class FrozenLayers(NamedTuple):
     """The names of the frozen layers and of their parameters, in order."""

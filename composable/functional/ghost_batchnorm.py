@@ -19,8 +19,6 @@ from composable._support.spatial import laid_out_like
 from ._reclass import keeps_forward_of, reclass, refuse_lazy
 from .replace_modules import replace_or_report
 
-__all__ = ["GhostBatchNorm1d", "GhostBatchNorm2d", "GhostBatchNorm3d", "ghost_batchnorm"]
-
 
 @checked(ghost_batch_size=minimum(1))
 def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Module:

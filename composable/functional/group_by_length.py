@@ -12,8 +12,6 @@ from composable._support.checks import check_tensor, checked, minimum
 from composable._support.devices import send
 from composable._support.sampling import generator_device
 
-__all__ = ["group_by_length"]
-
 
 @checked(lengths=check_tensor, batch_size=minimum(1), window=minimum(1))
 def group_by_length(

@@ -15,8 +15,6 @@ from composable._support.devices import send
 from composable._support.foreach import compute_dtype
 from composable._support.sampling import generator_device
 
-__all__ = ["Pruning", "apply_infobatch", "draw_infobatch", "infobatch"]
-
 
 class Pruning(NamedTuple):
     """Which examples are trained on in an epoch, and the weights of their losses."""

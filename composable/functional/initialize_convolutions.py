@@ -14,8 +14,6 @@ from torch.nn.parameter import is_lazy
 from composable._support.checks import check_module
 from composable._support.surgery import check_uncompiled, report_nothing, with_tensors
 
-__all__ = ["initialize_convolutions"]
-
 
 def initialize_convolutions(model: nn.Module) -> nn.Module:
     """Let the first filters of each convolution copy its inputs; all others stay as they are.

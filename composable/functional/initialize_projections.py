@@ -20,8 +20,6 @@ from composable._support.surgery import report_nothing, with_tensors
 
 from .projections import ADVICE, REGISTRY, Projections, find_projections, is_transposed
 
-__all__ = ["initialize_projections"]
-
 ATTENTION, FEED_FORWARD = ("zero", "fan_in", "mimetic", "keep"), ("zero", "fan_in", "keep")
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from composable._support.checks import check_blendable
 
-__all__ = ["jensen_shannon_loss"]
-
 
 def jensen_shannon_loss(
     logits: Float[Tensor, "batch classes *rest"], *others: Float[Tensor, "batch classes *rest"]

@@ -25,8 +25,6 @@ from composable._support.targets import IGNORE_INDEX
 
 from .softcap_logits import bounded
 
-__all__ = ["linear_cross_entropy"]
-
 REDUCTIONS = ("mean", "sum", "none")
 
 

@@ -12,8 +12,6 @@ from composable._support.checks import check_precision, checked
 
 from .layers.low_precision import LowPrecision, lower_norms
 
-__all__ = ["LowPrecisionGroupNormLayer", "low_precision_groupnorm"]
-
 
 @checked(precision=check_precision)
 def low_precision_groupnorm(model: nn.Module, *, precision: torch.dtype | None = None) -> nn.Module:

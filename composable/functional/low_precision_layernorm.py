@@ -17,8 +17,6 @@ from composable._support.registry import named
 
 from .layers.low_precision import LowPrecision, lower_norms
 
-__all__ = ["LowPrecisionLayerNormLayer", "LowPrecisionRMSNormLayer", "low_precision_layernorm"]
-
 
 @checked(precision=check_precision)
 def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None = None) -> nn.Module:

@@ -29,9 +29,6 @@ from composable._support.spatial import may_write_out, select_rows
 
 from .mixed import MixedBatch, broadcast_weight, without_nan
 
-__all__ = ["MixUpDraw", "apply_mixup", "draw_mixup", "mixup"]
-
-
 _SEVERAL = "mix several with one draw: see draw_mixup and apply_mixup"
 _options: dict[str, Check] = {"alpha": within(0, ends="()"), "per_sample": check_flag}
 

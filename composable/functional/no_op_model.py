@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from composable._support.checks import check_module
 from composable._support.surgery import check_unwrapped
 
-__all__ = ["IdleModel", "no_op_model"]
-
 
 def no_op_model(model: nn.Module) -> "IdleModel":
     """Replace a model by one without computation, to measure the data pipeline.

@@ -17,8 +17,6 @@ from composable._support.devices import send
 from composable._support.documents import check_document_list, check_list
 from composable._support.targets import IGNORE_INDEX
 
-__all__ = ["cumulative_lengths", "document_mask", "pack_documents", "pack_lengths"]
-
 
 def pack_documents(
     documents: Sequence[Integer[Tensor, " _"]],

@@ -14,8 +14,6 @@ from composable._support.checks import check_is_callable, check_tensor, checked
 from composable._support.hashing import hash_integers
 from composable.functional.alternating_flip import draw_alternating_flip
 
-__all__ = ["draw_paired_augment", "paired_augment"]
-
 _BITS = 23
 """The bits of an amount, of which float32 loses none."""
 

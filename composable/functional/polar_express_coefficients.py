@@ -12,8 +12,6 @@ from composable._support.checks import check_count, check_range
 
 from .orthogonalize import Triple
 
-__all__ = ["polar_express_coefficients"]
-
 _ENOUGH = 100
 """More exchanges than Remez' algorithm takes for any interval in float64."""
 _NARROW = 1e-5

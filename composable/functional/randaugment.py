@@ -19,8 +19,6 @@ from . import _compiled
 from ._opaque import opaque
 from ._operations import apply_by_mask, apply_operations, check_set, draw_operations
 
-__all__ = ["RandAugmentDraw", "apply_randaugment", "draw_randaugment", "randaugment"]
-
 _options: dict[str, Check] = {
     "depth": check_count,
     "severity": within(0, 10),

@@ -19,8 +19,6 @@ from composable._support.checks import (
 from composable._support.sampling import draw_uniform
 from composable._support.spatial import check_spatial, reflected, take
 
-__all__ = ["apply_random_translation", "draw_random_translation", "random_translation"]
-
 
 @checked(max_shift=check_count)
 def random_translation(

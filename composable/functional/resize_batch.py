@@ -30,8 +30,6 @@ from composable._support.spatial import check_spatial, take
 
 from .resized import ResizedBatch, resizing
 
-__all__ = ["apply_crop", "draw_crop", "progressive_scale", "resize_batch", "scaled_size"]
-
 _scale: dict[str, Check] = {"scale_factor": within(0, 1, ends="(]"), "size_increment": minimum(1)}
 _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 

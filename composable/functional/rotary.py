@@ -15,8 +15,6 @@ from composable._support.registry import Registry
 from ._positions import PositionSurgery
 from .layers.rotation import CONVERSIONS, Rotation, rotation_of
 
-__all__ = ["register_rotary", "rotary"]
-
 Conversion = TypeVar("Conversion", bound=Callable[[Any, Rotation], nn.Module])
 
 ADVICE = """Describe your own, which rotates its queries and keys:

@@ -13,8 +13,6 @@ from torch import Tensor
 from composable._support.checks import check_same_names, check_tensors, checked, within
 from composable._support.foreach import foreach, foreach_, global_norm, per_dtype
 
-__all__ = ["sam_perturbation"]
-
 
 @checked(rho=within(0, ends="[)"), epsilon=within(0, ends="()"))
 def sam_perturbation(

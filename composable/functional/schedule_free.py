@@ -11,8 +11,6 @@ from composable._support.foreach import foreach
 
 from ._averages import Floats, as_lists
 
-__all__ = ["schedule_free_average", "schedule_free_step"]
-
 
 @checked(lr=within(0, ends="[)"), weight=within(0, 1), momentum=within(0, 1, ends="(]"))
 def schedule_free_step(

@@ -11,8 +11,6 @@ from torch import Tensor
 from composable._support.checks import check_tensor, checked, within
 from composable.functional.select_using_loss import apply_selection, kept_count
 
-__all__ = ["select_highest"]
-
 
 @checked(keep=within(0, 1, ends="(]"))
 def select_highest(losses: Shaped[Tensor, " *batch"], *, keep: float = 0.5) -> Int[Tensor, " kept"]:

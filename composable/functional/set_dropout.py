@@ -12,8 +12,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from composable._support.checks import checked, within
 from composable._support.surgery import check_unwrapped, copy_on_write, report_nothing
 
-__all__ = ["set_dropout"]
-
 _RATES = tuple(f"{part}dropout" for part in ("", "attention_", "activation_", "hidden_"))
 """The attributes with the rates of modules that drop without a layer, by a function."""
 ADVICE = "Add nn.Dropout layers to the model, or drop whole layers by stochastic_depth."

@@ -18,8 +18,6 @@ from composable._support.targets import (
     dim_of_classes,
 )
 
-__all__ = ["smooth_labels"]
-
 _ROUNDING = 0.02
 """Largest difference from 1 of the sum of probabilities in a 16-bit dtype."""
 

@@ -17,8 +17,6 @@ from .gated_linear_units import REGISTRY as FEED_FORWARD
 from .layers.squared_relu import SquaredReLU
 from .replace_modules import replace_or_report
 
-__all__ = ["squared_relu"]
-
 ACTIVATIONS: Registry[str] = Registry(
     {
         nn.TransformerEncoderLayer: "activation",

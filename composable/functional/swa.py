@@ -12,8 +12,6 @@ from composable._support.checks import check_count
 
 from ._averages import lerp_tensors
 
-__all__ = ["swa"]
-
 
 def swa(
     average: Mapping[str, Tensor], current: Mapping[str, Tensor], count: int

@@ -25,8 +25,6 @@ from composable._support.spatial import check_spatial, reflected, take
 
 from .ensembles import log_average
 
-__all__ = ["average_tta", "tta", "tta_views"]
-
 AVERAGES = ("logits", "probabilities")
 
 

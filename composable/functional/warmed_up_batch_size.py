@@ -6,8 +6,6 @@ https://arxiv.org/abs/1711.00489
 
 from composable._support.checks import check_count, check_order
 
-__all__ = ["warmed_up_batch_size"]
-
 
 def warmed_up_batch_size(
     samples: int,

@@ -5,8 +5,6 @@ The records of modded-nanogpt, 2024, https://github.com/KellerJordan/modded-nano
 
 from composable._support.checks import check_count, check_order, check_range
 
-__all__ = ["warmed_up_momentum"]
-
 
 def warmed_up_momentum(
     step: int, *, start: float = 0.85, end: float = 0.95, num_steps: int = 300

@@ -17,8 +17,6 @@ from composable._support.surgery import report_nothing
 from ._reclass import reclass, refuse_lazy
 from .replace_modules import replace_modules
 
-__all__ = ["StandardizedWeight", "standardize_weight", "weight_standardization"]
-
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 EPSILON = 1e-10
 

@@ -18,8 +18,6 @@ from composable._support.foreach import compute_dtype
 from composable._support.spatial import laid_out_like
 from composable._support.surgery import check_uncompiled, report_nothing, with_tensors
 
-__all__ = ["whiten_first_layer", "whitening_filters"]
-
 
 def whitening_filters(
     inputs: Float[Tensor, "batch channels height width"],

@@ -23,9 +23,9 @@ from composable.checkpoint.weights import read_file
 from composable.data.fetching import loader_length
 from composable.integrations._refusals import check_mixin
 from composable.integrations.huggingface_checkpoints import (
-    SafeCheckpointCallback,
-    latest_checkpoint,
+    SafeCheckpointCallback as SafeCheckpointCallback,
 )
+from composable.integrations.huggingface_checkpoints import latest_checkpoint as latest_checkpoint
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.resume.modules import module_tensors
 
@@ -36,15 +36,6 @@ _REFUSED = "layers were replaced: load these weights into a model that was chang
 
 _MEANS = (None, "nll")
 
-__all__ = [
-    "STATE_NAME",
-    "TRAINING_WEIGHTS",
-    "LogitsModel",
-    "LoopAdapterCallback",
-    "LoopAdapterMixin",
-    "SafeCheckpointCallback",
-    "latest_checkpoint",
-]
 
 STATE_NAME = "transforms.pt"
 """The file with the state of the adapter, in a checkpoint of `transformers.Trainer`."""

@@ -13,20 +13,14 @@ from torch.optim import Optimizer
 
 from composable._support.extras import needs
 from composable.integrations._refusals import check_mixin
-from composable.integrations.lightning_checkpoints import SafeCheckpointIO, latest_checkpoint
+from composable.integrations.lightning_checkpoints import SafeCheckpointIO as SafeCheckpointIO
+from composable.integrations.lightning_checkpoints import latest_checkpoint as latest_checkpoint
 from composable.integrations.loop_adapter import LoopAdapter
 from composable.trainer.evaluated_weights import averaging_names
 
 with needs("composable.integrations.lightning", "lightning"):
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-__all__ = [
-    "TRAINING_WEIGHTS",
-    "LoopAdapterCallback",
-    "LoopAdapterMixin",
-    "SafeCheckpointIO",
-    "latest_checkpoint",
-]
 
 TRAINING_WEIGHTS = "composable_training_weights"
 """The entry of a checkpoint with the weights that are trained, where others are evaluated."""

@@ -8,10 +8,10 @@ import importlib
 import inspect
 import pkgutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -385,22 +385,11 @@ def exported_algorithms() -> list[type[Algorithm]]:
     return [one for one in found if isinstance(one, type) and issubclass(one, Algorithm)]
 
 
-def public_functions(package: ModuleType = composable.functional) -> list[Function]:
-    """List the functions that a package exports, or that one of its public modules does."""
-    found = {}
-    for module in _modules(package):
-        for name in module.__all__:
-            if inspect.isfunction(one := getattr(module, name)):
-                found[one] = None
-    return list(found)
-
-
-def _modules(package: ModuleType) -> Iterator[ModuleType]:
-    yield package
-    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if not info.name.rpartition(".")[2].startswith("_"):
-            module = importlib.import_module(info.name)
-            yield from _modules(module) if info.ispkg else [module]
+def public_functions() -> list[Function]:
+    """List the functions that `composable.functional` and its subpackages export."""
+    packages = (composable.functional, composable.functional.images, composable.functional.layers)
+    exported = (getattr(package, name) for package in packages for name in vars(package)["__all__"])
+    return list(dict.fromkeys(one for one in exported if inspect.isfunction(one)))
 
 
 ROOT = Path(__file__).parents[2]

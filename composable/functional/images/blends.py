@@ -18,8 +18,6 @@ from composable._support.pixels import (
     white_of,
 )
 
-__all__ = ["brightness", "color", "contrast", "sharpness"]
-
 
 def brightness(images: Images, factor: PerImage) -> Images:
     """Multiply every value.

@@ -18,8 +18,6 @@ from composable._support.pixels import (
     values_of,
 )
 
-__all__ = ["rotate", "shear_x", "shear_y", "translate_x", "translate_y"]
-
 # The left and the upper edge belong to the image, the right and the lower don't. What comes from an
 # edge to within what float32 loses is taken to come from the edge itself: this far, in tenths of a
 # pixel when shifting, and as a part of half the width or height when rotating.

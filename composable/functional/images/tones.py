@@ -15,8 +15,6 @@ from composable._support.pixels import (
     white_of,
 )
 
-__all__ = ["autocontrast", "equalize", "posterize", "solarize"]
-
 
 def autocontrast(
     images: Images,

@@ -12,8 +12,6 @@ from torch.overrides import TorchFunctionMode
 
 from composable._support.recomputation import cannot_recompute
 
-__all__: list[str] = []
-
 
 class AttentionCall(NamedTuple):
     """The arguments of `scaled_dot_product_attention`, and the inputs of the block.

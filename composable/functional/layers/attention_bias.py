@@ -14,8 +14,6 @@ from composable._support.registry import named
 
 from .._reclass import reclass
 
-__all__ = ["alibi_bias", "alibi_slopes"]
-
 IMPLEMENTATIONS = ("eager", "sdpa")
 
 

@@ -9,16 +9,6 @@ from torch.nn import functional
 
 from composable._support.checks import check_blendable, check_count, check_one_of
 
-__all__ = [
-    "BlurConv1d",
-    "BlurConv2d",
-    "BlurConv3d",
-    "BlurMaxPool1d",
-    "BlurMaxPool2d",
-    "BlurMaxPool3d",
-    "blur",
-]
-
 CONVS = (functional.conv1d, functional.conv2d, functional.conv3d)
 MODES = ("replicate", "reflect", "circular", "zeros")
 

@@ -12,8 +12,6 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from composable._support.foreach import compute_dtype
 from composable._support.sampling import draw_weights
 
-__all__ = ["FactorizedLayer"]
-
 Layer = TypeVar("Layer", bound=nn.Module)
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LINEARS = (nn.Linear, NonDynamicallyQuantizableLinear)

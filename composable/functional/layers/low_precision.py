@@ -14,8 +14,6 @@ from composable._support.warn import NoEffectWarning, warn_user
 from .._reclass import keeps_forward_of, reclass
 from ..replace_modules import replace_or_report
 
-__all__: list[str] = []  # the public layers are in the modules of the two norms
-
 
 class LowPrecision(nn.Module):
     """A norm in a 16-bit dtype, which autocast does not cast to float32."""

@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from composable._support.checks import check_count, check_flag, check_tensor, is_integer
 
-__all__ = ["NGramEmbedding", "embed_ngrams", "hash_ngrams"]
-
 _MASK = 0xFFFFFFFF
 _JOIN, _MIX = 1000003, 0x45D9F3B  # below 2**31, so that no product exceeds an int64
 

@@ -13,8 +13,6 @@ from composable._support.checks import kind_of
 from composable._support.devices import read_draw
 from composable._support.registry import class_name, named
 
-__all__ = ["ResidualBlock"]
-
 
 def _inputs(block: nn.Module, inputs: Tensor) -> Tensor:
     return inputs

@@ -22,8 +22,6 @@ from composable._support.registry import named
 from .._reclass import reclass
 from .attention_bias import EMBEDDINGS, ENCODERS, WithoutPositions, remove_table, remove_wpe
 
-__all__ = ["Rotation", "rotary_embedding", "rotary_tables", "rotate_pairs"]
-
 
 @attrs.frozen(kw_only=True)
 class Rotation:

@@ -7,8 +7,6 @@ from composable._support.checks import check_tensor
 
 from .ngrams import check_documents
 
-__all__ = ["smear_tokens"]
-
 
 def smear_tokens(
     inputs: Float[Tensor, "*batch length width"],

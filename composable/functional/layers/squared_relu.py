@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from composable._support.checks import check_range
 
-__all__ = ["SquaredReLU"]
-
 
 class SquaredReLU(nn.Module):
     r"""Square the (leaky) rectified inputs: $\max(x, s x)^2$.
