@@ -17,7 +17,7 @@ from typing import Any
 from composable.cli._errors import refuse
 from composable.comparison.compare import NothingToCompareError, compare
 
-_OWN = ("script", "arms", "arm", "recipe", "run", "command_line", "script_arguments")
+_OWN = ("script", "arms", "arm", "run", "command_line", "script_arguments")
 """The options that are not arguments of `compare`."""
 
 
@@ -152,15 +152,14 @@ def _arms(options: Mapping[str, Any], script: ModuleType) -> dict[str, Any]:
         if not isinstance(given, Mapping):
             raise UsageError(f"{name} of {path} is {given!r:.100}; it must be a mapping.")
         arms.update(given)
-    added = [_arm(text, script) for text in options.get("arm", ())]
-    for name, value in [*added, *map(_recipe, options.get("recipe", ()))]:
+    for name, value in [_arm(text, script) for text in options.get("arm", ())]:
         if name in arms:
             raise UsageError(f"two arms have the name {name!r}; rename one.")
         arms[name] = value
     if not arms:
         raise UsageError(
-            f"there are no arms: define a mapping 'arms' in {path}, or pass "
-            "--arm 'mixup=[MixUp()]' or --recipe NAME."
+            f"there are no arms: define a mapping 'arms' in {path}, or pass --arm "
+            "'mixup=[MixUp()]'."
         )
     return arms
 
@@ -184,15 +183,6 @@ def _arm(text: str, script: ModuleType) -> tuple[str, Any]:
         close = get_close_matches(error.name, names, 1) if isinstance(error, NameError) else ()
         similar = f"; did you mean {close[0]!r}?" if close else ""
         raise UsageError(f"--arm {text!r}: {type(error).__name__}: {error}{similar}") from error
-
-
-def _recipe(name: str) -> tuple[str, Any]:
-    from composable import recipes
-
-    known = [one for one in vars(recipes)["__all__"] if one[:1].islower()]
-    if name not in known:
-        raise UsageError(f"--recipe {name!r} must be one of {known}.")
-    return name, getattr(recipes, name)
 
 
 # --- lists of values ---

@@ -16,7 +16,7 @@ def add_compare(commands: Any) -> None:
             "of them reach the same results in less time than the baseline. FUNCTION, by default "
             "'build', takes the algorithms, the seed and hyperparameters, and returns a Trainer. "
             "Or it takes an arm, a seed and a duration, trains, and yields steps and results. The "
-            "arms are a mapping of the script, 'arms', or those of --arm and --recipe. The "
+            "arms are a mapping of the script, 'arms', or those of --arm. The "
             "script is executed, except for the block of __name__ == '__main__'. The same command "
             "resumes an interrupted comparison."
         ),
@@ -36,7 +36,6 @@ _OPTIONS = {
         "--arms NAME": "a mapping of the script from names to arms; default: arms",
         "--arm NAME=EXPRESSION": "an arm, such as 'mixup=[MixUp(alpha=0.2)]': an expression with "
         "the names of the script, of composable.algorithms and of composable.recipes; repeatable",
-        "--recipe NAME": "an arm that is a function of composable.recipes; repeatable",
         "--baseline NAME": "the arm to compare with; default: no algorithms",
         "--no-repeat": "drop the A/A arm: the baseline once more, with other seeds",
     },
@@ -68,7 +67,7 @@ _OPTIONS = {
 }
 """What each option is, by its group; one without a value is a switch."""
 _SETTINGS: dict[str, dict[str, Any]] = {
-    **{one: {"action": "append"} for one in ("--arm", "--recipe", "--durations", "--tune")},
+    **{one: {"action": "append"} for one in ("--arm", "--durations", "--tune")},
     **{one: {"type": int} for one in ("--seeds", "--tuning-seeds", "--workers", "--threads")},
     "--metric": {"required": True},
     "--mode": {"choices": ("min", "max")},
