@@ -18,7 +18,6 @@ from composable._support.warn import warn_user
 from composable.batches.model_call import is_transformers_model
 from composable.batches.precision import Precision
 from composable.batches.spec import BatchSpec
-from composable.core.algorithm import Algorithm, Stage, leaves
 from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.state import State
@@ -571,10 +570,8 @@ def check_schedules(state: State, rates: "LearningRates") -> None:
         raise
 
 
-def check_schedule_free(
-    optimizers: Iterable[Optimizer], rates: "LearningRates", plan: Plan
-) -> None:
-    """Warn about a schedule or an average beside a schedule-free optimizer."""
+def check_schedule_free(optimizers: Iterable[Optimizer], rates: "LearningRates") -> None:
+    """Warn about a schedule beside a schedule-free optimizer."""
     from composable.optim.multi import schedule_free_parts  # on use
     from composable.optim.schedules import Constant
 
@@ -593,15 +590,3 @@ def check_schedule_free(
             "the place of the decay. Drop the schedule, and pass warmup_steps to the optimizer.",
             UserWarning,
         )
-    averages = [one.name for each in plan.algorithms for one in leaves(each) if _averages(one)]
-    if averages:
-        warn_user(
-            f"algorithms contains {averages[0]}, and {own} averages the weights already: the model "
-            f"is evaluated with the average of {averages[0]}, which is one of training weights. "
-            f"Drop {averages[0]}, or use another optimizer.",
-            UserWarning,
-        )
-
-
-def _averages(algorithm: Algorithm) -> bool:
-    return algorithm.stage is Stage.AVERAGE and "model" in algorithm.writes

@@ -43,7 +43,7 @@ def test_given_settings_are_kept():
         ({"scheduler": {"type": "WarmupLR"}}, "pass schedulers="),
         ({"fp16": {"enabled": True}}, "use {'bf16'"),
         ({"torch_autocast": {"enabled": True}}, "pass precision='bf16'"),
-        ({"managed_gradient_accumulation": True}, "must be False or absent"),
+        ({"managed_gradient_accumulation": True}, "the Trainer determines when a step"),
         ({"zero_optimization": {"stage": 4}}, r"\['stage'\]=4 must be 0, 1, 2 or 3"),
     ],
 )
@@ -135,7 +135,6 @@ def test_argument_that_contradicts_deepspeed_is_an_error(arguments, message, mon
     ("config", "message"),
     [
         ("ds.json", "='ds.json' must be a mapping"),
-        ({3: None}, "has the key 3; keys must be strings"),
         ({"zero_optimization": 2}, r"\['zero_optimization'\]=2 must be a mapping"),
     ],
 )

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import composable.functional as F
 from composable import optim
-from composable.algorithms import EMA, SqueezeExcite
+from composable.algorithms import SqueezeExcite
 from composable.checkpoint import load_weights
 from composable.optim import AdamWScheduleFree, SGDScheduleFree, constant, cosine
 from tests.support.data import batches
@@ -347,11 +347,6 @@ def test_schedule_beside_it_warns(schedule):
 @pytest.mark.parametrize("schedule", [constant(), constant(0.5), [constant()]])
 def test_constant_beside_it_is_no_warning(schedule):
     make_trainer(optimizers=SGD, schedulers=schedule)
-
-
-def test_second_average_beside_it_warns():
-    with pytest.warns(UserWarning, match="contains EMA, and SGDScheduleFree averages the weights"):
-        make_trainer(optimizers=SGD, algorithms=[EMA(half_life="2ba")])
 
 
 def test_new_parameters_of_a_surgery_have_no_state():
