@@ -10,10 +10,8 @@ not tested.
 
 import argparse
 import ast
-import io
 import json
 import re
-import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -34,10 +32,7 @@ def lines(path: Path) -> int:
 
 
 DEFINITIONS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-NO_CODE = {
-    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
-    *(tokenize.ENCODING, tokenize.ENDMARKER),
-}
+parse = cache(ast.parse)
 
 
 def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
@@ -56,15 +51,17 @@ def code_lines(text: str) -> int:
         >>> code_lines("'A module.'\n\n# One.\none = (\n    1\n)\n")
         3
     """
-    told = {n for one in docstrings(ast.parse(text)) for n in range(one.lineno, end_of(one))}
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    used = {
-        n for one in tokens if one.type not in NO_CODE for n in range(one.start[0], one.end[0] + 1)
-    }
+    told = {n for one in docstrings(parse(text)) for n in range(one.lineno, end_of(one))}
+    strings = [
+        one for one in ast.walk(parse(text)) if isinstance(one, (ast.Constant, ast.JoinedStr))
+    ]
+    inside = {n for one in strings for n in range(one.lineno + 1, end_of(one))}
+    rows = enumerate(map(str.strip, text.splitlines()), start=1)
+    used = {n for n, row in rows if n in inside or (row and row[0] != "#")}
     return len(used - told)
 
 
-def end_of(node: ast.Constant) -> int:
+def end_of(node: ast.expr) -> int:
     """Return the number of the line after a node."""
     return (node.end_lineno or node.lineno) + 1
 
@@ -132,7 +129,7 @@ def package_of(module: str) -> str:
 def trees() -> dict[str, ast.Module]:
     """Parse the modules of the package, by name."""
     return {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): ast.parse(
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): parse(
             path.read_text(encoding="utf-8")
         )
         for path in PACKAGE.rglob("*.py")

@@ -21,7 +21,7 @@ class Server:
     """
 
     def __init__(self) -> None:
-        from moto.server import DomainDispatcherApplication, create_backend_app
+        from moto.server import create_backend_app
         from werkzeug.serving import WSGIRequestHandler, make_server
 
         class Quiet(WSGIRequestHandler):
@@ -30,7 +30,7 @@ class Server:
             def log(self, *args: Any) -> None:
                 pass
 
-        self.app = DomainDispatcherApplication(create_backend_app)
+        self.app = create_backend_app("s3")
         self.fault: Callable[[str, str], tuple[int, str] | None] = lambda method, path: None
         self.requests: list[tuple[str, str]] = []
         self.server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=Quiet)

@@ -22,7 +22,7 @@ SECONDS = 150
 """The time limit of all processes together; one that waits for another must fail, not hang."""
 
 forkserver = multiprocessing.get_context("forkserver")
-# What functions and a first step import: seconds of each process that is not forked with it.
+# What functions and a first step import, or a first store: seconds of each process without it.
 forkserver.set_forkserver_preload(
     [
         "tests.distributed.test_parallel_runs",
@@ -34,6 +34,8 @@ forkserver.set_forkserver_preload(
         "composable.engines.exact",
         "torch._dynamo",
         "torch.distributed.fsdp",
+        "torch.distributed.checkpoint",
+        "s3fs",
     ]
 )
 
