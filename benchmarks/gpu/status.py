@@ -14,7 +14,7 @@ SIMULATED = {
     "precisions": "passes, without tf32",
     "methods": "passes",
     "features": "passes",
-    "processes": "not run: NCCL",
+    "processes": "passes, over gloo for NCCL",
     "waits": "passes",
     "compile": "passes, without Inductor",
     "language": "not run",

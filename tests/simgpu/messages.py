@@ -1,8 +1,8 @@
 """Messages between processes, as NCCL sends them: a group of gloo on the memory of the devices.
 
 On a GPU a message is sent on a stream of the group, which waits for the stream that computes, and
-the host waits for none. `Work.wait` lets the current stream wait, and without it the use
-of what was received is a race.
+the host waits for none. `Work.wait` lets the current stream wait, and without it the use of
+what was received is a race.
 """
 
 from collections.abc import Callable
