@@ -34,8 +34,6 @@ from composable.distributed.processes import Processes
 if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
-__all__ = ["Evaluator", "OfAll", "OfLoss", "accuracy", "perplexity", "token_accuracy"]
-
 
 def accuracy(
     outputs: "Float[Tensor, ' *logits']",

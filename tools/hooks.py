@@ -47,7 +47,7 @@ HOW_OFTEN = {event: words for words, events in OFTEN.items() for event in events
 WITHOUT = {
     "on_sanity_check_start": "there is no evaluation before training; call `eval` for one",
     "on_sanity_check_end": "there is no evaluation before training; call `eval` for one",
-    "on_push_begin": "push in your `saver`, or in a callback's `after_save`",
+    "on_push_begin": "push in a callback's `after_save`",
 }
 """What to do instead of a hook that has no counterpart."""
 

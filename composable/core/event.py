@@ -88,7 +88,7 @@ class Event(Enum):
 
         def save():
             # <BEFORE_SAVE>
-            saver(state)
+            write_checkpoint(state)
             # <AFTER_SAVE>
 
     `Trainer.eval` fires `EVAL_STANDALONE_START`, the events of each evaluator, and

@@ -378,9 +378,10 @@ def absent_events(evaluators: Sequence[Evaluator], schedulers: Any) -> dict[Even
 
 def check_token_counter(function: Callable[[Any], Any] | None) -> Callable[[Any], int] | None:
     """Return a function that counts the tokens of a batch, and checks the count."""
-    check_callable("count_tokens", function, "of the batch")
     if function is None:
         return None
+    if not callable(function):
+        raise TypeError(f"count_tokens={function!r} must be a function of the batch.")
 
     def count(batch: Any) -> int:
         given = function(batch)
@@ -529,13 +530,6 @@ def check_trial(run: "Run") -> None:
 
 
 # --- validators of single options ---
-
-
-def check_callable(name: str, function: Any, call: str) -> Any:
-    """Check that a value is a function or None."""
-    if function is not None and not callable(function):
-        raise TypeError(f"{name}={function!r} must be a function {call}.")
-    return function
 
 
 def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:

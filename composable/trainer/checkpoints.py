@@ -66,11 +66,6 @@ class Checkpoints:
             check_determined(self.managers, self.options.evaluators, trains_loss=trained)
 
     @property
-    def possible(self) -> bool:
-        """Whether the run can be saved."""
-        return bool(self.managers or self.options.saver)
-
-    @property
     def best(self) -> "Best | None":
         """The best checkpoint so far."""
         from composable.resume.best import find_best  # on use
@@ -81,8 +76,7 @@ class Checkpoints:
         """Describe when checkpoints are written, and of what: the same on every process."""
         names = ("save_interval", "weights_only", "background", "metric", "mode")
         savers = [one.settings for one in self.managers]
-        own = [] if self.options.saver is None else [{"saver": True}]
-        return [*({n: describe_value(getattr(one, n)) for n in names} for one in savers), *own]
+        return [{n: describe_value(getattr(one, n)) for n in names} for one in savers]
 
     # --- during training ---
 
@@ -91,10 +85,10 @@ class Checkpoints:
         run = self.run
         if not (run.dispatcher.pending and run.dispatcher.pop(Control.SAVE)):
             return state
-        if not self.possible:
+        if not self.managers:
             warn_user(
                 "a callback requested Control.SAVE, which this Trainer cannot do; pass a "
-                "save_folder, or saver=, a function of the state.",
+                "save_folder.",
                 UnsupportedRequestWarning,
             )
             return state
@@ -140,8 +134,6 @@ class Checkpoints:
         if not all(one.settings.background for one in managers):
             # Rank 0 writes; at AFTER_SAVE the checkpoint is there, on every rank.
             self.options.processes.barrier()
-        if not self.managers:
-            self.options.saver(state)  # type: ignore[misc]  # it is possible
         state = run.fire(Event.AFTER_SAVE, state)
         run.seconds["checkpoints"] += time.perf_counter() - began
         return state

@@ -325,8 +325,6 @@ class SavingOptions:
     """The checkpoints that a run saves.
 
     Args:
-        saver: A function of the state that saves it when a callback requests `Control.SAVE`; an
-            alternative to `save_folder`.
         save_folder: The folder of checkpoints, or a URL such as "s3://bucket/run"; see
             `composable.callbacks.CheckpointSaver` for the arguments that follow.
         save_interval: When to save: "1ep", "100ba", a function `(state, event) -> bool`, or None
@@ -345,9 +343,6 @@ class SavingOptions:
             "f1".
     """
 
-    saver: Callable[[State], Any] | None = attrs.field(
-        default=None, validator=_valid(partial(check.check_callable, call="of the state"))
-    )
     save_folder: Path | None = attrs.field(default=None, converter=_save_folder)
     save_interval: IntervalLike = "1ep"
     save_filename: str = "ep{epoch}-ba{batch}"

@@ -48,8 +48,6 @@ class RunCheckpoints(Protocol):
 
     managers: list["CheckpointManager"]
 
-    @property
-    def possible(self) -> bool: ...
     def describe(self) -> list[dict[str, Any]]: ...
     def save_requested(self, state: State) -> State: ...
     def save_outdated(self, state: State) -> State: ...
@@ -245,7 +243,7 @@ class Run:
             KeyboardInterrupt: The signal was SIGINT.
             Preempted: The signal was SIGTERM.
         """
-        if self.checkpoints.possible:
+        if self.checkpoints.managers:
             self.state = self.checkpoints.save_outdated(state)
         raise self.signals.interruption()
 

@@ -165,7 +165,7 @@ class Trainer:
             records.locked(),
             records.recording_end(),
             self._session.running(),
-            run.signals.handled(saves=run.checkpoints.possible),
+            run.signals.handled(saves=bool(run.checkpoints.managers)),
         ):
             yield
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from torch import optim
 from torch.nn.functional import cross_entropy
 
-from composable import Control, Event
+from composable import Callback, Control, Event
 from composable.core.destination import LoggerDestination
 from tests.support.data import batches
 from tests.support.models import linear
@@ -22,6 +22,22 @@ class TracedLogger(LoggerDestination):
     def log_metrics(self, metrics, timestamp):
         if "loss/train" in metrics:
             self.trace.append("log_metrics(...)")
+
+
+class TracedSaver(Callback):
+    """Records the checkpoints that are written."""
+
+    def __init__(self, trace):
+        self.manager = SimpleNamespace(
+            settings=SimpleNamespace(
+                save_interval=None, weights_only=True, background=False, metric=None, mode=None
+            ),
+            **{"wanted": True, "improved": False, "best": None, "latest": None},
+            save=lambda state, *_, **__: trace.append("write_checkpoint(state)"),
+        )
+
+    def attach(self, run):
+        run.checkpoints.managers.append(self.manager)
 
 
 class TracedLoader(list):
@@ -108,9 +124,8 @@ def traced_run():
         schedulers=traced_schedulers(trace),
         step_schedulers_every_batch=True,
         metrics={"metric": metric},
-        callbacks=[requests],
+        callbacks=[requests, TracedSaver(trace)],
         loggers=[TracedLogger(trace)],
-        saver=lambda state: trace.append("saver(state)"),
     )
     trace.append("Trainer(...) returns")
     for name, call in {

@@ -60,7 +60,6 @@ REFUSED = {
     "nonfinite_loss": ["stop"],
     "seed": [1.5, "17", -1],
     "device": ["tpu", "meta", 1.5],
-    "saver": ["checkpoints"],
     "metrics": [["accuracy"], lambda outputs, targets: 0],
     "load_ignore_keys": [3],
 }

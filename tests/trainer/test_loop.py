@@ -279,18 +279,6 @@ def test_stop_in_the_last_batch_of_an_epoch_ends_the_epoch():
     assert (now.epoch, now.batch, now.batch_in_epoch) == (1, 3, 0)
 
 
-def test_saver_is_called_with_the_state():
-    saved = []
-    requests = [(Event.BATCH_CHECKPOINT, 1), (Event.EPOCH_CHECKPOINT, 1)]
-
-    make_trainer(
-        saver=saved.append, callbacks=[Asks(*request, Control.SAVE) for request in requests]
-    ).fit()
-
-    assert all(type(state) is State for state in saved)
-    assert [state.timestamp.batch for state in saved] == [2, 6]
-
-
 def test_save_request_without_a_folder_warns():
     trainer = make_trainer(callbacks=[Asks(Event.BATCH_END, 1, Control.SAVE)])
 

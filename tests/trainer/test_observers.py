@@ -352,7 +352,6 @@ def test_check_effects_rejects_a_callback_that_writes(event):
         "callbacks": [Writes(event), SavesEachBatch()],
         "loggers": [InMemoryLogger()],
         "schedulers": lambda clock: 1.0,
-        "saver": lambda state: None,
         "eval_dataloader": batches(12),
         "check_effects": True,
     }
