@@ -112,11 +112,6 @@ def _check_function(name: str, function: Callable[..., Any]) -> None:
             )
 
 
-def repeat(baseline: Arm) -> Arm:
-    """Return the A/A arm: the baseline once more, under another name."""
-    return attrs.evolve(baseline, name=f"{baseline.name} (repeated)")
-
-
 # --- checks before anything trains ---
 
 

@@ -228,11 +228,7 @@ def _given_costs(design: Design, cost: Mapping[str, float] | None) -> tuple[Step
     return tuple(StepCost(arm, schedules[arm][-1], (0.5,), ((float(cost[arm]),),)) for arm in arms)
 
 
-def _run(
-    designs: Sequence[Design],
-    pool: Workers,
-    costs: tuple[StepCost, ...] | None,
-) -> Study:
+def _run(designs: Sequence[Design], pool: Workers, costs: tuple[StepCost, ...] | None) -> Study:
     """Train, and measure the costs of steps."""
     design, study = designs[-1], train_designs(designs, pool)
     check_results(study, design.subject.name)

@@ -15,7 +15,7 @@ import torch
 
 from composable._support.checks import check_count, check_flags, check_range
 from composable._version import __version__
-from composable.comparison.arms import Arm, as_arms, check_composed, repeat
+from composable.comparison.arms import Arm, as_arms, check_composed
 from composable.comparison.building import inspect_build
 from composable.comparison.digest import stable_digest
 from composable.comparison.grids import configurations, grids_of, hyperparameters
@@ -98,8 +98,9 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     grids = grids_of(tune, named, taken)
     grids = {arm: {**grid, **amount} for arm, grid in grids.items()}
     given = _given_schedules(durations, named)
-    again = repeat(first) if flags["repeat_baseline"] else None
-    if again is not None:
+    again = None
+    if flags["repeat_baseline"]:
+        again = attrs.evolve(first, name=f"{first.name} (repeated)")
         if any(arm.name == again.name for arm in named):
             raise ValueError(f"arms has the name {again.name!r}, as the A/A arm; rename it.")
         named, grids[again.name] = (*named, again), grids[first.name]

@@ -1,7 +1,7 @@
 """The stages of a comparison: short trials, tuning, reported trials, costs of steps."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, closing
 from functools import partial
@@ -220,24 +220,19 @@ def _measure(workers: Workers, runs: Runs, errors: dict[str, str]) -> dict[str, 
 def _measured_runs(study: Study) -> Runs:
     """Return the run of each arm whose steps are measured, and the number of its steps."""
     protocol = study.protocol
-    finished: dict[str, dict[float, Trial]] = {}
+    finished: dict[str, dict[int, Trial]] = {}
     for one in study.reported:
         if one.outcome == "finished":
             finished.setdefault(one.trial.arm, {})[one.batches] = one.trial
     found = {}
     for arm in protocol.arms:
         if arm in finished:
-            longest, factor = _measured_length(finished[arm])
-            trial = finished[arm][longest]
+            batches = finished[arm]
+            factors = {one: max(1, math.ceil(_STEPS / max(one, 1))) for one in batches}
+            steps = min(factors, key=lambda one: (factors[one], one))
+            trial, factor = batches[steps], factors[steps]
             length = Time.parse(trial.duration)
             duration = str(Time(length.value * factor, length.unit))
             trial = attrs.evolve(trial, duration=duration, seed=protocol.seeds[0])
-            found[arm] = trial, int(longest) * factor
+            found[arm] = trial, steps * factor
     return found
-
-
-def _measured_length(batches: Iterable[float]) -> tuple[float, int]:
-    """Return the shortest of some lengths with enough steps, or the longest and a factor."""
-    factors = {one: max(1, math.ceil(_STEPS / max(one, 1))) for one in batches}
-    best = min(factors, key=lambda one: (factors[one], one))
-    return best, factors[best]

@@ -7,7 +7,7 @@ import torch
 
 from composable import IncompatibleAlgorithmsError
 from composable.algorithms import EMA, SWA, AugMix, LabelSmoothing, MixUp, RandAugment
-from composable.comparison.arms import Arm, as_arms, check_composed, repeat
+from composable.comparison.arms import Arm, as_arms, check_composed
 from composable.recipes import Recipe
 
 SMOOTHING, EMA_20 = LabelSmoothing(0.1), EMA(half_life="20ba")
@@ -73,11 +73,6 @@ def test_the_arms_of_a_loop_have_values_of_any_type():
     baseline, other = as_arms({"other": 3}, {"lr": 1}, of_loop=True)
     assert baseline.arguments({"depth": 2}) == {"arm": {"lr": 1}, "depth": 2}
     assert (other.value, other.takes, check_composed(other, [{}])) == (3, {}, ())
-
-
-def test_the_repeated_baseline_is_the_same_under_another_name():
-    again = repeat(Arm("plain", [SMOOTHING]))
-    assert (again.name, again.recipe({}).algorithms) == ("plain (repeated)", (SMOOTHING,))
 
 
 def test_incompatible_algorithms_are_found_with_the_name_of_the_arm():
