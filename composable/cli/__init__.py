@@ -23,8 +23,6 @@ from composable._version import __version__
 from composable.cli import checkpoint, compare, launch, recorded_runs
 from composable.cli._errors import refuse
 
-__all__ = ["main"]
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.

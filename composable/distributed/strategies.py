@@ -129,8 +129,6 @@ class DDP(Strategy):
                 f"comm_hook={self.comm_hook!r} must be a function of a state and a bucket, such as "
                 "bf16_compress_hook of torch.distributed.algorithms.ddp_comm_hooks.default_hooks."
             )
-        if self.comm_hook is None and self.comm_hook_state is not None:
-            raise ValueError("comm_hook_state is passed without comm_hook, which would use it.")
         given = [name for name in ("bucket_cap_mb", "comm_hook") if getattr(self, name)]
         if self.exact and given:
             raise ValueError(

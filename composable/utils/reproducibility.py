@@ -18,21 +18,6 @@ import torch
 from composable._support.checks import check_count
 from composable.core.key import Key, as_key, fold_in
 
-__all__ = [
-    "accelerator",
-    "configure_deterministic_mode",
-    "get_random_seed",
-    "get_rng_state",
-    "load_rng_state",
-    "preserve_rng",
-    "seed_all",
-    "seed_context",
-    "seed_epoch",
-    "seed_fetch",
-    "seed_step",
-]
-
-
 _BLOCK = 32  # seeds are computed so many at a time
 
 

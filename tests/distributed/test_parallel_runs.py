@@ -341,7 +341,6 @@ def test_model_that_is_divided_already_is_refused():
         ({"timeout": "1min"}, "timeout='1min' must be"),
         ({"bucket_cap_mb": 0}, "bucket_cap_mb=0 must be"),
         ({"comm_hook": "bf16"}, "comm_hook='bf16' must be a function"),
-        ({"comm_hook_state": 1}, "comm_hook_state is passed without comm_hook"),
         ({"exact": True, "bucket_cap_mb": 1}, "exact=True .* omit bucket_cap_mb"),
         ({"replicas": 0}, "replicas=0 must be"),
         ({"offload": "cpu"}, "offload='cpu' must be"),
