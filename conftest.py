@@ -143,13 +143,42 @@ def pytest_collection_modifyitems(config, items):
 _frozen_for = None
 
 
+# Hooks, not fixtures for every test: those of pytest take a tenth of the time of most tests.
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item):
-    """Let it also ignore what the files before have left: a collection took 0.2 s."""
+    """Prepare a test: ignore what others have left, compile afresh, and name what examples use."""
     global _frozen_for
     if item.path != _frozen_for:
         _frozen_for = item.path
-        gc.collect()
+        gc.collect()  # it took 0.2 s with what the files before have left
         gc.freeze()
+    if item.get_closest_marker("compile"):  # whatever of the same code others have compiled
+        torch.compiler.reset()
+        # It empties the caches of the processor to log how long guards take: 10 % of a compilation.
+        torch._dynamo.guards.profile_guard_manager = lambda *arguments: 0.0
+    yield
+    # The examples in docstrings may say `torch` and `F`; a page imports what it needs.
+    if isinstance(item, pytest.DoctestItem) and item.path.suffix == ".py":
+        # Imported here, not above: the check of shapes must be installed before the package is.
+        import composable.functional
+
+        item.dtest.globs.update(torch=torch, F=composable.functional)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Leave the global generators, and the choice of algorithms, as the test found them."""
+    numpy = sys.modules.get("numpy")  # an optional dependency
+    before = random.getstate(), torch_random.getstate(), numpy and numpy.random.get_state()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    result = yield
+    if torch.are_deterministic_algorithms_enabled() != deterministic:
+        torch.use_deterministic_algorithms(deterministic)
+    random.setstate(before[0])
+    torch_random.setstate(before[1])
+    if before[2] is not None:
+        numpy.random.set_state(before[2])
+    return result
 
 
 def pytest_report_header():
@@ -204,38 +233,3 @@ def logged():
     yield messages
     logger.removeHandler(handler)
     logger.setLevel(level)
-
-
-@pytest.fixture(autouse=True)
-def _restore_global_state():
-    """Leave the global generators, and the choice of algorithms, as the test found them."""
-    numpy = sys.modules.get("numpy")  # an optional dependency
-    before = random.getstate(), torch_random.getstate(), numpy and numpy.random.get_state()
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    yield
-    if torch.are_deterministic_algorithms_enabled() != deterministic:
-        torch.use_deterministic_algorithms(deterministic)
-    random.setstate(before[0])
-    torch_random.setstate(before[1])
-    if before[2] is not None:
-        numpy.random.set_state(before[2])
-
-
-@pytest.fixture(autouse=True)
-def _compile_afresh(request):
-    """Let a test compile what it needs, however much of the same code others have compiled."""
-    if request.node.get_closest_marker("compile"):
-        torch.compiler.reset()
-        # It empties the caches of the processor to log how long guards take: 10 % of a compilation.
-        torch._dynamo.guards.profile_guard_manager = lambda *arguments: 0.0
-
-
-@pytest.fixture(autouse=True)
-def _names_in_examples(request, doctest_namespace):
-    """Let the examples in docstrings say `torch` and `F`; a page imports what it needs."""
-    doctest_namespace.clear()
-    if request.node.path.suffix == ".py":
-        # Imported here, not above: the check of shapes must be installed before the package is.
-        import composable.functional
-
-        doctest_namespace.update(torch=torch, F=composable.functional)

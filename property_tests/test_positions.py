@@ -93,7 +93,7 @@ def resume(make, before, after, at, epochs, **options):
         stop = Raise(KeyboardInterrupt(), Event.AFTER_SAVE, at)
         with pytest.raises(KeyboardInterrupt):
             make_trainer(linear(), make(before), **{**options, "callbacks": [seen, stop]}).fit()
-        trainer = make_trainer(linear(), make(after), **options)
+        trainer = make_trainer(linear(), make(after), **{**options, "save_interval": "3ep"})
         began = len(seen.values)
         state = trainer.fit()
     return [batch[0][:, 0].int().tolist() for batch in seen.values], began, state
