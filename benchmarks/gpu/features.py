@@ -85,7 +85,7 @@ def _little_memory(setting: Setting) -> Iterator[nn.Module]:
     torch.manual_seed(0)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(setting.device).total_memory
-    free, used = 2**30, torch.cuda.memory_reserved(setting.device)
+    free, used = setting.choose(2**30, 2**26), torch.cuda.memory_reserved(setting.device)
     index = setting.device.index  # None is the current device; a device without an index is refused
     torch.cuda.set_per_process_memory_fraction((used + free) / total, index)
     try:

@@ -21,9 +21,10 @@ import attrs
 import torch
 from torch import Tensor
 
+from composable._support.devices import send
 from composable._support.dtensors import local_part
 from composable._support.foreach import compute_dtype, foreach_, per_dtype
-from composable._support.tree import tensors_of
+from composable._support.tree import map_tensors, tensors_of
 from composable.core.state import State
 from composable.core.stateful import Factor, SavedFields, saved
 from composable.data.grouping import Examples, total_weight
@@ -212,8 +213,7 @@ class StepShares:
         factor: Any = None
         if self.unit is not None:
             total = _checked_total(seen, self.declared)
-            if on_cpu:  # a number takes a fraction of the time of a tensor
-                total = float(total)
+            total = float(total) if on_cpu else total  # a number takes a fraction of the time
             factor = _ratio(self.unit, total)
             if self.may_be_nothing:
                 factor = factor_of_gradients(factor)
@@ -272,9 +272,7 @@ class StepShares:
             self.form, self.origin = loss.form, origins
             means = [one for one in loss.weights if one.value is not None]
             if any(one.of_batch is None for one in means):
-                raise loss.unknown(
-                    "before the first backward pass, since the batch does not have them"
-                )
+                raise loss.unknown("before the first backward pass, since the batch lacks them")
             counts = [one.of_batch for one in loss.weights]
             self.total = [count and self._total_of_targets(count) for count in counts]
         elif self.form != loss.form:
@@ -284,8 +282,7 @@ class StepShares:
         for (value, weight), total in zip(loss.values, self.total, strict=True):
             mean = weight.value is not None
             share = self._share(weight.factor, total) if mean else float(self.size)
-            term = times(value, share)
-            terms.append(without_nothing(term, share))
+            terms.append(without_nothing(times(value, share), share))
         return torch.stack(terms).sum()
 
     def _check_origin(self, origin: Any) -> None:
@@ -325,7 +322,11 @@ def other_form(parts: str) -> SplitLossError:
 def _rescale(parameters: Iterable[Tensor], factor: Any) -> None:
     """Multiply the gradients of parameters by a factor, in place."""
     gradients = [local_part(one.grad) for one in parameters if one.grad is not None]
-    per_dtype(lambda group: foreach_("mul", group, factor), gradients)
+
+    def scale(group: list[Tensor]) -> list[Tensor]:  # which FSDP2(offload=True) has on the CPU
+        return foreach_("mul", group, map_tensors(lambda x: send(x, group[0].device), factor))
+
+    per_dtype(scale, gradients)
 
 
 def factor_of_gradients(factor: Any) -> Any:

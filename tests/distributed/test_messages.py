@@ -8,7 +8,6 @@ import torch
 from composable.algorithms import SelectiveBackprop
 from composable.distributed import DDP, FSDP2
 from tests.support import parallel_messages, parallel_runs
-from tests.support.campaign import drawn
 from tests.support.processes import run
 
 SHARDED = {
@@ -63,35 +62,6 @@ def test_step_of_copies_has_one_message():
     report = 3 + len(parameters)  # loss, weight, omitted examples, and which gradients there are
     announced = 2 * 7 * 4  # for each process seven numbers, in four parts that any dtype can sum
     assert (many["bytes"] - few["bytes"]) / 2 == 4 * (sum(parameters) + report + announced)
-
-
-def fit_as_on_a_gpu(options):
-    return parallel_messages.fit_as_on_a_gpu(**options)
-
-
-UNREAD = {
-    "plain": {},
-    "microbatches": {"grad_accum": 2},
-    "labels": {"kind": "ignored", "loss_fn": parallel_runs.token_loss},
-    "declared": {
-        "kind": "ignored",
-        "loss_fn": parallel_runs.token_loss,
-        "loss_mean_over": "tokens",
-    },
-    "omitted": {
-        "algorithms": [SelectiveBackprop(start=0.0, end=1.0)],
-        "loss_mean_over": "examples",
-    },
-    "buffers": {"model": parallel_runs.conv_net},
-}
-
-
-@pytest.mark.parametrize("name", drawn(UNREAD, 3))
-def test_no_step_waits_for_a_gpu(name):
-    options = {**COPIED, **UNREAD[name]}
-    few, many = (run(fit_as_on_a_gpu, 2, {**options, "count": count})[0] for count in (32, 64))
-    assert each_step("messages", few, many) == {"allreduce": 2}
-    assert each_step("reads", few, many) == {"tolist": 1}  # of the counts, which are on the CPU
 
 
 def fit_in_buckets(mib, options):

@@ -5,6 +5,7 @@ the host waits for none. `Work.wait` lets the current stream wait, and without i
 what was received is a race.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.distributed.distributed_c10d import AllgatherOptions
 from tests.simgpu.extension import core
 
 NAME = "simulated"
+SENT: Counter[str] = Counter()
+"""How often this process has sent messages from its device, by the names of gloo."""
 NAMES = {
     **{name: name for name in ("allreduce", "broadcast", "allgather", "reduce_scatter", "reduce")},
     **{name: name for name in ("gather", "scatter", "alltoall", "alltoall_base")},
@@ -55,6 +58,7 @@ class Group(dist.ProcessGroup):
         device = next((one.device for one in tensors if one.device.type == "cuda"), None)
         if device is None:
             return getattr(self.gloo, name)(*arguments)
+        SENT[name] += 1
         options, mean = arguments[-1], False
         if getattr(options, "reduceOp", None) == dist.ReduceOp.AVG:  # which gloo lacks
             options.reduceOp, mean = dist.ReduceOp.SUM, True

@@ -5,10 +5,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from composable.algorithms import SelectiveBackprop
 from composable.distributed import DDP, FSDP2
-from tests.simgpu import build, device
-from tests.support import parallel_messages
+from tests.simgpu import build, device, messages
+from tests.support import parallel_runs
 from tests.support.processes import run
 
 pytestmark = [
@@ -26,8 +28,10 @@ def _started_with_devices(monkeypatch):
 def fit(options):
     """Train, and return what waited and raced in this process too."""
     device.reset()
-    result = parallel_messages.fit_counting(**options)
-    return {**result, "waits": device.waits(), "races": device.races()}
+    messages.SENT.clear()
+    result = parallel_runs.fit(**options)
+    counts = {"waits": device.waits(), "messages": dict(messages.SENT)}
+    return {**result, **counts, "races": device.races()}
 
 
 OPTIONS = {
@@ -38,13 +42,41 @@ OPTIONS = {
     "max_duration": "1ep",
     "nonfinite_loss": "ignore",
 }
+COPIES = {"parallel": DDP(shards=4), "model": parallel_runs.plain_net}
+LABELS = {**COPIES, "kind": "ignored", "loss_fn": parallel_runs.token_loss}
 CASES = {
-    "copies": {"parallel": DDP(shards=4)},
-    "microbatches": {"parallel": DDP(shards=4), "grad_accum": 2},
+    "copies": COPIES,
+    "microbatches": {**COPIES, "grad_accum": 2},
+    "labels": LABELS,
+    "declared": {**LABELS, "loss_mean_over": "tokens"},
+    "omitted": {
+        **COPIES,
+        "algorithms": [SelectiveBackprop(start=0.0, end=1.0)],
+        "loss_mean_over": "examples",
+    },
+    "buffers": {**COPIES, "model": parallel_runs.conv_net},
     "exact": {"parallel": DDP(shards=4, exact=True)},
     "sharded": {"parallel": FSDP2(shards=4)},
+    "offloaded": {"parallel": FSDP2(shards=4, offload=True)},
+    "mixed precision": {
+        "parallel": FSDP2(
+            shards=4, mixed_precision=MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        ),
+        "model": parallel_runs.plain_net,
+    },
     "replicas": {"parallel": FSDP2(shards=4, replicas=2)},
 }
+
+
+SHARDED = {"_allgather_base": 16, "_reduce_scatter_base": 4, "allreduce": 1}
+MESSAGES = {
+    "exact": {"alltoall_base": 2, "allgather": 2},
+    **dict.fromkeys(("sharded", "offloaded", "mixed precision"), SHARDED),
+    "replicas": {"allreduce": 5},
+}
+"""Of each step, from the devices: a report is among the sums of gradients, if there are copies."""
+WAITS = {"offloaded": {"event.synchronize": 8, "copy to the CPU": 1}}
+"""Of each step: FSDP2 waits for the gradients that it copies, and they for their factor."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -56,4 +88,10 @@ def test_processes_train_the_weights_of_the_cpu(name):
 
     few, many = (trained("cuda", count) for count in (32, 64))
     assert many["weights"] == trained("cpu", 64)["weights"]
-    assert few["waits"] == many["waits"]  # before the first step and after the last
+    steps = len(many["losses"]) - len(few["losses"])
+    waits, messages = (
+        {what: (n - few[key][what]) / steps for what, n in many[key].items() if n != few[key][what]}
+        for key in ("waits", "messages")
+    )
+    assert waits == WAITS.get(name, {})
+    assert messages == MESSAGES.get(name, {"allreduce": 1})

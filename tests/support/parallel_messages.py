@@ -8,14 +8,11 @@ from unittest import mock
 import attrs
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composable import Event
 from composable.distributed import Processes
-from composable.engines.parallel import Parallel
 from composable.engines.reducer import _Messages
-from composable.engines.sums import ShardSums
 from tests.support import parallel_runs as runs
 from tests.support.models import CLASSES, SIDE
 
@@ -195,42 +192,3 @@ def fit_in_buckets(mib: float, **options: Any) -> dict[str, Any]:
     """Train like `fit_counting`, with messages of a size in MiB."""
     parallel = attrs.evolve(options.pop("parallel"), bucket_cap_mb=mib)
     return fit_counting(**options, parallel=parallel)
-
-
-class Reads(TorchFunctionMode):
-    """Counts the calls for which the host would wait for a GPU, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function."""
-        if func.__name__ in _READS:
-            self.counts[func.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-_READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__")
-
-
-def fit_as_on_a_gpu(**options: Any) -> dict[str, Any]:
-    """Train like `fit_counting` with sums that take the CPU for a GPU, and count reads."""
-    begin, prepare = ShardSums.begin, Parallel.prepare
-
-    def beginning(sums: Any, state: Any) -> None:
-        begin(sums, state)
-        sums.on_cpu = False
-
-    def prepared(engine: Any, state: Any, setup: Any) -> Any:
-        state = prepare(engine, state, setup)
-        engine.carries = False
-        return state
-
-    as_on_a_gpu = (
-        mock.patch.object(ShardSums, "begin", beginning),
-        mock.patch.object(Parallel, "prepare", prepared),
-    )
-    with as_on_a_gpu[0], as_on_a_gpu[1], Reads() as reads:
-        result = fit_counting(**options, nonfinite_loss="ignore")
-    return {**result, "reads": dict(reads.counts)}
