@@ -343,7 +343,7 @@ class SavesEachBatch(Callback):
 
 
 @pytest.mark.parametrize("event", Event)
-def test_check_effects_rejects_a_callback_that_writes(event):
+def test_check_effects_rejects_a_callback_that_writes(event, tmp_path):
     if event.value.startswith("predict"):
         name = "predict"
     else:
@@ -352,6 +352,7 @@ def test_check_effects_rejects_a_callback_that_writes(event):
         "callbacks": [Writes(event), SavesEachBatch()],
         "loggers": [InMemoryLogger()],
         "schedulers": lambda clock: 1.0,
+        "save_folder": tmp_path,
         "eval_dataloader": batches(12),
         "check_effects": True,
     }
