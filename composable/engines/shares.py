@@ -21,7 +21,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable._support.devices import send
 from composable._support.dtensors import local_part
 from composable._support.foreach import compute_dtype, foreach_, per_dtype
 from composable._support.tree import map_tensors, tensors_of
@@ -324,7 +323,7 @@ def _rescale(parameters: Iterable[Tensor], factor: Any) -> None:
     gradients = [local_part(one.grad) for one in parameters if one.grad is not None]
 
     def scale(group: list[Tensor]) -> list[Tensor]:  # which FSDP2(offload=True) has on the CPU
-        return foreach_("mul", group, map_tensors(lambda x: send(x, group[0].device), factor))
+        return foreach_("mul", group, map_tensors(lambda x: x.to(group[0].device), factor))
 
     per_dtype(scale, gradients)
 
