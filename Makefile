@@ -117,6 +117,7 @@ campaign: $(VENV)/.ready
 	$(BIN)/python -m tools.kill_campaign --back-ends 30
 	$(BIN)/python -m tools.kill_campaign --remote 200
 	$(BIN)/python -m tools.kill_shards --runs 100
+	$(BIN)/python -m tools.hosts campaign 40
 	$(BIN)/python -m tools.fuzz_checkpoints --count 1000
 
 # Apart from `make test`, which runs a part of it: laws whose runs train on a simulated GPU, an

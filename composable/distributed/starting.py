@@ -2,10 +2,11 @@
 
 import atexit
 import os
+import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from hashlib import sha256
@@ -23,11 +24,16 @@ from composable.distributed.schedulers import JOB, set_variables
 
 T = TypeVar("T")
 
-_FAILED = "composable/failed"
+REPORT = "default_pg/0//composable/failed"
+"""Where the first failure of the processes is reported in the store of their launcher."""
+_FAILED = "composable/failed"  # the same, in the store of the default group
 _WAITING = "composable/waiting"
 _READ = "composable/read"
 _FREEING = 0.2  # seconds; a busy machine may take some hundredths
 _GRACE = 5.0  # seconds; processes that wait for another one stop at about the same time
+
+_hosts: dict[int, str] = {}  # of the ranks, once they have joined
+_phase: list[str | Callable[[], str]] = ["the script"]
 
 
 def join_processes(timeout: float | None = None) -> Processes:
@@ -42,8 +48,8 @@ def join_processes(timeout: float | None = None) -> Processes:
 
     Raises:
         ValueError: `WORLD_SIZE` is set, and what `torchrun` sets besides it is missing.
-        ProcessError: Another process belongs to another job, or runs another version of torch or
-            of this library.
+        ProcessError: Another process did not join in time, belongs to another job, or runs another
+            version of torch or of this library.
     """
     if not dist.is_initialized():
         set_variables()
@@ -62,7 +68,12 @@ def join_processes(timeout: float | None = None) -> Processes:
     if torch.cuda.is_available():
         options["device_id"] = local_device()
         torch.cuda.set_device(local_device())
-    dist.init_process_group(_back_ends(), **options)
+    try:
+        dist.init_process_group(_back_ends(), **options)
+    except RuntimeError as error:
+        late = re.search(r"keys: [^\s,]*/(\d+)", str(error))  # gloo waits for each rank in turn
+        absent = _lost([int(late[1])] if late else [], "did not join in time", error)
+        raise ProcessError(_in_vain(int(os.environ["RANK"]), absent)) from error
     atexit.register(leave_processes)
     processes = Processes.current()
     _check_start(processes)
@@ -77,7 +88,8 @@ def _check_start(processes: Processes) -> None:
         "composable": __version__,
         "script": _script(),
     }
-    (first, host), *others = processes.gather([own, socket.gethostname()])
+    (first, host), *others = told = processes.gather([own, socket.gethostname()])
+    _hosts.update((rank, place) for rank, (_, place) in enumerate(told))
     for rank, (other, place) in enumerate(others, 1):
         for name in [name for name in own if other[name] != first[name]]:
             text = (
@@ -146,6 +158,17 @@ def _abort() -> None:
 
 
 @contextmanager
+def in_phase(phase: str | Callable[[], str]) -> Iterator[None]:
+    """Name the phase of the block in the error of a process that waits in vain.
+
+    All processes of a run are in the same phase, so the one that does not answer was in it, too.
+    """
+    before, _phase[0] = _phase[0], phase
+    yield
+    _phase[0] = before  # not after an error, which is reported later
+
+
+@contextmanager
 def failing_together(agreed: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """End a block on every process if it fails on one of them.
 
@@ -180,7 +203,8 @@ def _end_with(error: BaseException) -> None:
     store, own = _store(), dist.get_rank()
 
     def report() -> None:
-        store.set(_FAILED, f"rank {own} failed: {type(error).__name__}: {error}"[:2000])
+        text = f"rank {own} failed: {type(error).__name__}: {error}"[:1800]
+        store.set(_FAILED, f"{text} ({_here()})")
         store.set(f"{_READ}/{own}", "")
 
     _ask(report)
@@ -210,45 +234,62 @@ def _ask(function: Callable[[], T]) -> T | None:
 
 
 def _failure_elsewhere(error: BaseException) -> ProcessError | None:
-    """Return the error of another process, if it caused this one."""
-    if not any(text in str(error) for text in _CLOSED) or isinstance(error, ProcessError):
+    """Return the error of another process, if it caused this one.
+
+    Unless another process reported an error of its code, this one writes the stacks of its threads.
+    """
+    cause = error.__cause__ if isinstance(error, ProcessError) else error
+    if not any(text in str(cause) for text in _CLOSED):
         return None
-    said = _ask(lambda: _reported(error))
-    return ProcessError(
-        said
-        or "another process ended without a report, or its machine is cut off from "
-        f"{socket.gethostname()}: {error}"
-    )
+    own, size = dist.get_rank(), dist.get_world_size()
+    said = _ask(lambda: _reported(cause, own, size))
+    if said is None:
+        away = (rank for rank in range(size) if _hosts.get(rank) != socket.gethostname())
+        said = _lost(away, "ended without a report, or its machine is cut off", cause)
+    if " failed: " not in said:
+        import faulthandler  # on use
+
+        said = _in_vain(own, said)
+        with suppress(AttributeError, OSError, RuntimeError, ValueError):  # no file: a notebook's
+            faulthandler.dump_traceback()
+    return ProcessError(said)
 
 
-def _reported(error: BaseException) -> str | None:
-    """Return the report in the store; if there is none, write one of those that do not answer."""
-    if not _said() and "imed out" in str(error):
-        _store().set(_FAILED, _silence(error)[:2000])
-    if said := _said():
-        _store().set(f"{_READ}/{dist.get_rank()}", "")
-    return said
+def _reported(error: BaseException | None, own: int, size: int) -> str:
+    """Return the report in the store; if there is none, write one of those that do not answer.
 
-
-def _said() -> str | None:
-    return _store().get(_FAILED).decode() if _store().check([_FAILED]) else None
-
-
-def _silence(error: BaseException) -> str:
-    """Say which processes have not answered: they don't wait for another one themselves."""
-    ranks, store = set(range(dist.get_world_size())), _store()
-    store.set(f"{_WAITING}/{dist.get_rank()}", "")
+    They don't wait for another process themselves.
+    """
+    store, silent = _store(), set(range(size))
+    store.set(f"{_WAITING}/{own}", "")
     end = time.monotonic() + _GRACE
-    while ranks and time.monotonic() < end:
-        ranks = {rank for rank in ranks if not store.check([f"{_WAITING}/{rank}"])}
+    while silent and time.monotonic() < end and not store.check([_FAILED]):
+        silent = {rank for rank in silent if not store.check([f"{_WAITING}/{rank}"])}
         time.sleep(0.05)
-    if not ranks:
-        return f"all processes wait, each for another one: {error}"
-    silent = ", ".join(map(str, sorted(ranks)))
+    if not store.check([_FAILED]):
+        what = "did not answer in time" if silent else "wait, each for another one"
+        store.set(_FAILED, _lost(silent or range(size), what, error)[:2000])
+    store.set(f"{_READ}/{own}", "")
+    return str(store.get(_FAILED).decode())
+
+
+def _lost(ranks: Iterable[int], what: str, error: BaseException | None) -> str:
+    names = [f"rank {rank} on {_hosts.get(rank, 'another host')}" for rank in ranks]
+    line = str(error).partition("\n")[0].partition(". This is typically ")[0]  # of gloo's advice
     return (
-        f"rank {silent} did not answer in time: it hangs, or is slower than the others by more "
-        f"than the timeout of the process group, which timeout= of the strategy sets ({error})"
+        f"{', '.join(names) or 'another process'} {what}. Look at its log and stacks and at the "
+        "network, and start all processes again; if it is only slower than the others, raise "
+        f"timeout= of the strategy ({re.sub(r'^.*[.]cc:[0-9]+[]] ', '', line)})"
     )
+
+
+def _in_vain(rank: int, why: str) -> str:
+    return f"rank {rank} {_here()}, waited in vain: {why}"
+
+
+def _here() -> str:
+    phase = _phase[0]
+    return f"on {socket.gethostname()}, in {phase if isinstance(phase, str) else phase()}"
 
 
 _CLOSED = (

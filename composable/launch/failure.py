@@ -72,10 +72,10 @@ def describe_failures(
         folder: The folder of the log files.
     """
     first = failures[rank]
-    lines = [f"composable launch: rank {rank} ended first: {_ending(first)}"]
+    lines = [f"composable launch: rank {rank} ended first: {ending(first)}"]
     lines += [f"  {line}" for line in _explanation(first, stderr_of(first.local_rank))]
     lines += [
-        f"composable launch: rank {other} ended after it: {_ending(failure)}"
+        f"composable launch: rank {other} ended after it: {ending(failure)}"
         for other, failure in sorted(failures.items())
         if other != rank
     ]
@@ -83,7 +83,8 @@ def describe_failures(
     return "\n".join(lines)
 
 
-def _ending(failure: ProcessFailure) -> str:
+def ending(failure: ProcessFailure) -> str:
+    """Return how a process ended."""
     number = -failure.exitcode if failure.exitcode < 0 else failure.exitcode - 128
     if _raised(failure):
         how = "exception"

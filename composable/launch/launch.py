@@ -23,10 +23,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from composable.distributed.schedulers import JOB
 from composable.launch import rank
-from composable.launch.failure import describe_failures, first_failure, status_of
+from composable.launch.failure import describe_failures, ending, first_failure, status_of
 from composable.launch.network import interface_to
 from composable.launch.options import Launch, LaunchError, ProcessLayout
 from composable.launch.rank_logs import RankLogs
+from composable.launch.watch import Watch
 
 
 def launch(options: Launch) -> int:
@@ -51,9 +52,11 @@ def launch(options: Launch) -> int:
     except OSError as error:
         raise LaunchError(f"log_dir={options.log_dir!r} cannot be written: {error}.") from error
     _set_environment(layout.nproc)
+    watch = None
     if layout.machines > 1:
         _set_interface(str(options.master_addr))
         os.environ[JOB] = _job_of(options, layout)
+        watch = Watch(str(options.master_addr), options.port, options.timeout)
     _handle_hangup()
     if not options.verbose:
         logging.disable(logging.ERROR)  # the agent's messages: this process has no others
@@ -65,6 +68,10 @@ def launch(options: Launch) -> int:
         print(
             describe_failures(rank, failed.failures, logs.stderr_of, logs.folder), file=sys.stderr
         )
+        if watch is not None and status_of(failure) not in (130, 143):  # of a run that was saved
+            watch.end(
+                f"rank {rank} on {socket.gethostname()} ended: {ending(failure)}; see its log"
+            )
         return status_of(failure)
     except SignalException as received:
         return 128 + int(received.sigval)
@@ -74,6 +81,9 @@ def launch(options: Launch) -> int:
             f"within timeout={options.timeout} s; check the address, the port and the firewall, "
             f"and that each machine was started, with its own node_rank ({error})."
         ) from error
+    finally:
+        if watch is not None:
+            watch.end(None)
     if options.log_dir is None:
         shutil.rmtree(logs.folder)
     return 0

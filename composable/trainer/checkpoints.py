@@ -15,6 +15,7 @@ from composable.core.control import Control
 from composable.core.event import Event
 from composable.core.state import State
 from composable.distributed.processes import Processes
+from composable.distributed.starting import in_phase
 from composable.resume.changes import check_updates, entry, saved_hyperparameters, warn_of_changes
 from composable.resume.modules import check_saved_module, module_tensors
 from composable.trainer.description import describe_hyperparameters, describe_value
@@ -116,6 +117,7 @@ class Checkpoints:
         """Save the run if anything was done since the last save."""
         return state if self._saved_at == self._progress(state) else self.save(state)
 
+    @in_phase("a save")
     def save(self, state: State) -> State:
         """Save the run."""
         run, began = self.run, time.perf_counter()
@@ -154,6 +156,7 @@ class Checkpoints:
 
     # --- what a checkpoint holds ---
 
+    @in_phase("a save")
     def write(self, path: Path, *, weights_only: bool, overwrite: bool) -> Path:
         """Write a checkpoint between two calls."""
         from composable.checkpoint.atomic import make_folder  # on use

@@ -22,6 +22,7 @@ from composable.core.stateful import Count, SavedFields, saved
 from composable.data.fetching import loader_length
 from composable.data.prefetch import on_device
 from composable.distributed.outputs import gather_outputs
+from composable.distributed.starting import in_phase
 from composable.engines.engine import Engine
 from composable.engines.forward import ForwardPass
 from composable.engines.modules import bind_loss
@@ -80,6 +81,7 @@ class EvaluationLoop(SavedFields):
         inner = fire(Event.EVAL_AFTER_ALL, inner)
         return state.evolve(memory=inner.memory, metrics=inner.metrics)
 
+    @in_phase("an evaluation")
     def evaluate(self, state: State, evaluator: Evaluator) -> State:
         """Evaluate a model, and return the state with the results.
 
@@ -153,6 +155,7 @@ class EvaluationLoop(SavedFields):
             state = fire(Event.EVAL_BATCH_END, state)
         return state, losses, counted
 
+    @in_phase("a prediction")
     def predict(self, state: State, dataloader: Iterable[Any]) -> tuple[State, list[Any]]:
         """Call the model on every batch, and return the state and the outputs."""
         with at_averaged_weights(state) as averaged:

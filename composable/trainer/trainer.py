@@ -14,7 +14,7 @@ from composable.core.event import Event
 from composable.core.results import Results
 from composable.core.state import State
 from composable.core.time import TimeLike
-from composable.distributed.starting import failing_together
+from composable.distributed.starting import failing_together, in_phase
 from composable.plan.declarations import as_observer
 from composable.plan.plan import Plan
 from composable.trainer import arguments as check
@@ -68,7 +68,7 @@ class Trainer:
         from composable.trainer.records import Records
         from composable.trainer.session import Session, run_overrides
 
-        with failing_together():
+        with failing_together(), in_phase("the start"):
             options = self._options = run_overrides(TrainerOptions(*args, **kwargs))
             check_unowned(options.model)
             if options.deterministic_mode:
@@ -161,6 +161,7 @@ class Trainer:
             self._training(),  # first, so that it ends last
             summarized(self._checkpoints),
             run.engine.failing_together(),
+            in_phase(lambda: f"training after batch {run.state.timestamp.batch}"),
             preserve_rng(),
             records.locked(),
             records.recording_end(),

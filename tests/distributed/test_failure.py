@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from composable.distributed import starting
 from composable.launch.failure import first_failure, status_of
 
-NOW = 1_000_000
+NOW, HOST = 1_000_000, socket.gethostname()
 
 
 @pytest.fixture
@@ -94,7 +94,8 @@ def test_rank_0_waits_until_its_error_is_read_where_it_has_the_store(
     if agent is not None:
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
     starting._end_with(OSError("the disk is gone"))
-    said = {"composable/failed": f"rank {rank} failed: OSError: the disk is gone"}
+    text = f"rank {rank} failed: OSError: the disk is gone (on {HOST}, in the script)"
+    said = {"composable/failed": text}
     assert store.said == {**said, f"composable/read/{rank}": ""}  # it waits for no other report
     assert store.waited == waited
     assert aborted == [[]]  # first: the others wait for it in a collective
@@ -104,6 +105,7 @@ def test_a_process_that_reads_an_error_says_so(monkeypatch):
     store = dist.HashStore()
     monkeypatch.setattr(starting, "_store", lambda: store)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     store.set("composable/failed", "rank 0 failed: OSError: the disk is gone")
     found = starting._failure_elsewhere(RuntimeError("Connection closed by peer"))
     assert str(found) == "rank 0 failed: OSError: the disk is gone"
@@ -111,7 +113,7 @@ def test_a_process_that_reads_an_error_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["Connection reset by peer", "timed out", "No route to host"])
-def test_a_store_of_a_machine_that_is_cut_off_is_asked_for_a_limited_time(text, monkeypatch):
+def test_a_store_of_a_machine_that_is_cut_off_is_asked_for_a_limited_time(text, monkeypatch, capfd):
     cut, asked = threading.Event(), []
 
     def wait(*_):
@@ -122,14 +124,17 @@ def test_a_store_of_a_machine_that_is_cut_off_is_asked_for_a_limited_time(text, 
     monkeypatch.setattr(starting, "_store", lambda: Mock(check=wait, set=wait))
     monkeypatch.setattr(starting, "_abort", lambda: None)
     monkeypatch.setattr(starting, "_GRACE", 0.02)
+    monkeypatch.setattr(starting, "_hosts", {0: "node0", 1: HOST})
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     try:
         found = starting._failure_elsewhere(RuntimeError(text))
         starting._end_with(OSError("the disk is gone"))
     finally:
         cut.set()
-    assert str(found) == (
-        "another process ended without a report, or its machine is cut off from "
-        f"{socket.gethostname()}: {text}"
+    assert str(found).startswith(
+        f"rank 1 on {HOST}, in the script, waited in vain: rank 0 on node0 ended without a report, "
+        "or its machine is cut off. Look at its log"
     )
     assert len(asked) == 2
+    assert "Current thread" in capfd.readouterr().err
