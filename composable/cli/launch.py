@@ -43,6 +43,8 @@ def add_launch(commands: Any) -> None:
         short = ["-n"] if name == "nproc" else []
         _flag(parser, *short, f"--{name}", type=int, help=text)
     texts = {
+        "nnodes": "number of machines in place of --world_size, or 1:3 with --max_restarts, where "
+        "1 machine is enough to train on",
         "master_addr": "address of machine 0",
         "job_id": "names the job, and refuses processes of another; by default a digest of "
         "the command, the numbers of processes and the address",

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from composable.distributed.schedulers import JOB
@@ -53,16 +54,18 @@ def launch(options: Launch) -> int:
         raise LaunchError(f"log_dir={options.log_dir!r} cannot be written: {error}.") from error
     _set_environment(layout.nproc)
     watch = None
+    own: str | None = "127.0.0.1"  # the name of the host may have no address
     if layout.machines > 1:
-        _set_interface(str(options.master_addr))
+        own = _set_interface(str(options.master_addr))
         os.environ[JOB] = _job_of(options, layout)
+    if layout.machines > 1 and not options.max_restarts:  # otherwise the rendezvous ends them
         watch = Watch(str(options.master_addr), options.port, options.timeout)
     _handle_hangup()
     if not options.verbose:
         logging.disable(logging.ERROR)  # the agent's messages: this process has no others
     entrypoint, *arguments = _command(options)
     try:
-        elastic_launch(_config(options, layout, logs), entrypoint)(*arguments)
+        elastic_launch(_config(options, layout, logs, own), entrypoint)(*arguments)
     except ChildFailedError as failed:
         rank, failure = first_failure(failed.failures)
         print(
@@ -75,7 +78,7 @@ def launch(options: Launch) -> int:
         return status_of(failure)
     except SignalException as received:
         return 128 + int(received.sigval)
-    except torch.distributed.DistError as error:
+    except (torch.distributed.DistError, RendezvousError) as error:
         raise LaunchError(
             f"master_addr={options.master_addr!r}: the {layout.machines} machines did not connect "
             f"within timeout={options.timeout} s; check the address, the port and the firewall, "
@@ -89,26 +92,33 @@ def launch(options: Launch) -> int:
     return 0
 
 
-def _config(options: Launch, layout: ProcessLayout, logs: RankLogs) -> LaunchConfig:
-    """Return the settings of the agent."""
+def _config(
+    options: Launch, layout: ProcessLayout, logs: RankLogs, own: str | None
+) -> LaunchConfig:
+    """Return the settings of the agent, and let the others reach this machine at an address."""
     settings: dict[str, Any] = {
         "run_id": "launch",
         "logs_specs": logs,
         "max_restarts": options.max_restarts,
         "log_line_prefix_template": "[rank ${rank}] ",
     }
-    if layout.machines == 1:  # this rendezvous can be repeated at a restart
-        settings["rdzv_backend"] = "c10d"
+    if layout.machines == 1:
         settings["rdzv_endpoint"] = f"127.0.0.1:{options.master_port or 0}"
-        settings["local_addr"] = "127.0.0.1"  # the name of the host may have no address
+    else:
+        settings["rdzv_endpoint"] = f"{options.master_addr}:{options.port}"
+    if layout.machines == 1 or options.max_restarts:  # this rendezvous can be repeated
+        settings |= {"rdzv_backend": "c10d", "local_addr": own}
+        settings["rdzv_configs"] = {
+            **{"is_host": layout.machine == 0, "join_timeout": options.timeout},
+            "read_timeout": options.timeout,
+        }
     else:  # this one has the ranks in the order of the machines
         settings["rdzv_backend"] = "static"
-        settings["rdzv_endpoint"] = f"{options.master_addr}:{options.port}"
         settings["rdzv_configs"] = {"rank": layout.machine, "timeout": options.timeout}
     newer = {"shutdown_timeout": options.grace, "signals_to_handle": ",".join(_signals())}
     known = {field.name for field in dataclasses.fields(LaunchConfig)}
     settings |= {name: value for name, value in newer.items() if name in known}
-    return LaunchConfig(layout.machines, layout.machines, layout.nproc, **settings)
+    return LaunchConfig(layout.fewest, layout.machines, layout.nproc, **settings)
 
 
 def _command(options: Launch) -> list[str]:
@@ -140,8 +150,11 @@ def _job_of(options: Launch, layout: ProcessLayout) -> str:
     return f"{options.job_id or digest}, {layout.machines} machines with -n {layout.nproc}"
 
 
-def _set_interface(address: str) -> None:
-    """Set the network interface of gloo and NCCL, and report a name that has no address yet."""
+def _set_interface(address: str) -> str | None:
+    """Set the network interface of gloo and NCCL, and return the address of this machine on it.
+
+    A name that has no address yet is reported.
+    """
     try:
         socket.getaddrinfo(address, None)
     except OSError as error:
@@ -151,9 +164,11 @@ def _set_interface(address: str) -> None:
             "trying again until --timeout.",
             file=sys.stderr,
         )
-    if (interface := interface_to(address)) is not None:
+    interface, own = interface_to(address) or (None, None)
+    if interface is not None:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)
+    return own
 
 
 def _usable_cores() -> int:

@@ -17,8 +17,10 @@ _SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
 _ELSEWHERE = "192.0.2.1"  # reserved for documentation: the route to it is the default route
 
 
-def interface_to(address: str) -> str | None:
-    """Return the network interface by which a machine is reached, or None if that is unknown.
+def interface_to(address: str) -> tuple[str, str] | None:
+    """Return the network interface by which a machine is reached, and this machine's address on it.
+
+    None if that is unknown.
 
     gloo takes the address of the host's name, which on Debian and Ubuntu is one of the loopback
     interface. The same is found for the first machine on itself, so the default route counts then,
@@ -34,9 +36,10 @@ def interface_to(address: str) -> str | None:
     for target in (address, _ELSEWHERE):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((target, 1))  # sends nothing
-            if found := named.get(probe.getsockname()[0]):
-                return found
-    return next(iter(named.values())) if len(named) == 1 else None
+            own = probe.getsockname()[0]
+            if own in named:
+                return named[own], own
+    return next((name, own) for own, name in named.items()) if len(named) == 1 else None
 
 
 def _addresses(probe: socket.socket) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """The options of `composable launch`, and their checks."""
 
 import os
+import re
 import shutil
 import socket
 import string
@@ -29,6 +30,8 @@ class Launch:
         kind: "script", "module" or "command".
         nproc: Number of processes on this machine; by default one for each GPU, or one.
         world_size: Number of processes on all machines, a multiple of `nproc`.
+        nnodes: Number of machines, in place of `world_size`: "2", or "1:3" with `max_restarts` for
+            a run that restarts on those that are left, and waits for 1 at least.
         node_rank: The number of this machine, from 0.
         base_rank: The rank of the first process of this machine, instead of `node_rank`.
         master_addr: The address of machine 0.
@@ -53,6 +56,7 @@ class Launch:
     kind: str = "script"
     nproc: int | None = None
     world_size: int | None = None
+    nnodes: str | None = None
     node_rank: int | None = None
     base_rank: int | None = None
     master_addr: str | None = None
@@ -82,11 +86,13 @@ class ProcessLayout:
         nproc: Number of processes on each machine.
         machines: Number of machines.
         machine: The number of this machine.
+        fewest: Number of machines with which a restart goes ahead.
     """
 
     nproc: int
     machines: int
     machine: int
+    fewest: int = 1
 
     @classmethod
     def of(cls, options: Launch) -> "ProcessLayout":
@@ -99,7 +105,7 @@ class ProcessLayout:
             >>> from composable.launch.options import Launch, ProcessLayout
             >>> second = Launch("train", kind="module", nproc=1, world_size=2, base_rank=1)
             >>> ProcessLayout.of(attrs.evolve(second, master_addr="node0"))
-            ProcessLayout(nproc=1, machines=2, machine=1)
+            ProcessLayout(nproc=1, machines=2, machine=1, fewest=2)
             >>> ProcessLayout.of(attrs.evolve(second, nproc=0))
             Traceback (most recent call last):
                 ...
@@ -108,15 +114,15 @@ class ProcessLayout:
         _check_not_nested()
         _check_target(options)
         nproc = _processes(options.nproc)
-        machines = _machines(options.world_size, nproc)
+        fewest, machines = _machines(options, nproc)
         machine = _machine(options, nproc, machines)
-        _check_restarts(options.max_restarts, machines)
+        _check_at_least("max_restarts", options.max_restarts, 0)
         _check_at_least("grace", options.grace, 1)
         _check_at_least("timeout", options.timeout, 1)
         for name in ("stdout", "stderr"):
             _check_template(name, getattr(options, name), machines * nproc)
         _check_address(options, machines, machine)
-        return cls(nproc, machines, machine)
+        return cls(nproc, machines, machine, fewest)
 
 
 def _check_not_nested() -> None:
@@ -156,16 +162,29 @@ def _processes(nproc: int | None) -> int:
     return nproc
 
 
-def _machines(world_size: int | None, nproc: int) -> int:
-    """Return the number of machines."""
-    if world_size is None:
-        return 1
-    if world_size < 1 or world_size % nproc:
+def _machines(options: Launch, nproc: int) -> tuple[int, int]:
+    """Return the fewest machines, and all."""
+    world_size, nnodes = options.world_size, options.nnodes
+    if nnodes is None:
+        if world_size is not None and (world_size < 1 or world_size % nproc):
+            raise LaunchError(
+                f"world_size={world_size} must be a multiple of nproc={nproc}: it counts the "
+                "processes of all machines, and each machine runs nproc of them."
+            )
+        count = (world_size or nproc) // nproc
+        return count, count
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", nnodes)
+    fewest, most = map(int, (found[1], found[2] or found[1])) if found else (0, 0)
+    if not 1 <= fewest <= most:
+        raise LaunchError(f"nnodes={nnodes!r} must be a number of machines, or two, such as 1:3.")
+    if world_size not in (None, most * nproc):
         raise LaunchError(
-            f"world_size={world_size} must be a multiple of nproc={nproc}: it counts the processes "
-            "of all machines, and each machine runs nproc of them."
+            f"nnodes={nnodes!r} with nproc={nproc} means {most * nproc} processes, and world_size="
+            f"{world_size}; pass one of the two."
         )
-    return world_size // nproc
+    if fewest < most and not options.max_restarts:
+        raise LaunchError(f"nnodes={nnodes!r} needs --max_restarts: another number is a restart.")
+    return fewest, most
 
 
 def _machine(options: Launch, nproc: int, machines: int) -> int:
@@ -183,26 +202,16 @@ def _machine(options: Launch, nproc: int, machines: int) -> int:
         if machines > 1:
             raise LaunchError(
                 f"node_rank=None must be the number of this machine, from 0 to {machines - 1}, "
-                f"since world_size={options.world_size} and nproc={nproc} need {machines} machines."
+                f"since there are {machines} machines."
             )
         return 0
     if not 0 <= machine < machines:
         raise LaunchError(
             f"node_rank={machine} must be from 0 to {machines - 1}: world_size="
-            f"{options.world_size} and nproc={nproc} need {machines} machine"
-            f"{'s' if machines > 1 else ''}."
+            f"{options.world_size}, nnodes={options.nnodes} and nproc={nproc} need {machines} "
+            f"machine{'s' if machines > 1 else ''}."
         )
     return machine
-
-
-def _check_restarts(max_restarts: int, machines: int) -> None:
-    _check_at_least("max_restarts", max_restarts, 0)
-    if max_restarts and machines > 1:
-        raise LaunchError(
-            f"max_restarts={max_restarts} requires one machine; with several, have the scheduler "
-            "restart the job, such as by `sbatch --requeue`, and pass autoresume=True to the "
-            "Trainer."
-        )
 
 
 def _check_template(name: str, template: str | None, world_size: int) -> None:

@@ -165,12 +165,12 @@ def test_several_machines_use_the_interface_by_which_they_are_reached(monkeypatc
     probe.__exit__ = lambda *_: None
     monkeypatch.setattr(network.socket, "socket", lambda *_: probe)
     monkeypatch.setattr(network, "_addresses", lambda _: iter(named.items()))
-    assert network.interface_to("10.0.1.9") == "eth1"
-    assert network.interface_to("127.0.1.1") == "eth0"  # the first machine, on itself
+    assert network.interface_to("10.0.1.9") == ("eth1", "10.0.1.1")
+    assert network.interface_to("127.0.1.1") == ("eth0", "10.0.0.1")  # the first machine, on itself
     probe.connect.side_effect = OSError("no route")
     assert network.interface_to("10.0.1.9") is None  # one of two
     del named["eth1"]
-    assert network.interface_to("10.0.1.9") == "eth0"
+    assert network.interface_to("10.0.1.9") == ("eth0", "10.0.0.1")
 
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "ib0"})
     module._set_interface("no-such-name.invalid")
@@ -191,6 +191,24 @@ def test_a_job_is_named_by_what_all_of_its_machines_have_the_same():
     assert len({same, *others, job(job_id="7"), job(nproc=2, job_id="7")}) == 6
     ports = [Launch("a", job_id=one).port for one in (None, "7", "7", "8")]
     assert ports == [29500, 21346, 21346, 26291]
+
+
+def test_several_machines_can_restart_with_those_that_are_left(tmp_path):
+    from composable.launch.launch import _config
+    from composable.launch.options import Launch, ProcessLayout
+
+    def config(**options):
+        target = tmp_path / "a.py"
+        target.touch()
+        options = {"nproc": 2, "node_rank": 1, "master_addr": "node0", "job_id": "7", **options}
+        given = Launch(str(target), **options)
+        found = _config(given, ProcessLayout.of(given), None, "10.0.0.2")
+        return found.min_nodes, found.max_nodes, found.rdzv_backend, found.local_addr
+
+    assert config(world_size=4) == (2, 2, "static", None)
+    assert config(nnodes="2") == (2, 2, "static", None)
+    assert config(nnodes="1:3", max_restarts=1) == (1, 3, "c10d", "10.0.0.2")
+    assert config(world_size=4, max_restarts=1) == (2, 2, "c10d", "10.0.0.2")
 
 
 def test_restart_repeats_all_ranks_with_log_files_of_their_own(tmp_path):
@@ -297,10 +315,13 @@ INVALID = {
         "base_rank=1 must be node_rank times nproc=1, and node_rank=0 is given",
     ),
     "no address": ([*TWO, "--node_rank", 1, "script.py"], "must be the address of machine 0"),
-    "restarts": (
-        [*TWO, "--node_rank", 1, "--max_restarts", 1, "script.py"],
-        "max_restarts=1 requires one machine",
+    "no number": (["--nnodes", "2-3", "script.py"], "nnodes='2-3' must be a number of machines"),
+    "fewest of all": (
+        ["--nnodes", "3:2", "script.py"],
+        "nnodes='3:2' must be a number of machines",
     ),
+    "two worlds": ([*TWO, "--nnodes", 3, "script.py"], "means 3 processes, and world_size=2; pass"),
+    "no restart": (["--nnodes", "1:2", "script.py"], "nnodes='1:2' needs --max_restarts"),
     "negative": (["--max_restarts", -1, "script.py"], "max_restarts=-1 must be at least 0"),
     "one file": (
         ["-n", 2, "--stdout", "log.txt", "script.py"],
