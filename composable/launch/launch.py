@@ -52,12 +52,8 @@ def launch(options: Launch) -> int:
         logs = RankLogs(options, layout.machine)
     except OSError as error:
         raise LaunchError(f"log_dir={options.log_dir!r} cannot be written: {error}.") from error
-    _set_environment(layout.nproc)
+    own = _set_environment(options, layout)
     watch = None
-    own: str | None = "127.0.0.1"  # the name of the host may have no address
-    if layout.machines > 1:
-        own = _set_interface(str(options.master_addr))
-        os.environ[JOB] = _job_of(options, layout)
     if layout.machines > 1 and not options.max_restarts:  # otherwise the rendezvous ends them
         watch = Watch(str(options.master_addr), options.port, options.timeout)
     _handle_hangup()
@@ -130,10 +126,14 @@ def _command(options: Launch) -> list[str]:
     return [sys.executable, "-u", rank.__file__, options.kind, target, *arguments]
 
 
-def _set_environment(nproc: int) -> None:
-    """Set the variables of the environment that the processes inherit, if they are not set."""
+def _set_environment(options: Launch, layout: ProcessLayout) -> str | None:
+    """Set the variables of the environment that the processes inherit, if they are not set.
+
+    Returns:
+        The address of this machine for the others.
+    """
     defaults = {
-        "OMP_NUM_THREADS": str(max(1, _usable_cores() // nproc)),
+        "OMP_NUM_THREADS": str(max(1, _usable_cores() // layout.nproc)),
         "PYTHONFAULTHANDLER": "1",  # a segmentation fault leaves a traceback
         # Otherwise restarted processes may read the addresses of those before them:
         # https://github.com/pytorch/pytorch/issues/135712
@@ -141,6 +141,10 @@ def _set_environment(nproc: int) -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    if layout.machines == 1:
+        return "127.0.0.1"  # the name of the host may have no address
+    os.environ[JOB] = _job_of(options, layout)
+    return _set_interface(str(options.master_addr))
 
 
 def _job_of(options: Launch, layout: ProcessLayout) -> str:

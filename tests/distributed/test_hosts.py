@@ -6,7 +6,9 @@ from functools import partial
 
 import pytest
 
-from tools.hosts.campaign import SCRIPT, Case, launch, run, weights
+from tools.hosts.campaign import SCRIPT, Case, launch, reaches, run, weights
+from tools.hosts.campaign import start as begin
+from tools.hosts.faults import FAULTS
 from tools.hosts.network import Hosts, ip, wait, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -43,15 +45,20 @@ def ends(hosts, folder, commands):
     return [found[n][0] for n in started], [log.read_text() for log in logs]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(folder, batches):
     """Return the weights of a run of one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    with Hosts(1, folder) as hosts:
-        command = [sys.executable, SCRIPT, folder / "run", "--batches", 4, "--engine", "exact"]
-        statuses, said = ends(hosts, folder, [command])
+    folder.mkdir(exist_ok=True)
+    with Hosts(1, folder / "alone") as hosts:
+        options = ("--batches", batches, "--engine", "exact")
+        statuses, said = ends(hosts, folder, [[sys.executable, SCRIPT, folder / "run", *options]])
     assert statuses == [0], said
     return weights(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def four_batches(tmp_path_factory):
+    """Return the weights of a short run of one process."""
+    return alone(tmp_path_factory.mktemp("alone"), 4)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +70,7 @@ def alone(tmp_path_factory):
         pytest.param("several", launch, marks=campaign),
     ],
 )
-def test_a_run_on_two_hosts_is_that_of_one_process(names, start, alone, tmp_path):
+def test_a_run_on_two_hosts_is_that_of_one_process(names, start, four_batches, tmp_path):
     with Hosts(2, tmp_path / "hosts", "debian" if names == "several" else names) as hosts:
         for host in (0, 1) if names == "several" else ():
             inside = f"-n {hosts.space(host)}"
@@ -73,7 +80,7 @@ def test_a_run_on_two_hosts_is_that_of_one_process(names, start, alone, tmp_path
         options = (tmp_path / "run", "--batches", 4, "--engine", "exact")
         statuses, said = ends(hosts, tmp_path, [start(host, *options) for host in (0, 1)])
     assert statuses == [0, 0], said
-    assert weights(tmp_path / "run") == alone
+    assert weights(tmp_path / "run") == four_batches
 
 
 DISAGREEMENTS = {
@@ -110,3 +117,19 @@ def test_every_host_ends_after_a_fault(fault, tmp_path):
     if fault == "stop":
         assert "are ended: rank 1 on node1 did not answer in time" in said[1]
         assert "train.py" in said[1].partition("most recent call first")[2]
+
+
+@campaign
+@pytest.mark.parametrize(
+    ("fault", "options"), [("kill", {}), ("stop", {}), ("power", {"nnodes": "1:2"})]
+)
+def test_hosts_restart_after_a_fault_and_train_to_the_bit(fault, options, tmp_path):
+    case, folder = Case(fault, timeout=8, engine="exact"), tmp_path / "run"
+    with Hosts(2, tmp_path / "hosts") as hosts:
+        started = begin(hosts, folder, case, "first", max_restarts=2, **options)
+        assert reaches(folder, case, started)
+        FAULTS[fault].do(hosts, 1, folder)
+        found = wait(started, time.monotonic(), SECONDS)
+    said = [(folder / f"first{host}.log").read_text() for host in (0, 1)]
+    assert [status for status, _ in found.values()] == [0, -9 if fault == "power" else 0], said
+    assert weights(folder) == alone(tmp_path / "one", 12), said

@@ -135,7 +135,7 @@ def test_threads_are_the_usable_cores_divided_by_the_processes(monkeypatch):
             monkeypatch.delenv(name, raising=False)
         if given:
             monkeypatch.setenv("OMP_NUM_THREADS", given)
-        module._set_environment(nproc)
+        module._set_environment(None, Mock(nproc=nproc, machines=1))
         return os.environ["OMP_NUM_THREADS"]
 
     monkeypatch.setattr(os, "environ", dict(os.environ))  # whatever is set is forgotten

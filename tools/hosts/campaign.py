@@ -59,13 +59,14 @@ def launch(host: int, *arguments: object, **options: object) -> list[str]:
     return [sys.executable, "-m", "composable", "launch", *shown, str(SCRIPT), *map(str, arguments)]
 
 
-def start(hosts: Hosts, folder: Path, case: Case, name: str) -> Running:
-    """Start the run of a case on both hosts."""
+def start(hosts: Hosts, folder: Path, case: Case, name: str, **given: object) -> Running:
+    """Start the run of a case on both hosts, with options of the launcher."""
+    folder.mkdir(parents=True, exist_ok=True)
     for file in [*folder.glob("trace*"), *folder.glob("here*"), *folder.glob("hang*")]:
         file.unlink()
     options, started = ["--engine", case.engine, "--timeout", case.timeout], {}
     for host in (0, 1):
-        command = launch(host, folder, *options, timeout=60)
+        command = launch(host, folder, *options, timeout=60, **given)
         variables = FAULTS[case.fault].variables if host == case.host else {}
         started[host] = hosts.start(host, command, folder / f"{name}{host}.log", **variables)
     return started
@@ -99,7 +100,6 @@ def weights(folder: Path) -> bytes:
 
 def run(hosts: Hosts, folder: Path, case: Case, whole: bytes | None = None) -> Outcome:
     """Run until a fault, and once more after it; compare the weights with a whole run."""
-    folder.mkdir(parents=True, exist_ok=True)
     fault, host = FAULTS[case.fault], case.host
     with fault.around(hosts, host):
         started = start(hosts, folder, case, "first")
