@@ -49,7 +49,7 @@ def train_design(design: Design, workers: Workers) -> Study:
         later = reporting_trials(design, chosen)
         trials = tuning_trials(design, _measured_rates(design, workers, later))
         tuning = workers.train("tuning", trials, later)
-        chosen, notes = choose(design.tried, tuning, partial(_score, design))
+        chosen, notes = choose_settings(design.tried, tuning, partial(_score, design))
     reported = workers.train("reported runs", reporting_trials(design, chosen))
     notes = [*design.protocol.notes, *notes]
     protocol = attrs.evolve(design.protocol, chosen=chosen, notes=tuple(notes))
@@ -107,7 +107,7 @@ def tuning_trials(design: Design, rates: Rates) -> list[Trial]:
     return trials
 
 
-def choose(
+def choose_settings(
     tried: Tried, results: Sequence[TrialResult], score: Callable[[TrialResult], float]
 ) -> tuple[dict[str, Settings], list[str]]:
     """Choose the settings of each arm with the best mean score; of equal ones the first.

@@ -138,10 +138,10 @@ def logs(store: ObjectStore, sizes: Mapping[str, int]) -> list[str]:
     lists = [path for path in sizes if path.rpartition("/")[2] == LOGS]
     if not lists and not any(path.endswith(f"/{MANIFEST}") for path in sizes):
         return list(filter(is_log, sizes))
-    return [path for place in lists for path in listed(store, sizes, place)]
+    return [path for place in lists for path in listed_logs(store, sizes, place)]
 
 
-def listed(store: ObjectStore, sizes: Mapping[str, int], place: str = LOGS) -> list[str]:
+def listed_logs(store: ObjectStore, sizes: Mapping[str, int], place: str = LOGS) -> list[str]:
     """Return the paths of the logs in a list, which may be missing."""
     paths = strict_json.load(store.read(place), place) if place in sizes else []
     return [path for path in map(place.removesuffix(LOGS).__add__, paths) if path in sizes]
@@ -208,7 +208,7 @@ def fetch(store: ObjectStore, name: str, target: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def discard(store: ObjectStore, name: str, *, replaced: bool = False) -> bool:
+def delete_checkpoint(store: ObjectStore, name: str, *, replaced: bool = False) -> bool:
     """Delete a checkpoint, its manifest first, and return whether it was deleted.
 
     One to which other files were added is not, unless it is replaced: then they are all that stays.
@@ -241,7 +241,7 @@ def prune(place: str, keep: int) -> list[str]:
         if runs[run] <= keep or (run, local_name(name)) in best:
             continue
         if is_url(place):
-            if not discard(ObjectStore("path", place), name):
+            if not delete_checkpoint(ObjectStore("path", place), name):
                 continue
         elif not delete(found.path, str(run)):
             continue

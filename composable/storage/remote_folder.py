@@ -58,11 +58,11 @@ from composable.storage.copies import (
     LOGS,
     best_of,
     complete,
-    discard,
+    delete_checkpoint,
     fetch,
     fetch_first,
     is_log,
-    listed,
+    listed_logs,
     local_name,
     outline,
 )
@@ -182,7 +182,7 @@ class RemoteFolder:
             self._unused |= begun - {path.partition("/")[0] for path in self._seen}
             parts = [path.rpartition("/")[0] for path in sizes if path.startswith(_PARTS)]
             self._unused |= set(parts)
-            self._listed = set(listed(self.store, sizes))
+            self._listed = set(listed_logs(self.store, sizes))
             for path in () if current else sorted(self._listed):
                 self.store.get(path, self.folder / path)
             if not resume or (current and alone and self._has_whole()):
@@ -471,10 +471,10 @@ class RemoteFolder:
                 continue
             place, manifest = self._remote.pop(name)
             if manifest.info.get("run") == run:
-                discard(self.store, place)
+                delete_checkpoint(self.store, place)
             delete(self.folder / name, run)
         while self._unused:
-            discard(self.store, self._unused.pop())
+            delete_checkpoint(self.store, self._unused.pop())
         self._prune()
 
     def _known(self, name: str) -> Manifest | None:
@@ -499,7 +499,7 @@ class RemoteFolder:
         self._remote[path.name] = target, manifest
         self._forget_parts(parts.values())
         if before:
-            discard(self.store, before[0], replaced=True)
+            delete_checkpoint(self.store, before[0], replaced=True)
 
     def _forget_parts(self, parts: Iterable[tuple[str, str, str]]) -> None:
         for part in parts:

@@ -7,7 +7,7 @@ import pytest
 
 from composable.comparison.rates import Rates
 from composable.comparison.records import Evaluation, Seconds, Trial, TrialResult
-from composable.comparison.stages import choose, tuning_trials
+from composable.comparison.stages import choose_settings, tuning_trials
 from tests.comparison.small import design
 
 BEST = {"plain": 0.1, "mixed": 0.01}
@@ -33,7 +33,10 @@ def score(one):
 def test_the_best_settings_of_each_arm_are_chosen():
     losses = [abs(math.log10(one.settings["lr"] / BEST[one.arm])) for one in TRIALS]
     results = [result(one, loss) for one, loss in zip(TRIALS, losses, strict=True)]
-    assert choose(TRIED, results, score) == ({arm: {"lr": best} for arm, best in BEST.items()}, [])
+    assert choose_settings(TRIED, results, score) == (
+        {arm: {"lr": best} for arm, best in BEST.items()},
+        [],
+    )
 
 
 def test_every_arm_gets_the_same_trials_and_only_tuning_seeds():
@@ -46,7 +49,7 @@ def test_every_arm_gets_the_same_trials_and_only_tuning_seeds():
 
 
 def test_of_equal_settings_the_first_is_chosen():
-    chosen, _ = choose(TRIED, [result(one, 1.0) for one in TRIALS], score)
+    chosen, _ = choose_settings(TRIED, [result(one, 1.0) for one in TRIALS], score)
     assert chosen["plain"] == {"lr": 0.001}
 
 
@@ -57,11 +60,11 @@ def test_settings_without_a_result_on_one_seed_are_the_worst(outcome):
         result(one, *(lost if one.settings["lr"] == 0.001 and one.seed == 9 else (5.0,)))
         for one in TRIALS
     ]
-    assert choose(TRIED, results, score)[0]["plain"] == {"lr": 0.01}
+    assert choose_settings(TRIED, results, score)[0]["plain"] == {"lr": 0.01}
 
 
 def test_an_arm_whose_trials_all_fail_is_named():
     failed = (0.0, "failed", "ValueError: no")
     results = [result(one, *(failed if one.arm == "mixed" else (1.0,))) for one in TRIALS]
-    _, notes = choose(TRIED, results, score)
+    _, notes = choose_settings(TRIED, results, score)
     assert notes == ["mixed: no tuning trial has a result: ValueError: no"]
