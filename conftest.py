@@ -42,6 +42,7 @@ os.fsync = os.fstat  # which rejects the same descriptors
 # Sphinx runs conf.py; pytest would import it in search of examples. The code of the guides runs in
 # a copy of the tree: tests/project/test_five_steps.py.
 collect_ignore = ["docs/conf.py", "docs/contributing.md", "docs/adding_a_gradient_method.md"]
+collect_ignore += ["tests/distributed/ray_runs.py"]  # it needs Ray: `make ray`
 
 # The adapters and their tests need the library that they adapt to. They are skipped where it is
 # not installed, and the report begins with its name.

@@ -13,6 +13,7 @@ from tests.support.models import mlp, same, weights
 from tests.support.observers import Asks, Trace
 from tests.support.runs import make_trainer
 from tests.support.strategies import fewer, requests, wishes
+from tests.support.traced import SavesBy
 
 # Requests are drawn at random: some can't be met.
 pytestmark = pytest.mark.filterwarnings("ignore::composable.UnsupportedRequestWarning")
@@ -44,8 +45,11 @@ def test_order_and_repetition_of_requests_do_not_matter(orders, evaluates):
         training = make_trainer(
             mlp(dropout=0.5),
             eval_dataloader=batches() if evaluates else None,
-            callbacks=[*(Asks(*wish) for wish in asked), trace],
-            saver=lambda state: saved.append(state.timestamp.batch),
+            callbacks=[
+                *(Asks(*wish) for wish in asked),
+                trace,
+                SavesBy(lambda state: saved.append(state.timestamp.batch)),
+            ],
         )
         training.fit()
         return weights(training.state.model), trace.events, saved

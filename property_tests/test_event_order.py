@@ -23,6 +23,7 @@ from tests.support.models import mlp
 from tests.support.observers import Asks, Trace
 from tests.support.runs import make_trainer
 from tests.support.strategies import few, requests, wishes
+from tests.support.traced import SavesBy
 
 # Requests are drawn at random: some can't be met.
 pytestmark = pytest.mark.filterwarnings(
@@ -92,8 +93,7 @@ class Run:
             iteration_length=self.iteration_length,
             loggers=InMemoryLogger() if self.logs else (),
             log_interval=self.log_interval,
-            callbacks=[*(Asks(*wish) for wish in self.asked), trace],
-            saver=lambda state: None,
+            callbacks=[*(Asks(*wish) for wish in self.asked), trace, SavesBy(lambda state: None)],
             **self.split,
         )
         training.fit()

@@ -32,6 +32,7 @@ from tests.support.outcomes import differences, left_by, resumed
 from tests.support.pairs import can_be_combined, works_in_order
 from tests.support.runs import adam, sgd
 from tests.support.strategies import seeds
+from tests.support.traced import SavesBy
 from tests.support.tracing import (
     Present,
     check_brackets,
@@ -157,7 +158,7 @@ class Programs(RuleBasedStateMachine):
     # --- runs ---
 
     def build(self, *, algorithms=None, callbacks=(), loggers=(), **options):
-        """Build a Trainer of the program, whose `saver` records when it is called."""
+        """Build a Trainer of the program, which records when it would save."""
         saved = []
         training = self.problem.trainer(
             loader=getattr(self.problem, self.loader)(),
@@ -167,9 +168,12 @@ class Programs(RuleBasedStateMachine):
             ]
             or None,
             algorithms=self.algorithms if algorithms is None else algorithms,
-            callbacks=[*(AsksAfter(*asked) for asked in self.asked), *callbacks],
+            callbacks=[
+                *(AsksAfter(*asked) for asked in self.asked),
+                SavesBy(lambda state: saved.append(state.timestamp.batch)),
+                *callbacks,
+            ],
             loggers=loggers,
-            saver=lambda state: saved.append(state.timestamp.batch),
             seed=self.seed,
             **{"max_duration": f"{LONGEST}ba", "check_effects": False, **self.options, **options},
         )

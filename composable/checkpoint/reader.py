@@ -271,13 +271,13 @@ def _open(path: Path, stack: ExitStack) -> Opened:
         # Between the two renames of a writer, the checkpoint is the replaced one.
         for place in [path] if os.path.lexists(path) else find_replaced(path):
             with suppress(_Moved), ExitStack() as files:
-                opened = _open_files(place, files)
+                opened = _open_files(place, files, aside=place != path)
                 stack.push(files.pop_all())
                 return opened
     raise MissingCheckpointError(f"no checkpoint at {path}.")
 
 
-def _open_files(place: Path, stack: ExitStack) -> Opened:
+def _open_files(place: Path, stack: ExitStack, *, aside: bool) -> Opened:
     """Open all files before reading any: a folder that is replaced later is still read whole."""
     folder, name = _open_folder(place), MANIFEST
     try:
@@ -287,7 +287,8 @@ def _open_files(place: Path, stack: ExitStack) -> Opened:
         for name in manifest.files:
             files[name] = _open_file(place, folder, name, stack)
     except FileNotFoundError:
-        if folder is not None and not is_still(place, folder):
+        # A folder that was put aside is deleted when the new one is in its place.
+        if aside or (folder is not None and not is_still(place, folder)):
             raise _Moved from None
         raise DamagedCheckpointError(f"{place / name} is missing: incomplete checkpoint.") from None
     finally:

@@ -29,7 +29,7 @@ from composable.distributed.strategies import Strategy
 from composable.engines.announcement import Announcement
 from composable.engines.forward import ForwardPass
 from composable.engines.initialization import Initialization, is_unset, replace_parameters
-from composable.engines.modules import WrittenBuffers, trained_parameters
+from composable.engines.modules import WrittenBuffers, check_undivided, trained_parameters
 from composable.engines.scaled import LossScaler
 from composable.engines.shares import LossShares, StepShares
 from composable.metrics import Averages, Evaluator
@@ -171,8 +171,10 @@ class Engine:
         """Prepare for a run, after all surgery: compile if requested, and place the model.
 
         Raises:
-            ValueError: The model was built on the meta device, and nothing sets a tensor.
+            ValueError: The model was built on the meta device, and nothing sets a tensor; or its
+                parameters are divided already.
         """
+        check_undivided(state.model)
         outputs: Callable[[State], Any] = State.forward
         if setup.compile:
             from composable.engines.compiled import compile_outputs  # on use

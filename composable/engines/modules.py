@@ -9,6 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from composable._support.dtensors import is_sharded
 from composable.core.state import State
 from composable.distributed.processes import Processes
 from composable.functional import NGramEmbedding
@@ -189,6 +190,20 @@ def sparse_tables(
     embeddings: Any = [one for one in all_modules(state) if isinstance(one, kinds)]
     found = dict.fromkeys(one.weight for one in embeddings if one.sparse)
     return [one for one in found if one.requires_grad]
+
+
+def check_undivided(model: nn.Module) -> None:
+    """Check that the parameters of a model are not divided among processes already.
+
+    Raises:
+        ValueError: They are.
+    """
+    if is_sharded(model):
+        raise ValueError(
+            "model has parameters that are a DTensor already, as after fully_shard or "
+            "parallelize_module; pass the whole model and parallel=FSDP2(), which shards it, or "
+            "train it in an external loop, by composable.adapt_loop."
+        )
 
 
 def check_dense(state: State, name: str) -> None:

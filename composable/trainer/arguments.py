@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from composable._support.dtensors import is_sharded
 from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.batches.model_call import is_transformers_model
@@ -55,18 +54,6 @@ def check_model(_: str, model: Any) -> nn.Module:
             "or a mapping of options of torch.compile, so that it is compiled after surgery."
         )
     return model
-
-
-def check_whole_model(name: str, model: Any) -> nn.Module:
-    """Check that the model is a module, and that no process has a part of it only."""
-    module = check_model(name, model)
-    if is_sharded(module):
-        raise ValueError(
-            "model has parameters that are a DTensor already, as after fully_shard or "
-            "parallelize_module; pass the whole model and parallel=FSDP2(), which shards it, or "
-            "train it in an external loop, by composable.adapt_loop."
-        )
-    return module
 
 
 def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> Loss | None:

@@ -156,7 +156,7 @@ class ModelOptions:
             which is a list). Default: determined by the batch.
     """
 
-    model: nn.Module = attrs.field(validator=_valid(check.check_whole_model), kw_only=False)
+    model: nn.Module = attrs.field(validator=_valid(check.check_model), kw_only=False)
     loss_fn: Callable[[Any, Any], torch.Tensor] | None = None
     loss_mean_over: str | Callable[..., Any] | None = None
     input_key: BatchKey = None

@@ -93,6 +93,7 @@ def test_rank_0_waits_until_its_error_is_read_where_it_has_the_store(
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     if agent is not None:
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    monkeypatch.setattr(starting, "_phase", ["the script"])
     starting._end_with(OSError("the disk is gone"))
     text = f"rank {rank} failed: OSError: the disk is gone (on {HOST}, in the script)"
     said = {"composable/failed": text}
@@ -125,6 +126,7 @@ def test_a_store_of_a_machine_that_is_cut_off_is_asked_for_a_limited_time(text, 
     monkeypatch.setattr(starting, "_abort", lambda: None)
     monkeypatch.setattr(starting, "_GRACE", 0.02)
     monkeypatch.setattr(starting, "_hosts", {0: "node0", 1: HOST})
+    monkeypatch.setattr(starting, "_phase", ["the script"])
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     try:

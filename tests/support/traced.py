@@ -24,16 +24,16 @@ class TracedLogger(LoggerDestination):
             self.trace.append("log_metrics(...)")
 
 
-class TracedSaver(Callback):
-    """Records the checkpoints that are written."""
+class SavesBy(Callback):
+    """Calls a function with the state where a checkpoint would be written."""
 
-    def __init__(self, trace):
+    def __init__(self, save):
         self.manager = SimpleNamespace(
             settings=SimpleNamespace(
                 save_interval=None, weights_only=True, background=False, metric=None, mode=None
             ),
             **{"wanted": True, "improved": False, "best": None, "latest": None},
-            save=lambda state, *_, **__: trace.append("write_checkpoint(state)"),
+            save=lambda state, *_, **__: save(state),
         )
 
     def attach(self, run):
@@ -124,7 +124,7 @@ def traced_run():
         schedulers=traced_schedulers(trace),
         step_schedulers_every_batch=True,
         metrics={"metric": metric},
-        callbacks=[requests, TracedSaver(trace)],
+        callbacks=[requests, SavesBy(lambda state: trace.append("write_checkpoint(state)"))],
         loggers=[TracedLogger(trace)],
     )
     trace.append("Trainer(...) returns")
