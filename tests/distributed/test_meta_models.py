@@ -74,7 +74,7 @@ SIZE = 1 << (30 if FULL else 27)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_no_process_ever_has_the_whole_model():
     for grown, peak in run(runs.growth, 2, SIZE):
-        assert 0.4 < grown < 0.6
+        assert 0.45 < grown < 0.6
         assert peak < 0.6
 
 

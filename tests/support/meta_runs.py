@@ -1,5 +1,7 @@
 """Runs of models that are built on the meta device: functions that several processes import."""
 
+import ctypes
+import gc
 import hashlib
 from collections.abc import Callable
 from functools import partial
@@ -196,6 +198,10 @@ def growth(size: int) -> tuple[float, float]:
     options: dict[str, Any] = {"parallel": FSDP2(), "progress_bar": False, "device": "cpu"}
     options |= {"optimizers": partial(torch.optim.SGD, lr=0.1), "seed": 1}
     Trainer(Wide(1 << 16), **options)  # it imports what the next one needs
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(
+        0
+    )  # what earlier cases of this process have freed would be reused
     before, files = _memory("VmRSS"), _memory("RssFile")
     Path("/proc/self/clear_refs").write_text("5")  # sets the peak to the current value
     with torch.device("meta"):
