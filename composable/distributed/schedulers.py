@@ -43,6 +43,10 @@ def set_variables() -> None:
     found |= {"MASTER_ADDR": _first_host(env, started), "MASTER_PORT": str(port_of(job)), JOB: job}
     for name, value in found.items():
         env.setdefault(name, value)
+    if env["MASTER_ADDR"] != "127.0.0.1":
+        from composable.distributed.network import set_interface  # on use
+
+        set_interface(env["MASTER_ADDR"])
 
 
 def port_of(job: str) -> int:

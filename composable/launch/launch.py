@@ -22,10 +22,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from composable.distributed.network import set_interface
 from composable.distributed.schedulers import JOB
 from composable.launch import rank
 from composable.launch.failure import describe_failures, ending, first_failure, status_of
-from composable.launch.network import interface_to
 from composable.launch.options import Launch, LaunchError, ProcessLayout
 from composable.launch.rank_logs import RankLogs
 from composable.launch.watch import Watch
@@ -144,7 +144,8 @@ def _set_environment(options: Launch, layout: ProcessLayout) -> str | None:
     if layout.machines == 1:
         return "127.0.0.1"  # the name of the host may have no address
     os.environ[JOB] = _job_of(options, layout)
-    return _set_interface(str(options.master_addr))
+    _report_unknown(str(options.master_addr))
+    return set_interface(str(options.master_addr))
 
 
 def _job_of(options: Launch, layout: ProcessLayout) -> str:
@@ -154,11 +155,8 @@ def _job_of(options: Launch, layout: ProcessLayout) -> str:
     return f"{options.job_id or digest}, {layout.machines} machines with -n {layout.nproc}"
 
 
-def _set_interface(address: str) -> str | None:
-    """Set the network interface of gloo and NCCL, and return the address of this machine on it.
-
-    A name that has no address yet is reported.
-    """
+def _report_unknown(address: str) -> None:
+    """Print that the name of a machine has no address yet."""
     try:
         socket.getaddrinfo(address, None)
     except OSError as error:
@@ -168,11 +166,6 @@ def _set_interface(address: str) -> str | None:
             "trying again until --timeout.",
             file=sys.stderr,
         )
-    interface, own = interface_to(address) or (None, None)
-    if interface is not None:
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            os.environ.setdefault(name, interface)
-    return own
 
 
 def _usable_cores() -> int:

@@ -151,8 +151,8 @@ def test_threads_are_the_usable_cores_divided_by_the_processes(monkeypatch):
 def test_several_machines_use_the_interface_by_which_they_are_reached(monkeypatch, capsys):
     import psutil
 
-    from composable.launch import launch as module
-    from composable.launch import network
+    from composable.distributed import network
+    from composable.launch.launch import _report_unknown
 
     named = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "eth1": "10.0.1.1"}
     routes = {"10.0.1.9": "10.0.1.1", "127.0.1.1": "127.0.0.1", network._ELSEWHERE: "10.0.0.1"}
@@ -173,7 +173,8 @@ def test_several_machines_use_the_interface_by_which_they_are_reached(monkeypatc
     assert network.interface_to("10.0.1.9") == ("eth0", "10.0.0.1")
 
     monkeypatch.setattr(os, "environ", {"NCCL_SOCKET_IFNAME": "ib0"})
-    module._set_interface("no-such-name.invalid")
+    network.set_interface("no-such-name.invalid")
+    _report_unknown("no-such-name.invalid")
     assert os.environ == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "ib0"}
     assert "'no-such-name.invalid' has no address on" in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from composable.distributed import network
 from composable.distributed.schedulers import JOB, port_of, set_variables
 
 OPEN_MPI = {
@@ -43,6 +44,11 @@ REFUSED = {
 }
 
 
+@pytest.fixture(autouse=True)
+def interfaces(monkeypatch):
+    monkeypatch.setattr(network, "interface_to", lambda host: (f"to_{host}", "10.0.0.1"))
+
+
 @pytest.mark.parametrize("name", FORMED)
 def test_variables_of_a_scheduler_become_those_of_torch(name, monkeypatch):
     given, (rank, size, local, host, job) = FORMED[name]
@@ -50,8 +56,10 @@ def test_variables_of_a_scheduler_become_those_of_torch(name, monkeypatch):
     monkeypatch.setattr(os, "environ", found)
     set_variables()
     port = str(port_of(job))
+    names = () if host == "127.0.0.1" else ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     assert found == given | {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local, JOB: job} | {
-        **{"MASTER_ADDR": host, "MASTER_PORT": port}
+        **{"MASTER_ADDR": host, "MASTER_PORT": port},
+        **dict.fromkeys(names, f"to_{host}"),
     }
 
 

@@ -1,5 +1,6 @@
 """The network interface by which the machines of a job reach one another."""
 
+import os
 import socket
 import struct
 import sys
@@ -15,6 +16,19 @@ except ImportError:  # Windows
 
 _SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
 _ELSEWHERE = "192.0.2.1"  # reserved for documentation: the route to it is the default route
+
+
+def set_interface(address: str) -> str | None:
+    """Set the network interface of gloo and NCCL, and return the address of this machine on it.
+
+    Args:
+        address: The address or the name of the first machine.
+    """
+    interface, own = interface_to(address) or (None, None)
+    if interface is not None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
+    return own
 
 
 def interface_to(address: str) -> tuple[str, str] | None:
