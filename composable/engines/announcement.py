@@ -10,7 +10,7 @@ from torch import Tensor
 
 from composable.distributed.processes import Processes
 
-_NUMBERS = 7
+_NUMBERS = 8
 PACKED = 4 * _NUMBERS
 """The small integers that a process packs its numbers into."""
 

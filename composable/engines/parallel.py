@@ -26,6 +26,7 @@ from composable.distributed.processes import ProcessError, Processes
 from composable.distributed.starting import failing_together
 from composable.engines.announcement import Announcement
 from composable.engines.engine import Engine, Setup, Sums
+from composable.engines.pace import Pace
 from composable.engines.sums import ShardSums
 from composable.metrics import Averages
 from composable.optim.multi import base_optimizers
@@ -43,6 +44,10 @@ class Parallel(Engine):
 
     joined_events: frozenset[Event] = attrs.field(init=False, default=frozenset())
     """The events after which the requests of processes may differ."""
+    pace: Pace = attrs.field(
+        init=False, default=attrs.Factory(lambda self: Pace(self.processes), True)
+    )
+    """How long each process computes in a step."""
     _announced: float = attrs.field(init=False, factory=time.perf_counter)
 
     has_shards: ClassVar[bool] = True
@@ -154,8 +159,9 @@ class Parallel(Engine):
         def own() -> list[int]:
             now, before = time.perf_counter(), self._announced
             self._announced, signal = now, self.signals.arrived or 0
-            since = int((now - before) * 1e9)
-            return [1 + present, samples, tokens, signal, since, bool(ended), self.buffers.changes]
+            since = [int((now - before) * 1e9), self.pace.lap()]
+            changes = [bool(ended), self.buffers.changes]
+            return [1 + present, samples, tokens, signal, *since, *changes]
 
         self.announcement = Announcement(own, self.processes, ended)
         if not self.carries:
@@ -169,10 +175,13 @@ class Parallel(Engine):
             ProcessError: A signal has ended the loader of another process.
         """
         self.announcement = None
-        presents, samples, tokens, signals, seconds, ended, changes = announcement.wait()
+        with self.pace.stopped():
+            numbers = announcement.wait()
+        presents, samples, tokens, signals, seconds, taken, ended, changes = numbers
         if self.processes.several:
             self.signals.received = max(signals) or None
             self.seconds = seconds[0] / 1e9
+            self.pace.compare(taken)
         if any(changes):
             self.buffers.forget()
         if any(ended):
@@ -208,7 +217,9 @@ class Parallel(Engine):
     def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
         if event in self.joined_events:
             own = [int(one in dispatcher.requests) for one in Control]
-            for request, wanted in zip(Control, self.processes.maximum(own), strict=True):
+            with self.pace.stopped():
+                joined = self.processes.maximum(own)
+            for request, wanted in zip(Control, joined, strict=True):
                 if wanted:
                     dispatcher.request(request)
 

@@ -46,14 +46,20 @@ class ShardSums(Sums):
             state,
             batches_of(batch)[0],
             self.number,
-            exchange=lambda weight: _sum_of(weight, self.processes),
+            exchange=self._exchange,
             known=batch.examples if counts_examples and engine.rescales else None,
             size=self.means,
             ways="second" if engine.rescales else "first",
         )
 
+    def _exchange(self, weight: Any) -> Any:
+        with self.engine.pace.stopped():
+            return _sum_of(weight, self.processes)
+
     def begin(self, state: State) -> None:
         """Start with the first shard of this process."""
+        if self.engine.reads_parts:  # a module waits for its parts of the other processes
+            self.engine.pace.stop()
         self.shares.restart()
         buffers = self.engine.buffers.begin(buffers_of(state))
         self.averaged = [as_real(one) for one in buffers if _is_averaged(one)]
@@ -85,6 +91,7 @@ class ShardSums(Sums):
 
         These are its omitted examples, and the announcement of its next batch.
         """
+        self.engine.pace.stop()
         (report,) = self.reports.value
         told = [report, report.new_full((1,), self.shares.omitted)]
         if self.announced:
@@ -95,6 +102,7 @@ class ShardSums(Sums):
     def reduce(self, state: State) -> Tensor:
         """Sum over the processes, set `.grad` and buffers, and return the loss of the batch."""
         report = self.total()
+        self.engine.pace.start()
         if self.announced and self.engine.announcement is not None:
             self.engine.announcement.unpack(report[-self.announced :])
         end = self.size - self.announced - 1

@@ -60,7 +60,7 @@ def test_step_of_copies_has_one_message():
     assert each_step("messages", few, many) == {"allreduce": 1}
     parameters = [one.numel() for one in parallel_runs.plain_net().parameters()]
     report = 3 + len(parameters)  # loss, weight, omitted examples, and which gradients there are
-    announced = 2 * 7 * 4  # for each process seven numbers, in four parts that any dtype can sum
+    announced = 2 * 8 * 4  # for each process eight numbers, in four parts that any dtype can sum
     assert (many["bytes"] - few["bytes"]) / 2 == 4 * (sum(parameters) + report + announced)
 
 
