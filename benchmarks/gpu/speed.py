@@ -16,6 +16,7 @@ from benchmarks.gpu.models import gpt, residual_net, resnet50, source_tokens
 from benchmarks.gpu.setting import Case, Row, Setting, run_cases
 from composable import Algorithm, Trainer
 from composable.algorithms import (
+    ActivationCheckpointing,
     Alibi,
     ChannelsLast,
     LowPrecisionLayerNorm,
@@ -268,7 +269,18 @@ def method_costs(setting: Setting) -> Iterator[Row]:
         SeqLengthWarmup(max_seq_length=length),
     ):
         cases[f"{method!r} on a GPT"] = partial(_cost_on_a_gpt, method)
+    for name, options in _CHECKPOINTING.items():
+        cases[f"activation checkpointing of a GPT: {name}"] = partial(_memory_of_a_gpt, options)
     return run_cases(cases, setting)
+
+
+_CHECKPOINTING: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "full": {},
+    "every second block": {"every": 2},
+    "selective": {"policy": ["aten.mm.default", "aten.addmm.default", "aten.bmm.default"]},
+    "offload": {"offload": True},
+}
 
 
 def _cost(case: Any, setting: Setting) -> Row:
@@ -303,6 +315,33 @@ def _cost_on_a_gpt(method: Algorithm, setting: Setting) -> Row:
         steps=setting.choose(6, 2),
         algorithms=[method],
     )
+
+
+def _memory_of_a_gpt(options: dict[str, Any] | None, setting: Setting) -> Row:
+    """Compare steps with plain ones, and measure the peak memory of two steps by themselves."""
+    from examples.small_gpt import Block  # it needs tokenizers
+
+    methods = [] if options is None else [ActivationCheckpointing(Block, **options)]
+    found = {} if not methods else _cost_on_a_gpt(methods[0], setting)
+    model, batches, _ = _language_task(setting, *setting.choose((8, 1024), (2, 16)))
+    torch.cuda.empty_cache()
+    if setting.is_cuda:
+        torch.cuda.reset_peak_memory_stats(setting.device)
+    trainer = Trainer(
+        model,
+        train_dataloader=batches,
+        loss_fn=_token_loss,
+        optimizers=ADAMW,
+        algorithms=methods,
+        max_duration="1ep",
+        device=setting.device,
+        precision="amp_bf16",
+        progress_bar=False,
+    )
+    trainer.fit()
+    if setting.is_cuda:
+        found["peak_gb"] = torch.cuda.max_memory_allocated(setting.device) / 1e9
+    return {**found, "loss": float(trainer.state.loss)}  # type: ignore[arg-type]
 
 
 def augmentations(setting: Setting) -> Iterator[Row]:

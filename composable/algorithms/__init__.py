@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from composable._lazy import export_lazily
 
 if TYPE_CHECKING:
+    from .activation_checkpointing import ActivationCheckpointing as ActivationCheckpointing
     from .alibi import Alibi as Alibi
     from .alternating_flip import AlternatingFlip as AlternatingFlip
     from .attention_output_gate import AttentionOutputGate as AttentionOutputGate

@@ -14,7 +14,7 @@ from composable._support.checks import check_count, check_flag
 from composable.distributed.processes import Processes
 from composable.distributed.strategies import DDP, Strategy
 
-_FLAGS = ("reshard_after_forward", "offload", "checkpointing", "reduce_each_microbatch")
+_FLAGS = ("reshard_after_forward", "offload", "reduce_each_microbatch")
 
 
 @attrs.frozen
@@ -42,14 +42,13 @@ class FSDP2(Strategy):
         mixed_precision: A `torch.distributed.fsdp.MixedPrecisionPolicy`: the dtypes of gathered
             parameters and of reductions. Default: those of the parameters.
         offload: Keep the shards in the memory of the CPU.
-        checkpointing: Compute the activations of the wrapped modules again in the backward pass.
         reduce_each_microbatch: Reduce gradients after each microbatch, which takes less memory: a
             process never holds the gradients of whole parameters. By default they are reduced once
             a step. Between the groups of `replicas` they are reduced once in any case.
 
     Example:
         >>> from composable.distributed import FSDP2
-        >>> FSDP2(replicas=2, checkpointing=True).replicas
+        >>> FSDP2(replicas=2).replicas
         2
     """
 
@@ -63,7 +62,6 @@ class FSDP2(Strategy):
     reshard_after_forward: bool = attrs.field(default=True, kw_only=True)
     mixed_precision: MixedPrecisionPolicy | None = attrs.field(default=None, kw_only=True)
     offload: bool = attrs.field(default=False, kw_only=True)
-    checkpointing: bool = attrs.field(default=False, kw_only=True)
     reduce_each_microbatch: bool = attrs.field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import attrs
 from torch import Tensor, nn
-from torch.distributed._composable import checkpoint  # type: ignore[attr-defined]
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -20,7 +19,7 @@ from composable.core.state import State
 from composable.distributed.fsdp import FSDP2
 from composable.engines.engine import Setup, Sums
 from composable.engines.initialization import replace_parameters
-from composable.engines.modules import Buffers, check_dense, largest_modules
+from composable.engines.modules import check_dense, largest_modules
 from composable.engines.partitioned import Partitioned
 from composable.engines.sums import ShardSums
 from composable.optim.per_name import update_of
@@ -78,9 +77,6 @@ class Sharded(Partitioned):
                     tensors = (t for t in chain(part.parameters(), part.buffers()) if t not in sent)
                     self.broadcast(t for t in tensors if not hasattr(t, "device_mesh"))
                     sent.update(part.buffers())
-                if strategy.checkpointing and part is not module:
-                    # The functional form of torch.utils.checkpoint: names of parameters stay.
-                    checkpoint(part)
                 replace_parameters(state.optimizers, shard(part, options))
             self.modules += [module]  # type: ignore[list-item]  # fully_shard changes its class
             if any(map(update_of, state.optimizers)):  # a loss may call parts of the model first
@@ -104,39 +100,21 @@ class ScatteredSums(ShardSums):
     """Sums of losses and buffers; gradients are reduced in the last backward pass of a step.
 
     Those of the other passes are accumulated in the process, unless the strategy reduces each.
-    Where activations are computed again in the backward pass, buffers are not written again.
     """
 
     def __init__(self, engine: Sharded, state: State) -> None:
         super().__init__(engine, state)
         strategy: FSDP2 = engine.strategy  # type: ignore[assignment]
         self.modules = engine.modules
-        self.each, self.recomputes = strategy.reduce_each_microbatch, strategy.checkpointing
-        self.state, self.written = state, Buffers([])
-
-    def joined(self, loss: Tensor, value: Tensor) -> Tensor:
-        """Return the loss, and keep the buffers of the forward pass."""
-        if self.recomputes:
-            self.written = Buffers.of(self.state)
-        return loss
-
-    def add(self, state: State) -> None:
-        """Add the loss of a shard and its buffers after the forward pass."""
-        self._restore()
-        super().add(state)
+        self.each = strategy.reduce_each_microbatch
 
     def begin_part(self, last: bool) -> None:
         """Say whether the backward pass reduces."""
-        self._restore()
         for module in self.modules:
             if self.each:
                 module.set_requires_all_reduce(last)
             else:
                 module.set_requires_gradient_sync(last)
-
-    def _restore(self) -> None:
-        self.written.restore()
-        self.written = Buffers([])
 
 
 def _wrapped(strategy: FSDP2, state: State) -> list[nn.Module]:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .cached_gradients import cached_gradients as cached_gradients
     from .cautious_weight_decay import cautious_weight_decay as cautious_weight_decay
     from .channels_last import channels_last as channels_last
+    from .checkpoint_activations import checkpoint_activations as checkpoint_activations
     from .clip_gradients import clip_gradients as clip_gradients
     from .colout import ColOutDraw as ColOutDraw
     from .colout import apply_colout as apply_colout

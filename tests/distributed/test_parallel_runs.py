@@ -15,6 +15,7 @@ from composable.algorithms import (
     EMA,
     SAM,
     SWA,
+    ActivationCheckpointing,
     BlurPool,
     CutOut,
     GradientClipping,
@@ -142,7 +143,7 @@ def test_stream_is_divided_and_each_process_resumes_at_its_own_position(tmp_path
 
 SHARDED = {
     "fsdp": (2, FSDP2(shards=4)),
-    "hsdp": (4, FSDP2(shards=4, replicas=2, checkpointing=True)),
+    "hsdp": (4, FSDP2(shards=4, replicas=2)),
     "microbatches": (2, FSDP2(shards=4)),
 }
 
@@ -164,12 +165,20 @@ OF_SHARDED = {
 }
 
 
-@pytest.mark.parametrize("parts", drawn([{}, {"grad_accum": 2}], 1))
-def test_statistics_are_counted_once_where_activations_are_computed_again(parts):
-    options = {"max_duration": "1ep", **parts}
+AGAIN = [
+    *((FSDP2(shards=4), parts) for parts in drawn([{}, {"grad_accum": 2}], 1)),
+    (FSDP2(shards=4, reshard_after_forward=False), {}),
+    (DDP(shards=4), {}),
+    (DDP(shards=4, exact=True), {}),
+]
+
+
+@pytest.mark.parametrize(("strategy", "parts"), AGAIN)
+def test_runs_with_activation_checkpointing_have_the_same_bits(strategy, parts):
+    options = {"max_duration": "1ep", "parallel": strategy, **parts}
     kept, again = (
-        run(fit, 2, {**options, "parallel": FSDP2(shards=4, checkpointing=one)})[0]
-        for one in (False, True)
+        run(fit, 2, {**options, "algorithms": algorithms})[0]
+        for algorithms in ([], [ActivationCheckpointing()])
     )
     assert again["weights"] == kept["weights"]  # with the running statistics of batch norm
     assert again["metrics"] == kept["metrics"]

@@ -7,7 +7,7 @@ from composable.distributed import Processes
 from composable.engines.announcement import PACKED, Announcement
 from tests.support.threads import run_ranks
 
-ROWS = [[2, 2**40 + 1, 2**62 + 3, 15, 2**53 + 1, 0, 0], [1, 7, 0, 0, 123456789, 1, 1]]
+ROWS = [[2, 2**40 + 1, 2**62 + 3, 15, 2**53 + 1, 5, 0, 0], [1, 7, 0, 0, 123456789, 6, 1, 1]]
 
 
 def announced(rank):

@@ -33,7 +33,7 @@ ORDER = [  # one line per stage
     *("LowPrecisionGroupNorm", "LowPrecisionLayerNorm"),
     *("GradientClipping", "LayerFreezing", "SAM"),
     *("EMA", "SWA"),
-    *("NoOpModel", "WholeLoss"),
+    *("ActivationCheckpointing", "NoOpModel", "WholeLoss"),
 ]
 
 

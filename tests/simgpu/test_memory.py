@@ -1,10 +1,15 @@
 """Memory of a device is logged, and its allocations are recorded."""
 
+import copy
+import gc
 from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import nn
 
+from composable import Trainer
+from composable.algorithms import ActivationCheckpointing
 from composable.callbacks import MemoryMonitor, MemorySnapshot, OOMObserver, _allocations
 from composable.callbacks import oom_observer as observers
 from composable.loggers import InMemoryLogger
@@ -118,3 +123,37 @@ def test_a_build_without_these_functions_is_one_warning(build, monkeypatch, tmp_
     with pytest.warns(UserWarning, match="_cuda_record_memory_history") as caught:
         fit(build(tmp_path), 3)
     assert len(caught) == 1
+
+
+@cuda
+def test_activation_checkpointing_holds_less_memory_and_offloads_the_inputs_of_blocks():
+    def peak(*algorithms):
+        torch.manual_seed(0)
+        block = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+        memory, model = InMemoryLogger(), nn.Sequential(*(copy.deepcopy(block) for _ in range(6)))
+        data = [(torch.randn(4096, 64), torch.arange(4096) % 64) for _ in range(2)]
+        trainer = Trainer(
+            model,
+            train_dataloader=data,
+            loss_fn=nn.functional.cross_entropy,
+            optimizers=torch.optim.SGD(model.parameters(), lr=0.1),
+            max_duration="1ep",
+            device=KIND,
+            callbacks=[MemoryMonitor("2ba")],
+            loggers=memory,
+            algorithms=algorithms,
+            progress_bar=False,
+        )
+        gc.collect()  # the run before
+        torch.cuda.reset_peak_memory_stats()
+        trainer.fit()
+        weights = {name: one.cpu() for name, one in trainer.state.model.state_dict().items()}
+        return memory.latest["memory/peak_allocated_mem"], weights
+
+    (most, expected), (less, again), (least, moved) = (
+        peak(*one)
+        for one in ([], [ActivationCheckpointing()], [ActivationCheckpointing(offload=True)])
+    )
+    assert least < less < most
+    assert all(torch.equal(expected[name], again[name]) for name in expected)
+    assert all(torch.equal(expected[name], moved[name]) for name in expected)

@@ -1,0 +1,142 @@
+"""A module whose activations are computed again in the backward pass."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, TypeAlias
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+Contexts: TypeAlias = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+Values: TypeAlias = list[tuple[Tensor, Tensor]]
+_SMALL = 2**16
+"""Larger buffers are tables and masks. Batch norm writes without a new version of its buffers."""
+
+
+@attrs.frozen
+class Checkpointing:
+    """How the activations of a block are computed again.
+
+    Args:
+        policy: The names of the operators whose results are kept, or a function of PyTorch's kind.
+            None to keep none.
+        offload: Whether the inputs of a block are kept in the memory of the CPU.
+    """
+
+    policy: tuple[str, ...] | Callable[..., Any] | None = None
+    offload: bool = False
+
+    def contexts(self) -> Contexts | None:
+        """Return what makes the contexts of the two forward passes, for selective policies."""
+        policy: Any = self.policy
+        if isinstance(policy, tuple):
+            policy = [find_operator(name) for name in policy]
+        return policy and partial(create_selective_checkpoint_contexts, policy)
+
+    def offloaded(self, device: str) -> AbstractContextManager[Any]:
+        """Return a context in which saved tensors are kept in the memory of the CPU."""
+        if not self.offload or device == "cpu":
+            return nullcontext()
+        return save_on_cpu(pin_memory=True, device_type=device)
+
+
+class CheckpointedModule(nn.Module):
+    """Adds activation checkpointing to the class of a module."""
+
+    checkpointing: Checkpointing
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, and save its inputs only, where gradients are computed."""
+        call, compiling = super().forward, torch.compiler.is_compiling()
+        if not torch.is_grad_enabled() or (compiling and torch.compiler.is_exporting()):
+            return call(*args, **kwargs)
+        args = tuple(map(without_cache, args))
+        kwargs = {name: without_cache(one) for name, one in kwargs.items()}
+        if "use_cache" in kwargs:
+            kwargs["use_cache"] = False
+        contexts = self.checkpointing.contexts()
+        if not compiling and (buffers := tuple(self.buffers())):
+            contexts = partial(keeping_buffers, contexts, buffers)
+        given = kwargs if contexts is None else {"context_fn": contexts, **kwargs}
+        device = next((one.device.type for one in args if isinstance(one, Tensor)), "cpu")
+        with self.checkpointing.offloaded(device):
+            return checkpoint(call, *args, use_reentrant=False, **given)
+
+
+def keeping_buffers(
+    contexts: Contexts | None, buffers: tuple[Tensor, ...]
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return contexts in which the second pass starts from the buffers of the first.
+
+    After it they are as before it, so running statistics are updated once.
+
+    Args:
+        contexts: Makes the contexts to extend.
+        buffers: The buffers.
+    """
+    forward, again = (nullcontext(), nullcontext()) if contexts is None else contexts()
+    written: Values = []
+
+    @contextmanager
+    def first() -> Iterator[None]:
+        before = [(one, one.detach().clone(), one._version) for one in buffers]
+        with forward:
+            yield
+        for one, old, version in before:
+            if one.numel() <= _SMALL or one._version != version:
+                written.append((one, old))
+
+    return first(), Given(again, written)
+
+
+@attrs.define
+class Given(AbstractContextManager[None]):
+    """A context in which buffers have other values, around an inner context."""
+
+    inner: AbstractContextManager[Any]
+    values: Values
+    _now: Values = attrs.field(init=False, factory=list)
+
+    def __enter__(self) -> None:
+        self._now = [(one, one.detach().clone()) for one, _ in self.values]
+        _write(self.values)
+        self.inner.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        try:
+            return self.inner.__exit__(*error)
+        finally:
+            _write(self._now)
+
+
+def _write(values: Values) -> None:
+    for one, value in values:
+        one.data.copy_(value)  # other graphs may have saved it: its version stays
+
+
+def without_cache(value: Any) -> Any:
+    """Return None for an empty cache of Transformers, which a second call would extend again.
+
+    Raises:
+        ValueError: The cache is not empty.
+    """
+    if not any(kind.__name__ == "Cache" for kind in type(value).__mro__):
+        return value
+    if value.get_seq_length():
+        raise ValueError(
+            f"the cache has {value.get_seq_length()} tokens, and a block with activation "
+            "checkpointing can't extend it; omit checkpoint_activations, or pass no cache."
+        )
+    return None
+
+
+def find_operator(name: str) -> Any:
+    """Return an operator of PyTorch by its name, such as "aten.mm.default"."""
+    found: Any = torch.ops
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
