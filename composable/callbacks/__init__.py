@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from composable.callbacks.optimizer_monitor import OptimizerMonitor as OptimizerMonitor
     from composable.callbacks.printer import Printer as Printer
     from composable.callbacks.profiler import Profiler as Profiler
+    from composable.callbacks.prune_trial import PruneTrial as PruneTrial
     from composable.callbacks.runtime_estimator import RuntimeEstimator as RuntimeEstimator
     from composable.callbacks.speed_monitor import SpeedMonitor as SpeedMonitor
     from composable.callbacks.threshold_stopper import ThresholdStopper as ThresholdStopper

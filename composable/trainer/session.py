@@ -58,6 +58,9 @@ class Session:
         self._override = _override.get()
         self.own_plan = options.plan()
         declare_modes(self.own_plan.callbacks, options.evaluators)
+        for callback in self.own_plan.callbacks if options.autoresume else ():
+            if hasattr(callback, "check_resumable"):
+                callback.check_resumable()
         self.logger = Logger(self.own_plan.destinations)
         self.dispatcher = Dispatcher(
             self.own_plan, self.logger, check_effects=options.check_effects
