@@ -28,6 +28,10 @@ class PathError(ValueError):
     """A value does not name a local file or folder."""
 
 
+class StorageError(OSError):
+    """Files in an object store cannot be read or written."""
+
+
 class Checked(Protocol[P, R]):
     """A public function that checks its arguments."""
 

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from composable._support.checks import PathError, as_path, is_url
+from composable._support.checks import PathError, StorageError, as_path, is_url
+from composable._support.hub import HubPlace
 from composable._support.secrets import redact
 
 T = TypeVar("T")
@@ -34,10 +35,6 @@ _SECRET = re.compile(r"[^/]*:/+[^/]*:[^/]*@|[^?]*\?|(s3a?|gc?s):/+[^/]*@")  # pa
 _IN_PARTS: dict[str, Any] = {"chunksize": 16 * 2**20, "max_concurrency": 4}
 """How files are sent to S3, since by default ten parts of 50 MiB are in memory at the same time."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
-class StorageError(OSError):
-    """Files in an object store cannot be read or written."""
 
 
 class ObjectStore:
@@ -240,7 +237,7 @@ def as_local(
 ) -> Path:
     """Return a path of this machine: the given one, or of a copy of what is at a URL.
 
-    The copy is deleted when the process ends.
+    The copy is deleted when the process ends, but for those in the cache of the hub.
 
     Args:
         name: The name of the argument, for errors.
@@ -255,6 +252,8 @@ def as_local(
     """
     if not is_url(value):
         return as_path(name, value)
+    if place := HubPlace.parse(value):
+        return place.copy(name)
     store = ObjectStore(name, value)
     sizes = store.sizes()
     if not sizes:

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,23 @@ from composable.checkpoint.safetensors import DTYPES, write_tensors
 from composable.distributed.processes import Processes
 from composable.functional import batch_norm_statistics
 
-_SUFFIX = ".safetensors"
+SUFFIX = ".safetensors"
+CARD = "README.md"
+CARD_MARK = "<!-- Written by composable, which replaces a card that has this line. -->"
+Describe = Callable[[Path, str], None]
 LIST = "exported_files.txt"
 """The file of an exported folder that lists its files, so that another export may replace it."""
 
 
-def export_weights(model: nn.Module, path: Path, processes: Processes, *, overwrite: bool) -> Path:
+def export_weights(
+    model: nn.Module,
+    path: Path,
+    processes: Processes,
+    *,
+    overwrite: bool,
+    describe: Describe = lambda folder, library: None,
+    beside: bool = False,
+) -> Path:
     """Write the weights of a model; all processes call it together.
 
     Args:
@@ -30,17 +41,21 @@ def export_weights(model: nn.Module, path: Path, processes: Processes, *, overwr
         path: A file with the suffix ".safetensors", or a folder for a model of Transformers.
         processes: The processes, of which rank 0 writes.
         overwrite: Replace the file. A folder is replaced if it has nothing but exported files.
+        describe: Writes the card of the model to a folder, given the library that reads the model.
+        beside: Write the card beside a file, too.
     """
     weights = {name: _whole(name, value) for name, value in model.state_dict().items()}
 
     def write() -> str:
-        if path.suffix == _SUFFIX:
+        if path.suffix == SUFFIX:
             if os.path.lexists(path) and not overwrite:
                 raise CheckpointExistsError(f"{path} exists; pass overwrite=True to replace it.")
             with replacing(path) as partial, open_to_write(partial, "xb") as file:
                 write_tensors(file.write, weights)
+            if beside:
+                describe(path.parent, "pytorch")
         else:
-            _write_folder(model, weights, path)
+            _write_folder(model, weights, path, describe)
         return str(path)
 
     return Path(processes.on_main(write))
@@ -64,7 +79,12 @@ def _whole(name: str, value: Any) -> Tensor:
     return whole
 
 
-def _write_folder(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+def _write_folder(
+    model: nn.Module,
+    weights: dict[str, Tensor],
+    path: Path,
+    describe: Describe = lambda folder, library: None,
+) -> None:
     inner, prefix = _transformers_model(model, path)
     own = {name.removeprefix(prefix): value for name, value in weights.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,6 +92,7 @@ def _write_folder(model: nn.Module, weights: dict[str, Tensor], path: Path) -> N
         inner.save_pretrained(partial, state_dict={n: t.cpu() for n, t in own.items()})
         check = _check_adapter if has_adapters(inner) else _check_folder
         check(inner, own, partial, path)
+        describe(partial, "peft" if has_adapters(inner) else "transformers")
         names = "\n".join([LIST, *sorted(_names(partial))])
         write_atomically(partial / LIST, names.encode())
 
@@ -99,7 +120,7 @@ def _transformers_model(model: nn.Module, path: Path) -> tuple[Any, str]:
         if is_transformers_model(module) and whole == set(map(id, module.parameters())):
             return module, f"{name}." if name else ""
     raise ValueError(
-        f"path={str(path)!r} must end in {_SUFFIX!r}: a folder is written for models of "
+        f"path={str(path)!r} must end in {SUFFIX!r}: a folder is written for models of "
         f"Transformers, and {type(model).__name__} is not one."
     )
 
@@ -116,7 +137,7 @@ def _check_folder(inner: Any, weights: dict[str, Tensor], folder: Path, path: Pa
             continue
         raise UnsavableError(
             f"{type(inner).__name__}.from_pretrained would build another model than the trained "
-            f"one, which differs in {name}; export to a file that ends in {_SUFFIX!r}, and load it "
+            f"one, which differs in {name}; export to a file that ends in {SUFFIX!r}, and load it "
             f"into the changed model. Nothing was written to {path}."
         )
 
@@ -138,7 +159,7 @@ def _check_adapter(inner: Any, weights: dict[str, Tensor], folder: Path, path: P
             raise UnsavableError(
                 f"{path} would have the adapters alone, and {name} of the base model was trained, "
                 "too: name its module in modules_to_save of the PEFT config, freeze it, or export "
-                f"to a file that ends in {_SUFFIX!r}. Nothing was written."
+                f"to a file that ends in {SUFFIX!r}. Nothing was written."
             )
 
 

@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from composable._support.object_stores import StorageError
+from composable._support.checks import StorageError
 from composable._support.strict_json import JSON, InvalidJSONError, load
 from composable.checkpoint.atomic import find_replaced, is_still
 from composable.checkpoint.errors import (

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from composable._support.checks import check_flag, check_module
 from composable._support.dtensors import is_sharded
+from composable._support.hub import HubPlace
 from composable._support.object_stores import as_local
 from composable._support.paths import open_regular
 from composable._support.strict_json import load
@@ -50,6 +51,8 @@ class LoadedWeights:
     """Names in the model that are not in the file, without ignored ones."""
     unexpected: tuple[str, ...]
     """Names in the file that are not in the model, without ignored ones."""
+    source: str = ""
+    """The URL on the Hugging Face Hub, with the commit; empty for other places."""
 
 
 def load_weights(
@@ -71,8 +74,9 @@ def load_weights(
         model: The model, modified in place.
         path: A checkpoint of this library (a folder), a `.safetensors` file, a folder with the
             `model.safetensors` or `pytorch_model.bin` of Transformers, or a file that
-            `torch.load(weights_only=True)` reads; or the URL of one. Loading it never executes
-            code.
+            `torch.load(weights_only=True)` reads; or the URL of one, such as
+            "hf://user/model@<commit>" for a repository of the Hugging Face Hub, whose files are
+            compared with their hashes there. Loading it never executes code.
         strict: Raise if names are missing or unexpected. A wrong shape always raises.
         ignore: Patterns of names to leave unchanged in the model, such as "head.*".
         key: The path of the weights in the file: "state_dict", or "state/model" with a slash for
@@ -94,6 +98,7 @@ def load_weights(
         >>> load_weights(torch.nn.Linear(2, 1), path, key="net").loaded
         ('weight', 'bias')
     """
+    place = HubPlace.parse(path)
     with reading_from_store():
         path = as_local("path", path)
     check_module("model", model)
@@ -103,7 +108,8 @@ def load_weights(
         raise TypeError(f"key={key!r} must be the path of the weights in the file, or None.")
     with _open_weights(path, sharded=is_sharded(model)) as source:
         weights = _weights_in(source, key, path, _OF_FUNCTION)
-        return _load_weights(model, weights, source.read, path, patterns, strict, "ignore")
+        found = _load_weights(model, weights, source.read, path, patterns, strict, "ignore")
+    return found if place is None else attrs.evolve(found, source=place.pinned(path))
 
 
 def load_path_weights(model: nn.Module, path: Path, ignore: Sequence[str]) -> LoadedWeights:

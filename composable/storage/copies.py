@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from composable._support import strict_json
-from composable._support.checks import check_count, is_url
-from composable._support.object_stores import ObjectStore, StorageError, as_local, cache
+from composable._support.checks import StorageError, check_count, is_url
+from composable._support.hub import HubPlace
+from composable._support.object_stores import ObjectStore, as_local, cache
 from composable._support.paths import open_to_write, truncate
 from composable._support.warn import warn_user
 from composable.checkpoint.atomic import beside
@@ -57,7 +58,8 @@ def local(
         UnreadableCheckpointError: It cannot be read.
     """
     with reading_from_store():
-        if not is_url(value) or checkpoints == "all":
+        lists = checkpoints.endswith("sizes")
+        if not is_url(value) or checkpoints == "all" or (HubPlace.parse(value) and not lists):
             return as_local(name, value)
         store = ObjectStore(name, str(value))
         sizes = store.sizes()
@@ -65,7 +67,7 @@ def local(
             return as_local(name, value, into=into)
         wanted = [] if checkpoints == "only sizes" else logs(store, sizes)
         target = as_local(name, value, lambda _: wanted, into)
-        if checkpoints.endswith("sizes"):
+        if lists:
             outline(store, sizes, target)
         elif target.is_dir():
             with tempfile.TemporaryDirectory(dir=cache()) as aside:

@@ -30,8 +30,8 @@ from threading import Lock
 from typing import Any
 
 from composable._support import strict_json
-from composable._support.checks import as_path
-from composable._support.object_stores import OPEN, ObjectStore, StorageError, cache
+from composable._support.checks import StorageError, as_path
+from composable._support.object_stores import OPEN, ObjectStore, cache
 from composable._support.paths import next_name, open_to_write, truncate, write_atomically
 from composable._support.warn import warn_user
 from composable.checkpoint.atomic import make_folder, remove_files, write_file

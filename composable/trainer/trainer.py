@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composable._other_trainers import ARGUMENTS, METHODS, explain_attribute, explain_call
-from composable._support.checks import check_flag, is_url
+from composable._support.checks import check_flag
 from composable.core.callback import Callback
 from composable.core.control import Control
 from composable.core.event import Event
@@ -307,23 +307,28 @@ class Trainer:
             yield
 
     def export_weights(
-        self, path: str | Path, *, part: str = "", overwrite: bool = False
+        self, path: str | Path, *, part: str = "", overwrite: bool = False, tokenizer: Any = None
     ) -> str | Path:
         """Write the weights that `eval` measures, to use them without this library.
 
-        If the parameters are sharded, all processes call this method.
+        A folder, or a repository of the Hugging Face Hub, also gets a model card: a `README.md`
+        with the data, methods, results and versions of the run. If the parameters are sharded, all
+        processes call this method.
 
         Args:
             path: A file that ends in ".safetensors", whose names are those of the model's state
                 dict; or for a model of Transformers a folder, which `from_pretrained` reads, with
-                the list `exported_files.txt`. Its parent folders are made. Or the URL of one.
+                the list `exported_files.txt`. Its parent folders are made. Or the URL of one, such
+                as "hf://user/model" for a repository of the hub: it is created if it is missing,
+                and other files in it stay.
             part: The name of a module of the model, such as "generator", to write its weights
                 alone. Default: the whole model.
             overwrite: Replace an existing file. A folder that this method wrote is replaced in any
-                case, and one with other files never.
+                case, and one with other files never. On the hub, the history has what is replaced.
+            tokenizer: The tokenizer of Transformers to write to the folder.
 
         Returns:
-            The path, or the URL.
+            The path, or the URL; on the hub, with the commit.
 
         Raises:
             RuntimeError: It was called while the Trainer runs, or `from_pretrained` would not build
@@ -332,7 +337,7 @@ class Trainer:
             UnsavableError: The state dict has other values than tensors, or `from_pretrained` would
                 build another model.
             ValueError: The path is a folder, and the model is not one of Transformers; or the
-                model has no such part.
+                model has no such part, or there is no token for the hub.
 
         Example:
             >>> import tempfile
@@ -342,20 +347,13 @@ class Trainer:
             >>> sorted(load_file(path))
             ['bias', 'weight']
         """
-        from composable.checkpoint.export import export_weights  # on use
-        from composable.storage.copies import uploading
+        from composable.trainer.exporting import export  # on use
 
         instead = "call it after fit, or use ExportForInference to export at intervals"
         self._check_idle("export_weights", instead)
         check_flag("overwrite", overwrite)
-        run, processes = self._run, self._options.processes
-        run.state = run.weights.adopt_changes(run.state)
-        named: dict[Any, Any] = dict(run.state.model.named_modules())
-        if part not in named:
-            raise ValueError(f"part={part!r} must be the name of a module: one of {[*named][1:]}.")
-        with run.engine.whole(), uploading("path", path, overwrite=overwrite) as target:
-            found = export_weights(named[part], target, processes, overwrite=overwrite)
-        return path if is_url(path) else found
+        self._run.state = self._run.weights.adopt_changes(self._run.state)
+        return export(self._records, path, part, overwrite, tokenizer)
 
     def _check_idle(self, method: str, instead: str) -> None:
         """Raise a RuntimeError if a callback called a method that is for between two calls."""

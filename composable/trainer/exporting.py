@@ -1,0 +1,83 @@
+"""Export the model of a run, with a card that is written from the record of the run."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from composable._support.checks import is_url
+from composable._support.hub import HubPlace
+from composable._support.paths import write_atomically
+from composable.checkpoint.export import CARD, CARD_MARK, export_weights
+from composable.loggers._back_end import flatten
+from composable.storage.copies import uploading
+from composable.trainer.records import Records
+
+
+def export(
+    records: Records, path: str | Path, part: str, overwrite: bool, tokenizer: Any
+) -> str | Path:
+    """Write the weights of a run: see `Trainer.export_weights`."""
+    if tokenizer is not None and not hasattr(tokenizer, "save_pretrained"):
+        raise TypeError(f"tokenizer={tokenizer!r} must be a tokenizer of Transformers.")
+    run, place = records.run, HubPlace.parse(path)
+    named: dict[Any, Any] = dict(run.state.model.named_modules())
+    if part not in named:
+        raise ValueError(f"part={part!r} must be the name of a module: one of {[*named][1:]}.")
+    write = partial(
+        export_weights,
+        named[part],
+        processes=records.options.processes,
+        overwrite=overwrite,
+        describe=partial(describe, records, tokenizer),
+    )
+    with run.engine.whole():
+        if place is not None:
+            from composable.storage.hub import publish  # on use
+
+            return publish("path", place, partial(write, beside=True))
+        with uploading("path", path, overwrite=overwrite) as target:
+            found = write(target)
+    return path if is_url(path) else found
+
+
+def describe(records: Records, tokenizer: Any, folder: Path, library: str) -> None:
+    """Write the tokenizer of a model, if it has one, and its card."""
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    write_atomically(folder / CARD, model_card(records, library).encode())
+
+
+def model_card(records: Records, library: str) -> str:
+    """Return the card of a model: its data, methods, results and versions.
+
+    Args:
+        records: The records of the run.
+        library: The library that reads the model.
+    """
+    state = records.run.state
+    run = records.describe(state)
+    now, evaluators = state.timestamp, run["evaluators"].items()
+    methods = ("algorithms", "optimizers", "schedulers", "loss_fn", "seed")
+    sections: dict[str, dict[str, Any]] = {
+        "Data": {"train": run["data"], **{label: one["data"] for label, one in evaluators}},
+        "Methods": {
+            **{name: run[name] for name in methods},
+            **run["hyperparameters"],
+            "precision": run["options"]["precision"],
+            "trained": {"epochs": now.epoch, "batches": now.batch, "examples": now.sample},
+        },
+        "Results": {label: dict(found) for label, found in state.metrics.items()},
+        "Versions": {**run["versions"], "commit": run["commit"]},
+    }
+    text = [
+        f"---\nlibrary_name: {library}\ntags:\n- composable\n---\n{CARD_MARK}\n\n# {run['model']}"
+    ]
+    for title, values in sections.items():
+        shown = [f"| {n} | {_cell(one)} |" for n, one in flatten(values).items() if one is not None]
+        if shown:
+            text.append("\n".join([f"## {title}\n\n| | |\n|---|---|", *shown]))
+    return "\n\n".join(text) + "\n"
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
