@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from composable.loggers.mlflow import MLFlowLogger as MLFlowLogger
     from composable.loggers.progress_bar import ProgressBarLogger as ProgressBarLogger
     from composable.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
+    from composable.loggers.trackio import TrackioLogger as TrackioLogger
     from composable.loggers.wandb import WandBLogger as WandBLogger
 else:
     export_lazily(__name__)

@@ -1,6 +1,7 @@
 """The base class of the loggers that write through another package."""
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -360,6 +361,32 @@ def last_steps(*found: Mapping[str, int]) -> dict[str, int]:
     for steps in found:
         last |= {name: max(step, last.get(name, -1)) for name, step in steps.items()}
     return last
+
+
+class HostedRunLogger(BackEndLogger):
+    """A logger whose back end has a run that stays open between calls, until `finish`."""
+
+    _ends_by: ClassVar[str] = "finish"
+    """The method of the run that ends it."""
+    run: Any = None
+    """The run of the package, or None before the first record."""
+
+    def _begin(self, saved: Any) -> bool:
+        """Set `run`, and return whether it is not the user's own."""
+        raise NotImplementedError
+
+    def _open(self, saved: Any) -> None:
+        if self.run is None and self._begin(saved):
+            end = getattr(self.run, self._ends_by)
+            weakref.finalize(self, end).atexit = False  # the package does it then
+
+    def finish(self) -> None:
+        """End the run of the package; a later record resumes it."""
+        self.close()
+        run, self.run = self.run, None
+        if run is not None:
+            with self._warning():
+                getattr(run, self._ends_by)()
 
 
 def is_installed(package: str) -> bool:

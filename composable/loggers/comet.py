@@ -2,7 +2,6 @@
 
 import io
 import json
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from composable._support.checks import (
 from composable.core.logger import Columns, Logger, Rows
 from composable.core.state import State
 from composable.loggers import _environment as environment
-from composable.loggers._back_end import BackEndLogger, LogTime, last_steps
+from composable.loggers._back_end import HostedRunLogger, LogTime, last_steps
 from composable.loggers._histograms import Histogram
 from composable.loggers._offline import archive_killed, comet_steps
 
@@ -36,7 +35,7 @@ _OFF: dict[str, Any] = {
 }
 
 
-class CometLogger(BackEndLogger):
+class CometLogger(HostedRunLogger):
     """Writes everything that is logged to an experiment of Comet.
 
     Arguments that are None come from the environment variables `COMET_PROJECT_NAME`, `COMET_MODE`
@@ -74,6 +73,7 @@ class CometLogger(BackEndLogger):
 
     package = "comet_ml"
     extra = "comet"
+    _ends_by = "end"
 
     def __init__(
         self,
@@ -104,13 +104,14 @@ class CometLogger(BackEndLogger):
         self._logs_assets = environment.flag("COMET_LOG_ASSETS")
         self._experiment_kwargs = {**_OFF, **(experiment_kwargs or {})}
         self._is_disabled = self.mode == "disabled"
-        self.experiment: Any = None
-        """The experiment of the package, or None before the first record."""
         self._key: str | None = None
 
-    def _open(self, saved: Any) -> None:
-        if self.experiment is not None:
-            return
+    @property
+    def experiment(self) -> Any:
+        """The experiment of the package, or None before the first record."""
+        return self.run
+
+    def _begin(self, saved: Any) -> bool:
         import comet_ml  # imported here: it takes a second
 
         has_key = comet_ml.config.get_config("comet.api_key") is not None
@@ -132,21 +133,13 @@ class CometLogger(BackEndLogger):
             ("offline", False): comet_ml.OfflineExperiment,
             ("offline", True): comet_ml.ExistingOfflineExperiment,
         }[mode, existing]
-        self.experiment = kind(project_name=self.project, **options)
+        self.run = kind(project_name=self.project, **options)
         self._key = self.experiment.get_key()
         if not existing and self.name_of_experiment is not None:
             self.experiment.set_name(self.name_of_experiment)
         if not existing and self.tags:
             self.experiment.add_tags(list(self.tags))
-        weakref.finalize(self, self.experiment.end).atexit = False  # the package does it then
-
-    def finish(self) -> None:
-        """End the experiment, and write the archive if it is offline; a later record resumes it."""
-        self.close()
-        experiment, self.experiment = self.experiment, None
-        if experiment is not None:
-            with self._warning():
-                experiment.end()
+        return True
 
     def _run_state(self) -> Any:
         return {"key": self._key, "folder": str(self.experiment.tmpdir)}

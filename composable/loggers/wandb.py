@@ -4,7 +4,6 @@ import html
 import io
 import secrets
 import tempfile
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from composable.core.callback import AttachedRun
 from composable.core.logger import Columns, Logger, Rows
 from composable.core.state import State
 from composable.loggers import _environment as environment
-from composable.loggers._back_end import BackEndLogger, LogTime, last_steps
+from composable.loggers._back_end import HostedRunLogger, LogTime, last_steps
 from composable.loggers._histograms import Histogram
 from composable.loggers._offline import wandb_steps
 
@@ -33,7 +32,7 @@ _WATCHED = {
 _MODELS = {"false": "false", "true": "end", "1": "end", "0": "false"}
 
 
-class WandBLogger(BackEndLogger):
+class WandBLogger(HostedRunLogger):
     """Writes everything that is logged to a run of Weights & Biases.
 
     Arguments that are None come from the environment variables of the package, such as
@@ -100,8 +99,6 @@ class WandBLogger(BackEndLogger):
         model = _choice("WANDB_LOG_MODEL", "false", (*_MODELS, "end", "checkpoint"))
         self._log_model = _MODELS.get(model, model)
         self._is_disabled = self.mode == "disabled" or environment.flag("WANDB_DISABLED")
-        self.run: Any = None
-        """The `wandb.Run`, or None before the first record."""
         self._view: AttachedRun | None = None
         self._id: str | None = None
 
@@ -109,15 +106,13 @@ class WandBLogger(BackEndLogger):
         """Receive the run, which determines the weights of the artifact."""
         self._view = run
 
-    def _open(self, saved: Any) -> None:
+    def _begin(self, saved: Any) -> bool:
         import wandb  # imported here: it takes half a second
 
-        if self.run is not None:
-            return
         if saved is None and wandb.run is not None:  # the user's own
             self.run, self._id = wandb.run, wandb.run.id
             self._is_offline = wandb.run.offline
-            return
+            return False
         mode = self.mode or ("online" if wandb.login(prompt=False) else "offline")
         self._id = saved or self._init_kwargs.get("id") or self._id or secrets.token_hex(4)
         options: dict[str, Any] = {
@@ -130,15 +125,7 @@ class WandBLogger(BackEndLogger):
         own: Any = {"id": self._id, "mode": mode, "dir": self.dir}
         self.run = wandb.init(project=self.project, **{**options, **own})
         self._is_offline = self.run.offline
-        weakref.finalize(self, self.run.finish).atexit = False  # the package does it then
-
-    def finish(self) -> None:
-        """End the run of Weights & Biases; a later record resumes it."""
-        self.close()
-        run, self.run = self.run, None
-        if run is not None:
-            with self._warning():
-                run.finish()
+        return True
 
     def _run_state(self) -> Any:
         return self._id

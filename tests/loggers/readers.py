@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from composable.loggers import (
     CSVLogger,
     MLFlowLogger,
     TensorBoardLogger,
+    TrackioLogger,
     WandBLogger,
 )
 from composable.loggers._offline import wandb_records
@@ -230,6 +232,64 @@ def _comet_hyperparameters(folder: Path) -> dict[str, Any]:
     return {one["paramName"]: one["paramValue"] for one in found if one}
 
 
+# --- Trackio
+
+
+def make_trackio(folder: Path, **more: Any) -> TrackioLogger:
+    """Make a logger with the database of the package in the folder."""
+    _trackio_folder(folder)
+    return TrackioLogger("test", auto_log_cpu=False, **more)
+
+
+def _trackio_folder(folder: Path) -> None:
+    """Let the package work in a folder, as a process with TRACKIO_DIR would."""
+    import trackio
+
+    places = {"TRACKIO_DIR": folder / "trackio", "MEDIA_DIR": folder / "trackio" / "media"}
+    places["ARTIFACTS_DIR"] = folder / "trackio" / "artifacts"
+    for module in [one for name, one in sys.modules.items() if name.startswith(trackio.__name__)]:
+        for name in places.keys() & vars(module).keys():
+            setattr(module, name, places[name])
+
+
+def _trackio_run(folder: Path) -> tuple[Any, str]:
+    """Return the storage of the package, and the name of the run."""
+    from trackio.sqlite_storage import SQLiteStorage
+
+    _trackio_folder(folder)
+    (run,) = SQLiteStorage.get_runs("test")
+    return SQLiteStorage, run
+
+
+def _trackio_series(folder: Path, name: str) -> Series:
+    storage, run = _trackio_run(folder)
+    rows = storage.get_logs("test", run)
+    names = (name, f"{name}/0", f"{name}/1")
+    return [(row["step"], row[key]) for row in rows for key in row if key in names]
+
+
+def _trackio_value(folder: Path, name: str) -> Any:
+    return _last(_trackio_series(folder, name))[1]
+
+
+def _trackio_hyperparameters(folder: Path) -> dict[str, Any]:
+    storage, run = _trackio_run(folder)
+    return storage.get_run_config("test", run)  # type: ignore[no-any-return]
+
+
+def _trackio_pictures(folder: Path, name: str) -> list[bytes]:
+    found = [one["file_path"] for _, one in _trackio_series(folder, name)]
+    return [(folder / "trackio" / "media" / path).read_bytes() for path in found]
+
+
+def _trackio_artifact(folder: Path, name: str) -> bytes:
+    from trackio import cas
+
+    storage, _ = _trackio_run(folder)
+    (entry,) = storage.get_artifact_manifest("test", name, None)["manifest"]
+    return cas.blob_path("test", entry["digest"]).read_bytes()  # type: ignore[no-any-return]
+
+
 # --- CSV
 
 
@@ -296,6 +356,17 @@ BACK_ENDS = {
             lambda folder, name: _comet_files(folder, name)[0].decode(),
             lambda folder, name: _comet_files(folder, f"table/{name}")[0].decode(),
             lambda folder, name: _comet_files(folder, f"{name}/")[0],
+        ),
+        BackEnd(
+            "trackio",
+            make_trackio,
+            _trackio_series,
+            _trackio_hyperparameters,
+            _trackio_pictures,
+            lambda folder, name: _trackio_value(folder, name)["values"],
+            lambda folder, name: _trackio_value(folder, name)["_value"],
+            lambda folder, name: json.dumps(_trackio_value(folder, name)),
+            _trackio_artifact,
         ),
         BackEnd(
             "csv", lambda folder, **more: CSVLogger(folder / "metrics.csv", **more), _csv_series

@@ -20,6 +20,7 @@ from composable.loggers import (
     LoggerFailureWarning,
     MLFlowLogger,
     TensorBoardLogger,
+    TrackioLogger,
     WandBLogger,
 )
 from composable.loggers.installed import installed_loggers
@@ -56,7 +57,7 @@ with_pictures = pytest.mark.parametrize("name", WITH_PICTURES)
 def _offline(monkeypatch, tmp_path):
     """Set up the packages without the settings and the credentials of this machine."""
     for name in list(os.environ):
-        if name.startswith(("WANDB_", "COMET_", "MLFLOW_", "HF_MLFLOW_")):
+        if name.startswith(("WANDB_", "COMET_", "MLFLOW_", "HF_MLFLOW_", "TRACKIO_")):
             monkeypatch.delenv(name)
     settings = {
         **{"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "DO_NOT_TRACK": "1"},
@@ -339,6 +340,7 @@ def test_other_processes_than_the_main_one_write_nothing(back_end, tmp_path, mon
         (WandBLogger, "wandb", "wandb"),
         (MLFlowLogger, "mlflow", "mlflow"),
         (CometLogger, "comet_ml", "comet"),
+        (TrackioLogger, "trackio", "trackio"),
         (AzureMLLogger, "azureml", "azureml"),
     ],
 )
@@ -351,10 +353,11 @@ def test_a_missing_package_is_named_with_what_to_type(kind, package, extra, monk
 
 def test_auto_is_one_logger_of_each_installed_package(monkeypatch):
     assert [type(one) for one in installed_loggers()] == [
-        *(TensorBoardLogger, WandBLogger, CometLogger, MLFlowLogger)
+        *(TensorBoardLogger, WandBLogger, TrackioLogger, CometLogger, MLFlowLogger)
     ]
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.setitem(sys.modules, "trackio", None)
     trainer = make_trainer(loggers="auto")
     assert [one.name for one in trainer.plan.destinations] == ["TensorBoardLogger", "CometLogger"]
     assert make_trainer().plan.destinations == ()
@@ -399,6 +402,30 @@ def test_rejects_an_invalid_variable(variable, value, kind, message, monkeypatch
 
     with pytest.raises(ValueError, match=message):
         kind()
+
+
+def test_trackio_writes_to_this_machine_only(monkeypatch):
+    with pytest.raises(ValueError, match=r"space_id is not supported.*call trackio\.sync"):
+        TrackioLogger(space_id="me/space")
+    monkeypatch.setenv("TRACKIO_SERVER_URL", "http://127.0.0.1:1")
+    with pytest.raises(ValueError, match="drop it and TRACKIO_SERVER_URL"):
+        TrackioLogger()
+
+
+def test_a_run_of_trackio_is_not_confused_with_another_one_of_its_name(tmp_path):
+    logger, now = BACK_ENDS["trackio"].make(tmp_path, name="a"), Timestamp(batch=1)
+    logger.log_metrics({"loss": 1.0}, now)
+    saved = logger.state_dict()
+    finish(logger)
+    other = BACK_ENDS["trackio"].make(tmp_path, name="a")
+    other.log_metrics({"loss": 2.0}, now)
+    finish(other)
+
+    resumed = BACK_ENDS["trackio"].make(tmp_path, name="a")
+    resumed.load_state_dict(saved)
+    resumed.log_metrics({"loss": 3.0}, now.next_batch(1))
+    with pytest.warns(LoggerFailureWarning, match="followed by another one of this name"):
+        finish(resumed)
 
 
 @pytest.mark.parametrize(

@@ -410,6 +410,7 @@ OTHERS: list[Any] = [
     (loggers.CSVLogger, given(path=Fresh(a_file), overwrite=False), OSError),
     (loggers.WandBLogger, given(mode="offline")),
     (loggers.CometLogger, given(mode="offline")),
+    (loggers.TrackioLogger, given()),
     (loggers.AzureMLLogger, given(), ModuleNotFoundError),  # its package is not in all extras
     (F.Rotation, given(fraction=0.5)),
     (optim.decay_groups, given(module=MODEL)),

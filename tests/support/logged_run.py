@@ -27,7 +27,7 @@ from tests.support.runs import make_trainer
 BATCHES = 12
 INTERVAL = 3  # of evaluations; the run is saved after each, and between them
 SLOW = (
-    *("comet_ml", "mlflow.store.tracking.sqlalchemy_store", "torch._dynamo"),
+    *("comet_ml", "mlflow.store.tracking.sqlalchemy_store", "torch._dynamo", "trackio"),
     *("torch.utils.tensorboard", "wandb.sdk.launch"),
 )
 
