@@ -40,11 +40,17 @@ OURS = set(inspect.signature(TrainerOptions).parameters)
 
 def of_transformers():
     transformers = pytest.importorskip("transformers")
-    accelerate = pytest.importorskip("accelerate")
     fields = dataclasses.fields(transformers.Seq2SeqTrainingArguments)
-    classes = (transformers.Trainer, accelerate.Accelerator)
-    parameters = [name for one in classes for name in inspect.signature(one).parameters]
-    return [*(field.name for field in fields), *parameters]
+    return [*(field.name for field in fields), *inspect.signature(transformers.Trainer).parameters]
+
+
+def of_accelerate():
+    return list(inspect.signature(pytest.importorskip("accelerate").Accelerator).parameters)
+
+
+def of_fabric():
+    fabric = pytest.importorskip("lightning.fabric")
+    return list(inspect.signature(fabric.Fabric.__init__).parameters)[1:]
 
 
 def of_lightning():
@@ -53,7 +59,13 @@ def of_lightning():
 
 
 @pytest.mark.parametrize(
-    ("library", "installed"), [("huggingface", of_transformers), ("lightning", of_lightning)]
+    ("library", "installed"),
+    [
+        ("huggingface", of_transformers),
+        ("accelerate", of_accelerate),
+        ("fabric", of_fabric),
+        ("lightning", of_lightning),
+    ],
 )
 def test_the_lists_have_every_argument_of_the_installed_library(library, installed):
     assert set(installed()) - set(names(library, "arguments")) == set()

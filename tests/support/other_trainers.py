@@ -130,10 +130,7 @@ NAMES = {
             ddp_backend ddp_timeout fsdp fsdp_config deepspeed debug skip_memory_metrics do_train
             do_eval do_predict resume_from_checkpoint local_rank
             sortish_sampler predict_with_generate generation_max_length generation_num_beams
-            generation_config device_placement split_batches mixed_precision cpu dataloader_config
-            deepspeed_plugin fsdp_plugin torch_tp_plugin megatron_lm_plugin rng_types log_with
-            project_dir project_config gradient_accumulation_plugin step_scheduler_with_optimizer
-            kwargs_handlers dynamo_backend dynamo_plugin deepspeed_plugins
+            generation_config
         """,
         "methods": """
             train evaluate predict training_step prediction_step compute_loss create_optimizer
@@ -164,6 +161,53 @@ NAMES = {
         "metrics": """
             loss grad_norm learning_rate epoch eval_loss eval_accuracy eval_runtime train_loss
             train_runtime train_samples_per_second train_steps_per_second total_flos
+        """,
+    },
+    "accelerate": {
+        "arguments": """
+            device_placement split_batches gradient_accumulation_steps mixed_precision cpu
+            dataloader_config deepspeed_plugin fsdp_plugin torch_tp_plugin megatron_lm_plugin
+            rng_types log_with project_dir project_config gradient_accumulation_plugin
+            step_scheduler_with_optimizer kwargs_handlers dynamo_backend dynamo_plugin
+            deepspeed_plugins parallelism_config
+        """,
+        "methods": """
+            prepare prepare_model prepare_optimizer prepare_data_loader prepare_scheduler backward
+            accumulate no_sync sync_gradients optimizer_step_was_skipped clip_grad_norm_
+            clip_grad_value_ unscale_gradients autocast gather gather_for_metrics reduce
+            pad_across_processes split_between_processes join_uneven_inputs wait_for_everyone
+            is_main_process is_local_main_process is_last_process main_process_first
+            local_main_process_first on_main_process num_processes process_index
+            local_process_index device save_state load_state skip_first_batches
+            register_for_checkpointing register_save_state_pre_hook register_load_state_pre_hook
+            save save_model unwrap_model get_state_dict free_memory clear set_trigger check_trigger
+            init_trackers get_tracker log end_training print profile
+        """,
+    },
+    "fabric": {
+        "arguments": """
+            accelerator strategy devices num_nodes precision plugins callbacks loggers
+        """,
+        "methods": """
+            launch run setup setup_module setup_optimizers setup_dataloaders backward
+            clip_gradients no_backward_sync autocast to_device device init_module init_tensor
+            sharded_model all_gather all_reduce barrier broadcast rank_zero_first is_global_zero
+            global_rank local_rank node_rank world_size save load load_raw call log log_dict
+            seed_everything print
+        """,
+    },
+    "torchtitan": {
+        "arguments": """
+            local_batch_size global_batch_size seq_len steps max_norm enable_cpu_offload dtype
+            mixed_precision_param mixed_precision_reduce gc_freq warmup_steps decay_ratio decay_type
+            min_lr_factor data_parallel_replicate_degree data_parallel_shard_degree
+            fsdp_reshard_after_forward tensor_parallel_degree pipeline_parallel_degree
+            context_parallel_degree expert_parallel_degree enable_async_tensor_parallel
+            activation_checkpoint memory_budget keep_latest_k async_mode initial_load_path
+            initial_load_in_hf last_save_model_only last_save_in_hf exclude_from_loading load_step
+            enable_tensorboard enable_wandb log_freq enable_profiling enable_memory_snapshot
+            profile_freq init_timeout_seconds train_timeout_seconds trace_buf_size deterministic
+            detect_anomaly batch_invariant dump_folder
         """,
     },
     "keras": {

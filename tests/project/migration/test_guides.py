@@ -9,6 +9,9 @@ import lightning.pytorch as L
 import pytest
 import torch
 import transformers
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -16,7 +19,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import composable
-from composable import algorithms, callbacks, loggers, optim
+from composable import algorithms, callbacks, distributed, loggers, optim
 from composable.metrics import accuracy
 from tests.support.cases import ROOT
 from tests.support.models import same
@@ -50,7 +53,7 @@ def names():
     torch.manual_seed(1)
     images, targets = torch.rand(64, 3, 8, 8), torch.randint(10, (64,))
     data = TensorDataset(images, targets)
-    packages = (composable, algorithms, callbacks, loggers, optim)
+    packages = (composable, algorithms, callbacks, distributed, loggers, optim)
     return {name: getattr(one, name) for one in packages for name in one.__all__} | {
         "DataLoader": DataLoader,
         "L": L,
@@ -152,6 +155,31 @@ def test_manual_optimization_of_lightning_trains_the_same_weights():
     for name, value in seen["networks"].state_dict().items():
         torch.testing.assert_close(value, expected[name])
         assert not (name.endswith("weight") and torch.equal(value, initial[name]))
+
+
+def test_the_script_of_torchtitan_trains():
+    _, ours = pairs("torchtitan")[0]
+    seen = names()
+    exec(ours, seen)
+    assert seen["trainer"].state.timestamp.batch == 24
+
+
+@pytest.mark.parametrize("guide", ["accelerate", "fabric"])
+def test_the_loop_of_a_guide_trains_the_same_weights(guide):
+    theirs, ours = pairs(guide)[0]
+    seen = names() | {"Accelerator": Accelerator, "Fabric": Fabric}
+
+    exec(theirs, seen)
+    trained = seen["model"].state_dict()
+    seen |= {"model": net(), "train": names()["train"]}
+    exec(ours, seen)
+
+    GradientState._reset_state()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert str(seen["trainer"].state.timestamp.get("ep")) == "3ep"
+    for name, value in seen["model"].state_dict().items():
+        torch.testing.assert_close(value, trained[name.removeprefix("module.")])
+    assert not same(seen["model"].state_dict(), net().state_dict())
 
 
 def test_hugging_face_trains_the_same_weights():
