@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 from composable._support.warn import warn_user
 from composable.callbacks._watched_result import WatchedResult
-from composable.core.logger import Logger
 from composable.core.result_names import known_mode
 from composable.core.state import State
 from composable.distributed import Processes
@@ -26,7 +25,6 @@ class PruneTrial(WatchedResult):
         trial: The trial. Of several processes, only rank 0 needs it; the others pass None.
         monitor: The name of the result: "accuracy", or with the label of its evaluator,
             "eval/accuracy".
-        dataloader_label: The label of the evaluator. Default: the one in `monitor`, or "eval".
 
     Raises:
         TypeError: `trial` is no trial.
@@ -43,7 +41,7 @@ class PruneTrial(WatchedResult):
 
     _saved_attributes: ClassVar = {"_trial_name": str | None, "_reported": list[float]}
 
-    def __init__(self, trial: Any, monitor: str, *, dataloader_label: str | None = None) -> None:
+    def __init__(self, trial: Any, monitor: str) -> None:
         if trial is not None and not hasattr(trial, "should_prune"):
             raise TypeError(
                 f"trial={trial!r} must be the trial that Optuna passes to the objective, or None "
@@ -52,7 +50,7 @@ class PruneTrial(WatchedResult):
         self._trial = trial
         study = self._study = getattr(trial, "study", None)  # a FixedTrial has none
         direction = None if study is None else _MODES.get(study.direction.name)
-        super().__init__(monitor, dataloader_label, direction)
+        super().__init__(monitor, None, direction)
         self._trial_name = None if study is None else f"{study.study_name}/{self.number}"
         self._reported: list[float] = []
 
@@ -80,17 +78,11 @@ class PruneTrial(WatchedResult):
         name = self.watched_result[1] or ""
         expected = modes.get(name) or known_mode(name, None)
         if self._given_mode and expected not in (None, self._given_mode):
-            given = next(kind for kind, mode in _MODES.items() if mode != self._given_mode)
             warn_user(
-                f"the study prefers {self._given_mode} of {name}, for which {expected} is better; "
-                f"pass direction={given.lower()!r} to optuna.create_study."
+                f"the study prefers the {self._given_mode} of {name}, for which {expected} is "
+                f"better: pass direction='{expected}imize' to optuna.create_study."
             )
         super().declare_modes(modes)
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Forget the results of an earlier run."""
-        if state.timestamp.batch == 0:
-            self._reported = []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the reported results.

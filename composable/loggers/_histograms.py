@@ -1,5 +1,7 @@
 """Histograms of tensors."""
 
+from typing import Any
+
 import attrs
 import torch
 from torch import Tensor
@@ -23,6 +25,11 @@ class Histogram:
     num_values: int
     num_nonfinite: int
     """Number of values that are NaN or infinite; they are in no bin."""
+
+    @property
+    def counted(self) -> dict[str, list[Any]]:
+        """The edges and the counts, as JSON has them."""
+        return {"edges": list(self.edges), "counts": list(self.counts)}
 
     @classmethod
     def of(cls, values: Tensor, num_bins: int = _NUM_BINS) -> "Histogram":

@@ -184,8 +184,7 @@ class CometLogger(HostedRunLogger):
             self.experiment.log_image(io.BytesIO(picture), name=one, step=moment.step)
 
     def _write_histogram(self, name: str, histogram: Histogram, moment: LogTime) -> None:
-        counted = {"edges": list(histogram.edges), "counts": list(histogram.counts)}
-        self._log_json(name, counted, moment, "histogram")
+        self._log_json(name, histogram.counted, moment, "histogram")
 
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:
         self.experiment.log_text(text, step=moment.step, metadata={"name": name})

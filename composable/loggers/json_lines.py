@@ -174,8 +174,7 @@ class JSONLinesLogger(LoggerDestination):
 
     def log_histograms(self, histograms: Mapping[str, Tensor], timestamp: Timestamp) -> None:
         """Write the edges and counts of bins, as values of a line."""
-        found = {name: Histogram.of(values) for name, values in histograms.items()}
-        counted = {n: {"edges": list(h.edges), "counts": list(h.counts)} for n, h in found.items()}
+        counted = {name: Histogram.of(values).counted for name, values in histograms.items()}
         self._add({}, counted, timestamp)
 
     def log_images(self, images: Mapping[str, Tensor], timestamp: Timestamp) -> None:

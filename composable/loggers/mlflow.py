@@ -171,8 +171,7 @@ class MLFlowLogger(BackEndLogger):
             self._write_file("images", f"{_file(name)}-step{moment.step}-{i}.png", picture)
 
     def _write_histogram(self, name: str, histogram: Histogram, moment: LogTime) -> None:
-        counted = {"edges": list(histogram.edges), "counts": list(histogram.counts)}
-        content = json.dumps(counted).encode()
+        content = json.dumps(histogram.counted).encode()
         self._write_file("histograms", f"{_file(name)}-step{moment.step}.json", content)
 
     def _write_text(self, name: str, text: str, moment: LogTime) -> None:

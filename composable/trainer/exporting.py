@@ -41,19 +41,16 @@ def export(
 
 
 def describe(records: Records, tokenizer: Any, folder: Path, library: str) -> None:
-    """Write the tokenizer of a model, if it has one, and its card."""
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
-    write_atomically(folder / CARD, model_card(records, library).encode())
-
-
-def model_card(records: Records, library: str) -> str:
-    """Return the card of a model: its data, methods, results and versions.
+    """Write the tokenizer of a model, and its card: its data, methods, results and versions.
 
     Args:
         records: The records of the run.
+        tokenizer: The tokenizer, or None.
+        folder: Where to write.
         library: The library that reads the model.
     """
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
     state = records.run.state
     run = records.describe(state)
     now, evaluators = state.timestamp, run["evaluators"].items()
@@ -76,7 +73,7 @@ def model_card(records: Records, library: str) -> str:
         shown = [f"| {n} | {_cell(one)} |" for n, one in flatten(values).items() if one is not None]
         if shown:
             text.append("\n".join([f"## {title}\n\n| | |\n|---|---|", *shown]))
-    return "\n\n".join(text) + "\n"
+    write_atomically(folder / CARD, ("\n\n".join(text) + "\n").encode())
 
 
 def _cell(value: Any) -> str:
