@@ -9,6 +9,7 @@ from urllib.parse import unquote
 import attrs
 
 from composable._support.checks import PathError, StorageError
+from composable._support.extras import needs
 from composable._support.paths import hash_prefix
 from composable._support.secrets import redact
 
@@ -61,14 +62,11 @@ class HubPlace:
             writes: Whether a token is needed.
 
         Raises:
-            PathError: The package is not installed, or there is no token.
+            ModuleNotFoundError: The package is not installed.
+            PathError: There is no token.
         """
-        try:
+        with needs(f"{name}={str(self)!r}", "hub"):
             from huggingface_hub import HfApi, get_token
-        except ImportError:
-            raise PathError(
-                f'{name}={str(self)!r} needs huggingface_hub: pip install "composable[hub]".'
-            ) from None
         if writes and get_token() is None:
             raise PathError(
                 f"{name}={str(self)!r} needs a token that may write to the hub: run `hf auth "
@@ -86,16 +84,14 @@ class HubPlace:
             FileNotFoundError: There is nothing at this place.
             StorageError: It cannot be read, or a file differs from its hash.
         """
-        only = [self.path, f"{self.path}/*"] if self.path else None
+        api, only = self.api(name), [self.path, f"{self.path}/*"] if self.path else None
         try:
-            snapshot = self.api(name).snapshot_download(
+            snapshot = api.snapshot_download(
                 self.repository,
                 revision=self.revision,
                 allow_patterns=only,
                 ignore_patterns=None if only else list(_OTHER_FORMATS),
             )
-        except PathError:
-            raise
         except Exception as error:  # of the libraries below it
             kind, why = type(error).__name__, redact(str(error))[:300]
             raise StorageError(f"{self} cannot be read: {kind}: {why}") from None
