@@ -1,8 +1,6 @@
 """The position of an external loop in its loader, and the states of the global generators."""
 
 import math
-import random
-import sys
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -26,6 +24,7 @@ from composable.data.order import (
 from composable.distributed.processes import Processes
 from composable.integrations._loaders import base_loader
 from composable.resume.changes import check_as_many
+from composable.utils.reproducibility import get_rng_state, load_rng_state
 
 _END: Any = object()
 
@@ -188,33 +187,32 @@ def _batch_size(loader: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _random_state() -> dict[str, Any]:
-    """Return the states of the global generators as plain data."""
-    found: dict[str, Any] = {"python": random.getstate(), "torch": _hex(torch.get_rng_state())}
-    if numpy := sys.modules.get("numpy"):
-        name, keys, *rest = numpy.random.get_state()
-        found["numpy"] = [name, keys.tolist(), *rest]
-    if torch.accelerator.is_available():
-        module = torch.get_device_module()
-        found["device"] = [_hex(module.get_rng_state(i)) for i in range(module.device_count())]
-    return found
+def _random_state() -> Any:
+    """Return the states of the global generators as JSON, which processes send."""
+    return _as_json(get_rng_state())
 
 
 def _set_random_state(saved: Mapping[str, Any]) -> None:
-    version, numbers, gauss = saved["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    torch.set_rng_state(_from_hex(saved["torch"]))
-    if "numpy" in saved and (numpy := sys.modules.get("numpy")):
-        numpy.random.set_state(tuple(saved["numpy"]))
-    if "device" in saved and torch.accelerator.is_available():
-        module = torch.get_device_module()
-        for i, state in enumerate(saved["device"][: module.device_count()]):
-            module.set_rng_state(_from_hex(state), i)
+    """Restore the global generators, but for those of devices of another number."""
+    own, states = get_rng_state(), _from_json(saved)
+    load_rng_state({n: one for n, one in states.items() if n in own and len(one) == len(own[n])})
 
 
-def _hex(state: Tensor) -> str:
-    return bytes(state.tolist()).hex()
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {"bytes": bytes(value.tolist()).hex()}
+    if isinstance(value, dict):
+        return {name: _as_json(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_as_json(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value  # of NumPy
 
 
-def _from_hex(text: str) -> Tensor:
-    return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(map(_from_json, value))
+    if not isinstance(value, Mapping):
+        return value
+    if value.keys() == {"bytes"}:
+        return torch.frombuffer(bytearray.fromhex(value["bytes"]), dtype=torch.uint8)
+    return {name: _from_json(one) for name, one in value.items()}
