@@ -17,7 +17,7 @@ _URL = re.compile(
     r"hf://(?:models/)?((?!(?:datasets|spaces|buckets)/)[\w.-]+/[\w.-]+)(?:@([^/]+))?/?(.*)"
 )
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})(?=/|$)")
-_OTHER_FORMATS = ("*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.ot", "*.tflite")
+_OTHER_FORMATS = ("*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.tflite")
 """Weights for other libraries, of which a repository may have many."""
 
 
@@ -38,7 +38,7 @@ class HubPlace:
 
     @classmethod
     def parse(cls, url: Any) -> "HubPlace | None":
-        """Return the place of a URL, or None if it is no repository of models."""
+        """Return the place of a URL, or None if it is not a repository of models."""
         found = _URL.fullmatch(url.rstrip("/")) if isinstance(url, str) else None
         if found is None:
             return None

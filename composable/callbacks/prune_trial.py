@@ -19,7 +19,7 @@ class PruneTrial(WatchedResult):
     and the objective, so that Optuna counts the trial as pruned.
 
     A run that is killed and resumed reports each evaluation once: what the trial has is not
-    reported again, and what a retried trial lacks is, before it is asked whether to prune.
+    reported again, and what a retried trial lacks is, before the pruner decides.
 
     Args:
         trial: The trial. Of several processes, only rank 0 needs it; the others pass None.
@@ -27,7 +27,7 @@ class PruneTrial(WatchedResult):
             "eval/accuracy".
 
     Raises:
-        TypeError: `trial` is no trial.
+        TypeError: `trial` is not a trial.
         ValueError: The evaluator has no result of that name, a checkpoint is of another trial, or
             the run has `autoresume=True` and the study no storage.
 

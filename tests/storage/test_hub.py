@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub, with a stand-in that speaks its protocol."""
+"""Models on the Hugging Face Hub, with a stand-in that implements its protocol."""
 
 import json
 from pathlib import Path
