@@ -95,8 +95,8 @@ class PruneTrial(WatchedResult):
         saved, self._trial_name = self._trial_name, own
         if own is not None and saved != own:
             raise ValueError(
-                f"the checkpoint is of trial {saved}, and this is {own}: pass a save_folder of "
-                "its own to each trial, such as f'runs/{callback.number}'."
+                f"the checkpoint is of trial {saved}, and this is {own}: pass another "
+                "save_folder to each trial, such as f'runs/{callback.number}'."
             )
 
     def _is_over(self, state: State, mode: str, value: float) -> bool:

@@ -193,9 +193,9 @@ def _random_state() -> Any:
 
 
 def _set_random_state(saved: Mapping[str, Any]) -> None:
-    """Restore the global generators, but for those of devices of another number."""
-    own, states = get_rng_state(), _from_json(saved)
-    load_rng_state({n: one for n, one in states.items() if n in own and len(one) == len(own[n])})
+    """Restore the global generators, but not of devices of another number."""
+    now, states = get_rng_state(), _from_json(saved)
+    load_rng_state({n: one for n, one in states.items() if n in now and len(one) == len(now[n])})
 
 
 def _as_json(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Export the model of a run, with a card that is written from the record of the run."""
 
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,12 +9,11 @@ from composable._support.checks import is_url
 from composable._support.hub import HubPlace
 from composable._support.paths import write_atomically
 from composable.checkpoint.export import CARD, CARD_MARK, export_weights
-from composable.loggers._back_end import flatten
 from composable.storage.copies import uploading
 from composable.trainer.records import Records
 
 
-def export(
+def export_run(
     records: Records, path: str | Path, part: str, overwrite: bool, tokenizer: Any
 ) -> str | Path:
     """Write the weights of a run: see `Trainer.export_weights`."""
@@ -28,7 +28,7 @@ def export(
         named[part],
         processes=records.options.processes,
         overwrite=overwrite,
-        describe=partial(describe, records, tokenizer),
+        describe=partial(write_card, records, tokenizer),
     )
     with run.engine.whole():
         if place is not None:
@@ -40,7 +40,7 @@ def export(
     return path if is_url(path) else found
 
 
-def describe(records: Records, tokenizer: Any, folder: Path, library: str) -> None:
+def write_card(records: Records, tokenizer: Any, folder: Path, library: str) -> None:
     """Write the tokenizer of a model, and its card: its data, methods, results and versions.
 
     Args:
@@ -70,10 +70,19 @@ def describe(records: Records, tokenizer: Any, folder: Path, library: str) -> No
         f"---\nlibrary_name: {library}\ntags:\n- composable\n---\n{CARD_MARK}\n\n# {run['model']}"
     ]
     for title, values in sections.items():
-        shown = [f"| {n} | {_cell(one)} |" for n, one in flatten(values).items() if one is not None]
+        shown = [f"| {n} | {_cell(one)} |" for n, one in _rows("", values) if one is not None]
         if shown:
             text.append("\n".join([f"## {title}\n\n| | |\n|---|---|", *shown]))
     write_atomically(folder / CARD, ("\n\n".join(text) + "\n").encode())
+
+
+def _rows(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested containers, named like paths."""
+    if not isinstance(value, (Mapping, list)):
+        yield name[1:], value
+        return
+    for key, one in value.items() if isinstance(value, Mapping) else enumerate(value):
+        yield from _rows(f"{name}/{key}", one)
 
 
 def _cell(value: Any) -> str:

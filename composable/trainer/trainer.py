@@ -347,13 +347,13 @@ class Trainer:
             >>> sorted(load_file(path))
             ['bias', 'weight']
         """
-        from composable.trainer.exporting import export  # on use
+        from composable.trainer.exporting import export_run  # on use
 
         instead = "call it after fit, or use ExportForInference to export at intervals"
         self._check_idle("export_weights", instead)
         check_flag("overwrite", overwrite)
         self._run.state = self._run.weights.adopt_changes(self._run.state)
-        return export(self._records, path, part, overwrite, tokenizer)
+        return export_run(self._records, path, part, overwrite, tokenizer)
 
     def _check_idle(self, method: str, instead: str) -> None:
         """Raise a RuntimeError if a callback called a method that is for between two calls."""

@@ -396,6 +396,7 @@ OTHERS: list[Any] = [
     (composable.replay, a_replay, *FILES),
     (callbacks.CheckpointSaver, given(folder=FOLDER, overwrite=False), OSError),
     (callbacks.EarlyStopper, given(monitor="loss")),
+    (callbacks.PruneTrial, given(trial=None, monitor="loss")),
     (callbacks.ThresholdStopper, given(monitor="loss", threshold=0.5)),
     (callbacks.ExportForInference, given(path=Fresh(lambda: "model.pt2"))),
     (
