@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from composable.callbacks.profiler import Profiler as Profiler
     from composable.callbacks.runtime_estimator import RuntimeEstimator as RuntimeEstimator
     from composable.callbacks.speed_monitor import SpeedMonitor as SpeedMonitor
+    from composable.callbacks.system_monitor import SystemMonitor as SystemMonitor
     from composable.callbacks.threshold_stopper import ThresholdStopper as ThresholdStopper
     from composable.callbacks.time_split import TimeSplit as TimeSplit
     from composable.resume.manager import UnsavedCheckpointWarning as UnsavedCheckpointWarning

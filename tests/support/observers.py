@@ -27,6 +27,7 @@ from composable.callbacks import (
     Profiler,
     RuntimeEstimator,
     SpeedMonitor,
+    SystemMonitor,
 )
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
@@ -149,6 +150,7 @@ MONITORS = {
     "lines": lambda: Printer("1ba", stream=io.StringIO()),
     "time": lambda: RuntimeEstimator("1ba"),
     "speed": lambda: SpeedMonitor(2, flops_per_batch="count"),
+    "machine": lambda: SystemMonitor("0.001sec"),
 }
 """Builders of the callbacks that measure, at short intervals."""
 

@@ -59,6 +59,7 @@ ROWS: Sequence[Row] = [
     ("ActivationMonitor", "modules", ["x", [1]], LIST + "patterns"),
     ("GradientNoise", "smoothing", [1.0], r"in \[0, 1\)"),
     ("RuntimeEstimator", "skip_batches", [-1], AT_LEAST_0),
+    ("SystemMonitor", "interval", ["0sec", "10ba", 10], "in seconds|greater than 0"),
     ("ThresholdStopper", "threshold", [nan, "low"], ""),
     ("ThresholdStopper", "mode", ["up"], MODE),
     ("Printer", "stream", [3], "a text stream"),
