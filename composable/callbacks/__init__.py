@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from composable.callbacks.early_stopper import EarlyStopper as EarlyStopper
     from composable.callbacks.export_for_inference import ExportError as ExportError
     from composable.callbacks.export_for_inference import ExportForInference as ExportForInference
+    from composable.callbacks.generate import Generate as Generate
     from composable.callbacks.gradient_noise import GradientNoise as GradientNoise
     from composable.callbacks.image_visualizer import ImageVisualizer as ImageVisualizer
     from composable.callbacks.lr_monitor import LRMonitor as LRMonitor
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from composable.callbacks.nan_monitor import NaNMonitor as NaNMonitor
     from composable.callbacks.oom_observer import OOMObserver as OOMObserver
     from composable.callbacks.optimizer_monitor import OptimizerMonitor as OptimizerMonitor
+    from composable.callbacks.predictions import Predictions as Predictions
     from composable.callbacks.printer import Printer as Printer
     from composable.callbacks.profiler import Profiler as Profiler
     from composable.callbacks.runtime_estimator import RuntimeEstimator as RuntimeEstimator

@@ -397,6 +397,7 @@ OTHERS: list[Any] = [
     (callbacks.CheckpointSaver, given(folder=FOLDER, overwrite=False), OSError),
     (callbacks.EarlyStopper, given(monitor="loss")),
     (callbacks.ThresholdStopper, given(monitor="loss", threshold=0.5)),
+    (callbacks.Generate, given(prompts=torch.tensor([[1, 2]]))),
     (callbacks.ExportForInference, given(path=Fresh(lambda: "model.pt2"))),
     (
         callbacks.MLPerfCallback,
