@@ -86,6 +86,18 @@ def test_samples_do_not_change_training():
     assert len({str(rows) for _, rows in samples}) > 1
 
 
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (torch.zeros(1, 2), "must be a list of texts, or token ids"),
+        (torch.ones(1, 0).long(), r"prompts\[0\] must have a token"),
+    ],
+)
+def test_prompts_that_are_no_tokens_are_refused(prompts, message):
+    with pytest.raises(ValueError, match=message):
+        Generate(prompts)
+
+
 def test_model_without_generate_is_an_error_at_the_start():
     trainer = make_trainer(callbacks=Generate(torch.tensor([[1]])), loggers=InMemoryLogger())
 

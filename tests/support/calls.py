@@ -363,7 +363,8 @@ OTHERS: list[Any] = [
     (composable.Trainer, trainer_arguments, *FILES, ImportError),  # DeepSpeed is not in all extras
     (method(a_trainer, "fit"), given(duration="1ba")),
     (method(a_trainer, "eval"), given(eval_dataloader=BATCHES)),
-    (method(a_trainer, "predict"), given(dataloader=BATCHES)),
+    (method(a_trainer, "predict"), given(dataloader=BATCHES, to=FOLDER), OSError),
+    (method(a_trainer, "predict_each"), given(dataloader=BATCHES)),
     (method(a_trainer, "add_callback"), given(callback=Fresh(composable.Callback))),
     (method(a_trainer, "save_checkpoint"), given(path=FOLDER, overwrite=True), *FILES),
     (composable.Precision, given(name="amp_fp16")),
@@ -554,6 +555,7 @@ PASSED_ON = {
     "Trainer.check": ("batches",),
     "Trainer.eval": ("eval_dataloader",),
     "Trainer.predict": ("dataloader",),
+    "Trainer.predict_each": ("dataloader",),
     "Trainer.summary": ("batches",),
 }
 """Arguments with which a model or a function of the caller is called."""
