@@ -40,7 +40,7 @@ from composable.trainer.guards import warn_if_nonfinite
 from composable.utils.reproducibility import seed_step
 
 Take: TypeAlias = Callable[[list[tuple[int, Any]], Any], Any]
-"""What is done with the numbered outputs of a prediction, at most one at a time."""
+"""A use of the numbered outputs of a prediction, of at most one at a time."""
 
 _LIMIT = 2**30
 """How many bytes of outputs and targets are kept for a loss of all batches."""

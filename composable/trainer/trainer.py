@@ -342,7 +342,7 @@ class Trainer:
     def _predicted(self, loader: Any, take: "Take", start: int = 0) -> Generator[Any, None, None]:
         """Yield what `take` returns for each round of a prediction."""
         run = self._run
-        with self._evaluating(), suppress(GeneratorExit):  # to be closed is no failure
+        with self._evaluating(), suppress(GeneratorExit):  # it may be closed early
             run.state = yield from run.evaluation.predict(self.state, loader, take, start)
 
     @contextmanager
