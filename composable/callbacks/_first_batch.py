@@ -11,16 +11,16 @@ from composable.core.state import State
 class FirstBatch(Callback):
     """Logs what a subclass keeps of the first batch of each evaluation, once its label is known.
 
-    A subclass defines `_keep` and `_log`, and whether an evaluation is shown.
+    A subclass defines `_keep` and `_log`, and may set `_shown` before an evaluation.
     """
 
-    _waits = False
+    _waits, _shown = False, True
     _kept: Any = None
     _results: Mapping[str, Any] = {}
 
     def eval_start(self, state: State, logger: Logger) -> None:
         """Wait for the first batch."""
-        self._waits, self._kept = bool(logger.destinations) and self._is_shown(), None
+        self._waits, self._kept = bool(logger.destinations) and self._shown, None
         self._results = state.metrics
 
     def eval_after_forward(self, state: State, logger: Logger) -> None:
@@ -35,9 +35,6 @@ class FirstBatch(Callback):
         if self._kept is not None and labels:
             self._log(labels[0], self._kept, logger)
         self._kept, self._results = None, {}
-
-    def _is_shown(self) -> bool:
-        return True
 
     def _keep(self, state: State) -> Any:
         raise NotImplementedError

@@ -1,7 +1,5 @@
 """Callbacks that act between batches, and their intervals."""
 
-from typing import Any
-
 from torch import nn
 
 from composable.core.callback import AttachedRun, Callback
@@ -9,7 +7,7 @@ from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, has_completed
 from composable.core.logger import Logger
 from composable.core.state import State
-from composable.core.time import Time, Timestamp, check_time, progress
+from composable.core.time import Time, Timestamp, progress
 from composable.functional import with_tensors
 
 
@@ -37,8 +35,6 @@ class UsesEvaluatedModel(AtIntervals):
     """Uses the model with the weights that an evaluation would measure."""
 
     _run: AttachedRun | None = None
-    _refusal: str
-    """What is said of a model whose parameters are divided among processes."""
 
     def attach(self, run: AttachedRun) -> None:
         """Receive the run, which determines the evaluated weights."""
@@ -51,26 +47,16 @@ class UsesEvaluatedModel(AtIntervals):
             ValueError: The parameters are divided among processes.
         """
         if self._run is not None:
-            self._run.check_whole(self._refusal)
+            self._run.check_whole(
+                f"{self.name} cannot use a model whose parameters are divided among processes, as "
+                "by FSDP; load a checkpoint in one process, and use it there."
+            )
 
     def _evaluated(self, state: State) -> nn.Module:
         if self._run is not None:
             return self._run.evaluated_model(state)
         averages = list(state.averages.values())
         return with_tensors(state.model, averages[-1]) if averages else state.model
-
-
-def check_length(name: str, length: Any) -> Time:
-    """Parse a time that is greater than 0.
-
-    Raises:
-        ValueError: It is 0, or not a valid time.
-        TypeError: It is not a time.
-    """
-    time = check_time(name, length)
-    if not time.value:
-        raise ValueError(f"{name}={length!r} must be greater than 0, such as '10ba'.")
-    return time
 
 
 def has_passed(state: State, length: Time, since: Timestamp) -> bool:

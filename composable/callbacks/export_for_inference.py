@@ -76,11 +76,6 @@ class ExportForInference(UsesEvaluatedModel):
         '.pt2'
     """
 
-    _refusal = (
-        "ExportForInference cannot export a model whose parameters are divided among processes, as "
-        "by FSDP; load a checkpoint in one process, and export it there."
-    )
-
     def __init__(
         self,
         path: str | Path,

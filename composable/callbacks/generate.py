@@ -47,11 +47,6 @@ class Generate(UsesEvaluatedModel):
         {'max_new_tokens': 20}
     """
 
-    _refusal = (
-        "Generate cannot use a model whose parameters are divided among processes, as by FSDP; "
-        "load a checkpoint in one process, and call generate there."
-    )
-
     def __init__(
         self,
         prompts: Sequence[str] | Sequence[Tensor] | Tensor,
@@ -61,14 +56,15 @@ class Generate(UsesEvaluatedModel):
         **options: Any,
     ) -> None:
         super().__init__(interval)
-        self._tokenizer, self.options = tokenizer, options
-        missing = [one for one in ("encode", "decode") if not hasattr(tokenizer, one)]
-        if tokenizer is not None and missing:
+        if tokenizer is not None and not hasattr(tokenizer, "encode"):
             raise TypeError(
-                f"tokenizer={shorten(tokenizer)} must have a method {missing[0]}, such as "
-                "AutoTokenizer.from_pretrained(name)."
+                f"tokenizer={shorten(tokenizer)} must have a method encode, and one decode, such "
+                "as AutoTokenizer.from_pretrained(name)."
             )
-        self._prompts = [self._encoded(i, one) for i, one in enumerate(_listed(prompts))]
+        if not isinstance(prompts, (list, tuple, Tensor)) or not len(prompts):
+            raise ValueError(f"prompts={shorten(prompts)} must be a list of texts or token ids.")
+        self._tokenizer, self.options = tokenizer, options
+        self._prompts = [self._encoded(i, one) for i, one in enumerate(prompts)]
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Check that the model is whole, and has a method `generate`."""
@@ -110,39 +106,26 @@ class Generate(UsesEvaluatedModel):
 
     # --- texts and token ids ---
 
-    def _encoded(self, i: int, prompt: str | Tensor) -> tuple[str, Tensor]:
+    def _encoded(self, i: int, prompt: Any) -> tuple[str, Tensor]:
         """Return a prompt as a text and as token ids."""
-        if isinstance(prompt, Tensor):
-            tokens = prompt.cpu()
-        elif self._tokenizer is None:
+        tokens, is_text = prompt, isinstance(prompt, str)
+        if is_text and self._tokenizer is None:
             raise ValueError(
                 f"prompts[{i}]={shorten(prompt)} is a text, and Generate has no tokenizer; pass "
                 "tokenizer=, such as AutoTokenizer.from_pretrained(name), or token ids as a tensor "
                 "[prompts, tokens]."
             )
-        else:
+        if is_text:
             ids = self._tokenizer.encode(prompt)
             tokens = torch.tensor(getattr(ids, "ids", ids), dtype=torch.long)
-        if not tokens.numel():
+        known = isinstance(tokens, Tensor) and tokens.dtype is torch.int64
+        if not (known and tokens.ndim == 1 and tokens.numel()):
             raise ValueError(
-                f"prompts[{i}] must have a token at least, such as the one that begins a text."
+                f"prompts[{i}]={shorten(prompt)} must be a text, or a tensor [tokens] of integers, "
+                "with a token at least."
             )
-        return (prompt if isinstance(prompt, str) else self._decoded(tokens)), tokens
+        return (prompt if is_text else self._decoded(tokens)), tokens.cpu()
 
     def _decoded(self, tokens: Tensor) -> str:
         ids = tokens.tolist()
         return " ".join(map(str, ids)) if self._tokenizer is None else self._tokenizer.decode(ids)
-
-
-def _listed(prompts: Any) -> list[Any]:
-    listed = list(prompts) if isinstance(prompts, (list, tuple, Tensor)) else []
-    if not listed or not (all(isinstance(one, str) for one in listed) or all(map(_is_ids, listed))):
-        raise ValueError(
-            f"prompts={shorten(prompts)} must be a list of texts, or token ids: a tensor of "
-            "integers [prompts, tokens], or a list of tensors [tokens]."
-        )
-    return listed
-
-
-def _is_ids(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 1 and value.dtype is torch.int64

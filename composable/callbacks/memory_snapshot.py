@@ -5,11 +5,11 @@ from pathlib import Path
 from composable._support.checks import as_path, check_count
 from composable._support.paths import next_name
 from composable.callbacks._allocations import record_allocations, stop_recording, write_snapshot
-from composable.callbacks._intervals import check_length, has_passed
+from composable.callbacks._intervals import has_passed
 from composable.core.callback import Callback
 from composable.core.logger import Logger
 from composable.core.state import State
-from composable.core.time import TimeLike, Timestamp
+from composable.core.time import TimeLike, Timestamp, check_length
 from composable.distributed import Processes
 
 

@@ -10,11 +10,10 @@ from composable._support.printable import shorten
 from composable._support.tree import map_tensors
 from composable.batches.model_call import metric_outputs
 from composable.callbacks._first_batch import FirstBatch
-from composable.callbacks._intervals import check_length
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.stateful import Count
-from composable.core.time import TimeLike, progress
+from composable.core.time import TimeLike, check_length, progress
 
 _MOST = 16
 """How many values of a tensor are shown."""
@@ -73,7 +72,7 @@ class Predictions(FirstBatch):
         {'predictions/eval': [{'input': '[1.0, 0.0]', 'output': '0', 'target': '0'}]}
     """
 
-    _saved_attributes: ClassVar = {"_shown": Count}
+    _saved_attributes: ClassVar = {"_passed": Count}
 
     def __init__(
         self,
@@ -86,26 +85,22 @@ class Predictions(FirstBatch):
         check_count("num_examples", num_examples, 1)
         check_is_callable("describe", describe)
         self.num_examples, self.describe = num_examples, describe
-        self._shown = 0
+        self._passed = 0
         """How many intervals had passed at the last evaluation that was logged."""
-        self._due = False
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Discard the evaluations of an earlier run."""
-        self._shown = self._shown if state.timestamp.batch else 0
+        self._passed = self._passed if state.timestamp.batch else 0
 
     def eval_before_all(self, state: State, logger: Logger) -> None:
         """Decide whether these evaluations are logged."""
         done, length = progress(state, self.interval)
         passed = int(done // length)
-        self._due, self._shown = passed > self._shown, passed
+        self._shown, self._passed = passed > self._passed, passed
 
     def eval_standalone_start(self, state: State, logger: Logger) -> None:
         """Log these evaluations."""
-        self._due = True
-
-    def _is_shown(self) -> bool:
-        return self._due
+        self._shown = True
 
     def _keep(self, state: State) -> list[Mapping[str, Any]]:
         count = state.batch_spec.count(state.batch)

@@ -4,15 +4,15 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from threading import Event, Thread
 from typing import Any
 
 from composable._support.extras import needs
-from composable.callbacks._intervals import check_length
 from composable.core.callback import Callback
 from composable.core.logger import Logger
 from composable.core.state import State
-from composable.core.time import TimeLike, TimeUnit
+from composable.core.time import TimeLike, TimeUnit, check_length
 from composable.distributed import Processes
 
 _GB, _MB = 1e9, 1e6
@@ -56,9 +56,7 @@ class SystemMonitor(Callback):
     """
 
     def __init__(self, interval: TimeLike = "10sec") -> None:
-        self.interval = check_length("interval", interval)
-        if self.interval.unit is not TimeUnit.SECOND:
-            raise ValueError(f"interval={interval!r} must be in seconds, such as '10sec' or '1m'.")
+        self.interval = check_length("interval", interval, [TimeUnit.SECOND])
         with needs("SystemMonitor", "system"):
             import psutil  # noqa: F401 (here, so that it is missing at the start or never)
             import pynvml  # noqa: F401
@@ -69,6 +67,7 @@ class SystemMonitor(Callback):
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start to read the figures."""
         if logger.destinations and Processes.current().is_main:
+            self._figures = {}
             self._ended.clear()
             self._thread = Thread(target=self._read, name="SystemMonitor", daemon=True)
             self._thread.start()
@@ -81,35 +80,27 @@ class SystemMonitor(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Log the last reading."""
-        self._end()
+        self.close()
         self.batch_end(state, logger)
 
     def close(self) -> None:
         """End the thread."""
-        self._end()
-        self._figures = {}
-
-    def _end(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._ended.set()
-            thread.join()
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
 
     def _read(self) -> None:
         """Read the figures at the interval until the end, and at least once."""
-        rates, levels = _counters(), {**_levels(), **_gpus()}
-        before, counts = time.perf_counter(), _values(rates)
+        levels, counters = _levels(), _counters()
         _values(levels)  # the utilization of the processor is that since the last reading
-        read = False
-        while not self._ended.wait(float(self.interval.value)) or not read:
-            now, new = time.perf_counter(), _values(rates)
-            per_second = {
-                name: (count - counts[name]) / (now - before)
-                for name, count in new.items()
-                if name in counts
-            }
-            self._figures, read = {**_values(levels), **per_second}, True
-            before, counts = now, new
+        before, then, first = _values(counters), time.perf_counter(), True
+        while not self._ended.wait(float(self.interval.value)) or first:
+            counts, now = _values(counters), time.perf_counter()
+            known = counts.keys() & before.keys()
+            rates = {name: (counts[name] - before[name]) / (now - then) for name in known}
+            self._figures = {**_values(levels), **rates}
+            before, then, first = counts, now, False
 
 
 def _values(figures: _Figures) -> dict[str, float]:
@@ -122,15 +113,22 @@ def _values(figures: _Figures) -> dict[str, float]:
 
 
 def _levels() -> _Figures:
-    """Return the figures of the processor, the memory and the disk of the working folder."""
+    """Return the figures of the processor, the memory, the disk, and the GPUs if there are any."""
     import psutil
+    import pynvml
 
-    return {
+    levels: dict[str, Callable[[], float]] = {
         "cpu_percent": psutil.cpu_percent,
         "memory_percent": lambda: psutil.virtual_memory().percent,
         "memory_used": lambda: psutil.virtual_memory().used / _GB,
         "disk_percent": lambda: psutil.disk_usage(os.curdir).percent,
     }
+    with suppress(pynvml.NVMLError):  # there is no driver
+        pynvml.nvmlInit()
+        for i in range(pynvml.nvmlDeviceGetCount()):
+            gpu = _gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i))
+            levels |= {f"gpu{i}/{name}": figure for name, figure in gpu.items()}
+    return levels
 
 
 def _counters() -> _Figures:
@@ -145,28 +143,12 @@ def _counters() -> _Figures:
     }
 
 
-def _gpus() -> _Figures:
-    """Return the figures of the NVIDIA GPUs; without a driver there are none."""
-    import pynvml
-
-    figures: dict[str, Callable[[], float]] = {}
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        for i in range(pynvml.nvmlDeviceGetCount()):
-            own = _gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i))
-            figures |= {f"gpu{i}/{name}": figure for name, figure in own.items()}
-    return figures
-
-
 def _gpu(nvml: Any, gpu: Any) -> _Figures:
-    def memory_percent() -> float:
-        memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
-        return float(100 * memory.used / memory.total)
-
+    memory = partial(nvml.nvmlDeviceGetMemoryInfo, gpu)
     return {
         "percent": lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
-        "memory_percent": memory_percent,
-        "memory_used": lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).used / _GB,
+        "memory_percent": lambda: 100 * memory().used / memory().total,
+        "memory_used": lambda: memory().used / _GB,
         "power": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
         "temperature": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
     }

@@ -8,7 +8,7 @@ from composable._support.table import format_table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Columns, Logger, Rows, to_numbers
 from composable.core.state import State
-from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed
+from composable.core.time import TimeLike, Timestamp, TimeUnit, check_length, crossed
 from composable.loggers._records import matching, metric_patterns
 
 
@@ -39,12 +39,8 @@ class ConsoleLogger(LoggerDestination):
         metrics: Sequence[str] = ("*",),
         stream: IO[str] | None = None,
     ) -> None:
-        self._interval = check_time("log_interval", log_interval)
-        if self._interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION):
-            raise ValueError(
-                f"log_interval={str(self._interval)!r} must be in epochs, batches or fractions of "
-                "the run, such as '1ep', '10ba' or '0.1dur'."
-            )
+        units = TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION
+        self._interval = check_length("log_interval", log_interval, units)
         self._stream, self._metrics = stream, metric_patterns(metrics)
         self._latest: dict[str, Any] = {}
         self._before: State | None = None

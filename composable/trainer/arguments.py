@@ -20,13 +20,13 @@ from composable.batches.spec import BatchSpec
 from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit, check_time, counts_whole
+from composable.core.time import Time, TimeLike, TimeUnit, check_length, counts_whole
 from composable.distributed.processes import Processes
 from composable.distributed.starting import local_device
 from composable.losses.loss import Loss, ModelLoss, OutputLoss, TargetLoss
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
-from composable.plan.declarations import as_list
+from composable.plan.declarations import as_list, class_message
 from composable.plan.plan import IdleAlgorithmWarning, Plan
 from composable.utils.reproducibility import accelerator
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from composable.optim.learning_rates import LearningRates
     from composable.trainer.run import Run
 
+_COUNTED = TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN, TimeUnit.SECOND
+
 
 def check_model(_: str, model: Any) -> nn.Module:
     """Check that the model is a module."""
     if isinstance(model, type) and issubclass(model, nn.Module):
-        raise TypeError(
-            f"model is the class {model.__name__}; pass an instance, {model.__name__}()."
-        )
+        raise TypeError(class_message("model is", model))
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r} must be a torch.nn.Module.")
     if type(model).__name__ == "OptimizedModule":
@@ -59,9 +59,7 @@ def check_model(_: str, model: Any) -> nn.Module:
 def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> Loss | None:
     """Return the loss of outputs and a batch: by `loss_fn`, or by the model."""
     if isinstance(loss_fn, type):
-        raise TypeError(
-            f"loss_fn is the class {loss_fn.__name__}; pass an instance, {loss_fn.__name__}()."
-        )
+        raise TypeError(class_message("loss_fn is", loss_fn))
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(f"loss_fn={loss_fn!r} must be a function (outputs, targets) -> loss.")
     if loss_fn is not None:
@@ -108,15 +106,7 @@ def find_device(device: torch.device | str | int | None) -> torch.device:
 
 def check_duration(max_duration: TimeLike, name: str = "max_duration") -> Time:
     """Return a positive length of training."""
-    length = check_time(name, max_duration)
-    if length.unit is TimeUnit.DURATION:
-        raise ValueError(
-            f"{name}={str(length)!r} must not be a fraction of the run; use epochs, batches, "
-            "samples, tokens or seconds, such as '10ep'."
-        )
-    if not length.value:
-        raise ValueError(f"{name}={str(length)!r} must be greater than 0.")
-    return length
+    return check_length(name, max_duration, (*_COUNTED, TimeUnit.ITERATION))
 
 
 def check_limit(name: str, limit: int | None, length: int | None, loader: str) -> int | None:
@@ -319,17 +309,8 @@ def metrics_of(model: nn.Module, loss: Loss | None) -> dict[str, Any]:
 
 def check_log_interval(interval: TimeLike) -> Time:
     """Return a positive interval for logging."""
-    length = check_time("log_interval", interval)
-    if not length.value:
-        raise ValueError(
-            f"log_interval={interval!r} must be greater than 0; without loggers, nothing is logged."
-        )
-    if length.unit is TimeUnit.ITERATION:
-        raise ValueError(
-            f"log_interval={interval!r} must not be in iterations; use epochs, batches, samples, "
-            "tokens, seconds or a fraction of the run."
-        )
-    return length
+    without = "; without loggers, nothing is logged"
+    return check_length("log_interval", interval, (*_COUNTED, TimeUnit.DURATION), without)
 
 
 def check_countable(name: str, time: Any, count_tokens: Any) -> None:
@@ -399,12 +380,7 @@ def check_iteration_length(length: TimeLike | None) -> int | None:
     """Return a number of epochs, or None."""
     if length is None:
         return None
-    time = check_time("iteration_length", length)
-    if time.unit is not TimeUnit.EPOCH or not time.value:
-        raise ValueError(
-            f"iteration_length={length!r} must be a positive number of epochs, such as '2ep'."
-        )
-    return int(time.value)
+    return int(check_length("iteration_length", length, [TimeUnit.EPOCH]).value)
 
 
 def check_iterations(

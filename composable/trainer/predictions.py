@@ -69,20 +69,22 @@ class OutputFolder:
             names = {one.name for one in self.place.iterdir()}
         else:
             names = set(self.place.sizes())
-        if not names:
-            self._put(_RECORD, strict_json.dump(record))
-        elif _RECORD not in names or self._read_record() != record:
-            what = "outputs of other weights" if _RECORD in names else f"the file {min(names)!r}"
+        content = strict_json.dump(record)
+        foreign = sorted(names) if _RECORD not in names else []
+        if foreign or not self._create(_RECORD, content):
+            what = f"the file {foreign[0]!r}" if foreign else "outputs of other weights"
             raise FileExistsError(
                 f"to={str(self.place)!r} has {what}; pass a new or an empty folder. To continue a "
                 "prediction, build the same model, and load the same weights."
             )
         return next(i for i in count() if _part(i) not in names)
 
-    def _read_record(self) -> Any:
-        place = self.place
-        raw = (place / _RECORD).read_bytes() if isinstance(place, Path) else place.read(_RECORD)
-        return strict_json.load(raw, f"{place}/{_RECORD}")
+    def _create(self, name: str, content: bytes) -> bool:
+        """Write a file unless it exists, and return whether it has this content now."""
+        if not isinstance(self.place, Path):
+            return self.place.create(name, content)
+        path = self.place / name
+        return (path if path.exists() else write_atomically(path, content)).read_bytes() == content
 
     def _put(self, name: str, content: bytes) -> None:
         if isinstance(self.place, Path):
