@@ -7,7 +7,6 @@ from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, has_completed
 from composable.core.logger import Logger
 from composable.core.state import State
-from composable.core.time import Time, Timestamp, progress
 from composable.functional import with_tensors
 
 
@@ -57,10 +56,3 @@ class UsesEvaluatedModel(AtIntervals):
             return self._run.evaluated_model(state)
         averages = list(state.averages.values())
         return with_tensors(state.model, averages[-1]) if averages else state.model
-
-
-def has_passed(state: State, length: Time, since: Timestamp) -> bool:
-    """Return whether a time has passed since a timestamp."""
-    now, total = progress(state, length)
-    before, _ = progress(state, length, since)
-    return now - before >= total

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from threading import Event, Thread
@@ -15,8 +15,7 @@ from composable.core.state import State
 from composable.core.time import TimeLike, TimeUnit, check_length
 from composable.distributed import Processes
 
-_GB, _MB = 1e9, 1e6
-_Figures = Mapping[str, Callable[[], float]]
+_Figures = dict[str, Callable[[], float]]
 
 
 class SystemMonitor(Callback):
@@ -117,10 +116,10 @@ def _levels() -> _Figures:
     import psutil
     import pynvml
 
-    levels: dict[str, Callable[[], float]] = {
+    levels: _Figures = {
         "cpu_percent": psutil.cpu_percent,
         "memory_percent": lambda: psutil.virtual_memory().percent,
-        "memory_used": lambda: psutil.virtual_memory().used / _GB,
+        "memory_used": lambda: psutil.virtual_memory().used / 1e9,
         "disk_percent": lambda: psutil.disk_usage(os.curdir).percent,
     }
     with suppress(pynvml.NVMLError):  # there is no driver
@@ -136,10 +135,10 @@ def _counters() -> _Figures:
     import psutil
 
     return {
-        "disk_read": lambda: psutil.disk_io_counters().read_bytes / _MB,
-        "disk_written": lambda: psutil.disk_io_counters().write_bytes / _MB,
-        "network_received": lambda: psutil.net_io_counters().bytes_recv / _MB,
-        "network_sent": lambda: psutil.net_io_counters().bytes_sent / _MB,
+        "disk_read": lambda: psutil.disk_io_counters().read_bytes / 1e6,
+        "disk_written": lambda: psutil.disk_io_counters().write_bytes / 1e6,
+        "network_received": lambda: psutil.net_io_counters().bytes_recv / 1e6,
+        "network_sent": lambda: psutil.net_io_counters().bytes_sent / 1e6,
     }
 
 
@@ -148,7 +147,7 @@ def _gpu(nvml: Any, gpu: Any) -> _Figures:
     return {
         "percent": lambda: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
         "memory_percent": lambda: 100 * memory().used / memory().total,
-        "memory_used": lambda: memory().used / _GB,
+        "memory_used": lambda: memory().used / 1e9,
         "power": lambda: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
         "temperature": lambda: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
     }

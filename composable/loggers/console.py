@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from composable._support.printable import brief
 from composable._support.table import format_table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Columns, Logger, Rows, to_numbers
@@ -56,7 +57,7 @@ class ConsoleLogger(LoggerDestination):
 
     def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Print a table."""
-        table = format_table(([_short(value) for value in row] for row in rows), columns)
+        table = format_table(([brief(value) for value in row] for row in rows), columns)
         self._write(f"{_place(timestamp)}  {name}:\n{table}")
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -85,7 +86,7 @@ class ConsoleLogger(LoggerDestination):
         (numbers,) = to_numbers([self._latest])
         self._latest = {}
         if numbers:
-            text = "  ".join(f"{name} {_short(value)}" for name, value in numbers.items())
+            text = "  ".join(f"{name} {brief(value)}" for name, value in numbers.items())
             self._write(f"{_place(state.timestamp)}  {text}")
 
     def _write(self, text: str) -> None:
@@ -99,7 +100,3 @@ class ConsoleLogger(LoggerDestination):
 
 def _place(now: Timestamp) -> str:
     return f"[epoch {now.epoch}, batch {now.batch}]"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

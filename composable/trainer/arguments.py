@@ -224,15 +224,9 @@ def check_evaluators(
         limit, limited = one.batches or eval_batches, "batches" if one.batches else "eval_batches"
         check_limit(limited, limit, loader_length(one.dataloader), name)
         interval = eval_interval if one.eval_interval is None else one.eval_interval
-        complete.append(
-            Evaluator(
-                one.label,
-                one.dataloader,
-                metrics=metrics_by_name(metrics if one.metrics is None else one.metrics),
-                eval_interval=check_interval("eval_interval", interval),
-                batches=limit,
-            )
-        )
+        interval = check_interval("eval_interval", interval)
+        found = metrics_by_name(metrics if one.metrics is None else one.metrics)
+        complete.append(attrs.evolve(one, metrics=found, eval_interval=interval, batches=limit))
     labels = [one.label for one in complete]
     if len(set(labels)) < len(labels):
         raise ValueError(
@@ -286,13 +280,11 @@ def train_metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[st
     for name, metric in found.items():
         computes, several = hasattr(metric, "compute"), Processes.current().several
         saved = hasattr(metric, "load_state_dict") and not hasattr(metric, "compute_groups")
+        alone = computes and several and not joins_itself(metric)
         reasons = {
             "keeps all outputs; pass it in metrics, for evaluations": isinstance(metric, OfAll),
-            "has no state to save; pass the metrics of a collection by name": computes
-            and not saved,
-            "joins no processes; use torchmetrics": computes
-            and several
-            and not joins_itself(metric),
+            "has no state to save; pass metrics of a collection by name": computes and not saved,
+            "joins no processes; use torchmetrics": alone,
         }
         for why in (why for why, refused in reasons.items() if refused):
             raise TypeError(f"train_metrics[{name!r}] is of {type(metric).__name__}, which {why}.")
@@ -500,12 +492,8 @@ def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
     dtype = precision.weight_dtype
     for group in (group for one in optimizers for group in one.param_groups):
         eps = group.get("eps")
-        if (
-            dtype is not None
-            and isinstance(eps, float)
-            and eps > 0
-            and not torch.tensor(eps, dtype=dtype)
-        ):
+        positive = isinstance(eps, float) and eps > 0
+        if positive and dtype is not None and not torch.tensor(eps, dtype=dtype):
             raise ValueError(
                 f"the optimizer's eps={eps} is 0 in {dtype}, the dtype of the weights with "
                 f"precision={precision.name!r}, so it would divide by 0; pass eps=1e-4, or "

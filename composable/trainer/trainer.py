@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -306,11 +307,11 @@ class Trainer:
             >>> load_file(f"{folder}/part-00000001.safetensors")
             {'outputs': tensor([1., 1.])}
         """
-        loader = check.check_loader("dataloader", dataloader)
         if to is None:
-            return [one for found in self._predicted(loader, self._gathered) for one in found]
+            return list(self.predict_each(dataloader))
         from composable.trainer.predictions import OutputFolder  # on use
 
+        loader = check.check_loader("dataloader", dataloader)
         folder = OutputFolder.at(to, loader, self.state, self._options.processes)
         for _ in self._predicted(loader, folder.write, folder.start):
             pass
@@ -331,13 +332,11 @@ class Trainer:
             >>> [int(output.sum()) for output in trainer.predict_each([torch.ones(2)] * 3)]
             [2, 2, 2]
         """
-        loader = check.check_loader("dataloader", dataloader)
-        return _one_by_one(self._predicted(loader, self._gathered))
-
-    def _gathered(self, own: list[tuple[int, Any]], template: Any) -> list[Any]:
         from composable.distributed.outputs import gather_outputs  # on use
 
-        return gather_outputs(own, template, self._options.processes)
+        loader = check.check_loader("dataloader", dataloader)
+        gather = partial(gather_outputs, processes=self._options.processes)
+        return _one_by_one(self._predicted(loader, gather))
 
     def _predicted(self, loader: Any, take: "Take", start: int = 0) -> Generator[Any, None, None]:
         """Yield what `take` returns for each round of a prediction."""
