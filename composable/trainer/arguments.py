@@ -157,7 +157,8 @@ def check_loader(name: str, loader: Any, *, by_step: bool = False) -> Any:
         )
     if isinstance(loader, dict):
         raise TypeError(
-            f"{name} is a dictionary of {', '.join(map(repr, loader))}; pass one of its loaders."
+            f"{name} is a dictionary of {', '.join(map(repr, loader))}; pass one of its loaders, "
+            "or a composable.data.Mixture of them."
         )
     if hasattr(loader, "__next__"):
         raise TypeError(
