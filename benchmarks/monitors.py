@@ -39,6 +39,7 @@ from composable.callbacks import (
     Printer,
     RuntimeEstimator,
     SpeedMonitor,
+    SystemMonitor,
     TimeSplit,
 )
 from composable.core.callback import hooks_of
@@ -62,6 +63,7 @@ MONITORS: dict[str, Callable[[], Callback]] = {
     "norms": OptimizerMonitor,
     "lines": lambda: Printer(stream=io.StringIO()),
     "time": RuntimeEstimator,
+    "machine": SystemMonitor,
     "speed": SpeedMonitor,
     "speed and operations": lambda: SpeedMonitor(flops_per_batch=1e9),
 }

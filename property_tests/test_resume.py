@@ -147,15 +147,16 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-_MEASURED = ("throughput/", "time/")
+_MEASURED = ("system/", "throughput/", "time/")
 
 
 def logged(logger: InMemoryLogger) -> list[Any]:
     """Return the logged metrics in order, with their times and without measured durations."""
-    return [
+    found = [
         [now.epoch, now.batch, {k: v for k, v in metrics.items() if not k.startswith(_MEASURED)}]
         for now, metrics in logger.records
     ]
+    return [row for row in found if row[2]]
 
 
 points = st.integers(0, POINTS - 1).map(lambda number: (number + POINTS // 2) % POINTS + 1)

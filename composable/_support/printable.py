@@ -44,6 +44,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def brief(value: Any) -> str:
+    """Format a float by four digits, and anything else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
 def format_duration(seconds: float) -> str:
     """Format finite seconds in two units at most.
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from composable._support.checks import check_text
 from composable._support.warn import warn_user
 from composable.core.callback import Callback
 from composable.core.control import Control
@@ -52,8 +53,7 @@ class WatchedResult(ComparesResults):
     def __init__(self, monitor: str, dataloader_label: str | None, mode: str | None) -> None:
         if not isinstance(monitor, str):
             raise TypeError(f"monitor={monitor!r} must be the name of a metric, such as 'loss'.")
-        if not (dataloader_label is None or isinstance(dataloader_label, str)):
-            raise TypeError(f"dataloader_label={dataloader_label!r} must be a str or None.")
+        check_text("dataloader_label", dataloader_label)
         if dataloader_label is None and "/" in monitor:
             dataloader_label, _, monitor = full_name("monitor", monitor).partition("/")
         self.monitor = monitor

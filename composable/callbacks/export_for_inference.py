@@ -18,15 +18,13 @@ from composable._support.paths import replacing
 from composable._support.tree import map_tensors, tensors_of
 from composable._support.warn import warn_user
 from composable.batches.model_call import call_with_batch, call_with_input, is_transformers_model
-from composable.core.callback import AttachedRun, Callback
+from composable.callbacks._intervals import UsesEvaluatedModel
 from composable.core.evaluation_mode import evaluation_mode
-from composable.core.event import Event
-from composable.core.intervals import IntervalLike, check_interval, has_completed
+from composable.core.intervals import IntervalLike
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.data.grouping import batches_of
 from composable.distributed import Processes
-from composable.functional import with_tensors
 
 _SUFFIXES = (".pt2", ".onnx")
 _ROWS = 2  # torch.export takes a dimension of size 1 for a constant
@@ -36,7 +34,7 @@ class ExportError(RuntimeError):
     """A model cannot be exported, or the exported one computes something else."""
 
 
-class ExportForInference(Callback):
+class ExportForInference(UsesEvaluatedModel):
     """Exports the model at the end of training, and at intervals if requested.
 
     The exported model is in evaluation mode, on the CPU, and takes batches of any size. It has the
@@ -96,28 +94,11 @@ class ExportForInference(Callback):
             _import_onnx()
         check_flags(at_end=at_end, averaged=averaged, dynamic_batch=dynamic_batch)
         check_range("tolerance", tolerance, 0, ends="()")
-        self.interval = check_interval("interval", interval)
+        super().__init__(interval)
         self.at_end, self.averaged, self.dynamic_batch = at_end, averaged, dynamic_batch
         self.tolerance = tolerance
         self._given = None if sample_input is None else Call.of(sample_input)
         self._sample = self._given
-        self._run: AttachedRun | None = None
-
-    def attach(self, run: AttachedRun) -> None:
-        """Receive the run, which determines the evaluated weights."""
-        self._run = run
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Check that this process has the whole model.
-
-        Raises:
-            ValueError: The parameters are divided among processes.
-        """
-        if self._run is not None:
-            self._run.check_whole(
-                "ExportForInference cannot export a model whose parameters are divided among "
-                "processes, as by FSDP; load a checkpoint in one process, and export it there."
-            )
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Keep the input if its shape is new, and export if the interval has passed."""
@@ -125,13 +106,10 @@ class ExportForInference(Callback):
             call = Call.of_batch(state)
             if self._sample is None or call.signature != self._sample.signature:
                 self._sample = call.first_rows()
-        if has_completed(self.interval, state, Event.BATCH_END):
-            self.export(state)
+        super().batch_end(state, logger)
 
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        """Export if the interval has passed, where the epoch had no known length."""
-        if has_completed(self.interval, state, Event.EPOCH_END):
-            self.export(state)
+    def _act(self, state: State, logger: Logger) -> None:
+        self.export(state)
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Export at the end."""
@@ -166,12 +144,6 @@ class ExportForInference(Callback):
                 f"{type(error).__name__}: {error}\nIf the model depends on the size of the batch, "
                 "pass dynamic_batch=False; if it takes other inputs, pass sample_input."
             ) from error
-
-    def _evaluated(self, state: State) -> nn.Module:
-        if self._run is not None:
-            return self._run.evaluated_model(state)
-        averages = list(state.averages.values())
-        return with_tensors(state.model, averages[-1]) if averages else state.model
 
     def _write(self, evaluated: nn.Module, path: Path) -> None:
         onnx = path.suffix == ".onnx"

@@ -1,7 +1,6 @@
 """Log images of the inputs, and of segmentation masks."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Float, Integer, Num
@@ -9,14 +8,14 @@ from torch import Tensor
 
 from composable._support.checks import check_count, check_flag, check_one_of
 from composable.batches.model_call import logits_of
-from composable.core.callback import Callback
+from composable.callbacks._first_batch import FirstBatch
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, has_completed
 from composable.core.logger import Logger
 from composable.core.state import State
 
 
-class ImageVisualizer(Callback):
+class ImageVisualizer(FirstBatch):
     """Logs the images on which a model is trained and evaluated, as the algorithms leave them.
 
     The images of training are those of the first batch of each interval, and `images/train/inputs`
@@ -61,7 +60,6 @@ class ImageVisualizer(Callback):
         self.mode, self.num_images, self.channels_last = mode, num_images, channels_last
         self._due = False
         self._images: dict[str, Tensor] = {}
-        self._results: Mapping[str, Any] = {}
         if mode == "segmentation":  # an unused hook would make the loop build states for it
             self.after_forward = self._log_training_masks  # type: ignore[method-assign]
 
@@ -78,36 +76,21 @@ class ImageVisualizer(Callback):
         if self._due:
             self._images = {"inputs": self._inputs(state)}
             if self.mode == "input":
-                self._log("train", logger)
+                self._log("train", self._images, logger)
 
     def _log_training_masks(self, state: State, logger: Logger) -> None:
         if self._due:
-            self._images |= self._masks(state)
-            self._log("train", logger)
+            self._log("train", self._images | self._masks(state), logger)
 
-    def _log(self, label: str, logger: Logger) -> None:
-        logger.log_images({f"images/{label}/{name}": each for name, each in self._images.items()})
+    def _log(self, label: str, kept: Mapping[str, Tensor], logger: Logger) -> None:
+        logger.log_images({f"images/{label}/{name}": each for name, each in kept.items()})
         self._due, self._images = False, {}
 
     # --- evaluation ---
 
-    def eval_start(self, state: State, logger: Logger) -> None:
-        """Wait for the first batch."""
-        self._due, self._results = bool(logger.destinations), state.metrics
-
-    def eval_after_forward(self, state: State, logger: Logger) -> None:
-        """Keep the images of the first batch."""
-        if self._due:
-            masks = self._masks(state) if self.mode == "segmentation" else {}
-            self._images, self._due = {"inputs": self._inputs(state), **masks}, False
-
-    def eval_end(self, state: State, logger: Logger) -> None:
-        """Log the images under the label of the evaluator, which is known now."""
-        before, now = self._results, state.metrics
-        labels = [label for label in now if now[label] is not before.get(label)]
-        if self._images and labels:
-            self._log(labels[0], logger)
-        self._results = {}
+    def _keep(self, state: State) -> dict[str, Tensor]:
+        masks = self._masks(state) if self.mode == "segmentation" else {}
+        return {"inputs": self._inputs(state), **masks}
 
     # --- images ---
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from composable._support.devices import memory_statistics
 from composable._support.warn import warn_user
-from composable.core.callback import Callback
-from composable.core.event import Event
-from composable.core.intervals import IntervalLike, check_interval, has_completed
+from composable.callbacks._intervals import AtIntervals
+from composable.core.intervals import IntervalLike
 from composable.core.logger import Logger
 from composable.core.state import State
 
@@ -29,7 +28,7 @@ _KEYS = MappingProxyType(
 )
 
 
-class MemoryMonitor(Callback):
+class MemoryMonitor(AtIntervals):
     """Logs how much memory training uses, in units of 10⁹ bytes.
 
     On a GPU it logs the statistics of PyTorch's allocator: `memory/current_allocated_mem`,
@@ -68,7 +67,7 @@ class MemoryMonitor(Callback):
         *,
         memory_keys: Mapping[str, str] | None = None,
     ) -> None:
-        self.interval = check_interval("interval", interval)
+        super().__init__(interval)
         self.memory_keys = _KEYS if memory_keys is None else _check_keys(memory_keys)
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -79,18 +78,8 @@ class MemoryMonitor(Callback):
                 "this operating system does not report the resident memory of a process.",
             )
 
-    def batch_end(self, state: State, logger: Logger) -> None:
-        """Log if the interval has passed."""
-        self._log_if_due(Event.BATCH_END, state, logger)
-
-    def epoch_end(self, state: State, logger: Logger) -> None:
-        """Log if the interval has passed, where the epoch had no known length."""
-        self._log_if_due(Event.EPOCH_END, state, logger)
-
-    def _log_if_due(self, event: Event, state: State, logger: Logger) -> None:
-        if not (logger.destinations and has_completed(self.interval, state, event)):
-            return
-        if used := self._used(memory_statistics(state.device)):
+    def _act(self, state: State, logger: Logger) -> None:
+        if logger.destinations and (used := self._used(memory_statistics(state.device))):
             logger.log_metrics({f"memory/{name}": value for name, value in used.items()})
 
     def _used(self, stats: Mapping[str, Any] | None) -> dict[str, float]:

@@ -1,15 +1,15 @@
 """Record the allocations of a few batches."""
 
 from pathlib import Path
+from typing import Any
 
 from composable._support.checks import as_path, check_count
 from composable._support.paths import next_name
 from composable.callbacks._allocations import record_allocations, stop_recording, write_snapshot
-from composable.callbacks._intervals import check_length, has_passed
 from composable.core.callback import Callback
 from composable.core.logger import Logger
 from composable.core.state import State
-from composable.core.time import TimeLike, Timestamp
+from composable.core.time import TimeLike, check_length, progress
 from composable.distributed import Processes
 
 
@@ -52,7 +52,7 @@ class MemorySnapshot(Callback):
         self.interval = check_length("interval", interval)
         self.max_entries = max_entries
         self._start: int | None = None
-        self._since: Timestamp | None = None
+        self._since: Any = None
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Set the batch at which the recording starts."""
@@ -64,11 +64,14 @@ class MemorySnapshot(Callback):
         if state.timestamp.batch == self._start:
             self._start = None
             if record_allocations(self, state.device, self.max_entries):
-                self._since = state.timestamp
+                self._since, _ = progress(state, self.interval)
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Write the recording if it is complete."""
-        if self._since is not None and has_passed(state, self.interval, self._since):
+        if self._since is None:
+            return
+        now, length = progress(state, self.interval)
+        if now - self._since >= length:
             path = self.folder / f"memory-ba{state.timestamp.batch}.json"
             write_snapshot(next_name(path), state.device)
             self.close()

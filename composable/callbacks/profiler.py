@@ -9,12 +9,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from composable._support.checks import as_path, check_count, check_flags
 from composable._support.paths import next_name, open_to_write, replacing
 from composable._support.warn import warn_user
-from composable.callbacks._intervals import check_length
 from composable.core.callback import Callback
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.stateful import Count, Kind, NumberOrNone, is_count
-from composable.core.time import Time, TimeLike, check_time, progress
+from composable.core.time import Time, TimeLike, check_length, check_time, progress
 from composable.distributed import Processes
 
 _PHASES = ("wait", "warmup", "active")

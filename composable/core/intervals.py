@@ -7,7 +7,7 @@ import attrs
 
 from composable.core.event import Event
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit, check_time, crossed, progress
+from composable.core.time import Time, TimeLike, TimeUnit, check_length, crossed, progress
 
 Interval: TypeAlias = Time | Callable[[State, Event], bool] | None
 IntervalLike: TypeAlias = TimeLike | Callable[[State, Event], bool] | None
@@ -22,10 +22,7 @@ def check_interval(name: str, interval: Any) -> Interval:
     """
     if interval is None or (callable(interval) and not isinstance(interval, Time)):
         return interval
-    length = check_time(name, interval)
-    if not length.value:
-        raise ValueError(f"{name}={interval!r} must be greater than 0; None means never.")
-    return length
+    return check_length(name, interval, advice="; None means never")
 
 
 def is_due(

@@ -7,6 +7,7 @@ batch 3.0000000000000004.
 """
 
 import re
+from collections.abc import Sequence
 from decimal import Context, Decimal
 from enum import Enum
 from fractions import Fraction
@@ -34,7 +35,8 @@ class TimeUnit(Enum):
     @property
     def plural(self) -> str:
         """The plural of its name, for messages."""
-        return "batches" if self is TimeUnit.BATCH else f"{self.name.lower()}s"
+        irregular = {TimeUnit.BATCH: "batches", TimeUnit.DURATION: "fractions of the run"}
+        return irregular.get(self, f"{self.name.lower()}s")
 
 
 # Names for what every batch reads: on Python 3.11, reading a member of an Enum is slow.
@@ -193,6 +195,31 @@ def check_time(name: str, time: TimeLike) -> Time:
         return Time.parse(time)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}={time!r}: {error}") from None
+
+
+def check_length(
+    name: str, length: TimeLike, units: Sequence[TimeUnit] = (*TimeUnit,), advice: str = ""
+) -> Time:
+    """Parse a time that is greater than 0.
+
+    Args:
+        name: The argument, which errors mention.
+        length: Its value.
+        units: The units that it may have.
+        advice: What the error for 0 ends with.
+
+    Raises:
+        TypeError: It is not a time.
+        ValueError: It is 0, not a valid time, or in another unit.
+    """
+    time = check_time(name, length)
+    if not time.value:
+        raise ValueError(f"{name}={str(time)!r} must be greater than 0{advice}.")
+    if time.unit not in units:
+        allowed = " or ".join(", ".join(unit.plural for unit in units).rsplit(", ", 1))
+        example = f"'10{units[0].value}'"
+        raise ValueError(f"{name}={str(time)!r} must be in {allowed}, such as {example}.")
+    return time
 
 
 def _as_unit(unit: TimeUnit | str) -> TimeUnit:

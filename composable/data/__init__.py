@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     )
     from composable.data.masks import ReplayMasks as ReplayMasks
     from composable.data.masks import load_masks as load_masks
+    from composable.data.mixture import Mixture as Mixture
     from composable.data.order import MovedGeneratorWarning as MovedGeneratorWarning
     from composable.data.order import ReplayedBatchesWarning as ReplayedBatchesWarning
     from composable.data.order import get_generator_states as get_generator_states

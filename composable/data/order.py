@@ -192,7 +192,7 @@ def _set_generators(dataloader: object, states: Sequence[Tensor], name: str) -> 
 
 
 def _reported_batches(dataloader: Any, epoch: Epoch, state: Any) -> Iterator[Any]:
-    _tell_epoch(dataloader, epoch.number)
+    tell_epoch(dataloader, epoch.number)
     _seed_torchdata(dataloader, epoch)
     if isinstance(dataloader, (list, tuple)):  # the batches exist already: nothing is drawn
         seed_epoch(epoch.key, epoch.number)
@@ -335,7 +335,8 @@ def _samplers(dataloader: object) -> list[Any]:
     return [dataloader, batch_sampler, *inner]
 
 
-def _tell_epoch(dataloader: object, epoch: int) -> None:
+def tell_epoch(dataloader: object, epoch: int) -> None:
+    """Give the epoch to the dataset and the samplers of a loader."""
     owners = [*_samplers(dataloader), getattr(dataloader, "dataset", None)]
     for owner in {id(owner): owner for owner in owners}.values():
         set_epoch = getattr(owner, "set_epoch", None)

@@ -4,11 +4,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from composable._support.printable import brief
 from composable._support.table import format_table
 from composable.core.destination import LoggerDestination
 from composable.core.logger import Columns, Logger, Rows, to_numbers
 from composable.core.state import State
-from composable.core.time import TimeLike, Timestamp, TimeUnit, check_time, crossed
+from composable.core.time import TimeLike, Timestamp, TimeUnit, check_length, crossed
 from composable.loggers._records import matching, metric_patterns
 
 
@@ -39,12 +40,8 @@ class ConsoleLogger(LoggerDestination):
         metrics: Sequence[str] = ("*",),
         stream: IO[str] | None = None,
     ) -> None:
-        self._interval = check_time("log_interval", log_interval)
-        if self._interval.unit not in (TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION):
-            raise ValueError(
-                f"log_interval={str(self._interval)!r} must be in epochs, batches or fractions of "
-                "the run, such as '1ep', '10ba' or '0.1dur'."
-            )
+        units = TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.DURATION
+        self._interval = check_length("log_interval", log_interval, units)
         self._stream, self._metrics = stream, metric_patterns(metrics)
         self._latest: dict[str, Any] = {}
         self._before: State | None = None
@@ -60,7 +57,7 @@ class ConsoleLogger(LoggerDestination):
 
     def log_table(self, name: str, columns: Columns, rows: Rows, timestamp: Timestamp) -> None:
         """Print a table."""
-        table = format_table(([_short(value) for value in row] for row in rows), columns)
+        table = format_table(([brief(value) for value in row] for row in rows), columns)
         self._write(f"{_place(timestamp)}  {name}:\n{table}")
 
     def fit_start(self, state: State, logger: Logger) -> None:
@@ -89,7 +86,7 @@ class ConsoleLogger(LoggerDestination):
         (numbers,) = to_numbers([self._latest])
         self._latest = {}
         if numbers:
-            text = "  ".join(f"{name} {_short(value)}" for name, value in numbers.items())
+            text = "  ".join(f"{name} {brief(value)}" for name, value in numbers.items())
             self._write(f"{_place(state.timestamp)}  {text}")
 
     def _write(self, text: str) -> None:
@@ -103,7 +100,3 @@ class ConsoleLogger(LoggerDestination):
 
 def _place(now: Timestamp) -> str:
     return f"[epoch {now.epoch}, batch {now.batch}]"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -45,7 +45,7 @@ def as_algorithm(algorithm: object, context: str = "algorithms contains") -> Alg
         _check_declarations(algorithm)
         return algorithm
     if isinstance(algorithm, type):
-        raise TypeError(_class_message(context, algorithm))
+        raise TypeError(class_message(context, algorithm))
     if isinstance(algorithm, Callback):
         argument = "loggers" if isinstance(algorithm, LoggerDestination) else "callbacks"
         raise TypeError(
@@ -117,7 +117,7 @@ def _instance(given: object, kind: type, context: str) -> object:
     if not isinstance(given, type):
         return given
     if not issubclass(given, kind):
-        raise TypeError(_class_message(context, given))
+        raise TypeError(class_message(context, given))
     try:
         return given()
     except Exception as error:
@@ -127,7 +127,8 @@ def _instance(given: object, kind: type, context: str) -> object:
         ) from error
 
 
-def _class_message(context: str, cls: type) -> str:
+def class_message(context: str, cls: type) -> str:
+    """Say that an instance is needed where a class was given."""
     return f"{context} the class {cls.__name__}; pass an instance, {cls.__name__}()."
 
 

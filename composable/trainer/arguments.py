@@ -20,13 +20,13 @@ from composable.batches.spec import BatchSpec
 from composable.core.event import Event
 from composable.core.intervals import check_interval
 from composable.core.state import State
-from composable.core.time import Time, TimeLike, TimeUnit, check_time, counts_whole
+from composable.core.time import Time, TimeLike, TimeUnit, check_length, counts_whole
 from composable.distributed.processes import Processes
 from composable.distributed.starting import local_device
 from composable.losses.loss import Loss, ModelLoss, OutputLoss, TargetLoss
 from composable.metrics import Evaluator
 from composable.plan.compatibility import occurrences
-from composable.plan.declarations import as_list
+from composable.plan.declarations import as_list, class_message
 from composable.plan.plan import IdleAlgorithmWarning, Plan
 from composable.utils.reproducibility import accelerator
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from composable.optim.learning_rates import LearningRates
     from composable.trainer.run import Run
 
+_COUNTED = TimeUnit.EPOCH, TimeUnit.BATCH, TimeUnit.SAMPLE, TimeUnit.TOKEN, TimeUnit.SECOND
+
 
 def check_model(_: str, model: Any) -> nn.Module:
     """Check that the model is a module."""
     if isinstance(model, type) and issubclass(model, nn.Module):
-        raise TypeError(
-            f"model is the class {model.__name__}; pass an instance, {model.__name__}()."
-        )
+        raise TypeError(class_message("model is", model))
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r} must be a torch.nn.Module.")
     if type(model).__name__ == "OptimizedModule":
@@ -59,9 +59,7 @@ def check_model(_: str, model: Any) -> nn.Module:
 def check_loss_fn(loss_fn: Any, model: nn.Module, spec: BatchSpec) -> Loss | None:
     """Return the loss of outputs and a batch: by `loss_fn`, or by the model."""
     if isinstance(loss_fn, type):
-        raise TypeError(
-            f"loss_fn is the class {loss_fn.__name__}; pass an instance, {loss_fn.__name__}()."
-        )
+        raise TypeError(class_message("loss_fn is", loss_fn))
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(f"loss_fn={loss_fn!r} must be a function (outputs, targets) -> loss.")
     if loss_fn is not None:
@@ -108,15 +106,7 @@ def find_device(device: torch.device | str | int | None) -> torch.device:
 
 def check_duration(max_duration: TimeLike, name: str = "max_duration") -> Time:
     """Return a positive length of training."""
-    length = check_time(name, max_duration)
-    if length.unit is TimeUnit.DURATION:
-        raise ValueError(
-            f"{name}={str(length)!r} must not be a fraction of the run; use epochs, batches, "
-            "samples, tokens or seconds, such as '10ep'."
-        )
-    if not length.value:
-        raise ValueError(f"{name}={str(length)!r} must be greater than 0.")
-    return length
+    return check_length(name, max_duration, (*_COUNTED, TimeUnit.ITERATION))
 
 
 def check_limit(name: str, limit: int | None, length: int | None, loader: str) -> int | None:
@@ -167,7 +157,8 @@ def check_loader(name: str, loader: Any, *, by_step: bool = False) -> Any:
         )
     if isinstance(loader, dict):
         raise TypeError(
-            f"{name} is a dictionary of {', '.join(map(repr, loader))}; pass one of its loaders."
+            f"{name} is a dictionary of {', '.join(map(repr, loader))}; pass one of its loaders, "
+            "or a composable.data.Mixture of them."
         )
     if hasattr(loader, "__next__"):
         raise TypeError(
@@ -234,15 +225,9 @@ def check_evaluators(
         limit, limited = one.batches or eval_batches, "batches" if one.batches else "eval_batches"
         check_limit(limited, limit, loader_length(one.dataloader), name)
         interval = eval_interval if one.eval_interval is None else one.eval_interval
-        complete.append(
-            Evaluator(
-                one.label,
-                one.dataloader,
-                metrics=metrics_by_name(metrics if one.metrics is None else one.metrics),
-                eval_interval=check_interval("eval_interval", interval),
-                batches=limit,
-            )
-        )
+        interval = check_interval("eval_interval", interval)
+        found = metrics_by_name(metrics if one.metrics is None else one.metrics)
+        complete.append(attrs.evolve(one, metrics=found, eval_interval=interval, batches=limit))
     labels = [one.label for one in complete]
     if len(set(labels)) < len(labels):
         raise ValueError(
@@ -296,13 +281,11 @@ def train_metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[st
     for name, metric in found.items():
         computes, several = hasattr(metric, "compute"), Processes.current().several
         saved = hasattr(metric, "load_state_dict") and not hasattr(metric, "compute_groups")
+        alone = computes and several and not joins_itself(metric)
         reasons = {
             "keeps all outputs; pass it in metrics, for evaluations": isinstance(metric, OfAll),
-            "has no state to save; pass the metrics of a collection by name": computes
-            and not saved,
-            "joins no processes; use torchmetrics": computes
-            and several
-            and not joins_itself(metric),
+            "has no state to save; pass metrics of a collection by name": computes and not saved,
+            "joins no processes; use torchmetrics": alone,
         }
         for why in (why for why, refused in reasons.items() if refused):
             raise TypeError(f"train_metrics[{name!r}] is of {type(metric).__name__}, which {why}.")
@@ -319,17 +302,8 @@ def metrics_of(model: nn.Module, loss: Loss | None) -> dict[str, Any]:
 
 def check_log_interval(interval: TimeLike) -> Time:
     """Return a positive interval for logging."""
-    length = check_time("log_interval", interval)
-    if not length.value:
-        raise ValueError(
-            f"log_interval={interval!r} must be greater than 0; without loggers, nothing is logged."
-        )
-    if length.unit is TimeUnit.ITERATION:
-        raise ValueError(
-            f"log_interval={interval!r} must not be in iterations; use epochs, batches, samples, "
-            "tokens, seconds or a fraction of the run."
-        )
-    return length
+    without = "; without loggers, nothing is logged"
+    return check_length("log_interval", interval, (*_COUNTED, TimeUnit.DURATION), without)
 
 
 def check_countable(name: str, time: Any, count_tokens: Any) -> None:
@@ -399,12 +373,7 @@ def check_iteration_length(length: TimeLike | None) -> int | None:
     """Return a number of epochs, or None."""
     if length is None:
         return None
-    time = check_time("iteration_length", length)
-    if time.unit is not TimeUnit.EPOCH or not time.value:
-        raise ValueError(
-            f"iteration_length={length!r} must be a positive number of epochs, such as '2ep'."
-        )
-    return int(time.value)
+    return int(check_length("iteration_length", length, [TimeUnit.EPOCH]).value)
 
 
 def check_iterations(
@@ -524,12 +493,8 @@ def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
     dtype = precision.weight_dtype
     for group in (group for one in optimizers for group in one.param_groups):
         eps = group.get("eps")
-        if (
-            dtype is not None
-            and isinstance(eps, float)
-            and eps > 0
-            and not torch.tensor(eps, dtype=dtype)
-        ):
+        positive = isinstance(eps, float) and eps > 0
+        if positive and dtype is not None and not torch.tensor(eps, dtype=dtype):
             raise ValueError(
                 f"the optimizer's eps={eps} is 0 in {dtype}, the dtype of the weights with "
                 f"precision={precision.name!r}, so it would divide by 0; pass eps=1e-4, or "

@@ -1,9 +1,9 @@
 """Evaluation and prediction."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 import attrs
@@ -16,12 +16,12 @@ from composable.batches.joined import join_parts
 from composable.batches.model_call import metric_outputs
 from composable.core.evaluation_mode import evaluation_mode
 from composable.core.event import Event
+from composable.core.key import Key
 from composable.core.logger import to_numbers
 from composable.core.state import State
 from composable.core.stateful import Count, SavedFields, saved
 from composable.data.fetching import loader_length
 from composable.data.prefetch import on_device
-from composable.distributed.outputs import gather_outputs
 from composable.distributed.starting import in_phase
 from composable.engines.engine import Engine
 from composable.engines.forward import ForwardPass
@@ -38,6 +38,9 @@ from composable.plan.plan import Plan
 from composable.trainer.evaluated_weights import at_averaged_weights
 from composable.trainer.guards import warn_if_nonfinite
 from composable.utils.reproducibility import seed_step
+
+Take: TypeAlias = Callable[[list[tuple[int, Any]], Any], Any]
+"""A use of the numbered outputs of a prediction, of at most one at a time."""
 
 _LIMIT = 2**30
 """How many bytes of outputs and targets are kept for a loss of all batches."""
@@ -155,34 +158,43 @@ class EvaluationLoop(SavedFields):
             state = fire(Event.EVAL_BATCH_END, state)
         return state, losses, counted
 
-    @in_phase("a prediction")
-    def predict(self, state: State, dataloader: Iterable[Any]) -> tuple[State, list[Any]]:
-        """Call the model on every batch, and return the state and the outputs."""
-        with at_averaged_weights(state) as averaged:
-            new, outputs = self._predict(averaged, dataloader)
-        return state.evolve(memory=new.memory), outputs
+    def predict(
+        self, state: State, dataloader: Iterable[Any], take: Take, start: int = 0
+    ) -> Generator[Any, None, State]:
+        """Call the model on every batch, and return the state.
 
-    def _predict(self, state: State, dataloader: Iterable[Any]) -> tuple[State, list[Any]]:
-        fire, forward = self.dispatcher.fire, self.engine.forward
-        state = fire(Event.PREDICT_START, state)
-        key = state.key.fold("predict")
-        outputs: list[tuple[int, Any]] = []
+        Between two rounds, in each of which every process has one batch, the model has its mode.
+
+        Args:
+            state: The state.
+            dataloader: The batches.
+            take: Is called by all processes with the output of a round, and its number; or with
+                none, and an earlier output or None. What it returns is yielded.
+            start: The number of the first batch for which the model is called.
+        """
+        processes, key = self.engine.processes, state.key.fold("predict")
+        with in_phase("a prediction"), at_averaged_weights(state) as averaged:
+            new, output = self.dispatcher.fire(Event.PREDICT_START, averaged), None
+            numbered = on_device(self.engine.prediction_batches(dataloader, key), state.device)
+            while processes.any((one := next(numbered, None)) is not None):
+                step, batch, counts = one or (-1, None, False)
+                if step >= start:
+                    new, output = self._predict(new, key, step, batch)
+                yield take([(step, output)] if counts and step >= start else [], output)
+            new = self.dispatcher.fire(Event.PREDICT_END, new)
+        return state.evolve(memory=new.memory)
+
+    def _predict(self, state: State, key: Key, step: int, batch: Any) -> tuple[State, Any]:
+        """Return the state after a batch, and the outputs on the CPU."""
+        fire = self.dispatcher.fire
         with evaluation_mode(state.model):
-            numbered = self.engine.prediction_batches(dataloader, key)
-            output: Any = None
-            for step, batch, counts in on_device(numbered, state.device):
-                state = state.evolve(batch=batch, outputs=None)
-                state = fire(Event.PREDICT_BATCH_START, state)
-                state = fire(Event.PREDICT_BEFORE_FORWARD, state)
-                seed_step(key, step)
-                state = state.evolve(outputs=forward.outputs(state))
-                state = fire(Event.PREDICT_AFTER_FORWARD, state)
-                output = map_tensors(torch.Tensor.cpu, state.outputs)
-                if counts:
-                    outputs.append((step, output))
-                state = fire(Event.PREDICT_BATCH_END, state)
-        state = fire(Event.PREDICT_END, state)
-        return state, gather_outputs(outputs, output, self.engine.processes)
+            state = fire(Event.PREDICT_BATCH_START, state.evolve(batch=batch, outputs=None))
+            state = fire(Event.PREDICT_BEFORE_FORWARD, state)
+            seed_step(key, step)
+            state = state.evolve(outputs=self.engine.forward.outputs(state))
+            state = fire(Event.PREDICT_AFTER_FORWARD, state)
+            output = map_tensors(torch.Tensor.cpu, state.outputs)
+            return fire(Event.PREDICT_BATCH_END, state), output
 
 
 def report_undeclared(plan: Plan) -> None:

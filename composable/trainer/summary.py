@@ -7,11 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import attrs
 
-from composable._support.printable import format_duration, printable
+from composable._support.printable import brief, format_duration, printable
 from composable.core.state import State
 from composable.core.time import Timestamp
 from composable.distributed import Processes
@@ -90,14 +89,14 @@ class FitSummary:
         found = {} if state.loss is None else {"loss/train": float(state.loss)}
         for label, results in state.metrics.items():
             found |= {f"metrics/{label}/{name}": value for name, value in results.items()}
-        shown = [f"{name} {_short(value)}" for name, value in list(found.items())[:_MOST_RESULTS]]
+        shown = [f"{name} {brief(value)}" for name, value in list(found.items())[:_MOST_RESULTS]]
         if shown:
             yield f"last: {', '.join(shown)}"
         best = self.checkpoints.best
         if best is not None:
             at_end = self.checkpoints.options.load_best_at_end
             loaded = "; its weights are loaded" if at_end else ""
-            yield f"best: {best.metric} {_short(best.value)}, saved in {best.checkpoint}{loaded}"
+            yield f"best: {best.metric} {brief(best.value)}, saved in {best.checkpoint}{loaded}"
 
     def _saved(self) -> Iterator[str]:
         for manager in self.checkpoints.managers:
@@ -168,7 +167,3 @@ def _rate(value: float) -> str:
 
 def _plural(name: str) -> str:
     return "batches" if name == "batch" else f"{name}s"
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

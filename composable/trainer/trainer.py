@@ -1,8 +1,9 @@
 """The `Trainer`: builds a run, drives the loop, and saves and restores the run."""
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from composable.plan.timeline import Timeline
     from composable.resume.best import Best
     from composable.trainer.checking import CheckReport
+    from composable.trainer.evaluation import Take
     from composable.trainer.trial import TrialRun
 
 
@@ -281,18 +283,66 @@ class Trainer:
         return Results({one.label: dict(state.metrics[one.label]) for one in evaluators})
 
     @explain_call(ARGUMENTS)
-    def predict(self, dataloader: Iterable[Any]) -> list[Any]:
+    def predict(self, dataloader: Iterable[Any], *, to: str | Path | None = None) -> Any:
         """Call the model on every batch of a loader, and return its outputs on the CPU.
 
         Several processes share the batches, and each returns all outputs in their order.
 
         Args:
             dataloader: The batches, the same on every process.
+            to: A folder or its URL to which the outputs are written as they are computed. Then it
+                is returned, and nothing is kept in memory. Each batch has a file of safetensors,
+                such as "part-00000000.safetensors", with the tensor `outputs`, or those by name. A
+                call that was killed continues after the last file if it is repeated.
+
+        Raises:
+            FileExistsError: The folder has other files, or outputs of other weights.
+            TypeError: An output has other values than tensors and numbers, which a file has not.
+
+        Example:
+            >>> import tempfile
+            >>> from safetensors.torch import load_file
+            >>> trainer = Trainer(torch.nn.Identity(), progress_bar=False)
+            >>> folder = trainer.predict([torch.zeros(2), torch.ones(2)], to=tempfile.mkdtemp())
+            >>> load_file(f"{folder}/part-00000001.safetensors")
+            {'outputs': tensor([1., 1.])}
         """
-        loader, run = check.check_loader("dataloader", dataloader), self._run
-        with self._evaluating():
-            run.state, outputs = run.evaluation.predict(self.state, loader)
-        return outputs
+        if to is None:
+            return list(self.predict_each(dataloader))
+        from composable.trainer.predictions import OutputFolder  # on use
+
+        loader = check.check_loader("dataloader", dataloader)
+        folder = OutputFolder.at(to, loader, self.state, self._options.processes)
+        for _ in self._predicted(loader, folder.write, folder.start):
+            pass
+        return to
+
+    @explain_call(ARGUMENTS)
+    def predict_each(self, dataloader: Iterable[Any]) -> Iterator[Any]:
+        """Yield what `predict` returns, output by output, and keep none.
+
+        Of several processes, each yields all outputs, and all must take equally many. The iterator
+        is a call of the Trainer: use it up, or close it, before another one.
+
+        Args:
+            dataloader: The batches, the same on every process.
+
+        Example:
+            >>> trainer = Trainer(torch.nn.Identity(), progress_bar=False)
+            >>> [int(output.sum()) for output in trainer.predict_each([torch.ones(2)] * 3)]
+            [2, 2, 2]
+        """
+        from composable.distributed.outputs import gather_outputs  # on use
+
+        loader = check.check_loader("dataloader", dataloader)
+        gather = partial(gather_outputs, processes=self._options.processes)
+        return _one_by_one(self._predicted(loader, gather))
+
+    def _predicted(self, loader: Any, take: "Take", start: int = 0) -> Generator[Any, None, None]:
+        """Yield what `take` returns for each round of a prediction."""
+        run = self._run
+        with self._evaluating(), suppress(GeneratorExit):  # it may be closed early
+            run.state = yield from run.evaluation.predict(self.state, loader, take, start)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -482,6 +532,20 @@ class Trainer:
             f"<Trainer of {type(state.model).__name__}: epoch {now.epoch}, batch {now.batch}, "
             f"max_duration {state.max_duration}, algorithms [{algorithms}]>"
         )
+
+
+def _one_by_one(rounds: Generator[list[Any], None, None]) -> Iterator[Any]:
+    """Yield the outputs of each round; in between, the random generators are the caller's."""
+    try:
+        while True:
+            with preserve_rng():
+                found = next(rounds, None)
+            if found is None:
+                return
+            yield from found
+    finally:
+        with preserve_rng():
+            rounds.close()
 
 
 def options_of(trainer: Trainer) -> TrainerOptions:

@@ -780,7 +780,11 @@ def test_lines_of_a_run_of_unknown_length_of_epoch():
 # --- All
 
 
-@pytest.mark.parametrize("name", sorted(MONITORS.keys() - {"loss", "infinite loss", "lines"}))
+WAITING = {"loss", "infinite loss", "lines", "samples"}
+"""Those that read values of the device at once."""
+
+
+@pytest.mark.parametrize("name", sorted(MONITORS.keys() - WAITING))
 def test_measuring_does_not_wait_for_the_device(name):
     monitor = MONITORS[name]()
     if isinstance(monitor, SpeedMonitor):

@@ -236,7 +236,7 @@ def test_rejects_a_state_that_is_none(broken):
         ({"optimizer": SGD(mlp().parameters())}, ValueError, "none of the model's parameters"),
         ({"optimizer": None}, ValueError, r"call t\.follow\(optimizer\) first"),
         ({"loss_fn": "mse"}, TypeError, "loss_fn='mse' must be a function"),
-        ({"max_duration": "0.5dur"}, ValueError, "max_duration='0.5dur' must not be a fraction"),
+        ({"max_duration": "0.5dur"}, ValueError, "max_duration='0.5dur' must be in epochs"),
         ({"epoch_length": 0}, ValueError, "epoch_length=0 must be at least 1"),
         ({"seed": -1}, ValueError, "seed=-1 is out of range"),
         ({"precision": "amp"}, ValueError, "precision='amp' is chosen by the external loop"),

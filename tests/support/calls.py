@@ -363,7 +363,8 @@ OTHERS: list[Any] = [
     (composable.Trainer, trainer_arguments, *FILES, ImportError),  # DeepSpeed is not in all extras
     (method(a_trainer, "fit"), given(duration="1ba")),
     (method(a_trainer, "eval"), given(eval_dataloader=BATCHES)),
-    (method(a_trainer, "predict"), given(dataloader=BATCHES)),
+    (method(a_trainer, "predict"), given(dataloader=BATCHES, to=FOLDER), OSError),
+    (method(a_trainer, "predict_each"), given(dataloader=BATCHES)),
     (method(a_trainer, "add_callback"), given(callback=Fresh(composable.Callback))),
     (method(a_trainer, "save_checkpoint"), given(path=FOLDER, overwrite=True), *FILES),
     (composable.Precision, given(name="amp_fp16")),
@@ -398,6 +399,7 @@ OTHERS: list[Any] = [
     (callbacks.EarlyStopper, given(monitor="loss")),
     (callbacks.PruneTrial, given(trial=None, monitor="loss")),
     (callbacks.ThresholdStopper, given(monitor="loss", threshold=0.5)),
+    (callbacks.Generate, given(prompts=torch.tensor([[1, 2]]))),
     (callbacks.ExportForInference, given(path=Fresh(lambda: "model.pt2"))),
     (
         callbacks.MLPerfCallback,
@@ -405,6 +407,7 @@ OTHERS: list[Any] = [
         OSError,
     ),
     (callbacks.MemorySnapshot, given(folder=FOLDER), OSError),
+    (callbacks.MixtureMonitor, given(mixture=data.Mixture({"a": DataLoader([1])}))),
     (callbacks.OOMObserver, given(folder=FOLDER), OSError),
     (callbacks.Profiler, given(folder=FOLDER), OSError),
     (loggers.JSONLinesLogger, given(path=Fresh(a_file), overwrite=False, append=False), OSError),
@@ -468,6 +471,7 @@ OTHERS: list[Any] = [
         data.LengthGroupedBatchSampler,
         given(lengths=[3, 1, 2, 4, 5], batch_size=2, seed=3, shuffle=True),
     ),
+    (data.Mixture, given(loaders={"a": DataLoader([1, 2])}, weights={"a": 1}, mode="longest")),
     (data.PackedDocuments, given(documents=[torch.arange(5)], length=2, seed=3, shuffle=True)),
     (data.PerExample, given(dataset=[1, 2], seed=3)),
     (data.TokenFiles, given(paths=Fresh(token_files), length=2, rows=3), OSError),
@@ -555,6 +559,7 @@ PASSED_ON = {
     "Trainer.check": ("batches",),
     "Trainer.eval": ("eval_dataloader",),
     "Trainer.predict": ("dataloader",),
+    "Trainer.predict_each": ("dataloader",),
     "Trainer.summary": ("batches",),
 }
 """Arguments with which a model or a function of the caller is called."""

@@ -6,6 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,19 @@ from composable.callbacks import (
     ActivationMonitor,
     CheckLoss,
     ComputeNorm,
+    Generate,
     GradientNoise,
     ImageVisualizer,
     LRMonitor,
     MemoryMonitor,
     NaNMonitor,
     OptimizerMonitor,
+    Predictions,
     Printer,
     Profiler,
     RuntimeEstimator,
     SpeedMonitor,
+    SystemMonitor,
 )
 from composable.core.logger import Logger
 from composable.loggers import InMemoryLogger
@@ -116,6 +120,18 @@ class LogsToo(Gambler, InMemoryLogger):
     """A logger that draws random numbers at every event."""
 
 
+class Samples(Generate):
+    """Generates with any model: draws random numbers, and writes to the buffers."""
+
+    def _generator(self, model):
+        def generate(tokens):
+            for buffer in model.buffers():
+                buffer.add_(1)
+            return torch.randint_like(tokens, 9)
+
+        return SimpleNamespace(generate=generate)
+
+
 TRACES = tempfile.TemporaryDirectory()  # until the process ends
 
 
@@ -145,10 +161,13 @@ MONITORS = {
     "norms": lambda: OptimizerMonitor("1ba", per_parameter=True),
     "norms of parameters": lambda: ComputeNorm("2ba"),
     "noise": lambda: GradientNoise("1ba"),
+    "samples": lambda: Samples(torch.tensor([[1, 2]]), "2ba"),
+    "predictions": lambda: Predictions("1ba"),
     "rates": LRMonitor,
     "lines": lambda: Printer("1ba", stream=io.StringIO()),
     "time": lambda: RuntimeEstimator("1ba"),
     "speed": lambda: SpeedMonitor(2, flops_per_batch="count"),
+    "machine": lambda: SystemMonitor("0.001sec"),
 }
 """Builders of the callbacks that measure, at short intervals."""
 

@@ -13,14 +13,16 @@ from composable.loggers import CSVLogger, InMemoryLogger, TensorBoardLogger
 from tests.support import parallel_runs as runs
 from tests.support.observers import MONITORS
 
-MEASURED = ("throughput/", "time/")
+MEASURED = ("system/", "throughput/", "time/")
 
 
 def fit(*, monitored: bool, **options: Any) -> dict[str, Any]:
     """Train, and return the hash of the weights and the last values that were logged."""
     log = InMemoryLogger()
     sharded = isinstance(options["parallel"], FSDP2)  # whose gradients are summed earlier
-    chosen = [build for name, build in MONITORS.items() if not (sharded and name == "noise")]
+    chosen = [
+        build for name, build in MONITORS.items() if not (sharded and name in ("noise", "samples"))
+    ]
     callbacks = [build() for build in chosen] if monitored else []
     found = runs.fit(callbacks=callbacks, loggers=[log], model=runs.plain_net, **options)
     latest = {

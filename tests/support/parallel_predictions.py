@@ -79,6 +79,29 @@ LOADERS = {
 }
 
 
+class Logits(nn.Module):
+    """A model with an output that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = plain_net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.net(x)
+
+
+def write(parallel: Any, folder: str) -> int:
+    """Predict to a folder, of which some parts are missing; return how many batches were here."""
+    join_processes()
+    torch.manual_seed(0)
+    count = Count()
+    options = {"seed": 0, "device": "cpu", "progress_bar": False}
+    trainer = Trainer(Logits(), parallel=parallel, callbacks=[count], **options)  # type: ignore[arg-type]
+    trainer.predict(LOADERS["map"](), to=folder)
+    return count.batches
+
+
 def predict(parallel: Any, model: type[Rich] = Rich) -> dict[str, Any]:
     """Predict on each loader; return the outputs, and the numbers of batches here."""
     join_processes()
@@ -99,6 +122,8 @@ def predict(parallel: Any, model: type[Rich] = Rich) -> dict[str, Any]:
         count.batches = 0
         outputs = [plain(one) for one in trainer.predict(loader())]
         found[name] = {"outputs": outputs, "batches": count.batches}
+        found[name]["each"] = [plain(one) for one in trainer.predict_each(loader())]
+        next(trainer.predict_each(loader()))  # and is left
     whole = DataLoader(images(44), batch_size=8)
     several = Processes.current().several
     results = trainer.eval(_divided(44) if several else whole)

@@ -25,6 +25,7 @@ from composable.callbacks import (
     ImageVisualizer,
     MemoryMonitor,
     MLPerfCallback,
+    Predictions,
     Profiler,
 )
 from composable.checkpoint import files
@@ -121,6 +122,7 @@ def observers(folder: str) -> list[Callback]:
         ImageVisualizer("2ba"),
         MLPerfCallback(f"{folder}/result_0.txt", target=2.0, **submission),  # type: ignore[arg-type]
         MemoryMonitor("1ba"),
+        Predictions("1ba"),
         Profiler(f"{folder}/profile", active="2ba"),
     ]
 

@@ -290,7 +290,7 @@ def test_fit_after_the_end_tells_how_to_train_for_longer():
         ("soon", ValueError, "duration='soon'.*invalid time 'soon'"),
         (1.5, TypeError, "duration=1.5"),
         ("0ba", ValueError, "duration='0ba' must be greater than 0"),
-        ("0.5dur", ValueError, "duration='0.5dur' must not be a fraction of the run"),
+        ("0.5dur", ValueError, "duration='0.5dur' must be in epochs, batches"),
         ("1iter", ValueError, "is in iterations, which needs iteration_length, such as '2ep'"),
     ],
 )
