@@ -3,9 +3,11 @@
 import sys
 import time
 from functools import partial
+from unittest import mock
 
 import pytest
 
+from tools.hosts import train
 from tools.hosts.campaign import SCRIPT, Case, launch, reaches, run, weights
 from tools.hosts.campaign import start as begin
 from tools.hosts.faults import FAULTS
@@ -47,12 +49,10 @@ def ends(hosts, folder, commands):
 
 def alone(folder, batches):
     """Return the weights of a run of one process."""
-    folder.mkdir(exist_ok=True)
-    with Hosts(1, folder / "alone") as hosts:
-        options = ("--batches", batches, "--engine", "exact")
-        statuses, said = ends(hosts, folder, [[sys.executable, SCRIPT, folder / "run", *options]])
-    assert statuses == [0], said
-    return weights(folder / "run")
+    options = ["--batches", str(batches), "--engine", "exact"]
+    with mock.patch.object(sys, "argv", [str(SCRIPT), str(folder), *options]):
+        train.main()
+    return weights(folder)
 
 
 @pytest.fixture(scope="module")

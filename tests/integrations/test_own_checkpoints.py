@@ -3,8 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import attrs
@@ -28,9 +26,11 @@ from composable.distributed.signals import Preempted
 from composable.integrations import adapt_loop
 from composable.resume.lock import FolderInUseError
 from tests.integrations.table import SGD
+from tests.support.commands import Command
 from tests.support.data import batches, shuffling_loader
 from tests.support.models import mlp, same, weights
 from tests.support.own_run import KilledError, OwnRun, equal
+from tests.support.processes import wait_until
 from tests.support.runs import make_trainer
 
 ALGORITHMS = [MixUp(), EMA("2ba")]
@@ -288,11 +288,8 @@ def test_checkpoints_are_inspected_and_their_weights_are_loaded(tmp_path):
     trainer = make_trainer(mlp(), load_path=path, load_weights_only=True)
     with t.evaluating():
         assert same(weights(trainer.state.model), weights(t.model))
-    shown = subprocess.run(
-        [sys.executable, "-m", "composable", "checkpoint", "inspect", path],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "MixUp" in shown.stdout
+    shown = Command(tmp_path, ["checkpoint", "inspect", str(path)]).finish()[1]
+    assert "MixUp" in shown
 
 
 # --- the user's own values
@@ -369,25 +366,22 @@ print(model.weight.sum().item(), flush=True)
 
 
 def test_a_signal_saves_and_ends_the_loop(tmp_path):
-    def start(folder, seconds):
-        return subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, folder, str(seconds)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def start(name, seconds):
+        (folder := tmp_path / name).mkdir(exist_ok=True)
+        arguments = ["", str(folder / "saves"), str(seconds)]
+        return Command(folder, f"import sys\nsys.argv = {arguments}\n{SCRIPT}")
 
-    process = start(tmp_path / "a", 0.2)
-    while process.stdout.readline().strip() != "2":
-        pass
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143, errors
+    process = start("a", 0.2)
+    wait_until(lambda: "2" in process.output(1).split())
+    os.kill(process.pid, signal.SIGTERM)
+    status, _, errors = process.finish()
+    assert status == 143, errors
     assert "saving a checkpoint" in errors
-    (saved,) = names(tmp_path / "a")
+    (saved,) = names(tmp_path / "a/saves")
     assert saved.startswith("ep0-ba")
-    again, whole = start(tmp_path / "a", 0), start(tmp_path / "b", 0)
-    outputs = [one.communicate(timeout=60)[0].split() for one in (again, whole)]
-    assert outputs[0][-1] == outputs[1][-1]
-    assert len(outputs[0]) < len(outputs[1])
+    again, whole = (start(name, 0).finish()[1].split() for name in "ab")
+    assert again[-1] == whole[-1]
+    assert len(again) < len(whole)
 
 
 @pytest.mark.parametrize(
@@ -584,16 +578,11 @@ def test_names_of_own_values_are_strings(tmp_path):
 
 
 def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
-    code = f"""
-import sys
-from composable.resume.lock import RunLock
-lock = RunLock(__import__("pathlib").Path({str(tmp_path)!r}))
-lock.acquire(); print("locked", flush=True); sys.stdin.readline()
-"""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
-        process.stdout.readline()
-        t, _ = begin()
-        with pytest.raises(FolderInUseError, match=r"t\.save\(folder\): .*is in use"):
-            t.save(tmp_path)
-        process.communicate("\n")
+    imports = "import time, pathlib\nfrom composable.resume.lock import RunLock\n"
+    held = "lock = RunLock(pathlib.Path())\nlock.acquire()\nprint('locked', flush=True)\n"
+    process = Command(tmp_path, imports + held + "time.sleep(600)")
+    wait_until(lambda: process.output(1))
+    t, _ = begin()
+    with pytest.raises(FolderInUseError, match=r"t\.save\(folder\): .*is in use"):
+        t.save(tmp_path)
+    process.kill()
