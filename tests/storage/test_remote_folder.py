@@ -24,6 +24,7 @@ from composable.resume.manager import UnsavedCheckpointWarning
 from composable.resume.select import first_valid
 from composable.storage import RemoteFolder, TakenOverError
 from composable.storage.copies import local
+from tests.support.campaign import drawn
 from tests.support.data import shuffling_loader
 from tests.support.object_store import BUCKET, lost_at, machine
 from tests.support.remote_run import URL, run, same, saved
@@ -174,7 +175,10 @@ def test_what_was_saved_after_the_folder_was_read_is_not_cut_short(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of open files
 @pytest.mark.parametrize(
     ("number", "resumed"),
-    [*((number, False) for number in range(2, 8)), *((number, True) for number in range(9, 14))],
+    [
+        *((number, False) for number in drawn(range(2, 8), 3)),
+        *((number, True) for number in drawn(range(9, 14), 2)),
+    ],
 )
 def test_a_machine_may_vanish_before_the_first_checkpoint(
     number, resumed, server, monkeypatch, tmp_path
