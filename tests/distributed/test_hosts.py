@@ -7,11 +7,12 @@ from unittest import mock
 
 import pytest
 
+from tests.support.forked_hosts import ForkedHosts
 from tools.hosts import train
 from tools.hosts.campaign import SCRIPT, Case, launch, reaches, run, weights
 from tools.hosts.campaign import start as begin
 from tools.hosts.faults import FAULTS
-from tools.hosts.network import Hosts, ip, wait, why_not
+from tools.hosts.network import ip, wait, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 SECONDS = 150
@@ -71,7 +72,7 @@ def four_batches(tmp_path_factory):
     ],
 )
 def test_a_run_on_two_hosts_is_that_of_one_process(names, start, four_batches, tmp_path):
-    with Hosts(2, tmp_path / "hosts", "debian" if names == "several" else names) as hosts:
+    with ForkedHosts(2, tmp_path / "hosts", "debian" if names == "several" else names) as hosts:
         for host in (0, 1) if names == "several" else ():
             inside = f"-n {hosts.space(host)}"
             ip(f"{inside} link add another type bridge")
@@ -84,7 +85,7 @@ def test_a_run_on_two_hosts_is_that_of_one_process(names, start, four_batches, t
 
 
 DISAGREEMENTS = {
-    "data": (["--data", 1], {"job_id": "a"}, [1, 1], "dataset/digest is"),
+    "data": (["--data", 1], {}, [1, 1], "dataset/digest is"),
     "job": (["--batches", 3], {}, [1, 1], "start each job with another"),
     "processes": ([], {"nproc": 2, "world_size": 4}, [1, 1], "start each job with another"),
     "folder": ([], {}, [0, 0], "is not the folder of rank 0 on node0"),
@@ -96,11 +97,13 @@ DISAGREEMENTS = {
 )
 def test_a_disagreement_of_hosts_is_named(name, tmp_path):
     other, options, expected, text = DISAGREEMENTS[name]
-    job = {"master_port": 29500} | {k: v for k, v in options.items() if k == "job_id"}
-    with Hosts(2, tmp_path / "hosts") as hosts:
+    job = {"master_port": 29500}
+    with ForkedHosts(2, tmp_path / "hosts") as hosts:
         saves = hosts.disk / "saves" if name == "folder" else tmp_path / "saves"
         same = (tmp_path / "run", "--saves", saves)
         commands = [launch(0, *same, **job), launch(1, *same, *other, **job | options)]
+        if name == "data":  # nothing in it is of the launchers
+            commands = [by_hand(0, *same), by_hand(1, *same, *other)]
         statuses, said = ends(hosts, tmp_path, commands)
     assert statuses == expected, said
     assert text in said[0]
@@ -109,7 +112,7 @@ def test_a_disagreement_of_hosts_is_named(name, tmp_path):
 
 @pytest.mark.parametrize("fault", ["cable", "stop"])
 def test_every_host_ends_after_a_fault(fault, tmp_path):
-    with Hosts(2, tmp_path / "hosts") as hosts:
+    with ForkedHosts(2, tmp_path / "hosts") as hosts:
         found = run(hosts, tmp_path / "run", Case(fault, timeout=4))
     said = [(tmp_path / "run" / f"first{host}.log").read_text() for host in (0, 1)]
     assert found.wrong == [], said
@@ -125,7 +128,7 @@ def test_every_host_ends_after_a_fault(fault, tmp_path):
 )
 def test_hosts_restart_after_a_fault_and_train_to_the_bit(fault, options, tmp_path):
     case, folder = Case(fault, timeout=8, engine="exact"), tmp_path / "run"
-    with Hosts(2, tmp_path / "hosts") as hosts:
+    with ForkedHosts(2, tmp_path / "hosts") as hosts:
         started = begin(hosts, folder, case, "first", max_restarts=2, **options)
         assert reaches(folder, case, started)
         FAULTS[fault].do(hosts, 1, folder)

@@ -57,6 +57,7 @@ class Hosts:
         self.count, self.folder, self.names = count, folder, names
         self.prefix = f"{PREFIX}{os.getpid() if job is None else job}-"
         self.switch, self.disk = f"{self.prefix}switch", folder / "disk"
+        self.variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(self.disk)}
 
     def space(self, host: int) -> str:
         """Return the name of the namespace of a host."""
@@ -105,13 +106,12 @@ class Hosts:
         self, host: int, command: Sequence[object], log: Path, **variables: str
     ) -> subprocess.Popen[bytes]:
         """Start a command on a host; both of its outputs are written to a file."""
-        ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TMPDIR": str(self.disk)}
         with log.open("wb") as file:
             return subprocess.Popen(
                 self.command(host, command),
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **ours, **variables},
+                env={**os.environ, **self.variables, **variables},
                 start_new_session=True,
             )
 
