@@ -51,6 +51,18 @@ def expected(run):
     return run.by_trainer(), run.seen
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return a function that trains a run once, and returns its folder and what it leaves."""
+
+    @cache
+    def train(loop, run):
+        folder = tmp_path_factory.mktemp("checkpoints")
+        return folder, LOOPS[loop](run, folder)
+
+    return train
+
+
 # --- algorithms ---
 
 CHANGES = {"": {}, "AdamW": {"optimizer": partial(torch.optim.AdamW)}}
@@ -68,9 +80,9 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("loop", "name", "change"), ROWS)
-def test_algorithms_train_and_evaluate_as_in_the_trainer(loop, name, change):
+def test_algorithms_train_and_evaluate_as_in_the_trainer(loop, name, change, saved):
     run = row(name, keyed=is_keyed(loop), **CHANGES[change])
-    t = LOOPS[loop](run)
+    t = saved(loop, run)[1] if loop == "own loop" else LOOPS[loop](run)
 
     result, outputs = expected(run)
     assert same(trained(t), result)
@@ -347,20 +359,8 @@ RESUMED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Return a function that trains a run, and returns the folder with its checkpoints."""
-
-    @cache
-    def train(loop, run):
-        LOOPS[loop](run, folder := tmp_path_factory.mktemp("checkpoints"))
-        return folder
-
-    return train
-
-
 @pytest.mark.parametrize(("loop", "run", "at"), RESUMED, ids=str)
-def test_resumed_training_is_that_of_the_trainer(loop, run, at, checkpoints):
-    resumed = LOOPS[loop](run, checkpoints(loop, run), resume=at)
+def test_resumed_training_is_that_of_the_trainer(loop, run, at, saved):
+    resumed = LOOPS[loop](run, saved(loop, run)[0], resume=at)
 
     assert same(trained(resumed), expected(run)[0])
