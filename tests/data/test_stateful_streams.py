@@ -64,8 +64,10 @@ def test_resumes_from_the_state_of_the_batches_that_were_returned(dataset, worke
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("counts", [(0, 2), (1, 0, 2), (2, 0, 0, 1), (3, 1, 0)])
-@pytest.mark.parametrize(("dataset", "workers"), each_once(list(DATASETS), list(WORKERS)))
+@pytest.mark.parametrize(
+    ("dataset", "workers", "counts"),
+    each_once(list(DATASETS), list(WORKERS), [(0, 2), (1, 0, 2), (2, 0, 0, 1), (3, 1, 0)]),
+)
 def test_a_state_that_is_read_before_the_first_batch_resumes_too(dataset, workers, counts):
     def loader():
         return DataLoader(DATASETS[dataset](), 2, **WORKERS[workers])
