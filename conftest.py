@@ -211,7 +211,7 @@ register_random(torch_random)
 # The first call of many a torch function takes seconds, so no example has a deadline. The
 # examples are the same in every run, except in "thorough", which looks for new ones. Laws whose
 # examples train take fewer: tests/support/strategies.py.
-settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=25)
+settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=15)
 settings.register_profile("thorough", deadline=None, max_examples=100, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

@@ -11,8 +11,8 @@ from tests.support.campaign import FULL
 seeds = st.integers(0, 2**64 - 1)
 
 _PROFILE = settings.default.max_examples
-few, fewer, fewest = (settings(max_examples=max(1, _PROFILE * n // 25)) for n in (10, 5, 2))
-"""For laws whose examples train: 10, 5 or 2 examples for every 25 of the profile."""
+few, fewer, fewest = (settings(max_examples=-(-_PROFILE * n // 25)) for n in (10, 5, 2))
+"""For laws whose examples train: 10, 5 or 2 examples for every 25 of the profile, rounded up."""
 single = fewest if FULL else settings(max_examples=1)
 """For tables of laws whose examples train: the simplest example; in a campaign, several."""
 
