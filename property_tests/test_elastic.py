@@ -1,6 +1,7 @@
 """Law: the number of processes changes nothing, wherever a run stops and continues."""
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,10 @@ from hypothesis import strategies as st
 
 from composable.distributed import DDP
 from tests.support import parallel_runs as runs
-from tests.support.processes import run
+from tests.support.processes import by_options, run
 from tests.support.strategies import fewest
 
-
-def fit(options):
-    return runs.fit(**options)
+fit = partial(by_options, runs.fit)
 
 
 @pytest.mark.slow

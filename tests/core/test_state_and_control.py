@@ -161,3 +161,14 @@ def test_json_is_written_to_a_path_and_read_from_it(tmp_path):
         state.load_json(path)
     with pytest.raises(TypeError, match=r"must be a string that State.to_json returned, or the P"):
         state.load_json(7)
+
+
+def test_earlier_values_are_kept_and_all_are_read_only():
+    first = State(nn.Linear(1, 1)).remember("a", {"x": {"y": 1}})
+    second = first.remember("b", {"z": torch.ones(1)})
+
+    assert second.memory["a"] is first.memory["a"]
+    assert "b" not in first.memory
+    for mapping in (second.memory, second.memory["a"]["x"], second.memory["b"]):
+        with pytest.raises(TypeError, match="item assignment"):
+            mapping["new"] = 1

@@ -12,7 +12,7 @@ from composable.checkpoint import find, read, verify
 from composable.distributed import DDP, FSDP2
 from tests.support import parallel_resume
 from tests.support import parallel_runs as runs
-from tests.support.processes import attempt, run
+from tests.support.processes import attempt, by_options, run
 
 OPTIONS = {
     "model": parallel_resume.wide_net,
@@ -20,14 +20,8 @@ OPTIONS = {
     "optimizers": partial(torch.optim.AdamW, lr=3e-3),
 }
 DIVIDED, WHOLE = {"parallel": FSDP2(shards=2)}, {"parallel": DDP(shards=2)}
-
-
-def fit(options):
-    return runs.fit(**options)
-
-
-def fit_observed(options):
-    return parallel_resume.fit(**options)
+fit = partial(by_options, runs.fit)
+fit_observed = partial(by_options, parallel_resume.fit)
 
 
 @pytest.fixture(scope="module")

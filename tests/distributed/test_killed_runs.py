@@ -1,6 +1,7 @@
 """Runs of two processes that are killed at random moments, and continue."""
 
 import random
+from functools import partial
 
 import pytest
 
@@ -8,15 +9,12 @@ from composable.checkpoint import find
 from composable.distributed import DDP, FSDP2
 from tests.support import parallel_runs as runs
 from tests.support.campaign import FULL, drawn
-from tests.support.processes import Failed, attempt, run
+from tests.support.processes import Failed, attempt, by_options, run
 
 STRATEGIES = {"ddp": DDP(shards=2, exact=True), "fsdp": FSDP2(shards=2)}
 KILLS = 3 if FULL else 1
 EPOCHS = 40  # seconds, which the kill is within
-
-
-def fit(options):
-    return runs.fit(**options)
+fit = partial(by_options, runs.fit)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from composable.algorithms import SelectiveBackprop
 from composable.distributed import DDP, FSDP2
 from tests.support import parallel_messages, parallel_runs
-from tests.support.processes import run
+from tests.support.processes import by_options, run
 
 SHARDED = {
     "kind": "list",
@@ -21,10 +21,7 @@ SHARDED = {
     "grad_accum": 2,
 }
 STEPS, MICROBATCHES = 2, 4
-
-
-def fit(options):
-    return parallel_messages.fit_counting(**options)
+fit = partial(by_options, parallel_messages.fit_counting)
 
 
 def _scattered(size, **strategy):
@@ -64,8 +61,7 @@ def test_step_of_copies_has_one_message():
     assert (many["bytes"] - few["bytes"]) / 2 == 4 * (sum(parameters) + report + announced)
 
 
-def fit_in_buckets(mib, options):
-    return parallel_messages.fit_in_buckets(mib, **options)
+fit_in_buckets = partial(by_options, parallel_messages.fit_in_buckets)
 
 
 CHANGED = {
@@ -112,8 +108,7 @@ def len_of_targets(batch):
     return len(batch[1])
 
 
-def fit_and_read_buffers(options):
-    return parallel_messages.fit_and_read_buffers(**options)
+fit_and_read_buffers = partial(by_options, parallel_messages.fit_and_read_buffers)
 
 
 WRITING = {**COPIED, "model": built(parallel_messages.Written), "count": 96}
@@ -140,8 +135,7 @@ def test_large_buffers_that_stay_as_they_are_are_not_sent():
     assert 4 * 20_000 < added < 4 * 22_000
 
 
-def fit_and_watch_messages(options):
-    return parallel_messages.fit_and_watch_messages(**options)
+fit_and_watch_messages = partial(by_options, parallel_messages.fit_and_watch_messages)
 
 
 @pytest.mark.compile

@@ -34,7 +34,7 @@ from composable.optim import (
 from tests.support import parallel_requests as requests
 from tests.support import parallel_runs as runs
 from tests.support.campaign import drawn, each_once
-from tests.support.processes import Failed, attempt, run
+from tests.support.processes import Failed, attempt, by_options, run
 from tests.support.runs import make_trainer
 
 METHODS = [
@@ -46,10 +46,7 @@ METHODS = [
     SAM(0.05),
     CutOut(1, 0.3),
 ]
-
-
-def fit(options):
-    return runs.fit(**options)
+fit = partial(by_options, runs.fit)
 
 
 def wrapped_muon(parameters):
@@ -390,8 +387,7 @@ def test_every_process_ends_with_the_best_weights(tmp_path):
     assert alone["weights"] != last["weights"]
 
 
-def fit_with_slow_writes(options):
-    return runs.fit_with_slow_writes(**options)
+fit_with_slow_writes = partial(by_options, runs.fit_with_slow_writes)
 
 
 @pytest.mark.parametrize("strategy", [DDP(), FSDP2()])

@@ -24,7 +24,7 @@ from composable.trainer.options import TrainerOptions
 from tests.support import parallel_messages, parallel_runs
 from tests.support.cases import ROOT
 from tests.support.derived_strategies import Sharding
-from tests.support.processes import attempt, run
+from tests.support.processes import attempt, by_options, run
 from tests.support.runs import make_trainer
 
 ONE, TWO = Processes(), Processes(0, 2)
@@ -111,12 +111,8 @@ def test_callbacks_that_need_all_parameters_refuse_sharded_ones(callback, monkey
         trainer.fit()
 
 
-def fit(options):
-    return parallel_runs.fit(**options)
-
-
-def fit_counting(options):
-    return parallel_messages.fit_counting(**options)
+fit = partial(by_options, parallel_runs.fit)
+fit_counting = partial(by_options, parallel_messages.fit_counting)
 
 
 def test_a_strategy_derived_from_fsdp2_shards_the_model():

@@ -1,19 +1,16 @@
 """A run by an engine that owns gradients and steps, as that of DeepSpeed does."""
 
+from functools import partial
+
 import pytest
 
 from composable.algorithms import EMA, MixUp, WholeLoss
 from composable.distributed import DDP
 from tests.support import fake_deepspeed, parallel_runs
-from tests.support.processes import run
+from tests.support.processes import by_options, run
 
-
-def fit(options):
-    return parallel_runs.fit(**options)
-
-
-def fit_with_deepspeed(options):
-    return fake_deepspeed.fit(**options)
+fit = partial(by_options, parallel_runs.fit)
+fit_with_deepspeed = partial(by_options, fake_deepspeed.fit)
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -7,11 +7,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from composable import Trainer
-from composable.algorithms import TTA, AlternatingFlip, LabelSmoothing, RandomTranslation
+from composable.algorithms import EMA, TTA, AlternatingFlip, LabelSmoothing, RandomTranslation
 from composable.data import Indexed
 from composable.optim import Muon
 from composable.plan.ordering import topological_sort
-from composable.recipes import small_resnet, speedrun_vision
+from composable.recipes import Recipe, small_resnet, speedrun_vision
 
 
 def network() -> nn.Module:
@@ -92,3 +92,16 @@ def test_parts_of_the_speedrun_have_its_arguments():
 def test_arguments_out_of_range_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         speedrun_vision(**wrong)
+
+
+def test_the_arguments_are_those_that_the_recipe_sets():
+    ema = EMA(half_life="20ba")
+
+    assert Recipe([ema]).arguments() == {"algorithms": [ema]}
+    assert Recipe([ema], print).arguments() == {"algorithms": [ema], "optimizers": print}
+
+
+@pytest.mark.parametrize("given", [EMA(half_life="20ba"), "EMA", {"EMA": 1}, None, 3])
+def test_algorithms_must_be_a_list(given):
+    with pytest.raises(TypeError, match=r"^algorithms=.* must be a list of algorithms"):
+        Recipe(given)

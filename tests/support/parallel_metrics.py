@@ -52,7 +52,7 @@ class Seen:
         self.count = 0
 
 
-def evaluate(parallel: Any, batch_size: int, *, plain: bool = False) -> dict[str, Any]:
+def evaluate(parallel: Any, batch_size: int, plain: bool = False) -> dict[str, Any]:
     """Evaluate twice; return the results of the second, and how often a metric was updated."""
     join_processes()
     examples = Examples()

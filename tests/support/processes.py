@@ -80,6 +80,11 @@ def attempt(
         group.end()
 
 
+def by_options(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function whose options are the last of the arguments, as those of `run` are."""
+    return function(*args[:-1], **args[-1])
+
+
 class _Group:
     """Processes that call functions."""
 

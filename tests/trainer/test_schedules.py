@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.optim.lr_scheduler import StepLR
 
 from composable import Clock, Evaluator, Event, Time, Timestamp
 from composable.loggers import InMemoryLogger
@@ -30,7 +31,7 @@ from composable.optim import (
 from tests.support.data import Stream, batches
 from tests.support.models import CLASSES
 from tests.support.models import linear as linear_model
-from tests.support.observers import Watch
+from tests.support.observers import Raise, Watch
 from tests.support.runs import make_trainer, sgd
 
 STEPS = 12
@@ -288,3 +289,19 @@ def test_hooks_fire_for_each_scheduler_right_before_and_after_its_step(scheduler
     assert len(pairs) == count
     if isinstance(schedulers[0], lr_scheduler.LRScheduler):
         assert all(sum(a != b for a, b in zip(*pair, strict=True)) == 1 for pair in pairs)
+
+
+SCHEDULERS = {"schedulers": partial(StepLR, step_size=1)}
+
+
+@pytest.mark.parametrize("event", [Event.BATCH_CHECKPOINT, Event.AFTER_SAVE, Event.EPOCH_END])
+def test_scheduler_steps_without_a_warning(event, tmp_path):
+    options = {**SCHEDULERS, "save_folder": tmp_path, "save_interval": "3ba"}
+    stop = Raise(KeyboardInterrupt(), event, batch=3)
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(callbacks=stop, **options).fit()
+
+    state = make_trainer(autoresume=True, **options).fit()  # a warning is an error in a test
+
+    whole = make_trainer(**SCHEDULERS).fit()
+    assert torch.equal(state.model.weight, whole.model.weight)
