@@ -16,7 +16,7 @@ from tests.support.losses import OF_TORCH, RECOGNIZED, REFUSED, WEIGHTS, WITH_EF
 from tests.support.models import weights
 from tests.support.runs import DEVICE, make_trainer
 from tests.support.split_losses import LOSSES, examples, model, parts_of
-from tests.support.strategies import fewest, single
+from tests.support.strategies import explicit, fewest
 
 sizes = st.lists(st.integers(2, 5), min_size=2, max_size=4)
 
@@ -47,7 +47,7 @@ def gradients(loss, loader, **options):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@single
+@explicit
 @given(sizes=sizes, split=all_splits(), seed=st.integers(0, 99))
 @example(sizes=[5, 2], split={"microbatch_size": 1}, seed=0)
 @example(sizes=[5, 2, 3], split={"accumulate_batches": None, "grad_accum": 2}, seed=1)

@@ -21,7 +21,7 @@ from tests.support.loop_losses import (
 from tests.support.losses import REFUSED
 from tests.support.processes import attempt, run
 from tests.support.split_losses import ALGORITHMS, parts_of
-from tests.support.strategies import single
+from tests.support.strategies import explicit
 
 SPLIT = [name for name in LOSSES if name not in REFUSED]
 TERMS = ["weights and squares", "two masks", "mean and sum", "by rare counts"]
@@ -39,7 +39,7 @@ def check(name, found, expected):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@single
+@explicit
 @given(
     sizes=st.lists(st.integers(1, 5), min_size=2, max_size=7),
     count=st.integers(2, 4),

@@ -2,7 +2,7 @@
 
 from fractions import Fraction
 
-from hypothesis import settings
+from hypothesis import Phase, settings
 from hypothesis import strategies as st
 
 from composable import Control, Event, Time, TimeUnit
@@ -15,6 +15,8 @@ few, fewer, fewest = (settings(max_examples=-(-_PROFILE * n // 25)) for n in (10
 """For laws whose examples train: 10, 5 or 2 examples for every 25 of the profile, rounded up."""
 single = fewest if FULL else settings(max_examples=1)
 """For tables of laws whose examples train: the simplest example; in a campaign, several."""
+explicit = fewest if FULL else settings(phases=[Phase.explicit])
+"""For such tables with examples of their own: these alone; in a campaign, several more."""
 
 
 @st.composite
