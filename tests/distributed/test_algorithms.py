@@ -7,8 +7,8 @@ from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2, trai
 from tests.support.processes import Failed, attempt, run
 
 NAMES = [case.name for case in ALGORITHMS]
-COPIED = drawn(NAMES, 20)
-TRAINED = drawn([name for name in NAMES if name not in REFUSED_BY_FSDP2], 8)
+COPIED = drawn(NAMES, 14)
+TRAINED = drawn([name for name in NAMES if name not in REFUSED_BY_FSDP2], 6)
 SHARDED = [*drawn(REFUSED_BY_FSDP2, 2), *TRAINED]
 
 
