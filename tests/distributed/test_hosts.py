@@ -113,7 +113,7 @@ def test_a_disagreement_of_hosts_is_named(name, tmp_path):
 @pytest.mark.parametrize("fault", ["cable", "stop"])
 def test_every_host_ends_after_a_fault(fault, tmp_path):
     with ForkedHosts(2, tmp_path / "hosts") as hosts:
-        found = run(hosts, tmp_path / "run", Case(fault, timeout=4))
+        found = run(hosts, tmp_path / "run", Case(fault, timeout=6))
     said = [(tmp_path / "run" / f"first{host}.log").read_text() for host in (0, 1)]
     assert found.wrong == [], said
     assert "Current thread" in said[0]
