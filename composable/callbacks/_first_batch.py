@@ -8,7 +8,7 @@ from composable.core.logger import Logger
 from composable.core.state import State
 
 
-class FirstBatch(Callback):
+class UsesFirstBatch(Callback):
     """Logs what a subclass keeps of the first batch of each evaluation, once its label is known.
 
     A subclass defines `_keep` and `_log`, and may set `_shown` before an evaluation.

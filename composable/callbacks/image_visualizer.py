@@ -8,14 +8,14 @@ from torch import Tensor
 
 from composable._support.checks import check_count, check_flag, check_one_of
 from composable.batches.model_call import logits_of
-from composable.callbacks._first_batch import FirstBatch
+from composable.callbacks._first_batch import UsesFirstBatch
 from composable.core.event import Event
 from composable.core.intervals import IntervalLike, check_interval, has_completed
 from composable.core.logger import Logger
 from composable.core.state import State
 
 
-class ImageVisualizer(FirstBatch):
+class ImageVisualizer(UsesFirstBatch):
     """Logs the images on which a model is trained and evaluated, as the algorithms leave them.
 
     The images of training are those of the first batch of each interval, and `images/train/inputs`

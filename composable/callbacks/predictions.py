@@ -9,7 +9,7 @@ from composable._support.checks import check_count, check_is_callable
 from composable._support.printable import shorten
 from composable._support.tree import map_tensors
 from composable.batches.model_call import metric_outputs
-from composable.callbacks._first_batch import FirstBatch
+from composable.callbacks._first_batch import UsesFirstBatch
 from composable.core.logger import Logger
 from composable.core.state import State
 from composable.core.stateful import Count
@@ -35,7 +35,7 @@ def describe_example(inputs: Any, outputs: Any, targets: Any) -> dict[str, Any]:
     return {"input": _text(inputs), "output": _text(outputs), "target": _text(targets)}
 
 
-class Predictions(FirstBatch):
+class Predictions(UsesFirstBatch):
     """Logs examples of evaluations with the outputs of the model, as the table `predictions/eval`.
 
     They are the first examples of the first batch of each evaluator, under its label. The outputs

@@ -273,13 +273,13 @@ def _reported(error: BaseException | None, own: int, size: int) -> str:
     return str(store.get(_FAILED).decode())
 
 
-def name_of(rank: int) -> str:
+def rank_and_host(rank: int) -> str:
     """Return a rank with its host."""
     return f"rank {rank} on {_hosts.get(rank, 'another host')}"
 
 
 def _lost(ranks: Iterable[int], what: str, error: BaseException | None) -> str:
-    names = [name_of(rank) for rank in ranks]
+    names = [rank_and_host(rank) for rank in ranks]
     line = str(error).partition("\n")[0].partition(". This is typically ")[0]  # of gloo's advice
     return (
         f"{', '.join(names) or 'another process'} {what}. Look at its log and stacks and at the "

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import attrs
 
 from composable.distributed.processes import Processes
-from composable.distributed.starting import name_of
+from composable.distributed.starting import rank_and_host
 
 log = logging.getLogger("composable")
 
@@ -76,7 +76,7 @@ class Pace:
             log.warning(
                 "%s is slow: outside of collectives it takes %.3g s a step, and the median of the "
                 "ranks is %.3g s; look at its data loading, its cores and its disk.",
-                *(name_of(rank), slowest / 1e9, middle / 1e9),
+                *(rank_and_host(rank), slowest / 1e9, middle / 1e9),
             )
 
 

@@ -60,14 +60,14 @@ class CheckpointedModule(nn.Module):
             kwargs["use_cache"] = False
         contexts = self.checkpointing.contexts()
         if not compiling and (buffers := tuple(self.buffers())):
-            contexts = partial(keeping_buffers, contexts, buffers)
+            contexts = partial(repeating_buffers, contexts, buffers)
         given = kwargs if contexts is None else {"context_fn": contexts, **kwargs}
         device = next((one.device.type for one in args if isinstance(one, Tensor)), "cpu")
         with self.checkpointing.offloaded(device):
             return checkpoint(call, *args, use_reentrant=False, **given)
 
 
-def keeping_buffers(
+def repeating_buffers(
     contexts: Contexts | None, buffers: tuple[Tensor, ...]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """Return contexts in which the second pass starts from the buffers of the first.
