@@ -45,23 +45,16 @@ def check_policy(name: str, value: Any) -> None:
     """Check the selection of operators."""
     if value is None or (callable(value) and not isinstance(value, OpOverload)):
         return
-    names = [] if isinstance(value, (str, OpOverload)) else listed_operators(value)
-    for one in names or [value]:
-        try:
-            found = find_operator(one)
-        except (AttributeError, RuntimeError, TypeError):
-            found = None
-        if not names or not isinstance(found, OpOverload):
-            raise ValueError(
-                f"{name}={value!r} must list operators whose results are kept, such as "
-                "['aten.mm.default'], or be a function of a context, an operator and its arguments "
-                f"that returns a CheckpointPolicy; {one!r} is not an operator."
-            )
-
-
-def listed_operators(policy: Any) -> list[str]:
-    """Return the names of operators."""
-    return [str(one) for one in policy] if isinstance(policy, Iterable) else []
+    try:
+        found = [] if isinstance(value, str) else [find_operator(str(one)) for one in value]
+    except (AttributeError, RuntimeError, TypeError):
+        found = []
+    if not found or not all(isinstance(one, OpOverload) for one in found):
+        raise ValueError(
+            f"{name}={value!r} must list operators whose results are kept, such as "
+            "['aten.mm.default'], or be a function of a context, an operator and its arguments "
+            "that returns a CheckpointPolicy."
+        )
 
 
 def listed_blocks(blocks: Any) -> list[Any]:
@@ -130,7 +123,7 @@ def checkpoint_activations(
                 "model.named_modules() for their names and classes."
             )
         report_nothing("checkpoint_activations", "items of nn.ModuleList and nn.Sequential")
-    kept: Any = policy if policy is None or callable(policy) else tuple(listed_operators(policy))
+    kept: Any = policy if policy is None or callable(policy) else tuple(map(str, policy))
     options, chosen = Checkpointing(kept, offload), set(names[::every])
     before = [(n, m) for n, m in model.named_modules() if isinstance(m, CheckpointedModule)]
     if before:

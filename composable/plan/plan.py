@@ -231,6 +231,19 @@ class Plan:
             if not row.spans:
                 _warn_idle(row.name, f"its window lies outside of a run of {run.max_duration}")
 
+    def report_undeclared_model(self) -> None:
+        """Warn if only functions can have replaced the model at the start of an evaluation."""
+        found = self.transforms(Event.EVAL_START)
+        functions = [getattr(algorithm, "function", None) for algorithm in found]
+        if not any("model" in getattr(one, "writes", ()) for one in (*found, *functions)):
+            names = ", ".join(sorted({algorithm.name for algorithm in found}))
+            warn_user(
+                f"{names} replaced the model at EVAL_START and does not declare it, so the model "
+                "has other weights after fit and in checkpoints than those that are evaluated; "
+                "write an Algorithm with writes = {'model'}.",
+                UserWarning,
+            )
+
 
 def _ids(*groups: Iterable[Callback]) -> set[int]:
     return {callback_id(callback) for group in groups for callback in group}

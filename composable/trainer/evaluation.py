@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from composable._support.tree import map_tensors, tensors_of
-from composable._support.warn import warn_user
 from composable.batches.joined import join_parts
 from composable.batches.model_call import metric_outputs
 from composable.core.evaluation_mode import evaluation_mode
@@ -34,7 +33,6 @@ from composable.losses.watch import LossWatch
 from composable.losses.weights import LossWeights
 from composable.metrics import Averages, Evaluator
 from composable.plan.dispatch import Dispatcher
-from composable.plan.plan import Plan
 from composable.trainer.evaluated_weights import at_averaged_weights
 from composable.trainer.guards import warn_if_nonfinite
 from composable.utils.reproducibility import seed_step
@@ -101,7 +99,7 @@ class EvaluationLoop(SavedFields):
         fire, label = self.dispatcher.fire, evaluator.label
         begun = bind_loss(fire(Event.EVAL_START, state))
         if begun.model is not state.model:
-            report_undeclared(self.dispatcher.plan)
+            self.dispatcher.plan.report_undeclared_model()
         with evaluation_mode(begun.model, begun.loss_module):
             averages = self._averages(evaluator, begun)
             processes = averages.processes = self.engine.evaluating(averages)
@@ -195,20 +193,6 @@ class EvaluationLoop(SavedFields):
             state = fire(Event.PREDICT_AFTER_FORWARD, state)
             output = map_tensors(torch.Tensor.cpu, state.outputs)
             return fire(Event.PREDICT_BATCH_END, state), output
-
-
-def report_undeclared(plan: Plan) -> None:
-    """Warn if only plain functions can have replaced the model at the start of an evaluation."""
-    found = plan.transforms(Event.EVAL_START)
-    functions = [getattr(algorithm, "function", None) for algorithm in found]
-    if not any("model" in getattr(one, "writes", ()) for one in (*found, *functions)):
-        names = ", ".join(sorted({algorithm.name for algorithm in found}))
-        warn_user(
-            f"{names} replaced the model at EVAL_START and does not declare it, so the model has "
-            "other weights after fit and in checkpoints than those that are evaluated; write an "
-            "Algorithm with writes = {'model'}.",
-            UserWarning,
-        )
 
 
 def _validate(state: State, forward: ForwardPass) -> tuple[Any, Callable[[State], Any]]:
