@@ -1,7 +1,7 @@
 """Profile a few batches with PyTorch's profiler."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -12,15 +12,8 @@ from composable._support.warn import warn_user
 from composable.core.callback import Callback
 from composable.core.logger import Logger
 from composable.core.state import State
-from composable.core.stateful import Count, Kind, NumberOrNone, is_count
-from composable.core.time import Time, TimeLike, check_length, check_time, progress
 from composable.distributed import Processes
 
-_PHASES = ("wait", "warmup", "active")
-_PHASE = Annotated[
-    int,
-    Kind(f"an integer in [0, {len(_PHASES)})", lambda one: is_count(one) and one < len(_PHASES)),
-]
 _active: list["Profiler"] = []
 
 
@@ -28,8 +21,7 @@ class Profiler(Callback):
     """Profiles parts of training with `torch.profiler`.
 
     The profiler waits, warms up, and records; then it writes a trace and a table, and starts again
-    until it has done so `repeat` times. Each length is a time: `wait="1ep", active="3ba"` records
-    the first batches of the second epoch. Each recording begins at the start of a batch and ends at
+    until it has done so `repeat` times. Each recording begins at the start of a batch and ends at
     the end of one, with everything in between: evaluations and saving too.
 
     It writes `trace-ba<first>-ba<last>.json`, which chrome://tracing and ui.perfetto.dev open, and
@@ -43,9 +35,10 @@ class Profiler(Callback):
 
     Args:
         folder: The folder of the files; it is created.
-        wait: Time before each warm-up.
-        warmup: Time in which the profiler runs and nothing is kept, because it is slow at first.
-        active: Length of a recording, greater than 0.
+        wait: Number of batches before each warm-up.
+        warmup: Number of batches in which the profiler runs and nothing is kept, because it is slow
+            at first.
+        active: Number of batches of a recording, at least 1.
         repeat: Number of recordings; None repeats until training ends.
         record_shapes: Record the shapes of inputs.
         profile_memory: Record allocations.
@@ -57,20 +50,18 @@ class Profiler(Callback):
 
     Example:
         >>> from composable.callbacks import Profiler
-        >>> profiler = Profiler("runs/a", wait="10ba", active="3ba")
-        >>> str(profiler.warmup)
-        '1ba'
+        >>> profiler = Profiler("runs/a", wait=10, active=3)
+        >>> profiler.warmup
+        1
     """
-
-    _saved_attributes: ClassVar = {"_phase": _PHASE, "_recordings": Count, "_since": NumberOrNone}
 
     def __init__(  # noqa: PLR0913 (public options)
         self,
         folder: str | Path,
         *,
-        wait: TimeLike = "1ba",
-        warmup: TimeLike = "1ba",
-        active: TimeLike = "3ba",
+        wait: int = 1,
+        warmup: int = 1,
+        active: int = 3,
         repeat: int | None = 1,
         record_shapes: bool = False,
         profile_memory: bool = False,
@@ -78,8 +69,10 @@ class Profiler(Callback):
         with_flops: bool = False,
     ) -> None:
         self.folder = as_path("folder", folder)
-        self.wait, self.warmup = check_time("wait", wait), check_time("warmup", warmup)
-        self.active = check_length("active", active)
+        check_count("wait", wait)
+        check_count("warmup", warmup)
+        check_count("active", active, 1)
+        self.wait, self.warmup, self.active = wait, warmup, active
         if repeat is not None:
             check_count("repeat", repeat, 1, advice="None repeats until training ends")
         self.repeat = repeat
@@ -90,74 +83,39 @@ class Profiler(Callback):
             "with_flops": with_flops,
         }
         check_flags(**self.options)
-        self._phase, self._recordings = 0, 0
-        self._since: Any = None
         self._torch: Any = None
         """PyTorch's profiler, from the start of the warm-up to the end of the recording."""
-        self._recording, self._main = False, True
+        self._recording = False
+        self._skipped: int | None = None
         self._first = self._last = 0
         self._batch: Any = None
 
-    # --- the schedule ---
-
-    @property
-    def _name(self) -> str:
-        return _PHASES[self._phase]
-
-    @property
-    def _length(self) -> Time:
-        length: Time = getattr(self, self._name)
-        return length
-
-    @property
-    def _done(self) -> bool:
-        return self.repeat is not None and self._recordings >= self.repeat
-
-    def _advance(self, state: State) -> None:
-        """Move to the phase of the next batch."""
-        now, length = progress(state, self._length)
-        while now - self._since >= length:
-            self._phase = (self._phase + 1) % len(_PHASES)
-            self._recordings += self._phase == 0
-            now, length = progress(state, self._length)
-            self._since = now
-
     # --- events ---
-
-    def fit_start(self, state: State, logger: Logger) -> None:
-        """Start the schedule, unless it has started."""
-        self._main = Processes.current().is_main
-        if self._since is None or state.timestamp.batch == 0:
-            self._phase = self._recordings = 0
-            self._since = progress(state, self._length)[0]
 
     def batch_start(self, state: State, logger: Logger) -> None:
         """Start to warm up or to record if due."""
-        if self._done or not self._main:
-            return
-        self._advance(state)  # an epoch may have ended since the last batch
-        if self._recording and self._name != "active":
-            self._finish()
-        if self._done or self._name == "wait":
+        batch = state.timestamp.batch
+        turn, position = divmod(batch, self.wait + self.warmup + self.active)
+        done = turn == self._skipped or (self.repeat is not None and turn >= self.repeat)
+        if done or position < self.wait or not Processes.current().is_main:
             return
         if self._torch is None:
             if _active or torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
-                self._skip(state)
+                self._skip(turn, batch)
                 return
             self._torch = profile(activities=_activities(state), **self.options)
             self._torch.prepare_trace()
             _active.append(self)
-        if self._name == "active":
-            self._record(state.timestamp.batch)
+        if position >= self.wait + self.warmup:
+            self._record(batch)
 
-    def _skip(self, state: State) -> None:
+    def _skip(self, turn: int, batch: int) -> None:
         """Skip a recording: two profilers in one process crash it."""
         warn_user(
-            f"Profiler skips a recording at batch {state.timestamp.batch}, because another "
-            "profiler is running, and PyTorch runs one at a time.",
+            f"Profiler skips a recording at batch {batch}, because another profiler is running, "
+            "and PyTorch runs one at a time.",
         )
-        self._recordings, self._phase = self._recordings + 1, 0
-        self._since = progress(state, self._length)[0]
+        self._skipped = turn
 
     def _record(self, batch: int) -> None:
         if not self._recording:
@@ -171,12 +129,12 @@ class Profiler(Callback):
         """End the recording if due."""
         if self._recording:
             self._end_batch()
-            self._advance(state)
-            if self._name != "active":
+            if not state.timestamp.batch % (self.wait + self.warmup + self.active):
                 self._finish()
 
     def close(self) -> None:
         """Write a recording that training has ended."""
+        self._skipped = None
         if self._recording:
             self._finish()
         elif self._torch is not None:

@@ -36,22 +36,19 @@ def profiled(folder, loader=None, duration="4ep", **options):
     ("options", "expected"),
     [
         ({}, {"trace-ba2-ba4": [2, 3, 4]}),
-        ({"wait": 0, "warmup": "0ba", "active": "1ba"}, {"trace-ba0-ba0": [0]}),
-        ({"wait": "2ep", "active": "2ba"}, {"trace-ba7-ba8": [7, 8]}),
-        ({"wait": "0ba", "warmup": "1ep", "active": "1ep"}, {"trace-ba3-ba5": [3, 4, 5]}),
-        ({"wait": "0.5dur", "active": "1ba"}, {"trace-ba7-ba7": [7]}),
-        ({"wait": "10sp", "warmup": "0ba", "active": "4sp"}, {"trace-ba3-ba3": [3]}),
+        ({"wait": 0, "warmup": 0, "active": 1}, {"trace-ba0-ba0": [0]}),
+        ({"wait": 6, "active": 2}, {"trace-ba7-ba8": [7, 8]}),
         (
-            {"wait": "2ba", "active": "1ba", "repeat": 2},
+            {"wait": 2, "active": 1, "repeat": 2},
             {"trace-ba3-ba3": [3], "trace-ba7-ba7": [7]},
         ),
         (
-            {"wait": "3ba", "active": "1ba", "repeat": None},
+            {"wait": 3, "active": 1, "repeat": None},
             {"trace-ba4-ba4": [4], "trace-ba9-ba9": [9]},
         ),
-        ({"wait": "11ba", "warmup": 0, "active": "9ba"}, {"trace-ba11-ba11": [11]}),
-        ({"wait": "11ba"}, {}),
-        ({"wait": "90ba"}, {}),
+        ({"wait": 11, "warmup": 0, "active": 9}, {"trace-ba11-ba11": [11]}),
+        ({"wait": 11}, {}),
+        ({"wait": 90}, {}),
     ],
 )
 @pytest.mark.parametrize("known", [True, False])
@@ -77,7 +74,7 @@ def test_nothing_is_profiled_outside_the_schedule(tmp_path, monkeypatch):
         "composable.callbacks.profiler.profile", lambda **options: built.append(options)
     )
 
-    assert profiled(tmp_path, wait="12ba") == {}
+    assert profiled(tmp_path, wait=12) == {}
     assert built == []
 
 
@@ -85,7 +82,7 @@ def test_nothing_is_profiled_outside_the_schedule(tmp_path, monkeypatch):
 def test_profiler_runs_during_the_recording_only(known, tmp_path):
     enabled = Watch(Event.AFTER_FORWARD, read=lambda state: torch.autograd._profiler_enabled())
     loader = batches(12) if known else Stream(batches(12))
-    profiler = Profiler(tmp_path, wait="0ba", warmup="1ep", active="1ep", repeat=None)
+    profiler = Profiler(tmp_path, wait=0, warmup=3, active=3, repeat=None)
 
     make_trainer(None, loader, callbacks=[profiler, enabled], max_duration="4ep").fit()
 
@@ -104,7 +101,7 @@ def test_failed_run_writes_what_was_recorded(tmp_path):
 
 @pytest.mark.parametrize("cut", range(1, 7))
 def test_resumed_run_continues_the_schedule(cut, tmp_path):
-    schedule = {"wait": "1ba", "warmup": "1ba", "active": "2ba", "repeat": 2}
+    schedule = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2}
     runs, folder = tmp_path / "runs", tmp_path / "traces"
 
     def train(*others):
@@ -129,7 +126,7 @@ def test_resumed_run_continues_the_schedule(cut, tmp_path):
 
 
 def test_later_fit_continues_the_schedule_and_replaces_no_file(tmp_path):
-    profiler = Profiler(tmp_path, wait="3ba", warmup=0, active="2ba")
+    profiler = Profiler(tmp_path, wait=3, warmup=0, active=2)
     trainer = make_trainer(callbacks=profiler, max_duration="9ep")
     trainer.fit(duration="2ba")
     trainer.fit(duration="3ba")
@@ -139,13 +136,13 @@ def test_later_fit_continues_the_schedule_and_replaces_no_file(tmp_path):
 
 
 def test_recording_during_another_one_is_skipped(tmp_path):
-    first, second = Profiler(tmp_path / "a"), Profiler(tmp_path / "b", wait="2ba", repeat=3)
+    first, second = Profiler(tmp_path / "a"), Profiler(tmp_path / "b", wait=2, repeat=3)
 
-    with pytest.warns(UserWarning, match="skips a recording at batch [24], because another"):
+    with pytest.warns(UserWarning, match="skips a recording at batch 2, because another"):
         make_trainer(callbacks=[first, second], max_duration="4ep").fit()
 
     assert traces(tmp_path / "a") == {"trace-ba2-ba4": [2, 3, 4]}
-    assert traces(tmp_path / "b") == {"trace-ba7-ba9": [7, 8, 9]}
+    assert traces(tmp_path / "b") == {"trace-ba9-ba11": [9, 10, 11]}
 
 
 def test_recording_during_the_users_profiler_is_skipped(tmp_path):
@@ -161,26 +158,3 @@ def test_other_ranks_write_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
 
     assert profiled(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: Profiler("a").load_state_dict({"phase": 3, "recordings": 0, "since": 0}),
-            r"phase is 3, and must be an integer in \[0, 3\)",
-        ),
-        (
-            lambda: Profiler("a").load_state_dict({"phase": 0, "recordings": -1, "since": 0}),
-            "recordings is -1, and must be a non-negative integer",
-        ),
-        (
-            lambda: Profiler("a").load_state_dict({"phase": 0, "recordings": 0, "since": "x"}),
-            "since is 'x', and must be a number or None",
-        ),
-        (lambda: Profiler("a").load_state_dict({}), r"Profiler was given the state \[\]"),
-    ],
-)
-def test_rejects_invalid_arguments_and_states(make, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()

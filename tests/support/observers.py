@@ -136,7 +136,7 @@ TRACES = tempfile.TemporaryDirectory()  # until the process ends
 
 
 def a_profiler():
-    return Profiler(TRACES.name, wait=0, warmup="1ba", active="2ba", repeat=None)
+    return Profiler(TRACES.name, wait=0, active=2, repeat=None)
 
 
 def images():

@@ -123,7 +123,7 @@ def observers(folder: str) -> list[Callback]:
         MLPerfCallback(f"{folder}/result_0.txt", target=2.0, **submission),  # type: ignore[arg-type]
         MemoryMonitor("1ba"),
         Predictions("1ba"),
-        Profiler(f"{folder}/profile", active="2ba"),
+        Profiler(f"{folder}/profile", active=2),
     ]
 
 
