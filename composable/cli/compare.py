@@ -53,7 +53,7 @@ _OPTIONS = {
         "repeatable. Default: a quarter, a half and the whole of the Trainer's max_duration, or "
         "those of the baseline",
         "--data-amounts AMOUNTS": "compare amounts of training data in the place of time, such as "
-        "shares 0.1,0.3,1",
+        "shares 0.1,0.3,1, which FUNCTION takes as data_amount",
         "--tune [ARM:]NAME=VALUES": "values to try, such as lr=0.01,0.1, for all arms or for one; "
         "repeatable",
         "--seeds SEEDS": "reported seeds; default: 5",

@@ -7,13 +7,8 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
-from composable.comparison.records import AMOUNT
-from composable.core.key import Key
 from composable.core.time import Time
-from composable.data.packed_documents import PackedDocuments
-from composable.data.permutation import permute
 from composable.plan.declarations import as_list
 from composable.replay import DryRunOptions
 from composable.trainer.options import TrainerOptions
@@ -24,8 +19,6 @@ from composable.utils.reproducibility import preserve_rng, seed_all
 Build = Callable[..., Trainer]
 """`build(algorithms, seed, **hyperparameters) -> Trainer`."""
 
-_ROUNDING = 0.1
-"""The largest relative difference between an amount of data and that of its examples."""
 _SEED = 715_517
 """No trial has it: a build function that ignores its seed has another one."""
 
@@ -39,7 +32,7 @@ class TrialOptions(DryRunOptions):
     """The options of a Trainer of a trial: it writes nothing, logs nothing and shows nothing."""
 
 
-def trial_options(options: TrainerOptions, duration: str | None, **changes: Any) -> DryRunOptions:
+def trial_options(options: TrainerOptions, duration: str | None) -> DryRunOptions:
     """Return the options for a trial; they keep their duration if none is given."""
     if options.nonfinite_loss == "rollback" or options.load_best_at_end:
         raise BuildError(
@@ -47,7 +40,7 @@ def trial_options(options: TrainerOptions, duration: str | None, **changes: Any)
             "need checkpoints, and the trials of a comparison write none; drop it."
         )
     fields = attrs.fields_dict(TrainerOptions)
-    changes |= {name: field.default for name, field in fields.items() if name.startswith("save_")}
+    changes = {name: field.default for name, field in fields.items() if name.startswith("save_")}
     if duration is not None:
         changes["max_duration"] = duration
     silent = {"autoresume": False, "loggers": (), "progress_bar": False}
@@ -61,13 +54,11 @@ def build_trainer(
 
     The global random generators are seeded first; the caller restores them. The duration is passed
     if the function takes it, and otherwise set in the Trainer; None is for the Trainer's own,
-    without checks. So is the amount of data: without such a parameter, it is a share of the
-    training data.
+    without checks.
     """
     passed = {**arguments, "seed": seed}
     signature = inspect.signature(build)
     own = signature.parameters.get("max_duration")
-    share = 1.0 if AMOUNT in signature.parameters else passed.pop(AMOUNT, 1.0)
     if own is not None and duration is not None:
         passed["max_duration"] = duration
     elif own is not None and own.default is own.empty:
@@ -84,13 +75,9 @@ def build_trainer(
             f"{error}. Add the parameter, or change the arms."
         ) from None
 
-    def override(options: TrainerOptions) -> TrainerOptions:
-        given = None if own is not None else duration
-        part = draw_part(options.train_dataloader, share, seed)
-        return trial_options(options, given, train_dataloader=part)
-
+    given = None if own is not None else duration
     seed_all(seed)
-    with overridden_runs(override):
+    with overridden_runs(lambda options: trial_options(options, given)):
         trainer: Any = build(**passed)
     if not isinstance(trainer, Trainer):
         raise BuildError(f"build must return a Trainer, and returned {trainer!r:.200}.")
@@ -191,94 +178,3 @@ def _trained(trainer: Trainer) -> list[Tensor]:
     groups = [group for one in trainer.state.optimizers for group in one.param_groups]
     every = [parameter for group in groups for parameter in group["params"]]
     return [parameter for parameter in every if parameter.requires_grad]
-
-
-# --- parts of a loader ---
-
-
-def _described(loader: Any) -> str:
-    if not isinstance(loader, DataLoader):
-        return f"a {type(loader).__name__}"
-    parts = (type(one).__name__ for one in (loader.dataset, loader.sampler))
-    return f"a DataLoader with batch_size={loader.batch_size}, a {' and a '.join(parts)}"
-
-
-def _is_list(loader: Any) -> bool:
-    return isinstance(loader, (list, tuple))
-
-
-def _drawn(loader: Any, key: Key) -> list[int]:
-    """Return the indices of the batches of a list, or else of the examples, in a drawn order."""
-    length = len(loader if _is_list(loader) else loader.dataset)
-    return permute(torch.arange(length), length, key).tolist()
-
-
-def _is_divisible(loader: Any) -> bool:
-    """Return whether a loader is a list of batches, or takes each example once."""
-    if _is_list(loader):
-        return True
-    if not isinstance(loader, DataLoader) or loader.batch_size is None:
-        return False
-    if not hasattr(loader.dataset, "__len__") or _is_packed_again(loader.dataset):
-        return False
-    sampler: Any = loader.sampler
-    if isinstance(sampler, RandomSampler):
-        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    return isinstance(sampler, SequentialSampler)
-
-
-def _is_packed_again(dataset: Any) -> bool:
-    """Return whether a part of the rows has other documents in each epoch."""
-    while not isinstance(dataset, PackedDocuments):
-        if (dataset := getattr(dataset, "dataset", None)) is None:
-            return False
-    return dataset.shuffle
-
-
-def _part(loader: Any, indices: Sequence[int], **options: Any) -> Any:
-    """Return some batches of a list, or a loader of some examples, in the order of the data."""
-    kept = sorted(indices)
-    if _is_list(loader):
-        return [loader[i] for i in kept]
-    names = ["batch_size", "collate_fn", "num_workers", "pin_memory"]
-    if loader.num_workers:
-        names += ["prefetch_factor", "persistent_workers"]
-        names += ["multiprocessing_context", "worker_init_fn"]
-    options |= {name: getattr(loader, name) for name in names}
-    return DataLoader(Subset(loader.dataset, kept), **options)
-
-
-# --- a share of the training data ---
-
-
-def draw_part(loader: Any, share: float, seed: int) -> Any:
-    """Return a share of the training data, drawn by a seed: a part of every larger share."""
-    if share == 1:
-        return loader
-    if share > 1 or not _is_divisible(loader):
-        raise BuildError(
-            f"data_amounts has {share:g}: a share must be at most 1, of a list of batches, or of a "
-            f"DataLoader that takes each example once, and not of {_described(loader)}, nor "
-            "of PackedDocuments, whose rows have other documents in each epoch. Give build a "
-            f"parameter {AMOUNT} instead, and let it load so much data, in any unit."
-        )
-    order = _drawn(loader, Key(seed).fold(AMOUNT))
-    length, count = len(order), max(1, round(share * len(order)))
-    if abs(count / (share * length) - 1) > _ROUNDING:
-        raise BuildError(
-            f"data_amounts has {share:g}, which is {share * length:.3g} of {length} "
-            f"{'batches' if _is_list(loader) else 'examples'}, and a share has whole ones; pass "
-            f"{count / length:.3g}."
-        )
-    kept = order[:count]
-    if _is_list(loader):
-        return _part(loader, kept)
-    if loader.drop_last and len(kept) < loader.batch_size:
-        raise BuildError(
-            f"data_amounts has {share:g}, which are {len(kept)} examples: fewer than a batch of "
-            f"{loader.batch_size}, and drop_last=True drops it; pass larger amounts."
-        )
-    shuffle = isinstance(loader.sampler, RandomSampler)
-    return _part(
-        loader, kept, shuffle=shuffle, drop_last=loader.drop_last, generator=loader.generator
-    )

@@ -93,8 +93,8 @@ def plan_design(  # noqa: PLR0913 (the arguments of `compare`)
     named = as_arms(arms, baseline, of_loop=build is None)
     first = named[0]
     amount = {} if data_amount is None else {AMOUNT: (data_amount,)}
-    required = ("algorithms", "seed") if run is None else ("arm", "seed", "duration", *amount)
-    taken = hyperparameters(name, function, required)
+    required = ("algorithms", "seed") if run is None else ("arm", "seed", "duration")
+    taken = hyperparameters(name, function, (*required, *amount))
     grids = grids_of(tune, named, taken)
     grids = {arm: {**grid, **amount} for arm, grid in grids.items()}
     given = _given_schedules(durations, named)

@@ -23,13 +23,13 @@ def clouds(seed, batches=BATCHES):
     return made
 
 
-def build(algorithms, seed, lr=0.05, updates=()):
+def build(algorithms, seed, lr=0.05, updates=(), batches=BATCHES):
     """Return a Trainer for 4 epochs of 10 batches, with a validation and a test set."""
     steps = {"updates": updates} if updates else {"optimizers": partial(torch.optim.SGD, lr=lr)}
     metrics = {"accuracy": accuracy}
     return Trainer(
         nn.Linear(2, 2),
-        train_dataloader=clouds(0),
+        train_dataloader=clouds(0, batches),
         eval_dataloader=[
             Evaluator("validation", clouds(1, 2), metrics=metrics),
             Evaluator("test", clouds(2, 2), metrics=metrics),

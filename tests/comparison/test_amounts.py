@@ -1,4 +1,4 @@
-"""Comparisons by amounts of training data: the shares, the plan, the choice and the verdict."""
+"""Comparisons by amounts of training data: the plan, the choice and the verdict."""
 
 import random
 import re
@@ -6,14 +6,12 @@ import re
 import attrs
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import composable
 from composable.algorithms import LabelSmoothing
 from composable.comparison import Comparison, Verdict
 from composable.comparison.analysis import analyze
-from composable.comparison.building import BuildError, build_trainer, draw_part
+from composable.comparison.building import build_trainer
 from composable.comparison.design import check_amounts, plan_amounts
 from composable.comparison.records import (
     Evaluation,
@@ -24,7 +22,6 @@ from composable.comparison.records import (
     stop_at_best,
 )
 from composable.comparison.table import format_html
-from composable.data import Indexed, PackedDocuments
 from tests.comparison import small
 from tests.comparison.synthetic import METRIC, draw_data_study, protocol
 from tests.support.comparison import work_in_threads
@@ -62,87 +59,29 @@ def test_amounts_that_give_no_curve_are_refused(amounts, error, message):
         check_amounts(amounts)
 
 
-# --- a share of the training data ---
+# --- the function that loads the data ---
 
 
-def rows(loader):
-    return sorted(int(one) for (batch,) in loader for one in batch)
+def build(algorithms, seed, data_amount, lr=0.05):
+    """Return a Trainer of these tenths of the training data."""
+    return small.build(algorithms, seed, lr, batches=round(10 * data_amount))
 
 
-def loader(count=40, **options):
-    return DataLoader(TensorDataset(torch.arange(count)), **{"batch_size": 4, **options})
+def test_build_gets_the_amount():
+    trainer = build_trainer(build, {"algorithms": [], "data_amount": 0.5}, 0, "1ep")
+    assert len(trainer._options.train_dataloader) == 5
 
 
-def test_a_share_is_a_part_of_every_larger_one_and_each_seed_draws_its_own():
-    parts = {
-        (share, seed): rows(draw_part(loader(), share, seed))
-        for share in (0.1, 0.5, 1.0)
-        for seed in (0, 1)
-    }
-    assert [len(parts[share, 0]) for share in (0.1, 0.5, 1.0)] == [4, 20, 40]
-    assert set(parts[0.1, 0]) < set(parts[0.5, 0])
-    assert parts[0.5, 0] != parts[0.5, 1]
-    assert rows(draw_part(loader(), 0.5, 0)) == parts[0.5, 0]  # whatever the global state is
-
-
-def test_a_share_keeps_how_the_data_are_loaded():
-    generator = torch.Generator()
-    part = draw_part(loader(shuffle=True, drop_last=True, generator=generator), 0.5, 0)
-    assert isinstance(part.sampler, torch.utils.data.RandomSampler)
-    assert part.sampler.generator is generator
-    assert (part.drop_last, len(part)) == (True, 5)
-    assert len(draw_part([1, 2, 3, 4], 0.5, 0)) == 2
-
-
-def packed(**options):
-    return PackedDocuments([torch.arange(6), torch.arange(10)], 4, seed=0, **options)
-
-
-def test_rows_that_are_packed_once_have_a_share():
-    assert len(draw_part(DataLoader(packed(shuffle=False)), 0.5, 0)) == 2
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
-
-
-@pytest.mark.parametrize(
-    ("data", "share", "message"),
-    [
-        (loader(), 20, "at most 1"),
-        (DataLoader(Stream(), batch_size=2), 0.5, "Give build a parameter data_amount instead"),
-        (DataLoader(packed(), batch_size=2), 0.5, "other documents in each epoch"),
-        (DataLoader(Indexed(packed()), batch_size=2), 0.5, "other documents in each epoch"),
-        (loader(drop_last=True), 0.05, "2 examples: fewer than a batch of 4"),
-        (loader(sampler=WeightedRandomSampler([1.0] * 40, 40)), 0.5, "and a WeightedRandomSampler"),
-        (loader(), 0.01, "0.01, which is 0.4 of 40 examples, .* whole ones; pass 0.025"),
-        ([1, 2, 3, 4], 0.6, "0.6, which is 2.4 of 4 batches, .* whole ones; pass 0.5"),
-    ],
-)
-def test_what_has_no_share_is_an_error_that_says_what_to_do(data, share, message):
-    with pytest.raises(BuildError, match=message):
-        draw_part(data, share, 0)
-
-
-def test_a_build_that_takes_the_amount_gets_it_and_loads_its_own_data():
-    given = []
-
-    def build(algorithms, seed, data_amount=None):
-        given.append(data_amount)
-        return small.build(algorithms, seed)
-
-    arguments = {"algorithms": [], "data_amount": 0.5}
-    assert len(build_trainer(build, arguments, 0, "1ep")._options.train_dataloader) == 10
-    assert given == [0.5]
-    assert len(build_trainer(small.build, arguments, 0, "1ep")._options.train_dataloader) == 5
+def test_a_build_without_the_amount_is_refused():
+    with pytest.raises(TypeError, match="must take algorithms, seed, data_amount by these names"):
+        small.design(data_amount=0.5)
 
 
 # --- the plan ---
 
 
 def plan(**changes):
-    return lambda **given: small.design(**changes, **given)
+    return lambda **given: small.design(**{"build": build, **changes}, **given)
 
 
 def test_all_amounts_train_for_as_many_batches_each_on_its_own_settings():
@@ -366,11 +305,11 @@ def test_a_loop_is_compared_by_amounts_of_data_and_the_next_call_reuses_it(tmp_p
     assert more.study.protocol.data_amounts == (1, 4, 16, 64)
 
 
-def test_shares_of_the_data_of_a_trainer_are_compared(tmp_path, monkeypatch):
+def test_amounts_of_the_data_of_a_trainer_are_compared(tmp_path, monkeypatch):
     monkeypatch.setattr(Comparison, "save", lambda self, folder: folder)
     work_in_threads(monkeypatch)
     comparison = composable.compare(
-        small.build,
+        build,
         {"smoothing": [LabelSmoothing(0.1)]},
         metric="test/loss",
         tuning_metric="validation/loss",
