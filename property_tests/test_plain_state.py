@@ -4,7 +4,6 @@ import json
 import math
 
 import attrs
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,19 +39,22 @@ durations = times().filter(lambda time: time.value and str(time.unit.value) != "
     frozen=st.frozensets(names),
     memory=st.dictionaries(names, trees),
 )
-def test_state_read_from_json_has_the_plain_values_of_the_written_one(**fields):
+def test_json_has_the_plain_values_of_a_state(**fields):
     state = State(linear(), **fields)
 
-    read = State(linear()).load_json(state.to_json())
+    plain = json.loads(state.to_json())
 
-    assert read.to_json() == state.to_json()
-    assert (read.timestamp, read.previous_timestamp) == (state.timestamp, state.previous_timestamp)
-    assert (read.key, read.frozen, read.memory) == (state.key, state.frozen, state.memory)
-    assert read.max_duration == state.max_duration
+    assert Timestamp(**plain["timestamp"]) == state.timestamp
+    assert Timestamp(**plain["previous_timestamp"]) == state.previous_timestamp
+    assert (plain["seed"], set(plain["frozen"])) == (state.key.seed, state.frozen)
+    assert plain["memory"] == state.memory
+    whole = plain["max_duration"]
+    assert (None if whole is None else Time.parse(whole)) == state.max_duration
     for label, results in state.metrics.items():
         for name, value in results.items():
-            other = read.metrics[label][name]
-            assert other == value or (math.isnan(other) and math.isnan(value))
+            written = plain["metrics"][label][name]
+            written = float(written) if isinstance(written, str) else written
+            assert written == value or (math.isnan(written) and math.isnan(value))
 
 
 def test_state_of_a_run_is_plain():
@@ -64,39 +66,6 @@ def test_state_of_a_run_is_plain():
     assert (plain["optimizers"], plain["is_main_process"]) == (["SGD"], True)
 
 
-def test_memory_that_is_not_plain_stays_as_it_is():
-    written = State(linear(), memory={"a": 1, "b": (2,), "c": {"d": 0.5, "e": math.inf}})
-    own = State(linear(), memory={"b": (3,), "f": 4})
-
-    read = own.load_json(written.to_json())
-
-    assert dict(read.memory) == {"a": 1, "b": (3,), "f": 4}
-    assert read.model is own.model
-
-
-TEXT = State(linear(), max_duration="2ep").to_json()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "{}", "[]", "3", TEXT[:-9], TEXT.replace("composable state", "another")),
-        *(TEXT.replace('"batch": 0', f'"batch": {n}') for n in ("-1", "0.5", "true", '"1"')),
-        TEXT.replace('"version": 1', '"version": 2'),
-        TEXT.replace('"total_wct": 0.0', '"total_wct": NaN'),
-        TEXT.replace('"2ep"', '"2"'),
-        TEXT.replace('"seed": 0', '"seed": -1'),
-        TEXT.replace('"metrics": {}', '"metrics": {"eval": 3}'),
-        TEXT.replace('"epoch_length": null', '"epoch_length": 0'),
-    ],
-)
-def test_other_text_is_an_error(text):
-    with pytest.raises(ValueError, match=r"must be JSON that State\.to_json returned"):
-        State(linear()).load_json(text)
-    assert text != TEXT
-
-
-def test_only_text_is_read():
-    with pytest.raises(TypeError, match="text=3 must be a string"):
-        State(linear()).load_json(3)
-    assert Time("2ep") == State(linear()).load_json(TEXT).max_duration
+def test_memory_that_is_not_plain_is_left_out():
+    state = State(linear(), memory={"a": 1, "b": (2,), "c": {"d": 0.5, "e": math.inf}})
+    assert json.loads(state.to_json())["memory"] == {"a": 1}

@@ -102,11 +102,11 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             lengths, {"baseline": ["120ba", "240ba"], "large batch": ["30ba", "60ba"]}, is for
             arms of other batch sizes or step costs: an arm that is not in it has the schedules of
             the baseline.
-        data_amounts: Amounts of training data to compare, in the place of time, in any unit, such as
-            shares [0.1, 0.3, 1.0]. The function loads them: it must take `data_amount`, which is
+        data_amounts: Amounts of training data to compare, in the place of time, in any unit, such
+            as shares [0.1, 0.3, 1.0]. The function loads them: it must take `data_amount`, which is
             that of each trial. Settings are chosen for each amount. Every amount is trained for as
-            many batches: epochs are those of the largest one. The result of a seed is `metric` at the evaluation, of
-            those of all its schedules, that has the best `tuning_metric`.
+            many batches: epochs are those of the largest one. The result of a seed is `metric` at
+            the evaluation, of those of all its schedules, that has the best `tuning_metric`.
         tune: The values to try of hyperparameters of `build` or of arms, such as
             {"lr": [0.01, 0.1]}. A mapping in the place of the values, {"mixup": {"alpha": [0.2,
             0.4]}}, is for the arm of that name. Every arm tries the same number of configurations,

@@ -1,10 +1,9 @@
-"""The plain values of a state as JSON: to look at, to send elsewhere, and to read back."""
+"""The plain values of a state as JSON: to look at, and to send elsewhere."""
 
 import json
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -12,59 +11,12 @@ import torch
 import torch.distributed as dist
 
 from composable._support import strict_json
-from composable.core.key import Key
-from composable.core.time import Time, Timestamp, TimeUnit, elapsed
-
-_FORMAT = "composable state"
-_VERSION = 1
-_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""What JSON has no numbers for."""
+from composable.core.time import TimeUnit, elapsed
 
 
 def write_json(state: Any, indent: int | None = None) -> str:
     """Return the plain values of a state as JSON: see `State.to_json`."""
     return json.dumps(_plain(state), indent=indent, allow_nan=False, default=dict)
-
-
-def read_json(text: str | Path) -> dict[str, Any]:
-    """Return the fields of a state that `write_json` wrote; memory has its plain entries only.
-
-    Raises:
-        TypeError: `text` is neither a string nor a path.
-        ValueError: It is not such JSON.
-    """
-    if not isinstance(text, (str, Path)):
-        raise TypeError(
-            f"text={text!r} must be a string that State.to_json returned, or the Path of its file."
-        )
-    try:
-        plain = (
-            strict_json.load_file(text)
-            if isinstance(text, Path)
-            else strict_json.load(text, "text")
-        )
-        if plain["format"] != _FORMAT or plain["version"] != _VERSION:
-            raise ValueError(f"its format is {plain['format']!r}, {plain['version']!r}")
-        whole = plain["max_duration"]
-        return {
-            "timestamp": _as_timestamp(plain["timestamp"]),
-            "previous_timestamp": _as_timestamp(plain["previous_timestamp"]),
-            "max_duration": None if whole is None else Time.parse(whole),
-            "epoch_length": _as_length(plain["epoch_length"]),
-            "key": Key(plain["seed"]),
-            "metrics": {
-                label: {name: _as_number(value) for name, value in results.items()}
-                for label, results in plain["metrics"].items()
-            },
-            "frozen": frozenset(plain["frozen"]),
-            "memory": dict(plain["memory"]),
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        shown = str(text) if isinstance(text, Path) else text[:80]
-        raise ValueError(
-            f"text={shown!r} must be JSON that State.to_json returned: "
-            f"{type(error).__name__}: {error}"
-        ) from error
 
 
 def is_main_process() -> bool:
@@ -75,8 +27,6 @@ def is_main_process() -> bool:
 def _plain(state: Any) -> dict[str, Any]:
     whole = state.max_duration
     return {
-        "format": _FORMAT,
-        "version": _VERSION,
         "model": type(state.model).__name__,
         "optimizers": [type(one).__name__ for one in state.optimizers],
         "schedulers": [type(one).__name__ for one in state.schedulers],
@@ -118,24 +68,6 @@ def _max_steps(state: Any) -> int | None:
     if whole.unit is TimeUnit.BATCH:
         length = 1
     return math.ceil(whole.value) * length if length else None
-
-
-def _as_number(value: Any) -> Any:
-    return _NUMBERS.get(value, value) if isinstance(value, str) else value
-
-
-def _as_length(value: Any) -> int | None:
-    if value is None or (type(value) is int and value > 0):
-        return value
-    raise ValueError(f"epoch_length={value!r} must be a positive integer or None")
-
-
-def _as_timestamp(plain: Mapping[str, Any]) -> Timestamp:
-    for name, start in attrs.asdict(Timestamp()).items():
-        value = plain[name]
-        if type(value) not in (int, type(start)) or not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value!r} must be a number of at least 0")
-    return Timestamp(**plain)
 
 
 def _is_json(value: Any) -> bool:

@@ -342,10 +342,10 @@ class State:
             OSError: The file cannot be written.
 
         Example:
+            >>> import json
             >>> from composable import State, Timestamp
             >>> state = State(torch.nn.Linear(2, 1), timestamp=Timestamp(batch=3), epoch_length=5)
-            >>> text = state.to_json()
-            >>> State(torch.nn.Linear(2, 1)).load_json(text).timestamp.batch
+            >>> json.loads(state.to_json())["timestamp"]["batch"]
             3
         """
         from composable._support.paths import write_atomically  # on use
@@ -355,24 +355,6 @@ class State:
         if path is not None:
             write_atomically(as_path("path", path), f"{text}\n".encode())
         return text
-
-    def load_json(self, text: str | Path) -> "State":
-        """Return this state with the plain values that `to_json` returned.
-
-        The model, the optimizers and the device stay those of this state. Entries of `memory` that
-        are not in the JSON stay too.
-
-        Args:
-            text: The JSON, or the `Path` of a file that contains it.
-
-        Raises:
-            ValueError: `text` is not such JSON.
-            OSError: The file cannot be read.
-        """
-        from composable.core.plain_state import read_json  # on use
-
-        fields = read_json(text)
-        return self.evolve(**{**fields, "memory": {**self.memory, **fields["memory"]}})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for `pickle`, which cannot store read-only mappings."""

@@ -146,21 +146,14 @@ def test_json_has_the_epochs_as_a_fraction_and_the_batches_of_the_run(
     plain = json.loads(state.to_json())
 
     assert (plain["epoch"], plain["max_steps"], plain["local_rank"]) == (epoch, steps, 1)
-    assert state.load_json(state.to_json()).timestamp == now
 
 
-def test_json_is_written_to_a_path_and_read_from_it(tmp_path):
+def test_json_is_written_to_a_path(tmp_path):
     state, path = State(nn.Linear(1, 1), timestamp=Timestamp(batch=3)), tmp_path / "state.json"
 
     text = state.to_json(path, indent=2)
 
     assert path.read_text() == text + "\n"
-    assert State(nn.Linear(1, 1)).load_json(path).timestamp == state.timestamp
-    path.write_text("{}")
-    with pytest.raises(ValueError, match=r"text='.*state.json' must be JSON"):
-        state.load_json(path)
-    with pytest.raises(TypeError, match=r"must be a string that State.to_json returned, or the P"):
-        state.load_json(7)
 
 
 def test_earlier_values_are_kept_and_all_are_read_only():
