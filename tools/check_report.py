@@ -77,7 +77,7 @@ def write_runs(folder: Path) -> list[Path]:
     split = {f"time_split/{part}": 1.0 + i for i, part in enumerate(("data", "forward", "saving"))}
     metrics = [{"batch": batch, "norm/grad": 1 / batch, **split} for batch in range(1, 500)]
     warning = {"event": "warning", "batch": 3, "category": "UserWarning", "message": HOSTILE}
-    plan = {"timeline": [{"name": HOSTILE, "stage": "mix", "spans": [[0, 0.8, [HOSTILE]]]}]}
+    plan = {"steps": [{"event": HOSTILE, "who": HOSTILE, "stage": "mix", "why": HOSTILE}]}
     for name, seed in (("plain-1", 1), ("plain-2", 2)):
         noisy = [loss * (1 + seed / 100) for loss in losses]
         events = [*ended(500, 4000.0), warning]

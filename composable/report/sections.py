@@ -18,7 +18,6 @@ from composable.report.lines import (
     EMPTY,
     as_batch,
     as_dicts,
-    as_number,
     format_number,
     format_span,
     list_or_empty,
@@ -31,7 +30,6 @@ _MOST_RESULTS = 5
 _Read: TypeAlias = Callable[[RecordedRun], float | None]
 _Show: TypeAlias = Callable[[float | None], str]
 _WITHOUT_EFFECT = ("arguments",)  # folders, as a rule
-_STAGES = ("mix", "targets")
 PART_COLORS = {  # the parts of TimeSplit, with their colors
     "data": "#b4690e",
     "forward": "#3a62c8",
@@ -184,46 +182,22 @@ def plan(comparison: RunComparison) -> list[dict[str, Any]]:
     """List the different plans: their runs, when each algorithm is active, and their steps."""
     alike: dict[str, list[int]] = {}
     for index, run in enumerate(comparison.runs):
-        key = repr([run.plan.get("timeline"), run.configuration.get("algorithms")])
+        key = repr([run.plan.get("steps"), run.configuration.get("algorithms")])
         if run.plan:
             alike.setdefault(key, []).append(index)
     return [{"runs": runs, **_describe_plan(comparison.runs[runs[0]])} for runs in alike.values()]
 
 
 def _describe_plan(run: RecordedRun) -> dict[str, Any]:
-    whole, calls = run.configuration.get("max_duration"), run.configuration.get("algorithms")
-    timeline = [
-        (
-            short_text(row.get("name", "")),
-            short_text(row.get("stage", "")),
-            [
-                _span(span, whole)
-                for span in list_or_empty(row.get("spans"))
-                if isinstance(span, list) and len(span) == 3
-            ],
-        )
-        for row in as_dicts(run.plan.get("timeline"))
-    ]
+    calls = run.configuration.get("algorithms")
     steps = [
         [short_text(step.get(name, "")) for name in ("event", "who", "stage", "why")]
         for step in as_dicts(run.plan.get("steps"))
     ]
     return {
-        "timeline": timeline,
-        "end": short_text(whole) if isinstance(whole, str) else "1",
         "calls": [short_text(call) for call in calls.values()] if isinstance(calls, dict) else [],
         "steps": steps,
     }
-
-
-def _span(span: list[Any], whole: Any) -> tuple[str, str, str]:
-    start, end = (min(max(as_number(value) or 0.0, 0.0), 1.0) for value in span[:2])
-    conditions = [short_text(one) for one in list_or_empty(span[2])]
-    limits = f"{start:.0%} to {end:.0%}" if end > start else f"once, at {start:.0%}"
-    text = ", ".join([f"{limits} of {short_text(whole)}", *conditions])
-    kind = "once" if end <= start else "sometimes" if conditions else "always"
-    style = f"left:{100 * start:.3f}%;width:{100 * max(end - start, 0):.3f}%"
-    return kind, style, text
 
 
 def short_call(text: str) -> str:
@@ -247,22 +221,8 @@ def curves(comparison: RunComparison) -> dict[str, list[Any]]:
     charts: dict[str, list[Any]] = {}
     for index, name in enumerate(shown_metrics(run.curves for run in comparison.runs)):
         having = [i for i, run in enumerate(comparison.runs) if len(run.curves.get(name, ()))]
-        remark = _mixed(comparison, having) if name == "loss/train" else ""
-        charts.setdefault(section_of(name), []).append((index, name, having, remark))
+        charts.setdefault(section_of(name), []).append((index, name, having))
     return charts
-
-
-def _mixed(comparison: RunComparison, runs: Sequence[int]) -> str:
-    """Name the groups whose training loss is not that of the targets of the data."""
-    names = []
-    for group in comparison.groups:
-        steps = [step for run in group for step in as_dicts(comparison.runs[run].plan.get("steps"))]
-        changed = sorted({str(s.get("who")) for s in steps if s.get("stage") in _STAGES})
-        if changed and set(group) & set(runs):
-            names.append(f"{comparison.group_name(group)} ({', '.join(changed)})")
-    if not names:
-        return ""
-    return f"Of mixed or smoothed targets: {'; '.join(names)}. Compare results of evaluations."
 
 
 def time_split(comparison: RunComparison) -> list[tuple[int, str, list[Any]]]:
@@ -273,19 +233,8 @@ def time_split(comparison: RunComparison) -> list[tuple[int, str, list[Any]]]:
         if whole := sum(split.values()):
             names = [n for n in (*PART_COLORS, *split.keys() - PART_COLORS.keys()) if n in split]
             bars = [_bar(name, split[name], whole) for name in names]
-            rows.append((index, _sum_of_parts(split, whole, run.num_seconds), bars))
+            rows.append((index, format_span(whole), bars))
     return rows
-
-
-def _sum_of_parts(split: Mapping[str, float], whole: float, training: float | None) -> str:
-    """Write the time as a sum that begins with the training time of the overview."""
-    parts = {name: split[name] for name in ("evaluation", "saving") if name in split}
-    rest = whole - (training or 0) - sum(parts.values())
-    if training is None or rest < 0:
-        return format_span(whole)
-    summed = {"training": training, **parts, "other": rest}
-    shown = " + ".join(f"{name} {format_span(seconds)}" for name, seconds in summed.items())
-    return f"{format_span(whole)} = {shown}"
 
 
 def _bar(name: str, seconds: float, whole: float) -> tuple[float, str, str]:
