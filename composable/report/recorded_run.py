@@ -180,11 +180,9 @@ class RecordedRun:
     # --- as tables ---
 
     def __repr__(self) -> str:
-        return f"<RecordedRun {self._summary()}, metrics {sorted(self.curves)}>"
-
-    def _summary(self) -> str:
         noun = "batch" if self.num_batches == 1 else "batches"
-        return f"{self.folder}: {self.status}, {self.num_batches} {noun}"
+        facts = f"{self.status}, {self.num_batches} {noun}, metrics {sorted(self.curves)}"
+        return f"<RecordedRun {self.folder}: {facts}>"
 
     def to_pandas(self) -> "DataFrame":
         """Return the metrics as a table with a row for each batch that has any.
