@@ -122,14 +122,12 @@ class ObjectStore:
         finally:
             partial.unlink(missing_ok=True)
 
-    def put(self, source: Path, path: str, progress: Any = None) -> None:
+    def put(self, source: Path, path: str) -> None:
         """Copy a file of this machine."""
 
         def put() -> None:
             size, target = source.stat().st_size, self._at(path)
-            options = dict(_IN_PARTS) if "s3" in self.files.protocol else {}
-            if progress is not None:
-                options["callback"] = progress
+            options = _IN_PARTS if "s3" in self.files.protocol else {}
             self.files.put_file(str(source), target, **options)
             self.files.invalidate_cache()
             written = self.files.info(target)["size"]

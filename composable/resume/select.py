@@ -115,7 +115,7 @@ def check_folder_is_ours(folder: Path, run: str | None, fix: str = _FIX) -> None
     from composable.checkpoint import files  # on use: it is slow to import
 
     remote = remote_at(folder)
-    with nullcontext(folder) if remote is None else remote.outline() as listed:
+    with nullcontext((None, folder)) if remote is None else remote.outline() as (_, listed):
         whole = files.find(listed)[0] if listed.is_dir() else []
     others = [found.path.name for found in whole if found.manifest.info.get("run") != run]
     if others:

@@ -127,8 +127,6 @@ class RemoteFolder:
         self._failure: BaseException | None = None
         self.fails = False
         """Whether the last upload failed, and the error was raised."""
-        self._bytes: dict[str, tuple[int, int]] = {}
-        """How much of each file was uploaded, and its size."""
         other = OPEN.setdefault(self.folder, self)
         if other.url != self.url:
             raise ValueError(
@@ -166,7 +164,7 @@ class RemoteFolder:
         return self._refresh(resume=resume, alone=alone)
 
     def _refresh(self, *, resume: bool, alone: bool) -> list[str]:
-        with reading_from_store(), self._outline() as (sizes, aside):
+        with reading_from_store(), self.outline() as (sizes, aside):
             self._number, self._refreshed = max(map(_number, sizes), default=0), True
             current = self._prepare()
             alone = alone and not self.hollow
@@ -208,7 +206,7 @@ class RemoteFolder:
         """
         self.finish()
         self._delete_hollow()
-        with self._outline() as (_, aside):
+        with self.outline() as (_, aside):
             return self._fetch_latest(aside)
 
     def _delete_hollow(self) -> None:
@@ -240,18 +238,12 @@ class RemoteFolder:
                 fetch(self.store, name, self.folder / local_name(name))
 
     @contextmanager
-    def _outline(self) -> Iterator[tuple[dict[str, int], Path]]:
+    def outline(self) -> Iterator[tuple[dict[str, int], Path]]:
         """Yield the sizes of the files in the store, and a folder with the manifests."""
         with TemporaryDirectory(dir=cache()) as aside, reading_from_store():
             sizes = self.store.sizes()
             outline(self.store, sizes, Path(aside))
             yield sizes, Path(aside)
-
-    @contextmanager
-    def outline(self) -> Iterator[Path]:
-        """Yield a folder with the manifests of the checkpoints in the store."""
-        with self._outline() as (_, folder):
-            yield folder
 
     def _prepare(self) -> bool:
         """Return whether this machine wrote last; otherwise, make the local folder empty."""
@@ -430,7 +422,7 @@ class RemoteFolder:
         self._write_mark(wrote=self.writes)
 
     def finish(self) -> None:
-        """Wait until everything is in the store, with a progress bar on a terminal.
+        """Wait until everything is in the store.
 
         Raises:
             TakenOverError: Another process writes to the folder.
@@ -439,20 +431,12 @@ class RemoteFolder:
         if not self._claim:
             return
         self._submit()
-        from tqdm.auto import tqdm  # on use: it is slow, because it searches for notebooks
-
-        with tqdm(desc="upload", unit="B", unit_scale=True, leave=False, disable=None) as bar:
-            while not self._last.done():  # type: ignore[union-attr]  # it was submitted
-                done, total = map(sum, zip(*[(0, 0), *self._bytes.values()], strict=True))
-                bar.total = total
-                bar.update(done - bar.n)
-                time.sleep(0.02)
+        self._last.result()  # type: ignore[union-attr]  # it was submitted
         self._raise_failure()
 
     # --- in the thread ---
 
     def _upload_all(self) -> None:
-        self._bytes.clear()
         dropped = self._dropped.copy()  # one that is dropped later may be the newest in the store
         for name in dropped.keys() - self._remote.keys():  # replaced before their upload
             if (run := self._dropped.pop(name, None)) is not None:
@@ -493,7 +477,7 @@ class RemoteFolder:
                 if part in self._parts:
                     self.store.copy(self._parts[part], f"{target}/{file}")
                 else:
-                    self._put(path / file, f"{target}/{file}")
+                    self.store.put(path / file, f"{target}/{file}")
         self._check_writer()
         self.store.write(f"{target}/{MANIFEST}", raw)
         self._remote[path.name] = target, manifest
@@ -516,7 +500,7 @@ class RemoteFolder:
                 if path not in self._listed:
                     self.store.write(LOGS, json.dumps([*self._listed, path]).encode())
                     self._listed.add(path)
-                self._put(file, path)
+                self.store.put(file, path)
                 self._logs[path] = stamp
 
     def _local_logs(self) -> Iterator[tuple[Path, str]]:
@@ -528,14 +512,6 @@ class RemoteFolder:
                 path = file.relative_to(self.folder).as_posix()
                 if is_log(path) and file.is_file() and not file.is_symlink():
                     yield file, path
-
-    def _put(self, file: Path, path: str) -> None:
-        from fsspec.callbacks import Callback  # on use: it is slow to import
-
-        def count(size: int, value: int, **_: Any) -> None:
-            self._bytes[path] = value, size
-
-        self.store.put(file, path, Callback(hooks={"count": count}))
 
     def _prune(self) -> None:
         """Delete the local checkpoints that are in the store, but for the newest and the best."""
