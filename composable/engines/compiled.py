@@ -20,7 +20,6 @@ import attrs
 import torch
 from torch import nn
 
-from composable._support.notes import add_note
 from composable._support.tree import tensors_of
 from composable._support.warn import warn_user
 from composable.core.algorithm import Algorithm, Stage
@@ -30,12 +29,6 @@ from composable.functional import NGramEmbedding
 from composable.plan.compatibility import occurrences
 
 _OPTIONS = ("mode", "fullgraph", "dynamic", "backend", "options")
-
-_HINT = (
-    "Find the cause with TORCH_LOGS=recompiles; pass compile={'dynamic': True} for inputs of many "
-    "sizes, or raise torch._dynamo.config.recompile_limit"
-)
-
 
 Sizes: TypeAlias = tuple[torch.Size, ...]
 
@@ -251,8 +244,5 @@ def _watch(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     held, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
     try:
         return function(*args, **kwargs)
-    except torch._dynamo.exc.FailOnRecompileLimitHit as error:
-        add_note(error, f"{_HINT}.")
-        raise
     finally:
         config.skip_nnmodule_hook_guards = held

@@ -279,10 +279,9 @@ def test_tells_that_limit_of_recompilations_is_reached(backend):
     options = {"compile": {"backend": backend, "fullgraph": True}, "max_duration": "3ep"}
     trainer = make_trainer(Restless(4, 3), batches(12), **options)
 
-    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit, match="fullgraph=True") as found:
+    with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit, match="fullgraph=True"):
         trainer.fit()
 
-    assert "TORCH_LOGS=recompiles" in found.value.__notes__[0]
     assert len(backend) == 2
 
 
