@@ -215,21 +215,6 @@ def _check_compilable(state: State, options: bool | Mapping[str, Any]) -> None:
             f"compile={options!r} does not support sparse gradients of n-grams: Inductor fails in "
             "some graphs. Use sparse=False, compile=False or compile={'backend': 'aot_eager'}."
         )
-    if backend == "inductor" and state.device.type == "cpu":
-        _check_cpp_compiler()
-
-
-def _check_cpp_compiler() -> None:
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler as error:
-        raise RuntimeError(
-            "compile=True needs a C++ compiler on the CPU, and finds none; install g++ or clang, "
-            "or set the environment variable CXX to its path, or pass compile=False or "
-            "compile={'backend': 'aot_eager'}, which compiles no code."
-        ) from error
 
 
 # --- what PyTorch would do silently ---

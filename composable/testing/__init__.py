@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from composable.testing.functions import check_function as check_function
     from composable.testing.no_sync import HostSyncError as HostSyncError
     from composable.testing.no_sync import NoSync as NoSync
-    from composable.testing.strategies import algorithm_sets as algorithm_sets
     from composable.testing.strategies import batches as batches
     from composable.testing.strategies import events as events
     from composable.testing.strategies import models as models
     from composable.testing.strategies import register_torch as register_torch
     from composable.testing.strategies import seeds as seeds
     from composable.testing.strategies import states as states
-    from composable.testing.strategies import token_batches as token_batches
 else:
     export_lazily(__name__)

@@ -6,23 +6,13 @@ times faster than drawing values, and single values rarely matter.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from composable._support.checks import check_count, check_flag, check_size
+from composable._support.checks import check_count, check_size
 from composable._support.extras import needs
-from composable.algorithms import (
-    EMA,
-    BlurPool,
-    GradientClipping,
-    LabelSmoothing,
-    MixUp,
-    SelectiveBackprop,
-)
-from composable.core.algorithm import Algorithm
 from composable.core.event import Event
 from composable.core.key import Key
 from composable.core.state import State
@@ -37,14 +27,12 @@ with needs("a strategy of composable.testing", "testing", _ADVICE):
     from hypothesis import strategies as st
 
 __all__ = [
-    "algorithm_sets",
     "batches",
     "events",
     "models",
     "register_torch",
     "seeds",
     "states",
-    "token_batches",
 ]
 
 
@@ -117,43 +105,6 @@ def batches(
         st.integers(min_size, max_size),
         seeds(),
     )
-
-
-def token_batches(
-    *,
-    vocabulary: int = 11,
-    min_size: int = 1,
-    max_size: int = 4,
-    max_length: int = 8,
-    ignored: bool = True,
-) -> st.SearchStrategy[tuple[Tensor, Tensor]]:
-    """Return a strategy for batches of a language model.
-
-    Args:
-        vocabulary: The number of tokens.
-        min_size: The minimum number of sequences.
-        max_size: The maximum number of sequences.
-        max_length: The maximum number of tokens in a sequence; the minimum is 1.
-        ignored: Whether targets may be -100, which the loss ignores.
-
-    Returns:
-        Pairs of tokens and targets, both integers `[size, length]`.
-    """
-    check_flag("ignored", ignored)
-    return _token_batches(vocabulary, (min_size, max_size), max_length, ignored)
-
-
-@st.composite
-def _token_batches(
-    draw: st.DrawFn, vocabulary: int, sizes: tuple[int, int], max_length: int, ignored: bool
-) -> tuple[Tensor, Tensor]:
-    size, length = draw(st.integers(*sizes)), draw(st.integers(1, max_length))
-    generator = Key(draw(seeds())).generator()
-    tokens = torch.randint(vocabulary, (size, length), generator=generator)
-    targets = torch.randint(vocabulary, (size, length), generator=generator)
-    if ignored and draw(st.booleans()):
-        targets[torch.rand(size, length, generator=generator) < 0.3] = -100
-    return tokens, targets
 
 
 def models(
@@ -262,28 +213,3 @@ def states(draw: st.DrawFn, *, shape: tuple[int, ...] = SHAPE, classes: int = CL
         key=key,
     )
     return state.evolve(loss_fn=TargetLoss(cross_entropy, state.batch_spec))
-
-
-def algorithm_sets(
-    *, min_size: int = 0, surgery: bool = True
-) -> st.SearchStrategy[list[Algorithm]]:
-    """Return a strategy for lists of the library's algorithms, in any order, each at most once.
-
-    Args:
-        min_size: The minimum number of algorithms.
-        surgery: Whether to include algorithms that replace layers.
-    """
-    check_flag("surgery", surgery)
-    kinds: list[st.SearchStrategy[Any]] = [
-        st.builds(MixUp, alpha=st.sampled_from([0.2, 1.0]), per_sample=st.booleans()),
-        st.builds(LabelSmoothing, smoothing=st.sampled_from([0.1, 0.3])),
-        st.builds(EMA, half_life=st.sampled_from(["1ba", "3ba", "1ep"])),
-        st.builds(
-            SelectiveBackprop, start=st.just(0.0), end=st.just(1.0), interrupt=st.integers(0, 2)
-        ),
-        st.builds(GradientClipping, st.sampled_from(["norm", "adaptive"]), st.just(0.1)),
-    ]
-    if surgery:
-        kinds.append(st.builds(BlurPool, min_channels=st.just(0)))
-    chosen = st.lists(st.sampled_from(kinds), unique_by=id, min_size=min_size)
-    return chosen.flatmap(lambda some: st.tuples(*some)).map(list)

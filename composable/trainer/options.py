@@ -1,7 +1,6 @@
 """The arguments of the `Trainer`: its groups as one, checked against one another."""
 
 import inspect
-import re
 from collections.abc import Callable
 from functools import cached_property, wraps
 from pathlib import Path
@@ -364,14 +363,6 @@ def _document_arguments() -> None:
 _document_arguments()
 
 
-def _name_group(error: TypeError) -> None:
-    """Add the group of the argument that an error begins with."""
-    name = re.split(r"[^\w]", str(error), maxsplit=1)[0]
-    for group in GROUPS:
-        if name in attrs.fields_dict(group) and type(error) is TypeError:
-            error.args = (f"{error} See {group.__module__}.{group.__name__}.",)
-
-
 # --- the signature of the Trainer ---
 
 P = ParamSpec("P")
@@ -403,11 +394,7 @@ def takes_arguments_of(
                 check_floors()  # attrs below 25.4 lets no argument be passed by its position
                 hint = "; pass all but the model by name, such as train_dataloader=..."
                 raise TypeError(f"{owner}: {error}{hint if args[1:] else '.'}") from None
-            try:
-                method(self, *args, **kwargs)
-            except TypeError as error:
-                _name_group(error)
-                raise
+            method(self, *args, **kwargs)
 
         own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         parameters = signature.parameters.values()

@@ -523,8 +523,6 @@ OTHERS: list[Any] = [
         composable.integrations.adapt_loop,
         given(algorithms=[SMOOTH(0.1)], model=MODEL, loss_fn=cross_entropy, max_duration="2ep"),
     ),
-    (testing.token_batches, given(ignored=True)),
-    (testing.algorithm_sets, given(surgery=True)),
     (rng.load_rng_state, given(state=Fresh(rng.get_rng_state))),
     (rng.seed_all, given(seed=3)),
     (rng.seed_context, given(seed=3)),

@@ -5,38 +5,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composable import Event, Plan
+from composable import Event
 from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp
 from composable.testing import (
-    algorithm_sets,
     batches,
     events,
     models,
     seeds,
     states,
-    token_batches,
 )
 from tests.support.commands import Command, run_script
 
 
 @given(
     batches(shape=(2, 5), classes=3, min_size=0, max_size=4, dtype=torch.float64),
-    token_batches(vocabulary=5, max_length=6),
     events(),
     seeds(),
 )
-def test_batches_events_and_seeds_are_in_their_ranges(batch, text, event, seed):
+def test_batches_events_and_seeds_are_in_their_ranges(batch, event, seed):
     inputs, targets = batch
     assert inputs.shape[1:] == (2, 5)
     assert inputs.dtype == torch.float64
     assert len(inputs) == len(targets) <= 4
     assert ((targets >= 0) & (targets < 3)).all()
-
-    tokens, targets = text
-    assert tokens.shape == targets.shape
-    assert 1 <= tokens.shape[1] <= 6
-    assert ((tokens >= 0) & (tokens < 5)).all()
-    assert (((targets >= 0) & (targets < 5)) | (targets == -100)).all()
 
     assert event in Event
     assert 0 <= seed < 2**64
@@ -62,15 +53,6 @@ def test_states_are_of_an_unfinished_run(state):
         for event in algorithm.events - {Event.BEFORE_LOSS}:
             algorithm(event, state)
     assert LabelSmoothing()(Event.BEFORE_LOSS, state).targets.shape == state.outputs.shape
-
-
-@given(algorithm_sets(min_size=2), st.randoms(use_true_random=False))
-def test_lists_of_algorithms_are_sets(some, random):
-    other = list(some)
-    random.shuffle(other)
-
-    assert len({type(one) for one in some}) == len(some) >= 2
-    assert Plan.compile(other) == Plan.compile(some)
 
 
 def test_the_same_examples_are_drawn_again_without_a_global_generator():
