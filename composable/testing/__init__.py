@@ -1,7 +1,7 @@
 """Test your own algorithms and functions: laws, properties and Hypothesis strategies.
 
 `check_algorithm` and `check_function` require only PyTorch. The strategies (`batches`, `models`,
-`states`, ...) require Hypothesis, which the extra `testing` installs.
+...) require Hypothesis, which the extra `testing` installs.
 """
 
 from typing import TYPE_CHECKING
@@ -24,6 +24,5 @@ if TYPE_CHECKING:
     from composable.testing.strategies import models as models
     from composable.testing.strategies import register_torch as register_torch
     from composable.testing.strategies import seeds as seeds
-    from composable.testing.strategies import states as states
 else:
     export_lazily(__name__)

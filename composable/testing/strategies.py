@@ -1,4 +1,4 @@
-"""Hypothesis strategies for batches, models, states and sets of algorithms.
+"""Hypothesis strategies for batches and models, events and seeds.
 
 Hypothesis draws only shapes and seeds, and the values are generated from the seeds. This is many
 times faster than drawing values, and single values rarely matter.
@@ -9,17 +9,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from composable._support.checks import check_count, check_size
 from composable._support.extras import needs
 from composable.core.event import Event
-from composable.core.key import Key
-from composable.core.state import State
-from composable.core.time import Time, Timestamp, TimeUnit
-from composable.losses.loss import TargetLoss
 from composable.testing.problems import CLASSES, SHAPE, built, image_batch
-from composable.utils.reproducibility import preserve_rng
 
 _ADVICE = "check_algorithm and check_function do not need it."
 with needs("a strategy of composable.testing", "testing", _ADVICE):
@@ -32,7 +26,6 @@ __all__ = [
     "models",
     "register_torch",
     "seeds",
-    "states",
 ]
 
 
@@ -158,58 +151,3 @@ def models(
             dropouts,
         ),
     )
-
-
-@st.composite
-def states(draw: st.DrawFn, *, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> State:
-    """Draw a state at some point of a run, before the backward pass of a batch.
-
-    The state has a model, its optimizer, a batch with its outputs and loss, and consistent times,
-    so an algorithm can be called on it at any event.
-
-    Args:
-        draw: Passed by Hypothesis.
-        shape: The shape of one input.
-        classes: The number of classes.
-
-    Example:
-        >>> from hypothesis import given
-        >>> from composable.algorithms import MixUp
-        >>> from composable import Event
-        >>> from composable.testing import states
-        >>> @given(states())
-        ... def test_mixing_keeps_the_shape(state):
-        ...     mixed = MixUp()(Event.BEFORE_TRAIN_BATCH, state)
-        ...     assert mixed.inputs.shape == state.inputs.shape
-        >>> test_mixing_keeps_the_shape()
-    """
-    model = draw(models(shape=shape, classes=classes))
-    batch = draw(batches(shape=shape, classes=classes, min_size=2))
-    epoch_length, epochs = draw(st.integers(1, 5)), draw(st.integers(1, 5))
-    done = draw(st.integers(0, epoch_length * epochs - 1))
-    size = len(batch[0])
-    key = Key(draw(seeds()))
-    now = Timestamp(
-        epoch=done // epoch_length,
-        batch=done,
-        sample=done * size,
-        epoch_in_iteration=done // epoch_length,
-        batch_in_epoch=done % epoch_length,
-        sample_in_epoch=done % epoch_length * size,
-    )
-    with preserve_rng():
-        torch.default_generator.manual_seed(key.seed)
-        outputs = model(batch[0])
-    state = State(
-        model=model,
-        optimizers=(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),),
-        batch=batch,
-        outputs=outputs,
-        loss=cross_entropy(outputs, batch[1]),
-        timestamp=now,
-        previous_timestamp=now,
-        max_duration=Time(epochs, TimeUnit.EPOCH),
-        epoch_length=epoch_length,
-        key=key,
-    )
-    return state.evolve(loss_fn=TargetLoss(cross_entropy, state.batch_spec))

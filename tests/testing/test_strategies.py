@@ -6,14 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from composable import Event
-from composable.algorithms import EMA, GradientClipping, LabelSmoothing, MixUp
-from composable.testing import (
-    batches,
-    events,
-    models,
-    seeds,
-    states,
-)
+from composable.testing import batches, events, models, seeds
 from tests.support.commands import Command, run_script
 
 
@@ -41,28 +34,14 @@ def test_models_take_the_batches(model, batch):
         models(shape=(4,))
 
 
-@given(states())
-@settings(max_examples=15)
-def test_states_are_of_an_unfinished_run(state):
-    now = state.timestamp
-
-    assert now.batch == now.epoch * state.epoch_length + now.batch_in_epoch
-    assert 0 <= state.elapsed < 1
-    assert state.loss_fn(state.outputs, state.batch) == state.loss
-    for algorithm in (MixUp(), EMA("1ba"), GradientClipping("norm", 0.1)):
-        for event in algorithm.events - {Event.BEFORE_LOSS}:
-            algorithm(event, state)
-    assert LabelSmoothing()(Event.BEFORE_LOSS, state).targets.shape == state.outputs.shape
-
-
 def test_the_same_examples_are_drawn_again_without_a_global_generator():
     def drawn():
         seen, before = [], torch.get_rng_state()
 
-        @given(batches(), models(), states(), st.data())
+        @given(batches(), models(), st.data())
         @settings(max_examples=5, derandomize=True, database=None)
-        def collect(batch, model, state, data):
-            seen.append((*batch, *state.batch, *model.state_dict().values()))
+        def collect(batch, model, data):
+            seen.append((*batch, *model.state_dict().values()))
 
         collect()
         assert torch.equal(torch.get_rng_state(), before)
