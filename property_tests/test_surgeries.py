@@ -67,6 +67,7 @@ ON_IMAGES = [n for n, one in OWN.items() if one.inputs().is_floating_point() and
 TOGETHER = {name: OWN[name].operate for name in [*ON_IMAGES, "softcap_head"]}
 TOGETHER |= {"channels_last": F.channels_last, "factorize": factorize}
 del TOGETHER['stochastic_depth(method="sample")']
+del TOGETHER["checkpoint_activations"]  # the last of all: its blocks have another class
 
 
 def net():

@@ -13,9 +13,8 @@ from composable.functional import checkpoint_activations
 
 def _names(policy: Any) -> Any:
     """Return operators by their names, which a record can hold."""
-    if isinstance(policy, str) or not isinstance(policy, Iterable):
-        return policy
-    return [str(one) if isinstance(one, OpOverload) else one for one in policy]
+    several = isinstance(policy, Iterable) and not isinstance(policy, str)
+    return [str(o) if isinstance(o, OpOverload) else o for o in policy] if several else policy
 
 
 @attrs.frozen(repr=False)

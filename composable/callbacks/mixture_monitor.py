@@ -47,8 +47,7 @@ class MixtureMonitor(Callback):
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the losses."""
-        before = state.previous_timestamp
-        name = self.mixture.sources[0 if before is None else before.batch_in_epoch]
+        name = self.mixture.sources[state.previous_timestamp.batch_in_epoch]
         self._losses[f"loss/train/{name}"] = state.loss
         if completes(self.interval, state):
             logger.log_metrics(self._losses)

@@ -1,6 +1,7 @@
 """A mixture of loaders, whose order can be resumed at any batch."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -63,8 +64,7 @@ class Mixture(DataLoader[Any]):
         for name, loader in loaders.items():
             _check_loader(name, loader)
         lengths = {name: len(loader) for name, loader in loaders.items()}
-        if weights is None:
-            weights = lengths
+        weights = lengths if weights is None else weights
         check_same_names("loaders", loaders, "weights", weights)
         for name, weight in weights.items():
             check_range(f"weights[{name!r}]", weight, 0, ends="()")
@@ -74,7 +74,7 @@ class Mixture(DataLoader[Any]):
         super().__init__(
             _Datasets({name: loader.dataset for name, loader in loaders.items()}),
             batch_sampler=MixtureSampler(loaders, self.sources),
-            collate_fn=_Collate({name: loader.collate_fn for name, loader in loaders.items()}),
+            collate_fn=partial(_collate, {n: loader.collate_fn for n, loader in loaders.items()}),
             **{name: getattr(most, name) for name in _WORKERS},
         )
 
@@ -173,11 +173,6 @@ class _Datasets(Dataset[Any]):
         return sum(map(len, self.datasets.values()))
 
 
-class _Collate:
-    """Collates examples as the loader that they come from."""
-
-    def __init__(self, functions: Mapping[str, Any]) -> None:
-        self.functions = functions
-
-    def __call__(self, examples: list[tuple[str, Any]]) -> Any:
-        return self.functions[examples[0][0]]([one for _, one in examples])
+def _collate(functions: Mapping[str, Any], examples: list[tuple[str, Any]]) -> Any:
+    """Collate examples as the loader that they come from."""
+    return functions[examples[0][0]]([one for _, one in examples])

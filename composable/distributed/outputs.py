@@ -16,7 +16,7 @@ _PLAIN = (bool, int, float, str, type(None))
 def gather_outputs(
     own: Sequence[tuple[Any, Any]], template: Any, processes: Processes
 ) -> list[Any]:
-    """Return the outputs of all processes in the order of their ranks, on every process.
+    """Return the outputs for all batches in their order, on every process.
 
     Tensors are sent as bytes, and numbers and strings as JSON. The containers around them are those
     of a process's own output, so nothing is unpickled.
@@ -33,15 +33,15 @@ def gather_outputs(
         return [output for _, output in own]
     sent = [_describe(number, output) for number, output in own]
     device = next((tensor.device for tensor in tensors_of(template)), torch.device("cpu"))
-    found: list[Any] = []
+    found: list[tuple[int, Any]] = []
     for rank, described in enumerate(processes.gather(sent)):
         for i, one in enumerate(described):
             mine = rank == processes.rank
             tensors = list(tensors_of(own[i][1])) if mine else _room_for(one, device)
             for tensor in tensors:
                 dist.broadcast(tensor.detach().contiguous().reshape(-1).view(torch.uint8), rank)
-            found.append(own[i][1] if mine else _rebuilt(template, one, tensors))
-    return found
+            found.append(own[i] if mine else (one["number"], _rebuilt(template, one, tensors)))
+    return [output for _, output in sorted(found, key=lambda pair: pair[0])]
 
 
 def _describe(number: int, output: Any) -> dict[str, Any]:

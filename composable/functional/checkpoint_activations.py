@@ -17,7 +17,7 @@ from composable._support.surgery import check_unwrapped, report_nothing
 
 from ._reclass import other_setting, reclass
 from .layers.checkpointed import CheckpointedModule, Checkpointing, find_operator
-from .replace_modules import replace_modules
+from .replace_modules import replace_named
 
 __all__ = ["checkpoint_activations"]
 
@@ -28,17 +28,11 @@ Policy: TypeAlias = Iterable[str | OpOverload] | Callable[..., Any]
 def check_blocks(name: str, value: Any) -> None:
     """Check the selection of blocks."""
     listed = listed_blocks(value) if isinstance(value, (type, Iterable)) else []
-    if value is not None and not (
-        listed and all(isinstance(one, str) or _is_class(one) for one in listed)
-    ):
+    if value is not None and not (listed and all(isinstance(one, (str, type)) for one in listed)):
         raise TypeError(
             f"{name}={value!r} must be classes of modules, or patterns of their names, such as "
             "'transformer.h.*'; None for the items of each ModuleList and Sequential."
         )
-
-
-def _is_class(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, nn.Module)
 
 
 def check_policy(name: str, value: Any) -> None:
@@ -125,22 +119,19 @@ def checkpoint_activations(
         report_nothing("checkpoint_activations", "items of nn.ModuleList and nn.Sequential")
     kept: Any = policy if policy is None or callable(policy) else tuple(map(str, policy))
     options, chosen = Checkpointing(kept, offload), set(names[::every])
-    before = [(n, m) for n, m in model.named_modules() if isinstance(m, CheckpointedModule)]
+    modules = model.named_modules()
+    before = {n: m.checkpointing for n, m in modules if isinstance(m, CheckpointedModule)}
     if before:
-        if {name for name, _ in before} != chosen or any(
-            one.checkpointing != options for _, one in before
-        ):
-            raise other_setting("checkpointed blocks", [name for name, _ in before], "")
+        if before != dict.fromkeys(chosen, options):
+            raise other_setting("checkpointed blocks", [*before], "")
         return model
 
-    def rule(name: str, module: nn.Module) -> nn.Module:
-        if name not in chosen:
-            return module
+    def changed(_: str, module: Any) -> nn.Module:
         new = reclass(module, CheckpointedModule, prefix="Checkpointed")
         new.checkpointing = options
         return new  # type: ignore[no-any-return]
 
-    return replace_modules(model, rule, training_only=True).model
+    return replace_named(model, chosen, changed, training_only=True)
 
 
 def _outermost(model: nn.Module, blocks: Any) -> Iterator[str]:

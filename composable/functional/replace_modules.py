@@ -133,14 +133,14 @@ def replace_or_report(
 
 
 def replace_named(
-    model: nn.Module, names: Container[str], replaced: Callable[[str, Any], nn.Module]
+    model: nn.Module, names: Container[str], replaced: Callable[..., nn.Module], **options: Any
 ) -> nn.Module:
     """Replace each module that has one of these names by `replaced(name, module)`, in a copy."""
 
     def rule(name: str, module: nn.Module) -> nn.Module:
         return replaced(name, module) if name in names else module
 
-    return replace_modules(model, rule).model
+    return replace_modules(model, rule, **options).model
 
 
 def _replace(

@@ -1,10 +1,8 @@
 """Check arguments: an error names the argument, its value, what is allowed, and what to do."""
 
-import copy
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -12,7 +10,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.batches.model_call import is_transformers_model
 from composable.batches.precision import Precision
@@ -500,20 +497,6 @@ def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
                 f"precision={precision.name!r}, so it would divide by 0; pass eps=1e-4, or "
                 f"precision='amp_{precision.name}', which keeps the weights in float32."
             )
-
-
-def check_schedules(state: State, rates: "LearningRates") -> None:
-    """Call each schedule at the start of a run of known length, with copies of the groups."""
-    if state.max_duration is None:
-        return
-    groups = [group for optimizer in rates.optimizers for group in optimizer.param_groups]
-    options = copy.deepcopy([{**group, "params": []} for group in groups])
-    copies: Any = (SimpleNamespace(param_groups=options),)
-    try:
-        attrs.evolve(rates, optimizers=copies).set(state)
-    except Exception as error:
-        add_note(error, "raised by schedulers, which are called when the Trainer is built.")
-        raise
 
 
 def check_schedule_free(optimizers: Iterable[Optimizer], rates: "LearningRates") -> None:

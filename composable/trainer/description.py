@@ -13,11 +13,9 @@ from torch.utils.data import DataLoader
 
 from composable._support.secrets import redact
 from composable._support.strict_json import as_finite
-from composable.core.state import State
 from composable.core.time import Time
 from composable.data.fetching import loader_length
 from composable.plan.plan import Plan
-from composable.plan.spans import Row
 from composable.trainer.options import TrainerOptions
 from composable.trainer.run import Run
 
@@ -91,30 +89,14 @@ def describe_hyperparameters(run: Run) -> dict[str, Any]:
     return described
 
 
-def describe_plan(plan: Plan, state: State) -> dict[str, Any]:
-    """Describe what runs at each event, and when each algorithm is active, for a report.
-
-    The starts and ends of spans are fractions of the run.
-    """
-    rows: tuple[Row, ...] = ()
-    if state.max_duration is not None and state.max_duration.value:
-        rows = plan.timeline(state.max_duration, state.epoch_length).rows
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """Describe what runs at each event, for a report."""
     return {
         "steps": [
             {"event": s.event.value, "who": s.who, "stage": s.stage, "why": s.why}
             for s in plan.steps()
         ],
         "caveats": [str(caveat) for caveat in plan.caveats],
-        "timeline": [
-            {
-                "name": row.name,
-                "stage": row.stage.name.lower(),
-                "spans": [
-                    [float(one.start), float(one.end), list(one.conditions)] for one in row.spans
-                ],
-            }
-            for row in rows
-        ],
     }
 
 

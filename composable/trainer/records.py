@@ -152,7 +152,7 @@ class Records:
         record = {
             **description,
             **{key: {n: one[key] for n, one in entries.items() if key in one} for key in _ENTRIES},
-            "plan": describe_plan(self.session.own_plan, state),
+            "plan": describe_plan(self.session.own_plan),
         }
         for recorder in self.run.recorders:
             recorder.begin(record, state)

@@ -1,7 +1,6 @@
 """The plan of a Trainer, the calls that run it, and the states of its callbacks."""
 
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -10,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from composable._support.warn import warn_user
 from composable.core.callback import Callback, closing
 from composable.core.logger import Logger
 from composable.core.result_names import declare_modes
@@ -21,9 +19,6 @@ from composable.resume.changes import entry
 from composable.trainer.description import settings_of
 from composable.trainer.options import TrainerOptions
 from composable.trainer.undo import Undo, undone_on_error
-
-_running: dict[int, int] = {}  # the thread of each session with a call in progress
-
 
 _override: ContextVar[Callable[[TrainerOptions], TrainerOptions] | None] = ContextVar(
     "composable_run_override", default=None
@@ -44,10 +39,6 @@ def overridden_runs(override: Callable[[TrainerOptions], TrainerOptions]) -> Ite
         yield
     finally:
         _override.reset(token)
-
-
-class SharedGeneratorWarning(UserWarning):
-    """Several threads draw from the same global generators."""
 
 
 class Session:
@@ -115,7 +106,6 @@ class Session:
             yield None
             return
         self.check_override()
-        self._check_threads()
         self.in_call = True
         plan = self.plan
         declare_modes(plan.callbacks, self.options.evaluators)
@@ -128,7 +118,6 @@ class Session:
         finally:
             self._set_plan(self.own_plan)
             self.in_call = False
-            _running.pop(id(self), None)
 
     @contextmanager
     def without_observers(self) -> Iterator[None]:
@@ -136,17 +125,6 @@ class Session:
         with self.with_plan():
             self._set_plan(Plan(self.own_plan.algorithms))
             yield
-
-    def _check_threads(self) -> None:
-        """Warn if another Trainer runs in another thread: they share the global generators."""
-        thread = threading.get_ident()
-        if any(other != thread for other in list(_running.values())):
-            warn_user(
-                "Trainers run at the same time in several threads. They share the global random "
-                "generators, so their results cannot be reproduced; run each in its own process.",
-                SharedGeneratorWarning,
-            )
-        _running[id(self)] = thread
 
     def _set_plan(self, plan: Plan) -> None:
         if plan is not self.dispatcher.plan:

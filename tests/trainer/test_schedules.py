@@ -250,9 +250,11 @@ def test_rate_logged_at_the_end_of_an_epoch_is_that_of_its_last_batch():
     ],
     ids=repr,
 )
-def test_units_that_cannot_be_related_are_refused_by_the_constructor(schedule):
+def test_units_that_cannot_be_related_are_refused_by_the_first_batch(schedule):
+    trainer = make_trainer(max_duration="8ba", schedulers=schedule)
     with pytest.raises(ValueError, match=r"'\d+sp'.*cannot be related in this run"):
-        make_trainer(max_duration="8ba", schedulers=schedule)
+        trainer.fit()
+    assert not trainer.state.timestamp.batch
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import io
 import os
 import pickle
 import signal
-import threading
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from composable.algorithms import EMA, BlurPool, GradientClipping, MixUp, Squeez
 from composable.checkpoint import CheckpointError
 from composable.loggers import ProgressBarLogger
 from composable.plan.plan import Plan
-from composable.trainer.session import SharedGeneratorWarning
 from tests.support.models import linear, same, weights
 from tests.support.runs import make_trainer
 
@@ -64,26 +62,6 @@ def test_blurpool_and_squeeze_excite_have_an_order(reverse):
     algorithms = [SqueezeExcite(), BlurPool()]
     plan = Plan.compile(algorithms[::-1] if reverse else algorithms)
     assert [one.name for one in plan.algorithms] == ["BlurPool", "SqueezeExcite"]
-
-
-def test_trainers_in_threads_are_reported():
-    ready, done = threading.Event(), threading.Event()
-
-    class Wait(Callback):
-        def batch_start(self, state, logger):
-            ready.set()
-            assert done.wait(60)
-
-    thread = threading.Thread(target=make_trainer(callbacks=[Wait()]).fit)
-    thread.start()
-    assert ready.wait(60)
-    try:
-        with pytest.warns(SharedGeneratorWarning, match="several threads"):
-            make_trainer()
-    finally:
-        done.set()
-        thread.join()
-    make_trainer(max_duration="1ba").fit()  # warnings are errors: it is alone again
 
 
 def test_nested_trainers_are_not_reported():

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import attrs
@@ -136,7 +137,4 @@ def without_cache(value: Any) -> Any:
 
 def find_operator(name: str) -> Any:
     """Return an operator of PyTorch by its name, such as "aten.mm.default"."""
-    found: Any = torch.ops
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
+    return attrgetter(name)(torch.ops)
