@@ -31,6 +31,7 @@ ADDED = ("ngrams", "smear_", "skip_", "value_", "attention_changes")
 TEXT = {
     "alibi": partial(F.alibi, max_sequence_length=16),
     "attention_output_gate": F.attention_output_gate,
+    "checkpoint_activations": F.checkpoint_activations,
     "exclusive_self_attention": partial(F.exclusive_self_attention, learned=True),
     "factorize": partial(F.factorize, min_features=4, latent_features=2),
     "gated_linear_units": lambda model: F.gated_linear_units(model, generator=seeded()),
@@ -61,7 +62,11 @@ REFUSED = {
     "value_embeddings": {"c_attn", "wte"},
     "value_residual": {"c_attn"},
 }
-APART = {frozenset({"alibi", "rotary"})}  # both replace the positions
+ONCE = ("gyro_dropout", "value_embeddings", "value_residual")  # they refuse a second call
+APART = {
+    frozenset({"alibi", "rotary"}),  # both replace the positions
+    *(frozenset({"checkpoint_activations", one}) for one in ONCE),
+}
 PAIRS = [pair for pair in itertools.permutations(TEXT, 2) if frozenset(pair) not in APART]
 ON_ONE_LAYER = [
     ("ngram_embeddings", "smear"),

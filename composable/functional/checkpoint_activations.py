@@ -28,7 +28,8 @@ Policy: TypeAlias = Iterable[str | OpOverload] | Callable[..., Any]
 def check_blocks(name: str, value: Any) -> None:
     """Check the selection of blocks."""
     listed = listed_blocks(value) if isinstance(value, (type, Iterable)) else []
-    if value is not None and not (listed and all(isinstance(one, (str, type)) for one in listed)):
+    kinds = [one for one in listed if isinstance(one, type) and issubclass(one, nn.Module)]
+    if value is not None and not (listed and all(isinstance(o, str) or o in kinds for o in listed)):
         raise TypeError(
             f"{name}={value!r} must be classes of modules, or patterns of their names, such as "
             "'transformer.h.*'; None for the items of each ModuleList and Sequential."
@@ -113,8 +114,8 @@ def checkpoint_activations(
     if not names:
         if blocks is not None:
             raise ValueError(
-                f"blocks={blocks!r} selects no module of {type(model).__name__}; see "
-                "model.named_modules() for their names and classes."
+                f"blocks={blocks!r} selects no module of {type(model).__name__}; use "
+                "names or classes of model.named_modules()."
             )
         report_nothing("checkpoint_activations", "items of nn.ModuleList and nn.Sequential")
     kept: Any = policy if policy is None or callable(policy) else tuple(map(str, policy))

@@ -1,8 +1,10 @@
 """Check arguments: an error names the argument, its value, what is allowed, and what to do."""
 
+import copy
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from composable._support.notes import add_note
 from composable._support.warn import warn_user
 from composable.batches.model_call import is_transformers_model
 from composable.batches.precision import Precision
@@ -499,23 +502,15 @@ def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
             )
 
 
-def check_schedule_free(optimizers: Iterable[Optimizer], rates: "LearningRates") -> None:
-    """Warn about a schedule beside a schedule-free optimizer."""
-    from composable.optim.multi import schedule_free_parts  # on use
-    from composable.optim.schedules import Constant
-
-    found = schedule_free_parts(optimizers)
-    if not found:
+def check_schedules(state: State, rates: "LearningRates") -> None:
+    """Call each schedule at the start of a run of known length, with copies of the groups."""
+    if state.max_duration is None:
         return
-    own = type(found[0]).__name__
-    changing = [
-        one
-        for one in rates.all
-        if not isinstance(one, Constant) or one.warmup.value or one.duration is not None
-    ]
-    if changing:
-        warn_user(
-            f"schedulers contains {changing[0]!r}, and {own} needs no schedule: its average takes "
-            "the place of the decay. Drop the schedule, and pass warmup_steps to the optimizer.",
-            UserWarning,
-        )
+    groups = [group for optimizer in rates.optimizers for group in optimizer.param_groups]
+    options = copy.deepcopy([{**group, "params": []} for group in groups])
+    copies: Any = (SimpleNamespace(param_groups=options),)
+    try:
+        attrs.evolve(rates, optimizers=copies).set(state)
+    except Exception as error:
+        add_note(error, "raised by schedulers, which are called when the Trainer is built.")
+        raise

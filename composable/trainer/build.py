@@ -156,7 +156,7 @@ def build_run(options: TrainerOptions, state: State, dispatcher: Dispatcher, poi
     rates = LearningRates.build(
         schedulers, state.optimizers, every_batch=options.step_schedulers_every_batch
     )
-    check.check_schedule_free(state.optimizers, rates)
+    check.check_schedules(state, rates)
     state = surgery(dispatcher.fire, Event.BEFORE_LOAD, state.evolve(schedulers=rates.all))
     engine = _engine(options, None if point is None else point.num_shards)
     if any(map(needs_closure, base_optimizers(optimizers))):

@@ -213,7 +213,8 @@ class OptimizationOptions:
             layers and biases are in the one without: see `composable.optim.decay_groups`.
         schedulers: One or several schedules of `composable.optim`, which set the learning rate of
             every batch, or torch schedulers, which step after every epoch, or functions of an
-            `optimizer` that return one.
+            `optimizer` that return one. With a `max_duration`, schedules are called once when the
+            Trainer is built, so that one which fails does so there.
         step_schedulers_every_batch: Step torch schedulers after every batch instead.
         nonfinite_loss: What to do about a loss that is NaN or infinite: "raise"; "skip" the batch;
             "rollback" to the last checkpoint and then skip the batch; or "ignore".

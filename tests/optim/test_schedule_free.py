@@ -16,7 +16,7 @@ import composable.functional as F
 from composable import optim
 from composable.algorithms import SqueezeExcite
 from composable.checkpoint import load_weights
-from composable.optim import AdamWScheduleFree, SGDScheduleFree, constant, cosine
+from composable.optim import AdamWScheduleFree, SGDScheduleFree
 from tests.support.data import batches
 from tests.support.models import linear, mlp, same, weights
 from tests.support.optimizers import parameters, stepped
@@ -334,19 +334,6 @@ def test_optimizer_in_evaluation_mode_is_switched_to_training():
     make_trainer(model, optimizers=optimizer).fit()
 
     assert optimizer.param_groups[0]["k"] == 6
-
-
-@pytest.mark.parametrize(
-    "schedule", [cosine(), constant(warmup="2ba"), constant(2, duration="1ba")]
-)
-def test_schedule_beside_it_warns(schedule):
-    with pytest.warns(UserWarning, match="SGDScheduleFree needs no schedule"):
-        make_trainer(optimizers=SGD, schedulers=schedule)
-
-
-@pytest.mark.parametrize("schedule", [constant(), constant(0.5), [constant()]])
-def test_constant_beside_it_is_no_warning(schedule):
-    make_trainer(optimizers=SGD, schedulers=schedule)
 
 
 def test_new_parameters_of_a_surgery_have_no_state():
