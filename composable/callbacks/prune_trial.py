@@ -104,9 +104,11 @@ class PruneTrial(WatchedResult):
         if Processes.current().on_main(self._report):
             from optuna import TrialPruned  # an extra
 
-            raise TrialPruned(
+            pruned = TrialPruned(
                 f"{self.watched_result[1]} was {value:g} after batch {state.timestamp.batch}."
             )
+            pruned.raised_by_all = True  # the processes train the next trial
+            raise pruned
         return False
 
     def _report(self) -> bool:

@@ -173,7 +173,8 @@ def failing_together(agreed: Callable[[], bool] = lambda: False) -> Iterator[Non
     """End a block on every process if it fails on one of them.
 
     The error is reported to the others, and the connections that they wait for are closed. The
-    processes exchange nothing afterwards.
+    processes exchange nothing afterwards, unless all raise the same error: one with the attribute
+    `raised_by_all`.
 
     Args:
         agreed: Returns whether the block ends with the same error on every process.
@@ -184,7 +185,8 @@ def failing_together(agreed: Callable[[], bool] = lambda: False) -> Iterator[Non
     try:
         yield
     except BaseException as error:
-        if not Processes.current().several or agreed():
+        agrees = getattr(error, "raised_by_all", False) or agreed()
+        if agrees or not Processes.current().several:
             raise
         other = _failure_elsewhere(error)
         if other is None:
