@@ -14,7 +14,7 @@ from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from composable.callbacks import PruneTrial
 from composable.checkpoint import MismatchError
 from tests.support.data import batches
-from tests.support.processes import attempt
+from tests.support.processes import run
 from tests.support.runs import make_trainer
 
 PRUNED_AT = 5  # after the sixth evaluation without an improvement
@@ -139,10 +139,11 @@ def pruned_on_this_process():
         with pytest.raises(optuna.TrialPruned) as raised:
             objective(study and study.ask())
         said.append(str(raised.value))
+        assert Processes.current().several  # their connections are open
     return said
 
 
 def test_trials_of_two_processes_are_pruned_on_both_one_after_the_other():
-    ours, theirs = attempt(pruned_on_this_process, 2, seconds=60)
+    ours, theirs = run(pruned_on_this_process, 2, seconds=60)
     assert ours == theirs
     assert all("after batch" in one for one in ours)
