@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from itertools import count
+from itertools import chain, count, repeat
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -68,7 +68,7 @@ class Mixture(DataLoader[Any]):
         check_same_names("loaders", loaders, "weights", weights)
         for name, weight in weights.items():
             check_range(f"weights[{name!r}]", weight, 0, ends="()")
-        self.sources = _schedule(weights, lengths, mode)
+        self.sources = tuple(_schedule(weights, lengths, mode))
         """The name of the loader of each batch of an epoch."""
         most = max(loaders.values(), key=lambda one: one.num_workers)
         super().__init__(
@@ -93,27 +93,26 @@ def _check_loader(name: str, loader: Any) -> None:
         )
     if not len(loader):
         raise ValueError(f"loaders[{name!r}] has no batch; pass a dataset that is not empty.")
-    if get_generators(loader) or is_stateful(loader):
+    samplers = loader.sampler, loader.batch_sampler
+    parts = [getattr(one, n, 1) for one in samplers for n in ("num_replicas", "world_size")]
+    if max(parts) > 1 or get_generators(loader) or is_stateful(loader):
         raise ValueError(
-            f"loaders[{name!r}] has a generator or a state of its own, with which a mixture can't "
-            "be resumed; omit it: the order follows from the seed of the run."
+            f"loaders[{name!r}] has a generator or a state, or reads the part of a process, by "
+            "which a mixture can't be resumed; omit it: order and parts follow from the run."
         )
 
 
-def _schedule(
-    weights: Mapping[str, float], lengths: Mapping[str, int], mode: str
-) -> tuple[str, ...]:
-    """Return the name of the loader of each batch."""
-    found, counts, total = list[str](), dict.fromkeys(weights, 0), sum(weights.values())
+def _schedule(weights: Mapping[str, float], lengths: Mapping[str, int], mode: str) -> Iterator[str]:
+    """Yield the name of the loader of each batch."""
+    counts, total = dict.fromkeys(weights, 0), sum(weights.values())
     for batch in count(1):
         name = max(counts, key=lambda one: weights[one] * batch / total - counts[one])
         if mode == "shortest" and counts[name] == lengths[name]:
-            break
-        found.append(name)
+            return
+        yield name
         counts[name] += 1
         if mode == "longest" and all(counts[one] >= lengths[one] for one in counts):
-            break
-    return tuple(found)
+            return
 
 
 class MixtureSampler(Sampler[list[Index]]):
@@ -136,13 +135,10 @@ class MixtureSampler(Sampler[list[Index]]):
         return len(self.sources)
 
     def __iter__(self) -> Iterator[list[Index]]:
-        batches = {name: iter(loader._index_sampler) for name, loader in self.loaders.items()}
+        samplers = {name: loader._index_sampler for name, loader in self.loaders.items()}
+        again = {name: chain.from_iterable(repeat(one)) for name, one in samplers.items()}
         for name in self.sources:
-            indices = next(batches[name], None)
-            if indices is None:
-                batches[name] = iter(self.loaders[name]._index_sampler)
-                indices = next(batches[name])
-            yield [(name, index) for index in indices]
+            yield [(name, index) for index in next(again[name])]
 
 
 class _Datasets(Dataset[Any]):

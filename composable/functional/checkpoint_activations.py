@@ -7,8 +7,10 @@ in Large Transformer Models", MLSys 2023, https://arxiv.org/abs/2205.05198
 
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
+from operator import attrgetter
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 from torch._ops import OpOverload
 
@@ -16,7 +18,7 @@ from composable._support.checks import check_count, check_flag, checked
 from composable._support.surgery import check_unwrapped, report_nothing
 
 from ._reclass import other_setting, reclass
-from .layers.checkpointed import CheckpointedModule, Checkpointing, find_operator
+from .layers.checkpointed import CheckpointedModule, Checkpointing
 from .replace_modules import replace_named
 
 __all__ = ["checkpoint_activations"]
@@ -41,7 +43,7 @@ def check_policy(name: str, value: Any) -> None:
     if value is None or (callable(value) and not isinstance(value, OpOverload)):
         return
     try:
-        found = [] if isinstance(value, str) else [find_operator(str(one)) for one in value]
+        found = [] if isinstance(value, str) else [attrgetter(str(one))(torch.ops) for one in value]
     except (AttributeError, RuntimeError, TypeError):
         found = []
     if not found or not all(isinstance(one, OpOverload) for one in found):

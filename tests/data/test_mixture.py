@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from composable import Trainer
 from composable.callbacks import MixtureMonitor
@@ -131,6 +131,12 @@ REFUSED = {
         {},
         ValueError,
         "has a generator",
+    ),
+    "a part": (
+        {"a": DataLoader(range(4), sampler=DistributedSampler(range(4), 2, 0))},
+        {},
+        ValueError,
+        "reads the part of a process",
     ),
     "other names": ({"a": LOADER}, {"weights": {"b": 1}}, ValueError, "weights"),
     "no weight": ({"a": LOADER}, {"weights": {"a": 0}}, ValueError, r"weights\['a'\]=0 must be"),

@@ -12,6 +12,7 @@ from composable import Trainer
 from composable.algorithms import ActivationCheckpointing
 from composable.callbacks import MemoryMonitor, MemorySnapshot, OOMObserver, _allocations
 from composable.callbacks import oom_observer as observers
+from composable.functional import checkpoint_activations
 from composable.loggers import InMemoryLogger
 from tests.simgpu.device import KIND
 from tests.simgpu.failing import Fails
@@ -123,6 +124,37 @@ def test_a_build_without_these_functions_is_one_warning(build, monkeypatch, tmp_
     with pytest.warns(UserWarning, match="_cuda_record_memory_history") as caught:
         fit(build(tmp_path), 3)
     assert len(caught) == 1
+
+
+class Drops(nn.Module):
+    def forward(self, inputs):
+        return nn.functional.dropout(inputs, 0.5).sin()
+
+
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks = nn.Linear(8, 8), nn.ModuleList([Drops(), Drops()])
+
+    def forward(self, inputs):
+        inputs = self.first(inputs)
+        for block in self.blocks:
+            inputs = block(inputs=inputs)
+        return inputs
+
+
+@cuda
+@pytest.mark.parametrize("offload", [False, True])
+def test_blocks_that_are_called_by_name_repeat_the_draws_of_their_device(offload):
+    def gradient(model):
+        torch.manual_seed(1)
+        model.to(KIND)(torch.ones(64, 8, device=KIND)).sum().backward()
+        return model.first.weight.grad
+
+    torch.manual_seed(0)
+    plain = ByName()
+    changed = checkpoint_activations(copy.deepcopy(plain), Drops, offload=offload)
+    assert torch.equal(gradient(changed), gradient(plain))
 
 
 @cuda

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+_CACHES = "transformers.cache_utils"
 Contexts: TypeAlias = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 Values: TypeAlias = list[tuple[Tensor, Tensor]]
 _SMALL = 2**16
@@ -35,14 +36,8 @@ class Checkpointing:
         """Return what makes the contexts of the two forward passes, for selective policies."""
         policy: Any = self.policy
         if isinstance(policy, tuple):
-            policy = [find_operator(name) for name in policy]
+            policy = [attrgetter(name)(torch.ops) for name in policy]
         return policy and partial(create_selective_checkpoint_contexts, policy)
-
-    def offloaded(self, device: str) -> AbstractContextManager[Any]:
-        """Return a context in which saved tensors are kept in the memory of the CPU."""
-        if not self.offload or device == "cpu":
-            return nullcontext()
-        return save_on_cpu(pin_memory=True, device_type=device)
 
 
 class CheckpointedModule(nn.Module):
@@ -52,9 +47,9 @@ class CheckpointedModule(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, and save its inputs only, where gradients are computed."""
-        call, compiling = super().forward, torch.compiler.is_compiling()
+        forward, compiling = super().forward, torch.compiler.is_compiling()
         if not torch.is_grad_enabled() or (compiling and torch.compiler.is_exporting()):
-            return call(*args, **kwargs)
+            return forward(*args, **kwargs)
         args = tuple(map(without_cache, args))
         kwargs = {name: without_cache(one) for name, one in kwargs.items()}
         if "use_cache" in kwargs:
@@ -62,10 +57,17 @@ class CheckpointedModule(nn.Module):
         contexts = self.checkpointing.contexts()
         if not compiling and (buffers := tuple(self.buffers())):
             contexts = partial(repeating_buffers, contexts, buffers)
-        given = kwargs if contexts is None else {"context_fn": contexts, **kwargs}
-        device = next((one.device.type for one in args if isinstance(one, Tensor)), "cpu")
-        with self.checkpointing.offloaded(device):
-            return checkpoint(call, *args, use_reentrant=False, **given)
+        options: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
+        values = *args, *kwargs.values()  # PyTorch keeps the random state of their devices alone
+        device = next((one.device.type for one in values if isinstance(one, Tensor)), "cpu")
+        offloads = self.checkpointing.offload and device != "cpu"
+        count, names = len(args), tuple(kwargs)
+
+        def call(*given: Any) -> Any:  # it holds no tensors, which may be offloaded
+            return forward(*given[:count], **dict(zip(names, given[count:], strict=True)))
+
+        with save_on_cpu(pin_memory=True, device_type=device) if offloads else nullcontext():
+            return checkpoint(call, *values, use_reentrant=False, **options)
 
 
 def repeating_buffers(
@@ -125,7 +127,7 @@ def without_cache(value: Any) -> Any:
     Raises:
         ValueError: The cache is not empty.
     """
-    if not any(kind.__name__ == "Cache" for kind in type(value).__mro__):
+    if not any(kind.__module__ == _CACHES for kind in type(value).__mro__):
         return value
     if value.get_seq_length():
         raise ValueError(
@@ -133,8 +135,3 @@ def without_cache(value: Any) -> Any:
             "checkpointing can't extend it; omit checkpoint_activations, or pass no cache."
         )
     return None
-
-
-def find_operator(name: str) -> Any:
-    """Return an operator of PyTorch by its name, such as "aten.mm.default"."""
-    return attrgetter(name)(torch.ops)
