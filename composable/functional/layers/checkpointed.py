@@ -62,12 +62,15 @@ class CheckpointedModule(nn.Module):
         device = next((one.device.type for one in values if isinstance(one, Tensor)), "cpu")
         offloads = self.checkpointing.offload and device != "cpu"
         count, names = len(args), tuple(kwargs)
-
-        def call(*given: Any) -> Any:  # it holds no tensors, which may be offloaded
-            return forward(*given[:count], **dict(zip(names, given[count:], strict=True)))
-
         with save_on_cpu(pin_memory=True, device_type=device) if offloads else nullcontext():
-            return checkpoint(call, *values, use_reentrant=False, **options)
+            return checkpoint(  # the function holds no tensors, which may be offloaded
+                lambda *given: forward(
+                    *given[:count], **dict(zip(names, given[count:], strict=True))
+                ),
+                *values,
+                use_reentrant=False,
+                **options,
+            )
 
 
 def repeating_buffers(
