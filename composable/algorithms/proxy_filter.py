@@ -15,14 +15,13 @@ from torch.optim import Optimizer
 from composable._support.checks import check_entries, check_is_callable, check_module
 from composable._support.devices import send
 from composable.algorithms._scoring import example_losses
-from composable.algorithms._validators import boolean, in_range, integer_at_least, passes
+from composable.algorithms._validators import in_range, integer_at_least, passes
 from composable.batches.batch import describe_batch
 from composable.batches.precision import widest_float
 from composable.core.algorithm import Algorithm, Stage
 from composable.core.event import Event
 from composable.core.state import State
 from composable.data.grouping import ShardedBatch, parts_of, shards_in
-from composable.data.masks import gather_rows, merge_rows, row_of
 from composable.distributed.processes import Processes
 from composable.distributed.shards import TreeSum, all_reduce_exactly
 from composable.functional import select_highest
@@ -31,8 +30,6 @@ from composable.optim.building import build_optimizers
 from composable.resume.optimizers import capture_optimizer, parameter_names, restore_optimizer
 
 _KEEP = 0.5
-_MOST_ROWS = 512
-"""The masks that are held as tensors of their own before they are merged."""
 
 
 def _check_optimizer(_: Any, attribute: Any, value: Any) -> None:
@@ -76,8 +73,6 @@ class ProxyFilter(Algorithm):
         interval: The proxy learns from every `interval`-th batch.
         schedule: A function of time that scales the learning rate of the proxy, such as those of
             `composable.optim`. Default: it is constant.
-        record: Keep the masks of all batches in the memory, and so in checkpoints, so that
-            `composable.data.ReplayMasks` can filter another run by them: one bit an example.
     """
 
     proxy: nn.Module = attrs.field(validator=_check_proxy, eq=repr)
@@ -90,12 +85,10 @@ class ProxyFilter(Algorithm):
     schedule: Callable[[State], float] | None = attrs.field(
         default=None, validator=optional(passes(check_is_callable)), eq=repr
     )
-    record: bool = attrs.field(default=True, validator=boolean)
 
     events = frozenset(
         {
             Event.AFTER_DATALOADER,
-            Event.BATCH_START,
             Event.AFTER_OPTIMIZER_STEP,
             Event.EPOCH_END,
             Event.FIT_END,
@@ -123,35 +116,24 @@ class ProxyFilter(Algorithm):
         )
 
     def match(self, event: Event, state: State) -> bool:
-        """Match at each batch; at its start if it is recorded, and at its end if it is learned."""
+        """Match at each batch, and at its end if the proxy learns from it."""
         if event is Event.AFTER_DATALOADER:
             return True
         memory = state.memory.get(self.name)
         if memory is None:
             return False
-        if event is Event.BATCH_START:
-            return bool(memory["own_rows"])
         return event is not Event.AFTER_OPTIMIZER_STEP or bool(memory["pending"])
 
     def apply(self, event: Event, state: State) -> State:
-        """Filter a batch, record its mask, let the proxy learn from it, or check its weights."""
+        """Filter a batch, let the proxy learn from it, or check its weights."""
         if event is Event.AFTER_DATALOADER:
             return self._filtered(state)
         memory = dict(state.memory[self.name])
-        if event is Event.BATCH_START:
-            return state.remember(self.name, self._recorded(state, memory))
         if event is Event.AFTER_OPTIMIZER_STEP:
             memory |= {**self._learned(state, memory), "pending": ()}
             return state.remember(self.name, memory)
         self._check_is_finite(memory["weights"])  # here, as the host waits for the device
         return state
-
-    def _recorded(self, state: State, memory: dict[str, Any]) -> dict[str, Any]:
-        new = gather_rows(memory["own_rows"], _processes_of(state.batch))
-        rows = (*memory["rows"], *new)
-        if len(rows) >= _MOST_ROWS:
-            memory, rows = {**memory, "masks": merge_rows(memory["masks"], rows)}, ()
-        return {**memory, "rows": rows, "own_rows": ()}
 
     # --- filtering ---
 
@@ -172,9 +154,6 @@ class ProxyFilter(Algorithm):
             step = state.timestamp.batch
             known = (one for one in memory["pending"] if one[0] == step)  # none of a skipped batch
             memory["pending"] = (*known, (step, list(gradients), len(chosen)))
-        if self.record:
-            row = row_of(state.timestamp.batch, state.batch, size, chosen)
-            memory["own_rows"] = (*memory["own_rows"], row)
         batch = state.batch_spec.select(state.batch, chosen)
         return state.evolve(batch=batch).remember(self.name, memory)
 
@@ -189,13 +168,9 @@ class ProxyFilter(Algorithm):
             for one in weights.values():
                 dist.broadcast(one, 0)
         return {
-            "seed": (state.key.of_step or state.key).seed,
             "weights": weights,
             "optimizers": [],
             "pending": (),
-            "own_rows": (),
-            "rows": (),
-            "masks": None,
         }
 
     def _check_is_separate(self, state: State) -> None:
@@ -245,7 +220,7 @@ class ProxyFilter(Algorithm):
                 f"rule kept none of the {len(losses)} examples of batch {state.timestamp.batch}: "
                 "let it return at least one index, as select_highest does."
             )
-        chosen = send(chosen, losses.device).sort().values  # as masks keep them
+        chosen = send(chosen, losses.device).sort().values
         if self.name not in state.memory:  # in the first batch, as the host waits for the device
             self._check_is_mask(chosen, len(losses))
         return chosen
@@ -302,8 +277,7 @@ class ProxyFilter(Algorithm):
 
     def check_memory(self, memory: Any, state: State) -> None:
         """Raise a `ValueError` if a loaded memory is not that of this proxy."""
-        names = ("masks", "optimizers", "own_rows", "pending", "rows", "seed", "weights")
-        check_entries(memory, *names)
+        check_entries(memory, "optimizers", "pending", "weights")
         own = (*self.proxy.named_parameters(), *self.proxy.named_buffers())
         ours = {name: tuple(one.shape) for name, one in own}
         theirs = {name: tuple(one.shape) for name, one in memory["weights"].items()}

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from composable.data.length_grouped import (
         LengthGroupedBatchSampler as LengthGroupedBatchSampler,
     )
-    from composable.data.masks import ReplayMasks as ReplayMasks
-    from composable.data.masks import load_masks as load_masks
     from composable.data.mixture import Mixture as Mixture
     from composable.data.order import MovedGeneratorWarning as MovedGeneratorWarning
     from composable.data.order import ReplayedBatchesWarning as ReplayedBatchesWarning

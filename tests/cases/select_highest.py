@@ -13,7 +13,7 @@ from composable import Event, State
 from composable.algorithms import ProxyFilter
 from composable.algorithms._scoring import example_losses
 from tests.support.cases import BOTH_FAIL, COMPUTE, AlgorithmCase, Case, FunctionCase, Overview
-from tests.support.invalid import NO_FLAG, NO_SHARE, NO_TENSOR, no_count
+from tests.support.invalid import NO_SHARE, NO_TENSOR, no_count
 from tests.support.models import seeded
 from tests.support.runs import LANGUAGE
 
@@ -59,7 +59,6 @@ CASE = Case(
             ],
             "keep": [0.5, 0.7],
             "interval": [1, 2],
-            "record": [True, False],
         },
         meaning=filtered,
         invalid_sets=[
@@ -94,7 +93,6 @@ CASE = Case(
         "rule": (3, "highest"),
         "interval": no_count(1),
         "schedule": (3, "cosine"),
-        "record": NO_FLAG,
     },
     overview=Overview(
         group=COMPUTE,

@@ -281,12 +281,6 @@ def trainer_arguments() -> dict[str, Any]:
     }
 
 
-def a_filtered_run() -> composable.State:
-    """Train with a filter that records its masks."""
-    proxy = composable.algorithms.ProxyFilter(models.linear(1), sgd)
-    return a_trainer(model=models.mlp(), algorithms=[proxy]).fit()
-
-
 def a_timestamp() -> composable.Timestamp:
     """Make a timestamp in the first epoch."""
     return composable.Timestamp(batch=2, batch_in_epoch=2, sample=8, sample_in_epoch=8)
@@ -462,11 +456,6 @@ OTHERS: list[Any] = [
     (data.InfoBatch, given(sampler=data.InfoBatchSampler(4, batch_size=2, seed=3))),
     (data.InfoBatchSampler, given(dataset=10, batch_size=4, seed=3, shuffle=True)),
     (data.Indexed, given(dataset=[1, 2])),
-    (
-        data.ReplayMasks,
-        given(masks=Fresh(lambda: data.load_masks(a_filtered_run()))),
-    ),
-    (data.load_masks, given(source=Fresh(a_filtered_run)), *FILES),
     (
         data.LengthGroupedBatchSampler,
         given(lengths=[3, 1, 2, 4, 5], batch_size=2, seed=3, shuffle=True),
