@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from composable.models.classifier import Classifier as Classifier
     from composable.models.detector import Detector as Detector
     from composable.models.ensemble import Ensemble as Ensemble
-    from composable.models.ensemble import fit_mixture as fit_mixture
     from composable.models.huggingface import HuggingFaceModel as HuggingFaceModel
     from composable.models.liger import with_liger_kernels as with_liger_kernels
     from composable.models.lora import lora_config as lora_config

@@ -217,13 +217,6 @@ def a_run() -> Path:
     return write_run(a_folder(), [2.0, 1.0])
 
 
-def a_mixture() -> dict[str, Any]:
-    """Make arguments to fit a mixture of one model."""
-    data = TensorDataset(*examples(8))
-    held_out, trained_on = (torch.utils.data.Subset(data, rows) for rows in ([0, 1], [2, 3]))
-    return {"models": [models.mlp()], "held_out": held_out, "trained_on": trained_on}
-
-
 def a_write() -> dict[str, Any]:
     """Make arguments to write a checkpoint."""
     return {
@@ -484,7 +477,6 @@ OTHERS: list[Any] = [
     (composable.models.Classifier, given(module=MODEL)),
     (composable.models.Detector, given(module=MODEL)),
     (composable.models.Ensemble, given(members=Fresh(lambda: [models.mlp()]))),
-    (composable.models.fit_mixture, a_mixture),
     (composable.models.HuggingFaceModel, given(model=MODEL)),
     (composable.models.lora_config, given(rank=2, alpha=4), ModuleNotFoundError),
     (composable.models.with_liger_kernels, given(model=Fresh(llama)), ModuleNotFoundError),
