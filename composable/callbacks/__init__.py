@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from composable.callbacks.memory_monitor import MemoryMonitor as MemoryMonitor
     from composable.callbacks.memory_snapshot import MemorySnapshot as MemorySnapshot
     from composable.callbacks.mixture_monitor import MixtureMonitor as MixtureMonitor
-    from composable.callbacks.mlperf import MLPerfCallback as MLPerfCallback
     from composable.callbacks.nan_monitor import NaNMonitor as NaNMonitor
     from composable.callbacks.oom_observer import OOMObserver as OOMObserver
     from composable.callbacks.optimizer_monitor import OptimizerMonitor as OptimizerMonitor

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import composable
-from composable.callbacks import ExportForInference, MLPerfCallback, Profiler
+from composable.callbacks import ExportForInference, Profiler
 from composable.checkpoint import files
 from composable.comparison import Comparison
 from composable.comparison.execution import Worker
@@ -41,12 +41,6 @@ def compare(folder):
     Worker(folder, 0, threads=1).close()
 
 
-def mlperf(folder):
-    log = MLPerfCallback(folder / "result.txt", target=0.5, submitter="us", platform="one")
-    log.load_state_dict({"bytes": 3, "once": ["run_start"]})
-    train(folder, callbacks=[log])
-
-
 def json_images(folder):
     with closing(JSONLinesLogger(folder / "metrics.jsonl")) as logger:
         logger.log_images({"face": torch.zeros(1, 2, 2)}, composable.Timestamp(batch=1))
@@ -67,7 +61,6 @@ WRITERS = {
     "new.jsonl": lambda f: train(f, loggers=JSONLinesLogger(f / "new.jsonl")),
     "metrics.files/face-0-ba1.png": json_images,
     "metrics.csv": lambda f: train(f, loggers=CSVLogger(f / "metrics.csv", overwrite=True)),
-    "result.txt": mlperf,
     "worker-0.log": compare,
     "study.json": lambda f: Comparison(make_study()).save(f),
     "plot.png": lambda f: Comparison(make_study()).save(f),

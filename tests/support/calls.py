@@ -388,11 +388,6 @@ OTHERS: list[Any] = [
     (callbacks.ThresholdStopper, given(monitor="loss", threshold=0.5)),
     (callbacks.Generate, given(prompts=torch.tensor([[1, 2]]))),
     (callbacks.ExportForInference, given(path=Fresh(lambda: "model.pt2"))),
-    (
-        callbacks.MLPerfCallback,
-        given(path=Fresh(a_file), target=1.0, submitter="us", platform="one"),
-        OSError,
-    ),
     (callbacks.MemorySnapshot, given(folder=FOLDER), OSError),
     (callbacks.MixtureMonitor, given(mixture=data.Mixture({"a": DataLoader([1])}))),
     (callbacks.OOMObserver, given(folder=FOLDER), OSError),

@@ -24,7 +24,6 @@ from composable.callbacks import (
     ExportForInference,
     ImageVisualizer,
     MemoryMonitor,
-    MLPerfCallback,
     Predictions,
     Profiler,
 )
@@ -116,11 +115,9 @@ def loader(kind: str, count: int, batch_size: int) -> Any:
 
 def observers(folder: str) -> list[Callback]:
     """Build callbacks that write files into a folder."""
-    submission = {"submitter": "us", "platform": "one", "values": {"eval_samples": 44}}
     return [
         ExportForInference(f"{folder}/model.pt2"),
         ImageVisualizer("2ba"),
-        MLPerfCallback(f"{folder}/result_0.txt", target=2.0, **submission),  # type: ignore[arg-type]
         MemoryMonitor("1ba"),
         Predictions("1ba"),
         Profiler(f"{folder}/profile", active=2),
