@@ -32,6 +32,7 @@ from tools import (
     quality,
     recipes,
     reference,
+    trainers,
     versions,
 )
 from tools.trainer_arguments import argument_tables
@@ -49,6 +50,7 @@ COMPILATION = ROOT / "docs/compilation.md"
 HOOKS = ROOT / "docs/hooks.md"
 GALLERY = ROOT / "docs/gallery.md"
 TRAINER = ROOT / "docs/api/trainer.md"
+YOUR_TRAINER = ROOT / "docs/your_trainer.md"
 
 REFERENCE: dict[str, dict[str, Callable[[], list[str]]]] = {
     "callbacks": {"callbacks": reference.callback_table},
@@ -97,7 +99,8 @@ Answers = Mapping[str, tuple[str, ...]]
 def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
     """Return a function for every page that has a generated part, which renders it."""
     renderers: dict[Path, Callable[[], str]] = {
-        README: lambda: with_generated(README, "methods", readme_table()),
+        README: readme_page,
+        YOUR_TRAINER: lambda: with_generated(YOUR_TRAINER, "answers", trainers.detail_table()),
         LAWS: laws_page,
         LAW_FILES: lambda: with_generated(LAW_FILES, "files", laws.file_table()),
         HOOKS: hooks_page,
@@ -118,6 +121,12 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
     references = {ROOT / f"docs/{page}.md": partial(reference_page, page) for page in REFERENCE}
     cards = {card(case): partial(card_page, case, answers) for case in methods()}
     return renderers | guides | references | cards
+
+
+def readme_page() -> str:
+    """Render the table of the methods, and that of trainers."""
+    text = with_generated(README, "methods", readme_table())
+    return _between(text, "trainers", trainers.answer_table(), README)
 
 
 def status_page() -> str:

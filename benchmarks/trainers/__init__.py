@@ -1,0 +1,1 @@
+"""Four questions to trainers: each is a test that trains, kills and resumes in new processes."""

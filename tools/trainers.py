@@ -1,0 +1,46 @@
+"""The answers of trainers that `python -m benchmarks.trainers --save` records."""
+
+import json
+from typing import Any
+
+from benchmarks.trainers.questions import NOTHING, QUESTIONS
+from tests.support.cases import ROOT
+
+RECORD = ROOT / "docs/evidence/trainers.json"
+NAMES = {
+    "composable": "composable",
+    "composer": "Composer",
+    "lightning": "Lightning",
+    "huggingface": "Hugging Face",
+    "accelerate": "Accelerate",
+}
+
+
+def recorded() -> dict[str, Any]:
+    """Return what is recorded of each trainer, by its name."""
+    found: dict[str, Any] = json.loads(RECORD.read_text())["trainers"]
+    return {name: found[name] for name in NAMES}
+
+
+def answer_table() -> list[str]:
+    """Render yes or no for each question and trainer."""
+    found = recorded()
+    rows = [f"| | {' | '.join(NAMES.values())} |", "|---|" + "---|" * len(found)]
+    for question in QUESTIONS:
+        answers = [_answer(*one["answers"][question]) for one in found.values()]
+        rows.append(f"| {question} | {' | '.join(answers)} |")
+    return rows
+
+
+def _answer(does: bool, seen: str) -> str:
+    return "yes" if does else "–" if seen == NOTHING else "no"
+
+
+def detail_table() -> list[str]:
+    """Render what was seen of each trainer."""
+    rows = ["| trainer | version | question | | seen |", "|---|---|---|---|---|"]
+    for name, one in recorded().items():
+        for question, (does, seen) in one["answers"].items():
+            cells = NAMES[name], one["version"], question, _answer(does, seen), seen
+            rows.append(f"| {' | '.join(cells)} |")
+    return rows
