@@ -39,7 +39,7 @@ _FLAG = re.compile(r"--?[A-Za-z_][\w.-]*")
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a name is that of a key, a token, a password or another secret.
+    """Return whether a name denotes a key, a token, a password or another secret.
 
     Example:
         >>> from composable._support.secrets import is_secret

@@ -71,8 +71,8 @@ class ProxyFilter(Algorithm):
             `functools.partial(composable.functional.select_using_loss, keep=0.5)` draws them.
             Default: `composable.functional.select_highest`.
         interval: The proxy learns from every `interval`-th batch.
-        schedule: A function of time that scales the learning rate of the proxy, such as those of
-            `composable.optim`. Default: it is constant.
+        schedule: A function of time that scales the learning rate of the proxy, such as a schedule
+            of `composable.optim`. Default: it is constant.
     """
 
     proxy: nn.Module = attrs.field(validator=_check_proxy, eq=repr)
@@ -276,7 +276,7 @@ class ProxyFilter(Algorithm):
         return copy.deepcopy(self.proxy, memo)
 
     def check_memory(self, memory: Any, state: State) -> None:
-        """Raise a `ValueError` if a loaded memory is not that of this proxy."""
+        """Raise a `ValueError` if a loaded memory does not belong to this proxy."""
         check_entries(memory, "optimizers", "pending", "weights")
         own = (*self.proxy.named_parameters(), *self.proxy.named_buffers())
         ours = {name: tuple(one.shape) for name, one in own}

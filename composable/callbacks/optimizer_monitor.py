@@ -19,9 +19,9 @@ class OptimizerMonitor(Monitor):
 
     It logs `l2_norm/grad/global`, `l2_norm/param/global` and `l2_norm/update/global`, and with
     `per_parameter=True` also the norms of each parameter, such as `l2_norm/grad/0.weight`.
-    Gradients are those of the whole batch, before clipping. Weights are those after the step, and
-    the update is what the step added to them. The norms are computed on the device and stay there
-    until a logger writes them.
+    Gradients are taken from the whole batch, before clipping. Weights are measured after the step,
+    and the update is what the step added to them. The norms are computed on the device and stay
+    there until a logger writes them.
 
     An optimizer may have metrics of its own, as Composer's `DecoupledAdamW` has: its method
     `report_per_parameter_metrics(parameter, name, metrics)` returns `metrics`, a dictionary, with

@@ -182,7 +182,7 @@ def describe_tensors(target: str, tensors: Tensors) -> Description:
 
 
 def compare_descriptions(own: Description, first: Description, rank: int) -> None:
-    """Compare the description of a process with that of rank 0.
+    """Compare the description of a process with rank 0's.
 
     Raises:
         ProcessError: They write to different targets.

@@ -224,7 +224,7 @@ def parse_durations(texts: list[str], baseline: str) -> list[str] | dict[str, li
 
 
 def parse_amounts(text: str) -> list[float]:
-    """Return the amounts of training data, such as those of "0.1,1".
+    """Return the amounts of training data, such as 0.1 and 1 for "0.1,1".
 
     Raises:
         UsageError: One of them is not a number.

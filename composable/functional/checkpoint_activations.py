@@ -76,8 +76,8 @@ def checkpoint_activations(
     """Save the inputs of blocks only, and compute their activations again in the backward pass.
 
     Outputs, gradients, random numbers and buffers, such as running statistics, are bit-identical to
-    those of the model without it; a compiled model computes them to rounding. Names of parameters
-    and keys of the state dict don't change. In evaluation nothing is computed twice.
+    the original model's; a compiled model computes them to rounding. Names of parameters and keys
+    of the state dict don't change. In evaluation nothing is computed twice.
 
     Change the layers of the blocks first: other surgeries don't find a class that has changed.
     A block gets no cache of keys and values of Transformers.

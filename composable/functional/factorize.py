@@ -1,6 +1,6 @@
 """Factorization: replace wide layers by low-rank pairs of layers.
 
-The fit is that of Eckart and Young, "The approximation of one matrix by another of lower rank",
+The fit follows Eckart and Young, "The approximation of one matrix by another of lower rank",
 Psychometrika 1936, https://doi.org/10.1007/BF02288367. Convolutions as in Zhang, Zou, He and Sun,
 "Accelerating Very Deep Convolutional Networks for Classification and Detection", 2015,
 https://arxiv.org/abs/1505.06798

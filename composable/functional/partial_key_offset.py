@@ -1,4 +1,4 @@
-"""Partial key offset: a part of each key is that of the token before it.
+"""Partial key offset: a part of each key comes from the previous token.
 
 Records of modded-nanogpt, 2026, https://github.com/KellerJordan/modded-nanogpt/pull/169
 """
@@ -26,7 +26,7 @@ _ROTATED = named(None, *(f"{one}Attention" for one in ROTATED)).keys()
 
 @checked(fraction=within(0, 1, ends="()"), every=minimum(1))
 def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 4) -> nn.Module:
-    r"""Replace a part of the features of each key by those of the token before it.
+    r"""Replace a part of each key's features by the previous token's.
 
     With the key $k_t$ of a head at token $t$, and the set $S$ of features that are offset,
 
@@ -85,7 +85,7 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
 
 
 class KeyOffset(AttentionChange):
-    """Replaces a part of the features of each key by those of the token before it."""
+    """Replaces a part of each key's features by the previous token's."""
 
     method = "partial_key_offset"
     by_halves = True
