@@ -211,7 +211,7 @@ _ITERATION = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
 
 
 def has_plain_order(dataloader: DataLoader[Any]) -> bool:
-    """Return whether the order is that of PyTorch's own samplers, which keep nothing themselves."""
+    """Return whether the order comes from PyTorch's samplers, which keep nothing themselves."""
     own = dataloader.sampler if dataloader.batch_size is not None else dataloader.batch_sampler
     plain = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler)
     inner = getattr(own, "sampler", own)
@@ -296,7 +296,7 @@ def without_workers(loader: Any) -> Any:
 def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
     """Fetch the batches of a loader without workers, without the overhead of its iterator.
 
-    The batches are those of `with_seeded_fetch`; iterate over them with `in_epoch`.
+    The batches come from `with_seeded_fetch`; iterate over them with `in_epoch`.
 
     Args:
         dataloader: A loader without workers for which `is_map_style` is true.
@@ -319,7 +319,7 @@ def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]
 class SeededIndexSampler:
     """The batches of a sampler as `SeededIndex` items.
 
-    The order is that of a `DataLoader` without workers that is iterated right after `seed_epoch`.
+    The order is the same as for a `DataLoader` without workers, iterated right after `seed_epoch`.
     Such a loader draws a seed for its workers after creating the sampler's iterator and before
     requesting the first batch. A loader with workers draws it earlier, and a loader with persistent
     workers only once; here the order is the same for all of them.

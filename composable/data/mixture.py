@@ -20,9 +20,9 @@ class Mixture(DataLoader[Any]):
 
     Batch $t$ comes from the loader that is the furthest behind its share $w_i t$ of the batches, so
     that each has its share to within one batch at any time, and the length of an epoch is known.
-    Each loader keeps its batch size, order and `collate_fn`; the options of the workers are those
-    of the loader with the most of them. A run resumes at any batch and on any number of processes,
-    as with one `DataLoader`.
+    Each loader keeps its batch size, order and `collate_fn`; the options of the workers come from
+    the loader with the most workers. A run resumes at any batch and on any number of processes, as
+    with one `DataLoader`.
 
     Args:
         loaders: The loaders by name: each a `DataLoader` of a map-style dataset.

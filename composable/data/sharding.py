@@ -29,7 +29,7 @@ class IndexShards:
     """Splits the indices of global batches into the shards of a process, before they are fetched.
 
     Every process draws the same order, and fetches only its own examples. The random numbers of a
-    fetch are those of its shard.
+    fetch depend on its shard.
 
     Args:
         shards: The shards of the run.
@@ -46,7 +46,7 @@ class IndexShards:
         return zip(self.shards.own, self.shards.parts(listed), strict=True)
 
     def joined(self, fetched: Iterator[Any]) -> Iterator[tuple[list[Any], int]]:
-        """Join fetched shards into those of each batch, with its number of examples."""
+        """Join fetched shards to the shards of each batch, with its number of examples."""
         own: list[Any] = []
         for one in fetched:
             own.append(one)

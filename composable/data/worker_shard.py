@@ -16,8 +16,8 @@ class WorkerShard(IterableDataset[Any]):
     for any number of workers. Every worker reads the whole stream: put what is expensive, such as
     decoding and augmentation, into `transform`, which is applied to the worker's own examples only.
 
-    The state is that of `dataset`, if it has `state_dict` and `load_state_dict`, and otherwise the
-    number of examples that were read; a resume then reads them again, without `transform`.
+    The state is `dataset`'s, if it has `state_dict` and `load_state_dict`, and otherwise the number
+    of examples that were read; a resume then reads them again, without `transform`.
 
     Args:
         dataset: An iterable of examples, the same in every worker. Random numbers that determine
