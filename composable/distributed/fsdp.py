@@ -22,7 +22,7 @@ class FSDP2(Strategy):
     """Fully sharded data parallelism: parameters, gradients and optimizer state are divided.
 
     The model is sharded by `torch.distributed.fsdp.fully_shard`, after all algorithms that replace
-    layers. `shards`, `data` and `timeout` are those of `DDP`. The same run on another number of
+    layers. `shards`, `data` and `timeout` are as in `DDP`. The same run on another number of
     processes has the same losses, to rounding, if `shards` is the same.
 
     Args:
@@ -40,7 +40,7 @@ class FSDP2(Strategy):
         reshard_after_forward: Free the gathered parameters after the forward pass, and gather them
             again for the backward pass.
         mixed_precision: A `torch.distributed.fsdp.MixedPrecisionPolicy`: the dtypes of gathered
-            parameters and of reductions. Default: those of the parameters.
+            parameters and of reductions. Default: the parameters'.
         offload: Keep the shards in the memory of the CPU.
         reduce_each_microbatch: Reduce gradients after each microbatch, which takes less memory: a
             process never holds the gradients of whole parameters. By default they are reduced once

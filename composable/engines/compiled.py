@@ -1,6 +1,6 @@
 """Compilation: call the model of a run through functions that `torch.compile` compiles.
 
-The state keeps the plain module, so names, checkpoints, averages and surgeries are those of a run
+The state keeps the plain module, so names, checkpoints, averages and surgeries are the same as
 without compilation. The functions take the module as an argument: `torch.compile(model)` would
 rename parameters, and `Sequential.compile()` compiles nothing.
 

@@ -34,7 +34,7 @@ class Initialization:
         function: Sets the tensors of a module. Default: the method `_init_weights` of the module,
             or of the nearest one around it that has such a method.
         reuse: Whether the parameters of a part are not used any more when the next one is filled:
-            then those of all parts have the same memory, in turn.
+            then all parts use the same memory, in turn.
     """
 
     def __init__(

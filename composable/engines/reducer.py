@@ -32,13 +32,13 @@ class GradientReducer:
     """Sums the gradients of parameters over the processes.
 
     Args:
-        parameters: The parameters, the same on every process, those of the first layers first.
+        parameters: The parameters, the same on every process, the first layers' first.
         size: The number of values of a report.
         device: The device of the report.
         sparse: Which of them have sparse gradients: these are summed at the end, by gathering their
             rows with gloo, and as dense ones with other backends.
         hook: A communication hook of DDP, and its state. Default: one that sums.
-        bucket_cap_mb: The size of a message, in MiB. Default: that of DDP.
+        bucket_cap_mb: The size of a message, in MiB. Default: DDP's.
     """
 
     def __init__(
