@@ -205,7 +205,7 @@ def _refuse_replaced(module: nn.Module, inputs: Any) -> None:
 
 
 def check_mixin(kind: type, mixin: type, base: type, method: str) -> None:
-    """Raise a TypeError unless the methods of a mixin replace those of a trainer, and no others.
+    """Raise a TypeError unless the methods of a mixin replace methods of a trainer, and no others.
 
     Args:
         kind: A class with the mixin among its bases.

@@ -41,8 +41,8 @@ def launch(options: Launch) -> int:
         options: What to start, and how.
 
     Returns:
-        The exit status: that of the process that failed first, 128 + the number of the signal that
-        ended it or this process, and 0 if all succeeded.
+        The exit status: of the process that failed first, 128 + the number of the signal that ended
+        it or this process, and 0 if all succeeded.
 
     Raises:
         LaunchError: An option is invalid, or a resource is missing.

@@ -73,7 +73,7 @@ class Launch:
 
     @property
     def port(self) -> int:
-        """The port of machine 0 for several machines: by default that of torch, or of the job."""
+        """The port of machine 0 for several machines: by default torch's, or the job's."""
         default = 29500 if self.job_id is None else port_of(self.job_id)
         return default if self.master_port is None else self.master_port
 

@@ -13,7 +13,7 @@ class RankLogs(DefaultLogsSpecs):
     """Choose the files to which ranks write, for the elastic agent of torch.
 
     Args:
-        options: Those of the launch.
+        options: The options of the launch.
         machine: The number of this machine.
     """
 
