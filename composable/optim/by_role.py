@@ -107,7 +107,7 @@ def by_role(
 ) -> ByRole:
     """Give the parameters of each role an optimizer, or options, of their own.
 
-    The roles are those of `role_groups`. Tied parameters have one role: an embedding that is also
+    The roles are defined by `role_groups`. Tied parameters have one role: an embedding that is also
     the head is an embedding.
 
     Args:
@@ -121,7 +121,7 @@ def by_role(
 
     Returns:
         A value for `optimizers=` of the `Trainer`. In your own loop, call it with the model. The
-        optimizer is a `MultiOptimizer`, or that of the only function.
+        optimizer is a `MultiOptimizer`, or the result of the only function.
 
     Raises:
         TypeError: An argument is of the wrong type.

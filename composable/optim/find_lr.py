@@ -95,10 +95,10 @@ def find_lr(
     r"""Measure the training loss while the learning rate grows, and leave the run as it was.
 
     Step $k$ of $n$ has the rate $\text{min\_lr} (\text{max\_lr} / \text{min\_lr})^{k / (n - 1)}$ in
-    the first parameter group; the ratios between groups are kept. The steps are those of the run at
-    this time, with its algorithms, precision and batches, from its weights, without callbacks and
-    loggers. It ends early when the loss is 4 times the least or not finite. Afterwards the model,
-    the optimizers, all generators and the position in the data are as before, to the bit.
+    the first parameter group; the ratios between groups are kept. The steps are taken as in the run
+    at this time, with its algorithms, precision and batches, from its weights, without callbacks
+    and loggers. It ends early when the loss is 4 times the least or not finite. Afterwards the
+    model, the optimizers, all generators and the position in the data are as before, to the bit.
 
     Args:
         trainer: The `Trainer`, before or between calls of `fit`.

@@ -53,8 +53,8 @@ def scaled_neurons(
     """Scale the rows of the updates of equal matrices.
 
     With averages, each row is divided by the root of its averaged mean square, and the whole is
-    scaled to the norm that it had. Then rows are scaled up to a share of the norms of those of the
-    weights.
+    scaled to the norm that it had. Then rows are scaled up to a share of the norms of the weights'
+    rows.
 
     Args:
         updates: Updates, of which this process may have a part.

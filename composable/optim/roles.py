@@ -79,8 +79,8 @@ def role_groups(
     - "tables": tables of hashed n-grams (`NGramEmbedding`);
     - "norms_and_biases": the parameters of normalization layers (modules with a base class whose
       name ends in "Norm"), biases, and all others with fewer than two dimensions;
-    - "embeddings": those of modules with a base class whose name contains "Embedding", and what is
-      tied to them, such as a tied head;
+    - "embeddings": parameters of modules with a base class whose name contains "Embedding", and
+      what is tied to them, such as a tied head;
     - "head": the weights of the output layer: of the last module with weights, in the order of
       registration, and of `model.get_output_embeddings()`, if there is one;
     - "matrices": all other parameters with "weight" in their names, the hidden matrices;
@@ -92,7 +92,7 @@ def role_groups(
         roles: Names of parameters or modules, or patterns such as "blocks.*.experts", by role:
             one of these, or a role of your own.
         stacked: The number of matrices of equal size that a parameter holds along its outputs, by
-            name or pattern: `{"*.qkv.weight": 3}`. By default those of `nn.MultiheadAttention`,
+            name or pattern: `{"*.qkv.weight": 3}`. By default known for `nn.MultiheadAttention`,
             `nn.LSTM` and `nn.GRU`.
 
     Returns:
@@ -375,7 +375,7 @@ class ModelGroups(list[dict[str, Any]]):
     Args:
         groups: The groups.
         modules: The model, and then the loss, if it has parameters.
-        by_role: Whether they are those of `role_groups`; otherwise those of `decay_groups`.
+        by_role: Whether the groups are as in `role_groups`; otherwise as in `decay_groups`.
     """
 
     def __init__(

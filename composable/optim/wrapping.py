@@ -154,7 +154,7 @@ class BaseOptimizer(Optimizer):
 
 
 def restore_dtypes(optimizer: Optimizer, loaded: Mapping[str, Any]) -> None:
-    """Restore the dtypes of states that PyTorch casts to those of the parameters.
+    """Restore the dtypes of states that PyTorch casts to the parameters' dtypes.
 
     They are the `own_dtypes` of a `BaseOptimizer`, and the buffers of wrappers. The states of other
     optimizers stay as PyTorch loads them: a state in float32 may be for a model that is now in

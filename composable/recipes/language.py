@@ -42,7 +42,7 @@ def small_gpt(
     class.
 
     Args:
-        lr: The learning rate of the hidden matrices, with updates of the size of those of AdamW.
+        lr: The learning rate of the hidden matrices, with updates of AdamW's size.
         adamw_lr: The learning rate of the other parameters.
         momentum: The momentum of Muon, in [0, 1). Longer training takes higher values.
         weight_decay: The decoupled weight decay of all parameters.
@@ -97,7 +97,7 @@ def small_gpt_rotary(
     a class.
 
     Args:
-        lr: The learning rate of the hidden matrices, with updates of the size of those of AdamW.
+        lr: The learning rate of the hidden matrices, with updates of AdamW's size.
         adamw_lr: The learning rate of the other parameters.
         momentum: The momentum of Muon, in [0, 1). Longer training takes higher values.
         weight_decay: The decoupled weight decay of all parameters.
@@ -165,7 +165,7 @@ def speedrun_gpt(  # noqa: PLR0913 (each is a hyperparameter)
     process and with `DDP`, without `compile=True`.
 
     Args:
-        lr: The learning rate of the hidden matrices, with updates of the size of those of AdamW.
+        lr: The learning rate of the hidden matrices, with updates of AdamW's size.
         adamw_lr: The learning rate of the other parameters.
         table_lr: The learning rate of the table.
         momentum: The momentum of Muon, in [0, 1). Longer training takes higher values.
@@ -183,7 +183,7 @@ def speedrun_gpt(  # noqa: PLR0913 (each is a hyperparameter)
         TypeError: An argument is of the wrong type.
         ValueError: A number is out of range.
 
-    Sources: those of `small_gpt`; Huang et al., "Over-Tokenized Transformer", ICML 2025,
+    Sources: as for `small_gpt`; Huang et al., "Over-Tokenized Transformer", ICML 2025,
     https://arxiv.org/abs/2501.16975.
 
     Example:
