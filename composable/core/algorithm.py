@@ -30,7 +30,7 @@ class Remark:
 
 
 class Stage(IntEnum):
-    """The position of an algorithm among those of the same event: lower runs first."""
+    """The position of an algorithm among the algorithms of an event: lower runs first."""
 
     SELECT = 10
     """Select examples, while they are still raw."""
@@ -75,8 +75,8 @@ class Algorithm:
     and log metrics with `state.log({...})`.
 
     Args:
-        name: The name of its memory and of its random numbers; by default that of the class. Two
-            instances of one class in a run need different names.
+        name: The name of its memory and of its random numbers; by default the name of the class.
+            Two instances of one class in a run need different names.
 
     Example:
         >>> import attrs

@@ -137,7 +137,7 @@ class Event(Enum):
     AFTER_BACKWARD = "after_backward"
     """After the gradients are added to the parameters' `.grad`."""
     AFTER_TRAIN_BATCH = "after_train_batch"
-    """After the last microbatch; the gradients are those of the whole batch."""
+    """After the last microbatch; the gradients cover the whole batch."""
     BEFORE_OPTIMIZER_STEP = "before_optimizer_step"
     """Before the optimizers step: for gradient clipping."""
     AFTER_OPTIMIZER_STEP = "after_optimizer_step"

@@ -144,7 +144,7 @@ class ProgressBarLogger(LoggerDestination):
         self._lengths[self._bar is None, self._index] = self._count
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Remove the bar, and make the next update of that of training due, to show the results."""
+        """Remove the bar, and make an update of the training bar due, to show the results."""
         self._finish()
         self._next_drawing = 0.0
 
@@ -238,7 +238,7 @@ class ProgressBarLogger(LoggerDestination):
         self._next_drawing = time.monotonic() + self._pause
 
     def close(self) -> None:
-        """Close the bars; that of training stays on the screen."""
+        """Close the bars; the training bar stays on the screen."""
         for bar in (self._inner, self._bar):
             if bar is not None:
                 bar.close()

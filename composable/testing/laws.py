@@ -421,7 +421,7 @@ def _continued(case: Case, run: Callable[[], Any], what: str) -> Verdict:
 
 @attrs.frozen(repr=False, eq=False)
 class _Load(Algorithm):
-    """Replaces the initial state by that of a saved run."""
+    """Replaces the initial state by a saved run's."""
 
     name: str = attrs.field(default="~load", kw_only=True)  # the last of its stage
     saved: Any = None

@@ -57,7 +57,7 @@ class NonFiniteGuard(SavedFields):
     """The skipped batches since the last one that was not, by the update, "" for the only loss."""
     _pending: list[tuple[int, Tensor, str | None]] = attrs.field(factory=list)
     _norms: Mapping[str, Tensor] = attrs.field(factory=dict)
-    """Those of the weights that computed the first of the pending losses."""
+    """The norms of the weights that computed the first of the pending losses."""
 
     @property
     def check(self) -> Callable[[State], State] | None:
@@ -67,7 +67,7 @@ class NonFiniteGuard(SavedFields):
         return self.check_now if self.immediate else self.check_later
 
     def check_later(self, state: State) -> State:
-        """Check the loss of a batch with those of others, and return the state: see `flush`."""
+        """Check the loss of a batch together with others, and return the state: see `flush`."""
         if not self._pending:
             self._norms = _norms_of(state.model)
         loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it

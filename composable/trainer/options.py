@@ -221,7 +221,7 @@ class TrainerOptions(
     def plan(self) -> Plan:
         """Compile the algorithms, callbacks and loggers, and the Trainer's own callbacks.
 
-        Of several processes, that of rank 0 logs and shows its progress.
+        Of several processes, rank 0 logs and shows its progress.
         """
         algorithms = self.algorithms
         if self.updates:

@@ -90,7 +90,7 @@ class TrainingData:
     _first_batch: FirstBatch | None = None
     """The last first batch."""
     _compares: bool = False
-    """Whether the first batch is to be compared with that of the saved run."""
+    """Whether the first batch is to be compared with the saved run's."""
 
     @property
     def groups(self) -> bool:
@@ -208,7 +208,7 @@ class TrainingData:
         """Gather the states of the loaders of all processes, before a checkpoint is saved.
 
         Warns:
-            UserWarning: They are not plain data, so that of rank 0 is saved for all.
+            UserWarning: They are not plain data, so rank 0's is saved for all.
         """
         if not (self.engine.is_local and is_stateful(self.loader)):
             return
@@ -232,7 +232,7 @@ class TrainingData:
         """Return this process's entry in the saved loader states.
 
         Raises:
-            ValueError: They are those of another number of processes.
+            ValueError: They belong to another number of processes.
         """
         if not (isinstance(state, Mapping) and state.keys() == {_LOCAL}):
             return state
@@ -267,7 +267,7 @@ class TrainingData:
         return size * (self.engine.processes.size if divided else 1)
 
     def position(self, state: DataState, now: Timestamp) -> Timestamp:
-        """Return a time within an epoch, in which its steps are counted as those of this loader.
+        """Return a time within an epoch, with its steps counted as this loader's.
 
         Raises:
             MismatchError: The position is not one of this loader.
