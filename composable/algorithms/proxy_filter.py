@@ -53,13 +53,14 @@ def _check_proxy(_: Any, attribute: Any, value: Any) -> None:
 class ProxyFilter(Algorithm):
     """Train on the examples of each batch whose loss under a small proxy is the highest.
 
-    The proxy is a model of its own, with its own optimizer. It scores the whole batch in one
+    The proxy is a separate model, with a separate optimizer. It scores the whole batch in one
     forward pass, before any augmentation, and learns from the examples that are kept in every
     `interval`-th batch, when the model has stepped: a batch that is skipped teaches nothing. The
     given module is not changed: its weights and the state of its optimizer are in the memory of the
-    run. It is called in its own mode, training or evaluation, and its buffers stay as they are. If
-    its weights are not finite at the end of an epoch, an error is raised. With several processes or
-    shards, each shard of a batch is filtered by itself, and all processes have the same proxy.
+    run. It is called in the mode it is in, training or evaluation, and its buffers stay as they
+    are. If its weights are not finite at the end of an epoch, an error is raised. With several
+    processes or shards, each shard of a batch is filtered by itself, and all processes have the
+    same proxy.
 
     Args:
         proxy: The proxy, whose outputs `loss_fn` takes.

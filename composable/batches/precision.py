@@ -115,7 +115,7 @@ class Precision:
 
     @property
     def weight_dtype(self) -> torch.dtype | None:
-        """The dtype of the weights and of the inputs, or None for their own."""
+        """The dtype of the weights and of the inputs, or None to keep them."""
         return _WEIGHTS.get(self.name)
 
     @property

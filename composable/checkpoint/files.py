@@ -94,7 +94,7 @@ def read_shards(
     """Read the part of each tensor that this process needs, on any number of processes.
 
     The checkpoint may have been written by any number of processes. This function does not
-    communicate: each process reads its own parts.
+    communicate: each process reads its parts.
 
     The manifest and the state are always verified. A file of tensors is read if it has
     a part that is needed. Its hash is compared with the manifest, for which all of its bytes are

@@ -1,8 +1,8 @@
 """Write a checkpoint as a folder of files, atomically.
 
 The files are written to a temporary folder next to the target, synced to disk, and the folder is
-renamed in one operation. The manifest holds the size and the hash of each file, and its own hash,
-so files that were changed, truncated or exchanged are detected.
+renamed in one operation. The manifest holds the size and the hash of each file, and a hash of
+itself, so files that were changed, truncated or exchanged are detected.
 """
 
 import os
@@ -33,7 +33,7 @@ def write(
 ) -> Path:
     """Write a checkpoint atomically: a reader sees either all of it or none.
 
-    With several processes, all of them call this function, and each writes a file of its own. The
+    With several processes, all of them call this function, and each writes a separate file. The
     processes must share the file system of the folder. If one fails, all raise, and the folder is
     not written.
 

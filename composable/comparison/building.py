@@ -53,7 +53,7 @@ def build_trainer(
     """Call the user's function, and check that the Trainer has what it was given.
 
     The global random generators are seeded first; the caller restores them. The duration is passed
-    if the function takes it, and otherwise set in the Trainer; None is for the Trainer's own,
+    if the function takes it, and otherwise set in the Trainer; None is for the Trainer's duration,
     without checks.
     """
     passed = {**arguments, "seed": seed}
@@ -127,7 +127,7 @@ def _problems(trainer: Trainer, passed: Mapping[str, Any]) -> Iterator[str]:
 def inspect_build(
     build: Build, arguments: Mapping[str, Any], durations: Sequence[str] | None
 ) -> Trainer:
-    """Build the Trainer of the baseline for all schedules, or for its own, without training it."""
+    """Build the Trainer of the baseline for all schedules, or for its `max_duration`, without training it."""
 
     def built(duration: str | None) -> Trainer:
         try:

@@ -65,7 +65,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     command: str | None = None,
     progress_bar: bool = True,
 ) -> Comparison:
-    """Find out which methods shorten training, on a model and data of your own.
+    """Find out which methods shorten training, on your model and data.
 
     Each arm is trained with the same seeds on schedules of several lengths. An arm pays if it
     reaches the same results in less time than the baseline, with 95 % confidence. Times are
@@ -95,8 +95,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
             metric, or by its name.
         target: A result at which to measure the speed-up. Default: all results that the baseline
             and an arm reach, and the mean over them.
-        baseline: What to compare with: the name of one of the arms, or an arm of its own. Default:
-            no algorithms.
+        baseline: What to compare with: the name of one of the arms, or a further arm. Default: no
+            algorithms.
         durations: The lengths of the schedules, such as ["2ep", "4ep", "8ep"]. Default: a quarter,
             a half and the whole of the Trainer's `max_duration`. A mapping from names of arms to
             lengths, {"baseline": ["120ba", "240ba"], "large batch": ["30ba", "60ba"]}, is for

@@ -1,7 +1,7 @@
 """The cost of a step of each arm, measured in turn on this machine.
 
-Each arm trains in a process of its own, one process at a time: a run is cut into blocks, and in
-each round every arm trains its next block, in a random order. A change in the speed of the machine
+Each arm trains in a separate process, one process at a time: a run is cut into blocks, and in each
+round every arm trains its next block, in a random order. A change in the speed of the machine
 affects all arms alike, and the state of an algorithm, such as averages or frozen layers, is part of
 its cost. Processes of one arm differ, by the layout of their memory, so that all of this is
 repeated with new ones.

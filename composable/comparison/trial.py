@@ -1,4 +1,4 @@
-"""Run one trial in this process: a Trainer, or a training loop of the user's own."""
+"""Run one trial in this process: a Trainer, or the user's training loop."""
 
 import logging
 import math

@@ -153,7 +153,7 @@ class Event(Enum):
     BATCH_END = "batch_end"
     """After a batch; the timestamp counts it."""
     LOG = "log"
-    """After the loop logs its own metrics, at each `log_interval` or if requested."""
+    """After the loop logs its metrics, at each `log_interval` or if requested."""
     EVAL_BEFORE_ALL = "eval_before_all"
     """Before the evaluators that are due run."""
     EVAL_STANDALONE_START = "eval_standalone_start"

@@ -93,7 +93,7 @@ class State:
     """The complete state of a run, immutable.
 
     `state.evolve(field=value)` returns another state; nothing changes this one. Models, optimizers
-    and tensors are PyTorch's own objects. They are updated in place in four cases only: `backward`
+    and tensors are PyTorch's objects. They are updated in place in four cases only: `backward`
     writes gradients, `optimizer.step` writes parameters, normalization layers write their running
     statistics, and the parameters in `frozen` require no gradient during a step.
 

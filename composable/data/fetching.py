@@ -106,7 +106,7 @@ class SharedEpoch:
     """The epoch of the fetch in progress, and outside `seeded_batches` the one that was set.
 
     An iterable that sets the epoch while it is iterated over, as one does that repeats a loader,
-    keeps its own. It is in shared memory, so that persistent workers see a change.
+    keeps its epoch. It is in shared memory, so that persistent workers see a change.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ _in_progress: WeakSet[DataLoader[Any]] = WeakSet()
 
 
 def fetch_by_workers(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
-    """Iterate over `with_seeded_fetch`; an epoch within another one has workers of its own.
+    """Iterate over `with_seeded_fetch`; an epoch within another one has separate workers.
 
     Persistent workers would start the epoch in progress again.
     """

@@ -23,7 +23,7 @@ class BatchPart(NamedTuple):
     loss_fn: Any = None
     """Its loss, or None for the step's."""
     empty: bool = False
-    """Whether it has no example of its own, and the weight 0."""
+    """Whether it has no example, and the weight 0."""
 
 
 @attrs.frozen(eq=False)
@@ -137,7 +137,7 @@ def batches_of(batch: Any) -> tuple[Any, ...]:
 
 
 def each_batch(fire: Callable[[Event, State], State]) -> Callable[[Event, State], State]:
-    """Fire an event for each batch of a group, with random numbers and a loss of its own."""
+    """Fire an event for each batch of a group, with its random numbers and its loss."""
 
     def firing(event: Event, state: State) -> State:
         group, key, own = state.batch, state.key, state.loss_fn

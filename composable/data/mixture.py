@@ -29,12 +29,12 @@ class Mixture(DataLoader[Any]):
         weights: How many batches come from each, relative to the others. Default: the lengths of
             the loaders, so that an epoch has each batch of each loader once.
         mode: When an epoch ends: "shortest" before a loader would begin again; "longest" when all
-            have been read, and shorter ones begin again, in an order of its own each time.
+            have been read, and shorter ones begin again, in another order each time.
 
     Raises:
         TypeError: A loader does not fetch by index, such as one of an iterable dataset.
         ValueError: There is no loader or an empty one, `weights` has other names or is not
-            positive, `mode` does not exist, or a loader has a generator or a state of its own.
+            positive, `mode` does not exist, or a loader has a generator or a state.
 
     Example:
         >>> from torch.utils.data import DataLoader

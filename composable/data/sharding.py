@@ -28,8 +28,8 @@ from composable.utils.reproducibility import seed_context
 class IndexShards:
     """Splits the indices of global batches into the shards of a process, before they are fetched.
 
-    Every process draws the same order, and fetches only its own examples. The random numbers of a
-    fetch depend on its shard.
+    Every process draws the same order, and fetches only its examples. The random numbers of a fetch
+    depend on its shard.
 
     Args:
         shards: The shards of the run.

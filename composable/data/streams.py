@@ -29,7 +29,7 @@ class UnshardedStreamWarning(UserWarning):
 
 
 def stream_batches(dataloader: DataLoader[Any]) -> Iterator[Any]:
-    """Iterate over a loader of which `is_stream` is true, with workers of its own.
+    """Iterate over a loader of which `is_stream` is true, with new workers.
 
     Warns:
         UnshardedStreamWarning: No worker read which one it is.

@@ -19,7 +19,7 @@ def gather_outputs(
     """Return the outputs for all batches in their order, on every process.
 
     Tensors are sent as bytes, and numbers and strings as JSON. The containers around them come from
-    a process's own output, so nothing is unpickled.
+    a process's output, so nothing is unpickled.
 
     Args:
         own: The outputs of this process, with the numbers of their batches.

@@ -40,7 +40,7 @@ def join_processes(timeout: float | None = None) -> Processes:
     """Initialize torch.distributed in a process that a launcher has started; return the processes.
 
     A launcher is `composable launch`, torchrun, Slurm, Open MPI or LSF. Nothing is done without
-    one, or if the default group is initialized: it keeps its own timeout.
+    one, or if the default group is initialized: it keeps its timeout.
 
     Args:
         timeout: After how many seconds without an answer of another process the run ends. Default:

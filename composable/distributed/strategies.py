@@ -92,7 +92,7 @@ class DDP(Strategy):
     """Data parallelism: each process has a copy of the model, and gradients are summed.
 
     A batch of `train_dataloader` is the global batch. It is split into `shards`, and each process
-    computes the gradients of its own. Random numbers are drawn, the statistics of batch norm are
+    computes the gradients of its shards. Random numbers are drawn, the statistics of batch norm are
     computed, and partners are chosen (MixUp, CutMix) for each shard. So the same run on another
     number of processes has the same losses, to rounding, if `shards` is the same.
 

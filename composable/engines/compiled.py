@@ -71,7 +71,7 @@ _count = itertools.count()
 
 
 def _fresh_call(name: str) -> Callable[..., Any]:
-    """Return a copy of `_call` with graphs of its own: PyTorch keeps graphs by code object.
+    """Return a copy of `_call` with separate graphs: PyTorch keeps graphs by code object.
 
     The number makes the name unique: PyTorch keeps the sizes that it has seen by the name.
     """

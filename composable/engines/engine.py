@@ -1,8 +1,8 @@
 """How a run computes outputs, gradients and steps: here in one process, as PyTorch does it.
 
 A strategy names its engine (`Strategy.engine`), a class that is called with the strategy, the
-shards of a batch, the signals of the process, and whether its loader has its own part only. The
-engines of several processes are derived from `Engine` and replace methods.
+shards of a batch, the signals of the process, and whether its loader has only the process's part.
+The engines of several processes are derived from `Engine` and replace methods.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -144,7 +144,7 @@ class Engine:
     announcement: Announcement | None = attrs.field(init=False, default=None)
     """The announcement of the next batch, from its fetch until it is due."""
     seconds: float | None = attrs.field(init=False, default=None)
-    """How long the last batch took on rank 0, or None where each process is its own clock."""
+    """How long the last batch took on rank 0, or None where each process has another clock."""
     buffers: WrittenBuffers = attrs.field(
         init=False, default=attrs.Factory(lambda self: WrittenBuffers(self.processes), True)
     )

@@ -2,7 +2,7 @@
 
 DDP gets the parameters that are trained, and a *report*: a further parameter, whose gradient is
 what else a step sends, so that a small model needs one message. DDP reduces during the backward
-pass of a loss that is `joined`, or in a backward pass of its own, after all gradients are computed.
+pass of a loss that is `joined`, or in a separate backward pass, after all gradients are computed.
 
 DDP waits for a gradient of each parameter. A parameter without a gradient gets an undefined one at
 the end, and contributes 0 to the sum. The last message says which parameters have a gradient on any

@@ -56,8 +56,8 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: A number is out of range, a block rotates too many features or has a sliding
-            window of its own, the model is changed with other hyperparameters already, or is
-            compiled or wrapped for distributed training.
+            window, the model is changed with other hyperparameters already, or is compiled or
+            wrapped for distributed training.
 
     Warns:
         NoEffectWarning: The model has no causal attention of a known class.

@@ -26,9 +26,9 @@ def split_head(
 ) -> nn.Module:
     """Give the output layer a separate weight, a copy of the token embedding's.
 
-    A tied weight is split; a head that has its own weight gets the values of the embedding. So
-    both are equal at first, and stay equal while `tie_gradients` gives both the same gradient and
-    their optimizers treat them alike.
+    A tied weight is split; a head with a separate weight gets the values of the embedding. So both
+    are equal at first, and stay equal while `tie_gradients` gives both the same gradient and their
+    optimizers treat them alike.
 
     The configuration of a model of Hugging Face gets `tie_word_embeddings=False`, so that it is
     saved and loaded with both. In models such as BERT, which then don't tie the bias of the head
@@ -89,7 +89,7 @@ def split_head(
 
 
 def _untie(model: Any, tied: Mapping[str, str]) -> None:
-    """Give the source of parameters, which a model does not read, values of its own.
+    """Give the source of parameters, which a model does not read, separate values.
 
     Args:
         model: A model that is loaded without these ties. If two of the parameters are still one, as

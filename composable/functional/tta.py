@@ -39,7 +39,7 @@ def tta(
     """Call a classifier on several views of each image, and average its outputs.
 
     Args:
-        model: A function or module that returns logits, `[batch, classes]`, each from its own image
+        model: A function or module that returns logits, `[batch, classes]`, each from its image
             alone: in evaluation mode, and called once, with all views as one batch.
         inputs: Images `[batch, channels, height, width]`, signals or volumes, of any dtype.
         flip: Add each view from right to left.

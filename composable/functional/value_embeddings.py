@@ -46,9 +46,9 @@ def value_embeddings(
 
     $$v_t + 2 \sigma(w \cdot x_{t, 1 \dots c}) \, E_{n_t}$$
 
-    with a table $E$ and a gate $w$ of its own. Both start at zero, so the new model computes what
-    the old one did until it is trained. In the state dict, `<values>.value_embedding.table` and
-    `.gate` are added; all other keys stay the same. They depend on no other token, so caches work.
+    with a table $E$ and a gate $w$. Both start at zero, so the new model computes what the old one
+    did until it is trained. In the state dict, `<values>.value_embedding.table` and `.gate` are
+    added; all other keys stay the same. They depend on no other token, so caches work.
 
     The layers are found as by `value_residual`, and the token embedding as by `ngram_embeddings`.
     Embeddings that are passed (`inputs_embeds`) have no tokens and raise an error.

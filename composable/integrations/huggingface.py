@@ -306,7 +306,7 @@ def _read_state(folder: Any) -> Any:
 
 
 def _check_loss(trainer: Any) -> None:
-    """Raise a ValueError if the trainer has a loss of its own, which the adapter would not use."""
+    """Raise a ValueError if the trainer has another loss, which the adapter would not use."""
     loss_type = getattr(trainer.args, "loss_type", None)  # of TRL, whose 1.0 sets a function
     if loss_type not in _MEANS:
         raise ValueError(

@@ -34,8 +34,8 @@ from composable.launch.watch import Watch
 def launch(options: Launch) -> int:
     """Start the processes, and wait until all have ended.
 
-    The environment and the signal handlers of the calling process change: call it in a process of
-    its own, as `composable launch` does.
+    The environment and the signal handlers of the calling process change: call it in a separate
+    process, as `composable launch` does.
 
     Args:
         options: What to start, and how.

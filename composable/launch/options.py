@@ -215,7 +215,7 @@ def _machine(options: Launch, nproc: int, machines: int) -> int:
 
 
 def _check_template(name: str, template: str | None, world_size: int) -> None:
-    """Check the placeholders of a log file, and that each rank has a file of its own."""
+    """Check the placeholders of a log file, and that each rank has a separate file."""
     if template is None:
         return
     try:

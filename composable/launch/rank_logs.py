@@ -43,7 +43,7 @@ class RankLogs(DefaultLogsSpecs):
         return self._stderr.get(local_rank)
 
     def _open(self, stream: str, variables: dict[str, str]) -> str:
-        """Return the path of a file, whose folder exists. Each restart has files of its own."""
+        """Return the path of a file, whose folder exists. Each restart has separate files."""
         template = getattr(self._options, stream)
         values = {name: variables[name.upper()] for name in PLACEHOLDERS if name != "node_rank"}
         if template is None:

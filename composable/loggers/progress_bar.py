@@ -28,8 +28,8 @@ _FORMAT = "{desc}: {n:.0f} {unit} [{elapsed}, {rate_fmt}{postfix}]"
 class ProgressBarLogger(LoggerDestination):
     """Shows the progress, the remaining time, the loss and the last evaluation results.
 
-    Training has one bar, from its first batch to its last. An evaluation during training has a bar
-    of its own below, which disappears at its end; `Trainer.eval` and `Trainer.predict` have one
+    Training has one bar, from its first batch to its last. An evaluation during training has a
+    separate bar below, which disappears at its end; `Trainer.eval` and `Trainer.predict` have one
     that stays. The length of an evaluation is known from the second time on. Where there is neither
     a terminal nor a notebook, such as in a file, lines of text replace the bars.
 

@@ -77,8 +77,8 @@ def declared_by(mean_over: Any, state: State) -> Declared | None:
 
     Args:
         mean_over: "examples", "tokens", "next_tokens", a function of the batch that counts, or one
-            of the outputs and the batch. None for the `loss_mean_over` of a model with a loss of
-            its own.
+            of the outputs and the batch. None for the `loss_mean_over` of a model that computes its
+            loss.
         state: The state of the run, whose model may shift its labels.
 
     Raises:

@@ -169,7 +169,7 @@ def update_param_groups(
 
     A new parameter replaces the one of the same name. Otherwise it joins the group of its role, or
     one of several roles, beside the nearest parameter in the model; without one, that parameter's
-    own group. So it gets the options of the group.
+    group. So it gets the options of the group.
     """
     old = dict(before.named_parameters())
     new = dict(after.named_parameters())

@@ -114,8 +114,8 @@ def find_lr(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: A number is out of range; the first group has the rate 0; the train_dataloader
-            has a position of its own, so that `batches` is needed; or the run has an engine of
-            DeepSpeed or several processes.
+            keeps a position, so that `batches` is needed; or the run has an engine of DeepSpeed or
+            several processes.
 
     Source: Smith, "Cyclical Learning Rates for Training Neural Networks", WACV 2017,
     https://arxiv.org/abs/1506.01186

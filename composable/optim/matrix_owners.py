@@ -85,7 +85,7 @@ def _broadcast(
     group: Any,
     dtype: torch.dtype,
 ) -> Results:
-    """Compute the own batches, and send the results to all others: one message of each owner."""
+    """Compute this process's batches, and send the results to all others: one message per owner."""
     owners, rank = _divide(batches, dist.get_world_size(group)), dist.get_rank(group)
     own = [one for _, found in _alone(values, owners[rank], compute) for one in found]
     for owner, theirs in enumerate(owners):

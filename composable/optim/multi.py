@@ -20,7 +20,7 @@ class MultiOptimizer(Optimizer):
     checkpoints work as with one optimizer. Each step calls every optimizer's, in order.
 
     Args:
-        optimizers: The optimizers. Their states become one mapping; their groups stay their own.
+        optimizers: The optimizers. Their states become one mapping; their groups stay separate.
 
     Raises:
         TypeError: An item is not an optimizer.

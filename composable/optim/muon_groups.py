@@ -27,7 +27,7 @@ def muon_groups(
     convolutions and of `nn.Bilinear` are matrices of shape `[out_channels, the rest]`. Other
     weights of three dimensions, such as the weights of experts, are batches of matrices. The
     projections of `nn.MultiheadAttention` and the gates of `nn.LSTM` and `nn.GRU` are stacked in
-    one parameter; each is a matrix of its own.
+    one parameter; each is a separate matrix.
 
     Args:
         model: The model.

@@ -90,7 +90,7 @@ def role_groups(
         model: The model.
         more: Other modules that are trained, such as the loss.
         roles: Names of parameters or modules, or patterns such as "blocks.*.experts", by role:
-            one of these, or a role of your own.
+            one of these, or a new role.
         stacked: The number of matrices of equal size that a parameter holds along its outputs, by
             name or pattern: `{"*.qkv.weight": 3}`. By default known for `nn.MultiheadAttention`,
             `nn.LSTM` and `nn.GRU`.
@@ -143,7 +143,7 @@ def collect(
         roles: The roles of the parameters.
         names: The names of groups by role; by default each role is a group.
         always: The names of groups that exist even without parameters, before all others.
-        by_layout: Whether matrices of each layout have a group of their own.
+        by_layout: Whether matrices of each layout have a separate group.
     """
     usual: tuple[Any, ...] = ()
     held: dict[str, dict[Any, list[nn.Parameter]]] = {name: {usual: []} for name in always}
@@ -186,7 +186,7 @@ def _roles_in(model: nn.Module) -> list[Role]:
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Iterate over the full name, the owner and the own name of every parameter.
+    """Iterate over the full name, the owner and the local name of every parameter.
 
     The owner of a parametrized tensor is the module that has it.
     """

@@ -115,7 +115,7 @@ class BaseOptimizer(Optimizer):
         super().add_param_group(self.complete(param_group))
 
     def complete(self, group: Group) -> Group:
-        """Return a new group with options of its own, and check these."""
+        """Return a new group with separate options, and check these."""
         return group
 
     @torch.no_grad()

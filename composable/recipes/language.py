@@ -149,9 +149,9 @@ def speedrun_gpt(  # noqa: PLR0913 (each is a hyperparameter)
 ) -> Recipe:
     """Return n-gram embeddings, ALiBi and Muon, for a small causal language model and much text.
 
-    A table of hashed n-grams is added to the token embedding. Its gradients are sparse and it has
-    an optimizer of its own, `RowAdagrad`, so that a step costs no more with a larger table. The
-    rest is as in `small_gpt`: attention biases, Muon for the hidden matrices, AdamW for the other
+    A table of hashed n-grams is added to the token embedding. Its gradients are sparse and it has a
+    separate optimizer, `RowAdagrad`, so that a step costs no more with a larger table. The rest is
+    as in `small_gpt`: attention biases, Muon for the hidden matrices, AdamW for the other
     parameters, and clipping. The learning rates rise over the first 5 % of training and fall
     linearly to 0.
 

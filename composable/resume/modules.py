@@ -47,7 +47,7 @@ def capture_module(module: nn.Module, evaluated: Mapping[str, Tensor]) -> Module
 def restore_module(
     module: nn.Module, saved: Mapping[str, Any], trained: Mapping[str, Tensor], what: str
 ) -> dict[int, Tensor]:
-    """Copy values into a module, and map the ids of saved tensors to the module's own.
+    """Copy values into a module, and map the ids of saved tensors to the module's.
 
     Args:
         module: The module, changed in place.

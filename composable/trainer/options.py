@@ -171,7 +171,7 @@ class TrainerOptions(
 
     @property
     def is_local(self) -> bool:
-        """Whether the loader of this process yields its own part of the data only."""
+        """Whether the loader of this process yields only the process's part of the data."""
         if not self.processes.several:
             return False
         if self.parallel.data == "auto":

@@ -231,7 +231,7 @@ class Trainer:
 
         Args:
             batches: The batches, a list or a `DataLoader`. By default those that the run trains on
-                next. Needed for a loader that has a position of its own, such as a stream.
+                next. Needed for a loader that keeps a position, such as a stream.
 
         Returns:
             The seconds and bytes of each part, which it prints as a table.

@@ -83,7 +83,7 @@ class TrainingData:
     _state_ahead: Any = None
     """The state of the loader before it was read ahead."""
     _generators: list[Tensor] | None = None
-    """The states of the loader's own generators at the start of the epoch; None between epochs."""
+    """The states of the loader's generators at the start of the epoch; None between epochs."""
     _prefetcher: Prefetcher | None = None
     _positions: Any = None
     """The states of the loaders of all processes, for the checkpoint that is saved next."""
@@ -147,8 +147,8 @@ class TrainingData:
     def _compare_first_batch(self, state: State) -> None:
         """Read the first batch of the saved epoch again, and warn if it is another one.
 
-        Streams are not read twice. At the end of an epoch, samplers and generators with a state of
-        their own may have moved on.
+        Streams are not read twice. At the end of an epoch, samplers and generators with a state may
+        have advanced.
         """
         saved, loader = self._first_batch, self.loader
         if saved is None or not self._reads_again(saved["epoch"] == state.timestamp.epoch):
@@ -198,7 +198,7 @@ class TrainingData:
         self._loader_state, self._prefetcher = self._read_loader_state(), None
 
     def end_epoch(self) -> None:
-        """Forget the states of the loader's own generators."""
+        """Forget the states of the loader's generators."""
         self._generators = self._prefetcher = None
 
     def _epoch_generators(self) -> list[Tensor]:

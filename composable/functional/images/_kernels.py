@@ -9,7 +9,7 @@ before the first call, which takes some seconds; later processes read the result
 
 `Image` stands for an array of uint8 `[channels, height, width]`, `Pixels` for `[channels, pixels]`.
 All arrays are contiguous, and no source is written to. Loops begin at 0 and run over slices, and
-values are looked up in a loop of their own: so LLVM turns all other loops into vector instructions.
+values are looked up in a separate loop: so LLVM turns all other loops into vector instructions.
 """
 
 import inspect
