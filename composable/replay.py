@@ -461,7 +461,7 @@ class Replay(StepObserver):
         now = {name: one.cpu() for name, one in pack({"state": capture()}, RUN)[0].items()}
         first = next((one for one in mismatched(saved, now) if one in saved), None)
         if first is None:
-            self.tensor = f"none: all tensors equal those of checkpoint {name}"
+            self.tensor = f"none: all tensors equal checkpoint {name}"
         else:
             gap = describe_difference(saved[first], now.get(first))
             self.tensor = f"{first} at checkpoint {name} ({gap})"

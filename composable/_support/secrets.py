@@ -12,7 +12,7 @@ _SECRETS = frozenset(
         *("passwd", "password", "passwords", "pwd", "secret", "secrets"),
     }
 )
-# Other keys and tokens are those of dictionaries and of texts: input_key, pad_token.
+# Other keys and tokens belong to dictionaries and texts: input_key, pad_token.
 _OF_KEYS = frozenset(
     {
         *("access", "account", "api", "auth", "aws", "azure", "comet", "encryption", "gcp"),

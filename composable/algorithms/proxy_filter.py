@@ -213,8 +213,8 @@ class ProxyFilter(Algorithm):
         if not isinstance(chosen, Tensor) or chosen.dtype != torch.int64 or chosen.ndim != 1:
             raise TypeError(
                 f"rule returned {chosen!r:.200} and must return the indices to keep, an int64 "
-                "tensor [kept]. A rule that also weights losses, such as that of "
-                "composable.data.InfoBatch, is a separate algorithm."
+                "tensor [kept]. A rule that also weights losses, such as "
+                "composable.data.InfoBatch's, is a separate algorithm."
             )
         if not len(chosen):
             raise ValueError(

@@ -91,7 +91,7 @@ class Generate(UsesEvaluatedModel):
             options = known if is_transformers_model(generator) else {}
             found = generator.generate(batch, **{**options, **self.options})
             for row in getattr(found, "sequences", found).cpu():
-                continues = torch.equal(row[: len(tokens)], tokens)  # not that of a decoder alone
+                continues = torch.equal(row[: len(tokens)], tokens)  # not for a decoder alone
                 yield text, self._decoded(row[len(tokens) :] if continues else row)
 
     def _generator(self, model: Any) -> Any:

@@ -94,7 +94,7 @@ _ERRORS = {
 
 
 def _connected(exchange: Callable[[], Any], failure: BaseException | None) -> Any:
-    """Exchange values with the other processes; raise this process's failure, or that one was lost."""
+    """Exchange values with the other processes; raise the failure, or that a process was lost."""
     try:
         return exchange()
     except RuntimeError as error:

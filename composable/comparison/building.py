@@ -127,7 +127,7 @@ def _problems(trainer: Trainer, passed: Mapping[str, Any]) -> Iterator[str]:
 def inspect_build(
     build: Build, arguments: Mapping[str, Any], durations: Sequence[str] | None
 ) -> Trainer:
-    """Build the Trainer of the baseline for all schedules, or for its `max_duration`, without training it."""
+    """Build the Trainer of the baseline, untrained, for all schedules, or else for its duration."""
 
     def built(duration: str | None) -> Trainer:
         try:

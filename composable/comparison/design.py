@@ -300,7 +300,7 @@ def schedules_of(
         found[arm.name] = own = given.get(arm.name, baseline)
         if Time.parse(own[0]).unit is not unit:
             raise ValueError(
-                f"durations[{arm.name!r}]={list(own)} and those of the baseline, "
+                f"durations[{arm.name!r}]={list(own)} and the baseline's, "
                 f"{list(baseline)}, must have one unit: costs are estimated for it."
             )
     return found

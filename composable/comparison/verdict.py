@@ -194,7 +194,7 @@ _DATA = Axis(
     shorter="smaller amounts",
     example="data_amounts=[0.1, 0.3, 1.0]",
     unit="amount of training data",
-    results="result: that of the evaluation, of all schedules of a seed, with the best metric of "
+    results="result: of the evaluation, of all schedules of a seed, with the best metric of "
     "tuning. batches: the mean number before it",
 )
 

@@ -183,7 +183,7 @@ class InfoBatch(Algorithm):
     def _weighted(self, state: State) -> State:
         if self.sampler.started != state.timestamp.epoch:
             raise ValueError(
-                f"the sampler of {self.name} is not that of the training loader: pass "
+                f"the sampler of {self.name} is not the training loader's: pass "
                 "DataLoader(Indexed(dataset), batch_sampler=sampler)."
             )
         memory = state.memory[self.name]
@@ -203,7 +203,7 @@ class InfoBatch(Algorithm):
         for whole, mean in _is_mean.read(state, pair):
             if isfinite(whole) and not isclose(whole, mean, rel_tol=0.01, abs_tol=1e-6):
                 raise ValueError(
-                    f"{self.name} needs a loss that is a mean over examples: that of a batch is "
+                    f"{self.name} needs a loss that is a mean over examples: a batch's is "
                     f"{whole:.4g}, and the mean over its examples {mean:.4g}. Pass a loss with "
                     "reduction='mean', without weights of classes and ignored targets."
                 )

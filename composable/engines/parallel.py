@@ -84,7 +84,7 @@ class Parallel(Engine):
         """Return sums over the shards; over the microbatches of a batch that is not sharded."""
         if isinstance(state.batch, ShardedBatch):
             return self.shard_sums(state)
-        return Sums(self.shares)  # a step by itself, such as that of a replay
+        return Sums(self.shares)  # a step by itself, such as in a replay
 
     def shard_sums(self, state: State) -> Sums:
         """Return the sums over the shards of a batch."""

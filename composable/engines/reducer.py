@@ -129,7 +129,7 @@ class GradientReducer:
             report: Returns the report. It is called after all other gradients are computed.
         """
         self._messages.all_sent, self._joined, self._report = False, None, report
-        # A backward pass goes back in time, so that of the first operation is the last one.
+        # A backward pass goes back in time, so the first operation's gradient comes last.
         self._last: Any = self.report.sum()
 
     def join(self, loss: Tensor) -> Tensor:

@@ -372,7 +372,7 @@ class StepEvents:
         if any(bool(grad.any()) for grad in self._held_gradients()):
             raise RuntimeError(
                 "the gradients of an earlier batch, after which the optimizer did not step, would "
-                "be added to those of this batch; call optimizer.zero_grad() where a step is "
+                "be added to this batch's; call optimizer.zero_grad() where a step is "
                 "skipped. If the loop steps once for n batches, pass accumulate_batches=n to "
                 "t.epoch, and step at the end of an epoch too."
             )

@@ -146,7 +146,7 @@ class LoopAdapter(StepEvents):
                 if [one._iteration for one in adapters] != own:
                     raise RuntimeError(
                         "t.epoch(loader) or t.load_state_dict(saved) was called during this "
-                        "iteration, so the clock is not that of its batches; iterate over "
+                        "iteration, so the clock does not count its batches; iterate over "
                         "zip(loader, other_loader), or leave the loop before."
                     )
                 for one in adapters:

@@ -28,7 +28,7 @@ def run_rank(kind: str, target: str, arguments: list[str]) -> None:
     """
     end_with_parent()
     # The agent signals process groups. The workers of a DataLoader, which are forked, are not in
-    # that of the script: it needs them to finish its batch.
+    # the script's: it needs them to finish its batch.
     os.register_at_fork(after_in_child=os.setpgrp)
     sys.argv = [target, *arguments]
     try:

@@ -194,7 +194,7 @@ class JSONLinesLogger(LoggerDestination):
     def _write_file(self, name: str, timestamp: Timestamp, content: bytes) -> str:
         path = self.path.with_suffix(".files") / f"{quote(name, safe='')}-ba{timestamp.batch}.png"
         if Processes.current().is_main:
-            self._open()  # first, since the file may be that of another run
+            self._open()  # first, since the file may belong to another run
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, content)
         return f"{path.parent.name}/{path.name}"

@@ -188,7 +188,7 @@ def _warn_if_shifting(model: nn.Module) -> None:
             warn_user(
                 f"The loss of {type(module).__name__} shifts the labels and excludes the first "
                 "token of an example, but loss_mean_over='tokens' counts that token; pass "
-                "'next_tokens' if the loss is that of the model, or a function of the batch if you "
+                "'next_tokens' if the loss is the model's, or a function of the batch if you "
                 "compute it.",
                 LossMeanWarning,
             )

@@ -175,7 +175,7 @@ class LossWeights:
         weight_of, base = self._declared_weight(state), innermost(state.loss_fn)
         if not isinstance(base, TargetLoss):
             return
-        if has_divisor(state.loss_fn):  # that of a part, for targets that were replaced
+        if has_divisor(state.loss_fn):  # a part's, for targets that were replaced
             targets = state.batch_spec.targets(batch)
             if isinstance(targets, MixedTargets):
                 batch = state.batch_spec.replace(batch, targets=targets.targets)

@@ -99,7 +99,7 @@ def _squares(stack: Tensor, parameter: Any, dim: int) -> Tensor:
 
 def _totals(before: Tensor, after: Tensor, parameter: Any, dim: int) -> tuple[Tensor, Tensor]:
     """Return the sums over all neurons of two stacks of squares."""
-    # In float64, so that the results of several processes round to those of one.
+    # In float64, so that the results of several processes round to the results of one.
     sums = torch.stack([before, after]).sum(2, dtype=torch.float64)
     for group in _groups(parameter, dim, along=True):
         dist.all_reduce(sums, group=group)

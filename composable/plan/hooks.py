@@ -103,7 +103,7 @@ def _foreign_hint(name: str, method: Callable[..., Any]) -> str | None:
         return f"{name} is a hook of {owners} without a counterpart here"
     if len(set(found.values())) == 1:
         return f"{name} is a hook of {owners}: define {_call(next(iter(found.values())))}"
-    calls = (f"{_call(ours)} for that of {library}" for library, ours in found.items())
+    calls = (f"{_call(ours)} for the hook of {library}" for library, ours in found.items())
     return f"{name} is a hook of {owners}: define {', or '.join(calls)}"
 
 

@@ -84,7 +84,7 @@ class Subject:
             return [*result.state_dict().values(), *outputs]
 
     def drawn(self, size: int = SIZE) -> "Subject":
-        """Return the same with its draw bound as a constant, with the right dtype and on the CPU."""
+        """Return the same with the draw bound as a constant, made by its case on the CPU."""
         given = self.arguments(size)
         names = given if isinstance(given, Mapping) else _parameters(self.function)
         values = given.values() if isinstance(given, Mapping) else given

@@ -278,7 +278,7 @@ class Progress(SavedFields):
         at = len(self.calls) if self._repeated is None else self._repeated
         self._repeated = None
         if self.calls[at : at + 1] != [_text(duration)]:
-            del self.calls[at:]  # those of another script
+            del self.calls[at:]  # another script's
             return False
         self._repeated = at + 1
         return True

@@ -160,10 +160,10 @@ class TrainingData:
             set_generator_states(self.loader, self._generators)
         if digests != [saved["digest"]]:
             warn_user(
-                f"the data differ from those of the saved run: the first batch of epoch "
+                f"the data differ from the saved run's: the first batch of epoch "
                 f"{saved['epoch']} is another one, in its examples, their order, or random numbers "
                 "that do not follow from the seed. The run continues with these data; resume with "
-                "those of the saved run for the same result.",
+                "the saved run's for the same result.",
                 ChangedRunWarning,
             )
 

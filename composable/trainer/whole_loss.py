@@ -126,7 +126,7 @@ class _WholeLoss:
         whole: Any = state.loss
         (engine.scaler.backward if engine.scaler.enabled else torch.autograd.backward)(whole)
         if not (engine.mean_gradients or engine.processes.is_main):
-            zero_grad(state)  # each process has those of the loss's parameters, which count once
+            zero_grad(state)  # each process has the loss's parameters' gradients, which count once
         scale = engine.processes.size if engine.mean_gradients else 1
         for part in parts:
             part.take_gradients(scale, keep_outputs=not self.checked)

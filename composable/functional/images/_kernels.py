@@ -456,7 +456,7 @@ def _chain(
             continue
         left -= 1
         result = work.images[0] if left % 2 else target
-        # The numbers are those of `_operations.OPERATIONS`.
+        # The numbers index `_operations.OPERATIONS`.
         if operation == 3:
             _rotate(source, result, turns[0, step], turns[1, step], work)
         elif operation == 5:
