@@ -1,6 +1,6 @@
 """How a model is called on a batch: with its input, with all of it, or with keyword arguments.
 
-Each function has the form `call(model, batch, spec)`, and a `State` holds the one of its model.
+Each function has the form `call(model, batch, spec)`, and a `State` holds its model's function.
 """
 
 import inspect

@@ -56,8 +56,7 @@ class ExportForInference(UsesEvaluatedModel):
         sample_input: The arguments of one call of the model: a tensor, a tuple of arguments, or a
             dictionary of keyword arguments. Default: the input of the last training batch, without
             its targets.
-        averaged: Whether to export the evaluated weights, where they are not those that are
-            trained.
+        averaged: Whether to export the evaluated weights, where they differ from the trained ones.
         dynamic_batch: Whether the exported model takes batches of any size, or of two examples
             only: some models cannot be exported for any size.
         tolerance: The largest difference of an output, relative to the largest output, above 0. If

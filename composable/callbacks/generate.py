@@ -95,7 +95,7 @@ class Generate(UsesEvaluatedModel):
                 yield text, self._decoded(row[len(tokens) :] if continues else row)
 
     def _generator(self, model: Any) -> Any:
-        """Return the model, or the one of Transformers inside it, that has a method `generate`."""
+        """Return the model with `generate`: the given one, or a model of Transformers inside it."""
         for one in (model, getattr(model, "model", None)):
             if callable(getattr(one, "generate", None)):
                 return one

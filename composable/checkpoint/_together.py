@@ -222,7 +222,7 @@ def _in_mesh(first: Description, name: str, rank: int) -> bool:
 
 
 def blocks_of(tensors: Tensors) -> Blocks:
-    """Return the blocks that a process has, besides those that follow from a mesh."""
+    """Return the blocks of a process, except blocks that follow from a mesh."""
     return {
         name: [tensor.offsets, tensor.region.sizes]
         for name, tensor in tensors.items()

@@ -59,7 +59,7 @@ def read(folder: str | os.PathLike[str]) -> Contents:
 
     Raises:
         MissingCheckpointError: There is no checkpoint at this path.
-        DamagedCheckpointError: A file is missing, or differs from the one that was written.
+        DamagedCheckpointError: A file is missing, or was changed since it was written.
         VersionError: The checkpoint has a schema that this version cannot read.
         UnreadableCheckpointError: A file cannot be read.
     """

@@ -53,7 +53,7 @@ RUN: Mapping[_Path, str] = MappingProxyType(
     }
 )
 """How the names of the weights of a run begin, by their paths: `model.` for the evaluated weights,
-and `raw.` for those that are trained, where they are others."""
+and `raw.` for the trained ones, where they differ."""
 
 
 def pack(tree: Any, prefixes: Mapping[_Path, str] = _NO_PREFIXES) -> tuple[dict[str, Tensor], JSON]:

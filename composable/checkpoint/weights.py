@@ -44,7 +44,7 @@ Read = Callable[..., Any]
 
 @attrs.frozen
 class LoadedWeights:
-    """The names of the weights that `load_weights` loaded, and of those that differ."""
+    """The names of the weights that `load_weights` loaded, and of weights that differ."""
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]

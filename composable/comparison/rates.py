@@ -23,7 +23,7 @@ def count_batches(duration: str, epoch_length: int | None) -> float | None:
 
 
 def run_length(duration: str, epoch_length: int | None) -> float:
-    """Return the number of batches of a run, or its length in the given unit."""
+    """Return the number of batches of a run, or its length in the unit of `duration`."""
     batches = count_batches(duration, epoch_length)
     return float(Time.parse(duration).value) if batches is None else batches
 

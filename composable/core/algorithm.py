@@ -238,8 +238,8 @@ def leaves(algorithm: Algorithm) -> Iterator[Algorithm]:
 def nested(algorithms: Sequence[Algorithm], event: Event) -> tuple[Algorithm, ...]:
     """Select the algorithms that listen to an event, in the order in which they run.
 
-    At an event that closes a pair, algorithms that listen to both events of the pair run in
-    reverse order (first in, last out), after those that listen to the closing event only.
+    At an event that closes a pair, algorithms of both events run in reverse order (first in, last
+    out), after the algorithms of the closing event only.
     """
     listening = [a for a in algorithms if event in a.events]
     if not event.closes:

@@ -300,7 +300,7 @@ class State:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process writes and reports: the one of rank 0, or the only one."""
+        """Whether this process writes and reports: rank 0, or the only process."""
         from composable.core.plain_state import is_main_process  # on use
 
         return is_main_process()

@@ -103,7 +103,7 @@ _REPORT, _REPORT_WITHIN = 1, 2
 
 
 class SharedEpoch:
-    """The epoch of the fetch in progress, and outside `seeded_batches` the one that was set.
+    """The epoch of the fetch in progress, and outside `seeded_batches` the epoch that was set.
 
     An iterable that sets the epoch while it is iterated over, as one does that repeats a loader,
     keeps its epoch. It is in shared memory, so that persistent workers see a change.

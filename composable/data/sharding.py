@@ -149,8 +149,8 @@ def divided_batches(
 ) -> Iterator[tuple[int, Any, bool]]:
     """Iterate over this process's part of every batch of an evaluation.
 
-    All processes get equally many: one that has no example of a batch gets its first one, which
-    does not count.
+    All processes get equally many: a shard without an example of a batch gets the first example,
+    which does not count.
 
     Args:
         loader: The loader of the evaluation.

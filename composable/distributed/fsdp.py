@@ -31,8 +31,8 @@ class FSDP2(Strategy):
             processes. Default: 1, so that all processes together hold one copy.
         wrap: The modules whose parameters are gathered together: types of modules, or a function of
             a module. Default: the items of each `nn.ModuleList` and `nn.Sequential` that have
-            parameters, such as the blocks of a transformer, but for those that share a parameter
-            with another module. The rest of the model is gathered with the model itself.
+            parameters, such as the blocks of a transformer, unless they share a parameter with
+            another module. The rest of the model is gathered with the model itself.
         initialize: A function that sets the parameters and buffers of a module, for a model that
             was built on the meta device. It is called for each module, after its children and after
             its `reset_parameters`. Default: the method `_init_weights` of the model, as models of

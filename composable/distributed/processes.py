@@ -55,7 +55,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes and reports: the one of rank 0."""
+        """Whether this is the process that writes and reports: rank 0."""
         return self.rank == 0
 
     def barrier(self) -> None:

@@ -144,7 +144,7 @@ class Engine:
     announcement: Announcement | None = attrs.field(init=False, default=None)
     """The announcement of the next batch, from its fetch until it is due."""
     seconds: float | None = attrs.field(init=False, default=None)
-    """How long the last batch took on rank 0, or None where each process has another clock."""
+    """How long the last batch took on rank 0, or None where each process measures its time."""
     buffers: WrittenBuffers = attrs.field(
         init=False, default=attrs.Factory(lambda self: WrittenBuffers(self.processes), True)
     )

@@ -89,7 +89,7 @@ def factorize(  # noqa: PLR0913
     it is the same for all devices.
 
     Skipped are weights that several layers share, such as an output layer tied to an embedding;
-    layers with a parametrization, a mask or another direct tensor, and subclasses of the layers of
+    layers with a parametrization, a mask or additional tensors, and subclasses of the layers of
     PyTorch, which may compute more than the product; the output projection of
     `nn.MultiheadAttention`, whose weight is read without a call; and transposed convolutions. A
     pair is replaced by one of a lower rank, if that is requested, and is otherwise skipped.

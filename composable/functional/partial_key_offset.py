@@ -34,7 +34,7 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
 
     So a query can look for a token by what stands before it, and copy its value: induction, which
     otherwise takes two layers. The first token of a text or document keeps its key: a token takes
-    features of the one before it if some query attends to both, which the mask has.
+    features of the previous token if some query attends to both, which the mask has.
 
     The set must not have rotated features. It is the last part of the features where a block
     rotates the first part: GPT-NeoX, and a block of `rotary(model, fraction=...)`. In blocks whose

@@ -31,8 +31,8 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
     dict, `<values>.value_residual.scales` is added for each layer but the first; all other
     keys stay the same. The values of a token depend on no other token, so caches work.
 
-    The layers are the called ones that `register_projections` knows: of GPT-2, Llama, Mistral,
-    Qwen2, Qwen3, BERT, DistilBERT, RoBERTa and XLM-RoBERTa of Hugging Face, and your own;
+    The layers are the called layers of `register_projections`: of GPT-2, Llama, Mistral, Qwen2,
+    Qwen3, BERT, DistilBERT, RoBERTa and XLM-RoBERTa of Hugging Face, and your own;
     `nn.MultiheadAttention` reads its weights without a call. Layers of one stack have the same
     names up to numbers, such as `h.0.attn.c_attn` and `h.1.attn.c_attn`.
 

@@ -41,7 +41,7 @@ STATE_NAME = "transforms.pt"
 """The file with the state of the adapter, in a checkpoint of `transformers.Trainer`."""
 
 TRAINING_WEIGHTS = "training_weights"
-"""The entry of that file with the weights that are trained, where others are evaluated."""
+"""The entry of that file with the trained weights, where others are evaluated."""
 
 
 class LogitsModel(nn.Module):

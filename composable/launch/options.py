@@ -31,7 +31,7 @@ class Launch:
         nproc: Number of processes on this machine; by default one for each GPU, or one.
         world_size: Number of processes on all machines, a multiple of `nproc`.
         nnodes: Number of machines, in place of `world_size`: "2", or "1:3" with `max_restarts` for
-            a run that restarts on those that are left, and waits for 1 at least.
+            a run that restarts on the remaining machines, and waits for 1 at least.
         node_rank: The number of this machine, from 0.
         base_rank: The rank of the first process of this machine, instead of `node_rank`.
         master_addr: The address of machine 0.

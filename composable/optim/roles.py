@@ -92,15 +92,15 @@ def role_groups(
         roles: Names of parameters or modules, or patterns such as "blocks.*.experts", by role:
             one of these, or a new role.
         stacked: The number of matrices of equal size that a parameter holds along its outputs, by
-            name or pattern: `{"*.qkv.weight": 3}`. By default known for `nn.MultiheadAttention`,
+            name or pattern: `{"*.qkv.weight": 3}`. Default: as in `nn.MultiheadAttention`,
             `nn.LSTM` and `nn.GRU`.
 
     Returns:
         The groups, for any optimizer of PyTorch, each with the name of its role as "name". Roles
-        without a parameter have no group. Stacked matrices have a group for each "stacked" number,
-        weights of `Conv1D` of Transformers, whose outputs are the second dimension, one that is
-        "transposed", and batches of matrices, such as the weights of experts, one that is
-        "batched".
+        without a parameter have no group. There is a "stacked" group for each number of stacked
+        matrices, a "transposed" group for weights of `Conv1D` of Transformers, whose outputs are
+        the second dimension, and a "batched" group for batches of matrices, such as the weights of
+        experts.
 
     Raises:
         TypeError: An argument is of the wrong type.

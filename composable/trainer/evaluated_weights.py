@@ -168,7 +168,7 @@ class EvaluatedWeights(SavedFields):
         return state.evolve(averages=kept[0], memory=kept[1])
 
     def forget(self) -> None:
-        """Take the weights that the model holds for those that are trained."""
+        """Take the weights that the model holds for the trained ones."""
         self.installed, self._held, self._switched, self._kept = False, [], [], None
 
     def adopt_changes(self, state: State) -> State:

@@ -209,8 +209,8 @@ class OptimizationOptions:
         updates: The updates of which each training step consists, in their order, each with its
             loss and optimizer: see `composable.Update`. Evaluations use `loss_fn`.
         decay_norms_and_biases: Whether the weight decay of the optimizers applies to all
-            parameters. If not, functions of the parameters get two groups, and normalization
-            layers and biases are in the one without: see `composable.optim.decay_groups`.
+            parameters. If not, functions of the parameters get two groups, and normalization layers
+            and biases are in the group without weight decay: see `composable.optim.decay_groups`.
         schedulers: One or several schedules of `composable.optim`, which set the learning rate of
             every batch, or torch schedulers, which step after every epoch, or functions of an
             `optimizer` that return one. With a `max_duration`, schedules are called once when the

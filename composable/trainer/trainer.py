@@ -423,7 +423,7 @@ class Trainer:
                 self._between_calls()
 
     def _between_calls(self) -> None:
-        """Let the model, and the one that was given, have the evaluated weights and all layers."""
+        """Give the model, and the model that was passed, the evaluated weights and all layers."""
         self._run.state = self._run.weights.install(self._run.state)
         self._given.follow(self._run.state.model)
 
@@ -467,8 +467,8 @@ class Trainer:
     ) -> Path:
         """Save the run between two calls of `fit`.
 
-        The weights of its model are those that `eval` measures; those that are trained, where they
-        are others, are saved beside them.
+        Its model has the weights that `eval` measures; the trained weights, where they differ, are
+        saved beside them.
 
         While `fit` runs, a callback requests `Control.SAVE` instead.
 
