@@ -10,8 +10,7 @@ import torch
 def preserving_generators(devices: Iterable[torch.device]) -> Iterator[Callable[[int], None]]:
     """Restore the global generators of the CPU and of devices at the end of a block.
 
-    The generators of other devices are neither read nor changed, so that the host does not wait for
-    them.
+    Other devices are neither read nor changed, so that the host does not wait for them.
 
     Args:
         devices: The devices of the computation; only accelerators matter.

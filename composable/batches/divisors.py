@@ -3,8 +3,7 @@
 The loss of a part, times its divisor, is a sum. So the losses of the parts of a batch are added,
 each multiplied by its divisor, and divided by the sum of the divisors, and the result is the loss
 of the batch. The divisor of a function is documented, and differs: a cross entropy of class indices
-is divided by the sum of the weights of their classes, one of class probabilities by the number of
-rows.
+divides by the sum of their classes' weights, one of class probabilities by the number of rows.
 """
 
 import inspect

@@ -94,8 +94,7 @@ def checkpoint_activations(
         offload: Keep the inputs of the blocks in the memory of the CPU, if they are on a GPU.
 
     Returns:
-        The new model; `model` itself if it is checkpointed with these options already, or has no
-        blocks.
+        The new model; `model` itself if it is checkpointed in this way already, or has no blocks.
 
     Raises:
         TypeError: An argument is of the wrong type.
