@@ -27,7 +27,7 @@ def comparison() -> Comparison:
 
 @cache
 def recorded(name: str) -> Any:
-    """Load the trials of the search, or those of longer schedules and another text."""
+    """Load the trials of the search, or the trials of longer schedules and another text."""
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
