@@ -7,8 +7,8 @@ A package lists its names once, as imports that type checkers and editors read:
     else:
         export_lazily(__name__)
 
-`export_lazily` reads this list by executing the code of the package once more, in a namespace of
-its own, where `TYPE_CHECKING` is true and the import statement only records names.
+`export_lazily` reads this list by executing the code of the package once more, in a separate
+namespace, where `TYPE_CHECKING` is true and the import statement only records names.
 """
 
 import sys

@@ -105,7 +105,7 @@ def explain_call(*tables: Mapping[str, str], otherwise: str = "") -> Callable[[F
     """Make a decorator that adds the advice on an unexpected argument to its error.
 
     Args:
-        tables: Where to look up the argument; another is compared with those of the signature.
+        tables: Where to look up the argument; another is compared with the signature's.
         otherwise: The advice on a call that fails for another argument.
     """
 

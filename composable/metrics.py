@@ -84,8 +84,8 @@ def token_accuracy(
 ) -> "Float[Tensor, ' labeled']":
     """Compute whether the prediction is correct for each position that has a label.
 
-    Its average is over the positions, while that of `accuracy` is over the examples: the long ones
-    count no more than the short ones.
+    It is averaged over the positions, while `accuracy` is averaged over the examples: long ones
+    count no more than short ones.
 
     Args:
         outputs: Logits, as for `accuracy`.
@@ -126,8 +126,9 @@ def token_accuracy(
 class OfLoss:
     """A metric that is a function of the mean loss of an evaluation.
 
-    The mean is that of all data, so `perplexity = OfLoss(torch.exp)` is that of all tokens, and not
-    a mean of perplexities. It is exact if the loss is a mean over what `loss_mean_over` counts.
+    The mean is over all data, so `perplexity = OfLoss(torch.exp)` is the perplexity of all tokens,
+    and not a mean of perplexities. It is exact if the loss is a mean over what `loss_mean_over`
+    counts.
 
     Args:
         function: A function of the mean loss, a tensor of float64, that returns one.
@@ -257,7 +258,7 @@ class Evaluator:
     Args:
         label: The prefix of its results: `metrics/<label>/<metric>`.
         dataloader: The batches.
-        metrics: The metrics by name. Default: those of the Trainer.
+        metrics: The metrics by name. Default: the Trainer's.
         batches: The number of batches after which an evaluation ends, at most the loader's length.
             Default: `eval_batches` of the Trainer.
         eval_interval: When to evaluate. Default: the Trainer's interval.
@@ -423,7 +424,7 @@ class Averages:
 
     @property
     def needs_all(self) -> bool:
-        """Whether any metric is an object that does not join those of other processes itself."""
+        """Whether any metric is an object that does not join the other processes' itself."""
         return not all(map(joins_itself, self._objects.values()))
 
     @property
@@ -605,7 +606,7 @@ def joins_itself(metric: Any) -> bool:
 
 @contextmanager
 def computed_alone(metric: Any) -> Iterator[None]:
-    """Compute an object from this process's state: that of all batches."""
+    """Compute an object from this process's state, over all batches."""
     parts = _joining(metric)
     functions = [one.distributed_available_fn for one in parts]
     try:

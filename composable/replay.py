@@ -375,7 +375,7 @@ class Replay(StepObserver):
         return cls(folder, batch, begun[-1], steps)
 
     def override(self, options: TrainerOptions) -> TrainerOptions:
-        """Change the options of a Trainer: those of the run resume it, and all write nothing."""
+        """Change the options of a Trainer: the run's resume it, and all write nothing."""
         if options.save_folder is None or not self._is_about(options.save_folder):
             return DryRunOptions.of(options)
         self.joined = True
@@ -383,7 +383,7 @@ class Replay(StepObserver):
         return ReplayOptions.of(options, seed=seed, autoresume=False, replay=self)
 
     def _is_about(self, save_folder: Path) -> bool:
-        """Return whether a folder is that of the run, which may have been moved."""
+        """Return whether a folder belongs to the run, which may have been moved."""
         recorded = str(self.record.get("save_folder"))
         folders = {self.folder.resolve(), Path(recorded).resolve()}
         return save_folder.resolve() in folders or address(save_folder) == recorded
@@ -461,7 +461,7 @@ class Replay(StepObserver):
         now = {name: one.cpu() for name, one in pack({"state": capture()}, RUN)[0].items()}
         first = next((one for one in mismatched(saved, now) if one in saved), None)
         if first is None:
-            self.tensor = f"none: all tensors equal those of checkpoint {name}"
+            self.tensor = f"none: all tensors equal checkpoint {name}"
         else:
             gap = describe_difference(saved[first], now.get(first))
             self.tensor = f"{first} at checkpoint {name} ({gap})"

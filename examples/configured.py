@@ -26,7 +26,7 @@ def build(path: str, *overrides: str) -> Trainer:
 
     Args:
         path: A file of YAML.
-        overrides: Settings that replace those of the file, such as "seed=3".
+        overrides: Settings that replace the file's, such as "seed=3".
     """
     settings = OmegaConf.load(path)
     settings.merge_with_dotlist([*overrides])

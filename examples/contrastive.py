@@ -4,7 +4,7 @@ The data are the 1,797 scans of 8 x 8 pixels that ship with scikit-learn; nothin
 encoder sees the left half of a scan, the other one the right half. The loss compares the left half
 of each scan of a batch with the right halves of all others, so that a larger batch is another loss,
 and no microbatches can replace it. Memory is taken to hold the activations of 16 scans: with
-`WholeLoss`, the loss is that of a batch of any size, computed in parts of 16.
+`WholeLoss`, the loss is computed for a batch of any size, in parts of 16.
 
     python examples/contrastive.py                       # 16 scans a batch
     python examples/contrastive.py --batch-size 128      # 128, in parts of 16

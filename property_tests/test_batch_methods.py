@@ -131,8 +131,8 @@ def test_holes_are_zero_in_all_channels_and_the_rest_is_unchanged(batch, options
 
 @given(image_batches(min_batch=2), st.integers(0, 4), st.data(), seeds)
 def test_translated_images_are_those_of_each_part_of_the_batch(batch, max_shift, data, seed):
-    """Law of methods: The translations of a batch are those of its parts, with their rows of the
-    draw; without a shift they are the images.
+    """Law of methods: The translations of a batch equal its parts', with their rows of the draw;
+    without a shift they are the images.
     """
     inputs, size = batch[0], batch[0].shape[2:]
     options = {"max_shift": min(max_shift, min(size) - 1)}

@@ -154,7 +154,7 @@ def test_a_batch_that_is_left_without_its_step_leaves_no_trace(kind, program, pa
 @pytest.mark.parametrize("at", range(4))
 def test_a_run_that_was_left_is_saved_and_resumed_to_the_same_bits(parts, outcome, at):
     """Law of time: A state that is saved when an external loop was left by an
-    exception or `break` is that of the run between two batches: it resumes to the same bits.
+    exception or `break` is the state of the run between two batches: it resumes to the same bits.
     """
     whole, first, second = Loop(), Loop(), Loop()
     for _ in range(2):
@@ -257,8 +257,8 @@ trainings = st.lists(
 @given(program=trainings)
 @settings(max_examples=6)
 def test_a_training_that_starts_again_starts(kind, program, tmp_path_factory):
-    """Law of time: A training of another trainer that begins at step 0 is that of a new adapter
-    with the same weights, whatever the adapter trained before and however that ended.
+    """Law of time: A training of another trainer that begins at step 0 equals a new adapter's with
+    the same weights, whatever the adapter trained before and however that ended.
     """
     folder = tmp_path_factory.mktemp("again")
     again = AGAIN[kind]()

@@ -110,7 +110,7 @@ def test_trivial_combinations_are_the_algorithm(drawn):
     Law of combinators: `choose` runs exactly one part per batch, the same one at all events of the
     batch; the choice does not depend on other components.
 
-    Law of combinators: The value of an annealed hyperparameter is that of its schedule at the
+    Law of combinators: The value of an annealed hyperparameter is its schedule's at the
     batch.
     """
     problem, a = drawn
@@ -300,7 +300,7 @@ def test_choice_does_not_depend_on_other_algorithms(others):
 @few
 @given(st.floats(0.0, 0.9), st.floats(0.0, 0.9))
 def test_an_annealed_hyperparameter_is_its_schedule_at_the_batch(start, end):
-    """Law of combinators: The value of an annealed hyperparameter is that of its schedule at the
+    """Law of combinators: The value of an annealed hyperparameter is its schedule's at the
     batch.
     """
     schedule = linear(start, end)

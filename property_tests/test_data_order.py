@@ -192,8 +192,8 @@ def packed(sizes, length, seed, packing):
 
 @given(documents, st.integers(1, 6), seeds, epochs, packings)
 def test_every_epoch_of_packed_documents_has_every_token_once(sizes, length, seed, epoch, packing):
-    """Law of data: Each epoch of `PackedDocuments` has every token once, those of a part of a
-    document in their order, in equally many rows.
+    """Law of data: Each epoch of `PackedDocuments` has every token once, in order within a part of
+    a document, in equally many rows.
     """
     rows = packed(sizes, length, seed, packing)
     count = len(rows)

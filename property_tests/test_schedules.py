@@ -164,9 +164,7 @@ def clocks(epochs, length):
 @few
 @given(scheduled_runs(), st.lists(st.floats(1e-3, 10), min_size=3, max_size=3), st.data())
 def test_learning_rate_of_batch_k_is_the_schedule_at_k_times_that_of_the_group(run, initial, data):
-    """Law of schedules: The learning rate of batch k is that of the group times the schedule
-    at k.
-    """
+    """Law of schedules: The learning rate of batch k is the group's times the schedule at k."""
     epochs, length, schedule, formula = run
     model, factor = mlp(), data.draw(st.sampled_from([None, 0.3, 1.0]), label="another schedule")
     first, second, third = (

@@ -39,9 +39,9 @@ schedulers = st.sampled_from(
 def test_without_algorithms_the_weights_are_those_of_a_plain_loop(
     optimizer, count, epochs, scheduler, every_batch
 ):
-    """Law of transparency: The weights are those of a plain loop with SGD with momentum, Adam
-    or AdamW, a short last batch, and no scheduler, one of PyTorch that steps every epoch or
-    every batch, or a schedule.
+    """Law of transparency: The weights equal those of a plain loop with SGD with momentum, Adam or
+    AdamW, a short last batch, and no scheduler, one of PyTorch that steps every epoch or every
+    batch, or a schedule.
     """
     by_hand, loader = mlp(), batches(count)
     optimizer_by_hand = optimizer(by_hand.parameters())
@@ -75,8 +75,8 @@ def test_without_algorithms_the_weights_are_those_of_a_plain_loop(
 def test_with_dropout_and_shuffling_the_weights_are_those_of_a_plain_loop_that_seeds(
     optimizer, count, epochs, seed, convolutional
 ):
-    """Law of transparency: With dropout and shuffling, they are those of a loop that seeds by
-    `seed_epoch` and `seed_step`.
+    """Law of transparency: With dropout and shuffling, they equal the weights of a loop that seeds
+    by `seed_epoch` and `seed_step`.
     """
     make = conv_net if convolutional else partial(mlp, dropout=0.5)
     loader = partial(shuffling_loader, count, images=convolutional)
@@ -102,8 +102,8 @@ def test_with_dropout_and_shuffling_the_weights_are_those_of_a_plain_loop_that_s
 def test_with_a_data_set_that_draws_the_weights_are_those_of_a_plain_loop_that_seeds(
     optimizer, count, epochs, seed
 ):
-    """Law of transparency: With a data set that draws random numbers, they are those of a loop
-    that reads it through `seeded_batches`.
+    """Law of transparency: With a data set that draws random numbers, they equal the weights of a
+    loop that reads it through `seeded_batches`.
     """
     by_hand = mlp(dropout=0.5)
 

@@ -85,7 +85,7 @@ def test_averaging_a_value_with_itself_returns_it(average, values, share):
 @each_average
 @given(old=values, new=values, share=st.floats(0.01, 0.99))
 def test_an_entry_that_is_not_finite_is_taken_from_the_new_value(average, old, new, share):
-    """Law of values: Averages are of finite entries alone; others are those of the new value."""
+    """Law of values: Only finite entries are averaged; others are taken from the new value."""
     size = min(len(old), len(new))
     old, new = torch.tensor(old[:size]), torch.tensor(new[:size])
     finite = old.isfinite() & new.isfinite()

@@ -151,7 +151,7 @@ STUDIES: tuple[Evidence, ...] = (
         "n-grams also 590. With three seeds, effects below 5 % are within the noise. The study "
         "first had schedules of 159 and 319 steps, which shared too little of the baseline's "
         "range for verdicts; the shorter one was added after these results. Costs of steps were"
-        " measured on an idle machine; those of cautious weight decay later, beside the "
+        " measured on an idle machine; the costs of cautious weight decay later, beside the "
         "baseline. Repeat with `python benchmarks/language_parts.py`.",
         alone={"EMA": "EMA of the end"},
         ablation=True,
@@ -219,7 +219,7 @@ STUDIES: tuple[Evidence, ...] = (
         "[`speedrun_vision`](recipes.md): Muon, label smoothing, random translation, test-time "
         "augmentation (which takes no time of training) and the channels-last memory format. The "
         "other arms omit one, or add Dirac initialization. Nothing was tuned: all arms have "
-        "the rates of the recipe, and AdamW that of the example. The costs of steps are medians "
+        "the rates of the recipe, and AdamW the example's. The costs of steps are medians "
         "of trials that ran in turn, beside other load. Six seeds show large effects only: nothing "
         "is shown to pay or to cost, and after four epochs all arms are within 0.3 percentage "
         "points of one another. After one epoch, Dirac initialization lost most. Repeat with "

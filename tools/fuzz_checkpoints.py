@@ -1,10 +1,10 @@
 """Mutated checkpoints: `python -m tools.fuzz_checkpoints --count 1000`.
 
 A third of them are damaged: bits flipped, bytes cut off, put in or exchanged, files swapped with
-those of another checkpoint or of each other, or gone. Each must be refused with one of the
-library's own errors. Another third are forged: the state, the header or the manifest is edited and
-every hash recomputed. Each must be refused like that too, or be a well-formed checkpoint, which can
-be saved and read again as it is. Anything else is a crash or a silent load, and stops the command.
+each other or with another checkpoint's, or gone. Each must be refused with one of the library's own
+errors. Another third are forged: the state, the header or the manifest is edited and every hash
+recomputed. Each must be refused like that too, or be a well-formed checkpoint, which can be saved
+and read again as it is. Anything else is a crash or a silent load, and stops the command.
 
 The last third, checkpoints of a run, have an altered meaning: one value of the state is changed
 (of the model, the optimizers, the generators, the schedulers, the callbacks or the run), and every

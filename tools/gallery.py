@@ -1,4 +1,4 @@
-"""The pictures of the gallery: those of the methods' cards, and the plots of the studies."""
+"""The pictures of the gallery: from the methods' cards, and the plots of the studies."""
 
 import re
 from collections.abc import Iterable, Iterator

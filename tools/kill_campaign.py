@@ -7,8 +7,8 @@
 
 Every run saves at every batch, into one folder that keeps the newest two. It is killed, once or
 several times, at moments drawn from a seed, and each time resumed in a new process. Its outcome is
-compared with that of an uninterrupted run of the same configuration. With `--loops`, trainings in
-the loops of `tests/integrations/killed_loops.py` are. With `--back-ends`, runs that log to all back
+compared with an uninterrupted run's of the same configuration. With `--loops`, trainings in the
+loops of `tests/integrations/killed_loops.py` are. With `--back-ends`, runs that log to all back
 ends are killed so many times, and what their readers show is compared. With `--remote`, the runs of
 `tools.kill_remote` are, which are on machines that are lost.
 """

@@ -7,7 +7,7 @@ process is killed, and the next one starts on a machine with an empty disk, or w
 In other cases it lives on, or stops for a while and continues, while the next one takes over: it
 must end with a `TakenOverError`. After each kill, every checkpoint with a manifest in the bucket
 must be whole, and one must be as new as the newest whose manifest was ever there. At the end, the
-weights must be those of an uninterrupted run, and each step must be in the logs once.
+weights must equal an uninterrupted run's, and each step must be in the logs once.
 """
 
 import csv
@@ -144,7 +144,7 @@ class Outcome:
     repeated: int = 0
     """How many logs did not have each step once."""
     different: int = 0
-    """Whether the weights differ from those of an uninterrupted run."""
+    """Whether the weights differ from an uninterrupted run's."""
 
 
 # --- the server and what is in its bucket

@@ -27,7 +27,7 @@ def comparison() -> Comparison:
 
 @cache
 def recorded(name: str) -> Any:
-    """Load the trials of the search, or those of longer schedules and another text."""
+    """Load the trials of the search, or the trials of longer schedules and another text."""
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 
@@ -118,7 +118,7 @@ def _questions() -> Iterator[tuple[str, str]]:
     yield (
         "Is the difference larger than the noise of seeds?",
         f"The standard deviation of the baseline's final results is {_noise(BASELINE):.4f} nats "
-        f"per byte, that of the recipe's {_noise(RECIPE):.4f}. The baseline against itself with "
+        f"per byte, and the recipe's {_noise(RECIPE):.4f}. The baseline against itself with "
         f"other seeds is {comparison().analysis.noise_floor}.",
     )
     yield (
@@ -129,7 +129,7 @@ def _questions() -> Iterator[tuple[str, str]]:
     yield (
         "How are the costs of steps compared?",
         "A step of the recipe costs "
-        f"{comparison().analysis[RECIPE].step_cost_ratio} that of the baseline, because its batch "
+        f"{comparison().analysis[RECIPE].step_cost_ratio} the baseline's, because its batch "
         "is larger. All arms are measured in turns, each in four processes, on an idle machine; "
         "processes of the same arm differ in speed by more than the rounds within them show, and "
         "the intervals include this difference. `python benchmarks/language.py costs` measures all "

@@ -1,6 +1,6 @@
 """The tables of the migration guides: the names of another trainer, and what to write instead.
 
-The advice is that of the errors: `composable/advice.json`.
+The advice is the errors': `composable/advice.json`.
 """
 
 import inspect

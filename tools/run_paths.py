@@ -89,7 +89,7 @@ def trace_save(folder: Path) -> list[CodeType]:
 def trace_resume(folder: Path) -> dict[str, list[CodeType]]:
     """Return the functions of the construction of a Trainer that resumes.
 
-    And those of them in files that the construction of another Trainer does not pass.
+    And which of them are in files that the construction of another Trainer does not pass.
     """
     build(load_path=folder / "saved")
     codes = trace(lambda: build(load_path=folder / "saved"))

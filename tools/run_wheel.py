@@ -2,7 +2,7 @@
 
     python -m tools.run_wheel dist
 
-The dependencies are those of this environment. The demo trains a hundredth of its steps.
+The dependencies come from this environment. The demo trains a hundredth of its steps.
 """
 
 import os

@@ -419,6 +419,6 @@ def parameters_of(params: Any) -> list[Any]:
     if not found or not all(isinstance(one, (Tensor, dict, tuple)) for one in found):
         raise TypeError(
             "params must be parameters or groups of them, and not be empty: pass "
-            "model.parameters(), or groups such as those of decay_groups(model)."
+            "model.parameters(), or groups such as decay_groups(model)."
         )
     return found

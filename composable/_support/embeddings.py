@@ -6,12 +6,12 @@ from torch import nn
 
 
 def input_embeddings(module: nn.Module) -> Any:
-    """Return the token embedding that a model has by its own account, or None."""
+    """Return the token embedding that a model declares, or None."""
     return _called(module, "get_input_embeddings")
 
 
 def output_embeddings(module: nn.Module) -> Any:
-    """Return the output layer that a model has by its own account, or None."""
+    """Return the output layer that a model declares, or None."""
     return _called(module, "get_output_embeddings")
 
 

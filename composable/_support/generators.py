@@ -10,14 +10,14 @@ import torch
 def preserving_generators(devices: Iterable[torch.device]) -> Iterator[Callable[[int], None]]:
     """Restore the global generators of the CPU and of devices at the end of a block.
 
-    Those of other devices are neither read nor changed, so that the host does not wait for them.
+    Other devices are neither read nor changed, so that the host does not wait for them.
 
     Args:
         devices: The devices of the computation; only accelerators matter.
 
     Yields:
-        A function that seeds these generators. `torch.manual_seed` would seed those of all devices,
-        which are not restored.
+        A function that seeds these generators. `torch.manual_seed` would seed all devices, which
+        are not restored.
     """
     accelerators = {_with_index(one) for one in devices if one.type not in ("cpu", "meta")}
     generators = [torch.default_generator, *map(default_generator, accelerators)]

@@ -16,7 +16,7 @@ class References:
     """Replace references to modules and tensors in the attributes of modules.
 
     `deepcopy` shares functions, so a function that closes over a module of the original refers to
-    it in the copy too. It is replaced by a function with the same code and with cells of its own.
+    it in the copy too. It is replaced by a function with the same code and with new cells.
 
     Args:
         successors: The new modules and tensors, by the ids of the old ones. The old ones must be
@@ -97,7 +97,7 @@ class References:
         return new
 
     def _new_cell(self, cell: CellType) -> CellType:
-        """Return a cell of its own, or the same one if it refers to nothing that is replaced."""
+        """Return a new cell, or the same one if it refers to nothing that is replaced."""
         if not any(map(self._refers, _contents(cell))):
             return cell
         return self._cells.setdefault(id(cell), CellType())

@@ -12,7 +12,7 @@ _SECRETS = frozenset(
         *("passwd", "password", "passwords", "pwd", "secret", "secrets"),
     }
 )
-# Other keys and tokens are those of dictionaries and of texts: input_key, pad_token.
+# Other keys and tokens belong to dictionaries and texts: input_key, pad_token.
 _OF_KEYS = frozenset(
     {
         *("access", "account", "api", "auth", "aws", "azure", "comet", "encryption", "gcp"),
@@ -39,7 +39,7 @@ _FLAG = re.compile(r"--?[A-Za-z_][\w.-]*")
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a name is that of a key, a token, a password or another secret.
+    """Return whether a name denotes a key, a token, a password or another secret.
 
     Example:
         >>> from composable._support.secrets import is_secret

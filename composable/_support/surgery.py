@@ -33,7 +33,7 @@ WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 def copy_on_write(model: Model, tensors: Mapping[str, Tensor] | None = None) -> Model:
     """Copy the structure of a model; share its parameters and clone its buffers.
 
-    Functions and hooks that close over modules of the model close over those of the copy.
+    Functions and hooks that close over modules of the model close over the copies instead.
 
     Args:
         model: Any module. Changes to the structure, the mode or the buffers of the copy don't

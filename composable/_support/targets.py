@@ -49,7 +49,7 @@ def check_several_classes(name: str, logits: Tensor, class_dim: int) -> None:
     if logits.shape[class_dim] == 1:
         raise ValueError(
             f"{name} has one class in dimension {class_dim} of shape {tuple(logits.shape)}, whose "
-            "probability is always 1. Use logits of two classes or more; those of a sigmoid are "
+            "probability is always 1. Use logits of two classes or more; for a sigmoid's, pass "
             f"torch.cat([torch.zeros_like(z), z], {class_dim})."
         )
 

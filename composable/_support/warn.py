@@ -1,4 +1,4 @@
-"""Warnings: of the methods, each of its own class to filter it by; and where they point to."""
+"""Warnings: of the methods, each of a separate class to filter it by; and where they point to."""
 
 import sys
 import warnings

@@ -17,9 +17,9 @@ class WeightAverage(Algorithm):
     """Evaluate and predict with an average of the weights, and train with the weights themselves.
 
     `state.averages[name]` holds the average, by the names of parameters and buffers, in float32 for
-    16-bit weights. Frozen parameters, such as those of a model with adapters, are not among them;
-    one that is unfrozen later joins with its value of then, and one that is frozen later stays. A
-    subclass updates it, and adds the events of its updates to `EVALUATES`.
+    16-bit weights. Frozen parameters, such as the base weights under adapters, are not averaged. A
+    parameter that is unfrozen later joins with its value at that time, and one that is frozen later
+    stays. A subclass updates it, and adds the events of its updates to `EVALUATES`.
     """
 
     EVALUATES = frozenset({Event.EVAL_START, Event.PREDICT_START})

@@ -99,5 +99,5 @@ class PixelAugmentation(Augmentation):
             )
         center, scale = (from_numbers(values, images).reshape(-1, 1, 1) for values in (mean, std))
         pixels = images * scale + center
-        _check(pixels, state, f"mean={mean} and std={std} must be those of the data loader")
+        _check(pixels, state, f"mean={mean} and std={std} must match the data loader's")
         return (augment(pixels) - center) / scale

@@ -18,7 +18,7 @@ def example_losses(
     Args:
         state: The state with the batch.
         module: The module that is called in place of the model.
-        tensors: Its parameters and buffers by name, in place of its own; buffers may change.
+        tensors: Parameters and buffers by name, in place of the module's; buffers may change.
         name: The algorithm, on which the random numbers depend.
     """
 

@@ -22,7 +22,7 @@ class AlternatingFlip(Augmentation):
     the same height and width are flipped with their images.
 
     Args:
-        index_key: The place of the indices in the batch, an index or a name. By default that of
+        index_key: The place of the indices in the batch, an index or a name. Default: as in
             `Indexed`.
     """
 

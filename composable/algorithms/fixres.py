@@ -17,7 +17,7 @@ class FixRes(Algorithm):
     Training does not change. Targets that have a value for each pixel are an error.
 
     Args:
-        scale_factor: The resolution as a multiple of that of the images of the loader, above 0.
+        scale_factor: The resolution as a multiple of the loader's, above 0.
         size_increment: New lengths are the nearest multiples of this.
     """
 

@@ -38,7 +38,7 @@ class LabelSmoothing(Algorithm):
     writes = frozenset({"batch", "loss_fn"})
 
     def apply(self, event: Event, state: State) -> State:
-        """Smooth the targets of the loss, including those of a mixed batch."""
+        """Smooth the targets of the loss, of a mixed batch too."""
         targets = state.targets
         pair = isinstance(targets, MixedTargets)
         refuse_regression(state, targets.targets if pair else targets, self.name)

@@ -10,8 +10,8 @@ from composable.functional import ngram_embeddings
 class NGramEmbeddings(Surgery):
     """Add embeddings of the last tokens: see `composable.functional.ngram_embeddings`.
 
-    `optimizers` that are functions of the parameters can give the table an optimizer or a learning
-    rate of its own: the groups of `composable.optim` have it in the group "tables".
+    `optimizers` that are functions of the parameters can give the table a separate optimizer or
+    learning rate: the groups of `composable.optim` have it in the group "tables".
 
     Args:
         n: Length of the longest n-gram, at least 2.

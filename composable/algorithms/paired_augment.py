@@ -27,9 +27,9 @@ class PairedAugment(Augmentation):
         transform: A function of the inputs and an amount for each example, in (-1, 1): opposite
             amounts must give opposite changes. It must be deterministic.
         target_transform: The same for the targets. By default they don't change.
-        index_key: The place of the indices in the batch, an index or a name. By default that of
+        index_key: The place of the indices in the batch, an index or a name. Default: as in
             `Indexed`.
-        name: Distinguishes it from other instances, each of which has amounts of its own.
+        name: Distinguishes it from other instances, which draw other amounts.
     """
 
     transform: Callable[[Any, Tensor], Any] = attrs.field(validator=passes(check_is_callable))

@@ -24,8 +24,8 @@ _TWO_TARGETS = "both give each example two targets"
 class PrefixTokens(Algorithm):
     """Predict the prefixes of target tokens, too: see `composable.functional.prefix_token_loss`.
 
-    The loss is that of the run, computed a second time for the prefixes, so it may shift labels or
-    skip positions without one; and it is a mean over the same positions. The weight of the prefixes
+    The run's loss is computed a second time, for the prefixes. So it may shift labels or skip
+    positions without a label; and it is a mean over the same positions. The weight of the prefixes
     falls linearly to 0.
 
     Args:

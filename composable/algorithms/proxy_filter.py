@@ -53,13 +53,14 @@ def _check_proxy(_: Any, attribute: Any, value: Any) -> None:
 class ProxyFilter(Algorithm):
     """Train on the examples of each batch whose loss under a small proxy is the highest.
 
-    The proxy is a model of its own, with its own optimizer. It scores the whole batch in one
+    The proxy is a separate model, with a separate optimizer. It scores the whole batch in one
     forward pass, before any augmentation, and learns from the examples that are kept in every
     `interval`-th batch, when the model has stepped: a batch that is skipped teaches nothing. The
     given module is not changed: its weights and the state of its optimizer are in the memory of the
-    run. It is called in its own mode, training or evaluation, and its buffers stay as they are. If
-    its weights are not finite at the end of an epoch, an error is raised. With several processes or
-    shards, each shard of a batch is filtered by itself, and all processes have the same proxy.
+    run. It is called in the mode it is in, training or evaluation, and its buffers stay as they
+    are. If its weights are not finite at the end of an epoch, an error is raised. With several
+    processes or shards, each shard of a batch is filtered by itself, and all processes have the
+    same proxy.
 
     Args:
         proxy: The proxy, whose outputs `loss_fn` takes.
@@ -71,8 +72,8 @@ class ProxyFilter(Algorithm):
             `functools.partial(composable.functional.select_using_loss, keep=0.5)` draws them.
             Default: `composable.functional.select_highest`.
         interval: The proxy learns from every `interval`-th batch.
-        schedule: A function of time that scales the learning rate of the proxy, such as those of
-            `composable.optim`. Default: it is constant.
+        schedule: A function of time that scales the learning rate of the proxy, such as a schedule
+            of `composable.optim`. Default: it is constant.
     """
 
     proxy: nn.Module = attrs.field(validator=_check_proxy, eq=repr)
@@ -212,8 +213,8 @@ class ProxyFilter(Algorithm):
         if not isinstance(chosen, Tensor) or chosen.dtype != torch.int64 or chosen.ndim != 1:
             raise TypeError(
                 f"rule returned {chosen!r:.200} and must return the indices to keep, an int64 "
-                "tensor [kept]. A rule that also weights losses, such as that of "
-                "composable.data.InfoBatch, is a separate algorithm."
+                "tensor [kept]. A rule that also weights losses, such as "
+                "composable.data.InfoBatch's, is a separate algorithm."
             )
         if not len(chosen):
             raise ValueError(
@@ -276,7 +277,7 @@ class ProxyFilter(Algorithm):
         return copy.deepcopy(self.proxy, memo)
 
     def check_memory(self, memory: Any, state: State) -> None:
-        """Raise a `ValueError` if a loaded memory is not that of this proxy."""
+        """Raise a `ValueError` if a loaded memory does not belong to this proxy."""
         check_entries(memory, "optimizers", "pending", "weights")
         own = (*self.proxy.named_parameters(), *self.proxy.named_buffers())
         ours = {name: tuple(one.shape) for name, one in own}

@@ -139,7 +139,7 @@ class SnapshotDistillation(Algorithm):
         self._check_fits(memory, state)
 
     def _divergence(self, state: State) -> Tensor:
-        """Compute the divergence of the outputs from those of the teacher."""
+        """Compute the divergence of the outputs from the teacher's."""
         positions = positions_of(state, self.name, self.class_dim)
         logits, weights = positions.logits, positions.weights
         memory = state.memory[self.name]
@@ -204,7 +204,7 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _copied(memory: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return a teacher with copies of those of its frozen tensors that training changes now.
+    """Return a teacher with copies of the frozen tensors that training changes from now on.
 
     Until the first step that changes it, a tensor has the value that it had in the snapshot.
     """

@@ -20,10 +20,10 @@ def _split_at(value: TimeLike) -> Time:
 class SplitHead(Algorithm):
     """Train with tied embedding and head, and split them part of the way.
 
-    The head gets a weight of its own at the start, see `composable.functional.split_head`. Until
+    The head gets a separate weight at the start, see `composable.functional.split_head`. Until
     `split_at`, both weights get the sum of their gradients, so that they and the states of their
-    optimizers stay equal, like one tied weight. From then on each has its own gradient. So the
-    state of the optimizer is there at the split, and nothing is added to a running optimizer.
+    optimizers stay equal, like one tied weight. From then on each weight gets only its gradient. So
+    the state of the optimizer is there at the split, and nothing is added to a running optimizer.
 
     Gradients are summed before they are clipped; a norm of all gradients has the sum twice. In
     batches in which `LayerFreezing` freezes the embedding, the head trains alone.

@@ -13,7 +13,7 @@ class SquaredReLUs(Surgery):
 
     Args:
         slope: Slope of negative inputs before the square, in [0, 1].
-        target: A class of activations to replace. None for those of known feed-forward blocks.
+        target: A class of activations to replace. None for known feed-forward blocks'.
     """
 
     slope: float = 0.0

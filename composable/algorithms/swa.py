@@ -186,7 +186,7 @@ class SWA(WeightAverage):
         return self._update(state)
 
     def check_memory(self, memory: Any, state: State) -> None:
-        """Raise a `ValueError` if a loaded memory is not that of a mean."""
+        """Raise a `ValueError` if a loaded memory does not hold a mean."""
         check_entries(memory, "count", "seen")
         for name in ("count", "seen"):
             if type(memory[name]) is not int or memory[name] < 0:

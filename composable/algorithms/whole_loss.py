@@ -18,9 +18,9 @@ from composable.core.state import State
 class WholeLoss(Algorithm):
     """Compute the loss of the whole batch: see `composable.functional.cached_gradients`.
 
-    The loss and its gradients are those of the outputs for all microbatches, batches of a step,
-    shards and processes, for any loss, at the cost of one more forward pass. Where a batch is not
-    split, nothing changes. It needs the Trainer: external loops have no second forward pass.
+    The loss and its gradients are computed from the outputs for all microbatches, batches of a
+    step, shards and processes, for any loss, at the cost of one more forward pass. Where a batch is
+    not split, nothing changes. It needs the Trainer: external loops have no second forward pass.
 
     Args:
         outputs: Returns those outputs of the model that the loss needs, given all of them: tensors

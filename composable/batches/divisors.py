@@ -2,8 +2,8 @@
 
 The loss of a part, times its divisor, is a sum. So the losses of the parts of a batch are added,
 each multiplied by its divisor, and divided by the sum of the divisors, and the result is the loss
-of the batch. The divisor of a function is documented, and differs: that of a cross entropy of class
-indices is the sum of the weights of their classes, that of class probabilities the number of rows.
+of the batch. The divisor of a function is documented, and differs: a cross entropy of class indices
+divides by the sum of their classes' weights, one of class probabilities by the number of rows.
 """
 
 import inspect
@@ -34,7 +34,7 @@ class Divisor:
     targets: Tensor | None = None
     """The targets of the call, or another tensor that determines the divisor."""
     count: Callable[[Tensor], Any] | None = None
-    """Computes the divisor from targets like those of the call, if they determine it."""
+    """Computes the divisor from targets like the call's, if they determine it."""
     source: Source | None = None
     """Where the targets come from in the batch, if that is known."""
     sum_may_remain: bool = False
@@ -162,7 +162,7 @@ def _classes(given: Arguments) -> Any:
 
 
 def _elements(given: Arguments) -> Any:
-    """Count the elements of the loss: those of the inputs and targets, broadcast together."""
+    """Count the elements of the loss: of the inputs and targets, broadcast together."""
     named = [given.get(name) for name in ("input", "input1", "input2", "target", "var")]
     shape = _broadcast(*[one.shape for one in named if isinstance(one, Tensor)])
     same = given["target"].shape == shape
@@ -231,7 +231,7 @@ def _given(
 
 
 def _options(function: Any, given: Arguments) -> tuple[Any, ...]:
-    """Return the options of a call that are those of every part of a batch.
+    """Return the options of a call that hold for every part of a batch.
 
     A weight of each element belongs to the data. One of each class does not: computed from a batch,
     it would be another in each part.

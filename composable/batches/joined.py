@@ -21,7 +21,7 @@ def join_parts(parts: Sequence[Any], sizes: Sequence[int], place: str = "batch")
     """Concatenate the tensors of trees of one structure along their first dimension.
 
     Lists with one plain value for each example are joined too. Other values, and tensors without
-    dimensions, are those of every part. The weights of mixed targets become those of examples.
+    dimensions, must be equal in all parts. Weights of mixed targets become weights of examples.
 
     Args:
         parts: Trees of tensors, each with the same number of rows for each example.

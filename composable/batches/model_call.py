@@ -1,6 +1,6 @@
 """How a model is called on a batch: with its input, with all of it, or with keyword arguments.
 
-Each function has the form `call(model, batch, spec)`, and a `State` holds the one of its model.
+Each function has the form `call(model, batch, spec)`, and a `State` holds its model's function.
 """
 
 import inspect
@@ -112,7 +112,7 @@ def metric_outputs(outputs: Any, *, own_loss: bool = False) -> Any:
 
     Args:
         outputs: The outputs of a model.
-        own_loss: Whether they are known to be those of a model that computes its loss itself.
+        own_loss: Whether the model is known to compute its loss itself.
     """
     return logits_of(outputs) if own_loss or _is_of(outputs, _OUTPUTS) else outputs
 
@@ -182,7 +182,7 @@ def base_model_of(model: nn.Module) -> nn.Module:
 
 
 def shifts_labels(model: nn.Module) -> bool:
-    """Return whether the own loss of a model is that of the causal models of Transformers.
+    """Return whether a model computes the loss of Transformers' causal models.
 
     Some decoders, such as `BartForCausalLM`, have this loss function, but compute their loss
     without it, and without a shift. Other libraries' classes that do so are taken to shift.
@@ -225,7 +225,7 @@ class CalledModel(nn.Module):
 def batch_spec_of(
     model: nn.Module, input_key: Any = None, target_key: Any = None, layout: str | None = None
 ) -> BatchSpec:
-    """Return the parts of a batch of a model: its own `batch_spec`, or those of Transformers.
+    """Return the parts of a batch of a model: its `batch_spec`, or as in Transformers.
 
     Args:
         model: The model.

@@ -44,8 +44,8 @@ class Precision:
     | "bf16" | bfloat16 | bfloat16; the loss of a `loss_fn` in float32 | no |
     | "fp16" | float16 | float16; the loss of a `loss_fn` in float32 | yes |
 
-    "amp" is the one of "amp_fp16" and "amp_bf16" that `torch.autocast` uses on the device by
-    default: float16 on a GPU, bfloat16 on a CPU.
+    "amp" is "amp_fp16" or "amp_bf16", as `torch.autocast` uses on the device by default: float16 on
+    a GPU, bfloat16 on a CPU.
 
     Small gradients are 0 in float16, so the loss is multiplied by a scale before the backward pass,
     and the gradients are divided by it afterwards. If a gradient overflows, the step is skipped and
@@ -115,7 +115,7 @@ class Precision:
 
     @property
     def weight_dtype(self) -> torch.dtype | None:
-        """The dtype of the weights and of the inputs, or None for their own."""
+        """The dtype of the weights and of the inputs, or None to keep them."""
         return _WEIGHTS.get(self.name)
 
     @property

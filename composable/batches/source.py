@@ -35,7 +35,7 @@ class Source:
     reshaped: bool = attrs.field(default=False, eq=False)
     """Whether the shape was changed, so that positions are other ones."""
     by_rows: bool = True
-    """Whether each row is computed from its own: those of a part are those in the whole."""
+    """Whether each row is computed from one row, so that a part has the same rows as the whole."""
 
     @property
     def is_of_any_size(self) -> bool:

@@ -60,8 +60,8 @@ class BatchSpec:
         target_key: Likewise, for the target.
         batch_layout: "tensors": each tensor has one row for each example. "lists": the input and
             the target have one item for each example; at least one of them is a list. "examples":
-            the batch is a list of examples, and the keys are those of an example. Default:
-            determined by the batch.
+            the batch is a list of examples, and the keys apply to an example. Default: determined
+            by the batch.
 
     Raises:
         TypeError: A key is of another type.

@@ -48,7 +48,7 @@ class Monitor(Callback):
 def whole_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor, for 16-bit tensors in float32.
 
-    The norm of a sharded tensor is that of the whole tensor; every process must call the function.
+    The norm of a sharded tensor covers the whole tensor; every process must call the function.
 
     Args:
         tensors: Dense or sparse tensors of any shape, dtype and device.

@@ -47,7 +47,7 @@ class WatchedResult(ComparesResults):
     """Stops training depending on an evaluation result.
 
     A subclass defines `_is_over`, which is called after every evaluation that computes the result.
-    The arguments are those of `EarlyStopper`.
+    It takes the arguments of `EarlyStopper`.
     """
 
     def __init__(self, monitor: str, dataloader_label: str | None, mode: str | None) -> None:

@@ -8,7 +8,7 @@ class ComputeNorm(OptimizerMonitor):
     """Logs the L2 norms of the gradients and weights of the model, and of each parameter.
 
     The callback of this name in Cerebras Model Zoo: an `OptimizerMonitor` with the norms of each
-    parameter and without those of the updates.
+    parameter and without the norms of updates.
 
     Args:
         interval: When to log: "20ba", "1ep", a function `(state, event) -> bool`, or None for

@@ -39,11 +39,11 @@ class ExportForInference(UsesEvaluatedModel):
 
     The exported model is in evaluation mode, on the CPU, and takes batches of any size. It has the
     weights that an evaluation would measure at that moment: averages, if an algorithm or an
-    optimizer keeps them, and at the end of training those of the best checkpoint, with
-    `load_best_at_end`. Before the file is renamed to its path, it is loaded, and its outputs are
-    compared with those of the evaluated model on a batch of another size, computed on the device of
-    the run. With several processes, rank 0 exports; a
-    model whose parameters are divided among them, as by FSDP, cannot be exported.
+    optimizer keeps them, and at the end of training the best checkpoint, with `load_best_at_end`.
+    Before the file is renamed to its path, it is loaded, and its outputs are compared with the
+    evaluated model's on a batch of another size, computed on the device of the run. With several
+    processes, rank 0 exports; a model whose parameters are divided among them, as by FSDP, cannot
+    be exported.
 
     Args:
         path: The file; its folder is created. Its suffix is the format: ".pt2" for
@@ -56,8 +56,7 @@ class ExportForInference(UsesEvaluatedModel):
         sample_input: The arguments of one call of the model: a tensor, a tuple of arguments, or a
             dictionary of keyword arguments. Default: the input of the last training batch, without
             its targets.
-        averaged: Whether to export the evaluated weights, where they are not those that are
-            trained.
+        averaged: Whether to export the evaluated weights, where they differ from the trained ones.
         dynamic_batch: Whether the exported model takes batches of any size, or of two examples
             only: some models cannot be exported for any size.
         tolerance: The largest difference of an output, relative to the largest output, above 0. If

@@ -21,11 +21,11 @@ from composable.utils.reproducibility import preserve_rng, seed_step
 class Generate(UsesEvaluatedModel):
     """Logs the continuations of prompts, as the table `samples`.
 
-    The model is one with a method `generate`, such as those of Transformers. It generates in
-    evaluation mode, with the weights that an evaluation would measure at that moment, such as the
-    averages of `EMA`. Training is not changed: the random generators are restored. Its draws
-    depend on the seed of the run and on the batch alone. With several processes, rank 0 generates;
-    a model whose parameters are divided among them, as by FSDP, is refused.
+    The model must have a method `generate`, as in Transformers. It generates in evaluation mode,
+    with the weights that an evaluation would measure at that moment, such as the averages of `EMA`.
+    Training is not changed: the random generators are restored. Its draws depend on the seed of the
+    run and on the batch alone. With several processes, rank 0 generates; a model whose parameters
+    are divided among them, as by FSDP, is refused.
 
     Args:
         prompts: Texts; or token ids, as a tensor [prompts, tokens] or a list of tensors [tokens].
@@ -91,11 +91,11 @@ class Generate(UsesEvaluatedModel):
             options = known if is_transformers_model(generator) else {}
             found = generator.generate(batch, **{**options, **self.options})
             for row in getattr(found, "sequences", found).cpu():
-                continues = torch.equal(row[: len(tokens)], tokens)  # not that of a decoder alone
+                continues = torch.equal(row[: len(tokens)], tokens)  # not for a decoder alone
                 yield text, self._decoded(row[len(tokens) :] if continues else row)
 
     def _generator(self, model: Any) -> Any:
-        """Return the model, or the one of Transformers inside it, that has a method `generate`."""
+        """Return the model with `generate`: the given one, or a model of Transformers inside it."""
         for one in (model, getattr(model, "model", None)):
             if callable(getattr(one, "generate", None)):
                 return one

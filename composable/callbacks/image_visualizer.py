@@ -18,12 +18,12 @@ from composable.core.state import State
 class ImageVisualizer(UsesFirstBatch):
     """Logs the images on which a model is trained and evaluated, as the algorithms leave them.
 
-    The images of training are those of the first batch of each interval, and `images/train/inputs`
-    is their name. The images of an evaluation are those of its first batch, named after the
-    evaluator: `images/eval/inputs`. With `mode="segmentation"` the masks are logged too, as
-    `images/train/targets` and `images/train/predictions`, in one color for each class; targets
-    that are not masks, such as those of MixUp, are omitted. The images of a batch that is split
-    into microbatches are those of the first one.
+    Training images come from the first batch of each interval, and are logged as
+    `images/train/inputs`. The images of an evaluation come from its first batch, and are named
+    after the evaluator: `images/eval/inputs`. With `mode="segmentation"` the masks are logged too,
+    as `images/train/targets` and `images/train/predictions`, in one color for each class; targets
+    that are not masks, such as MixUp's, are omitted. If a batch is split into microbatches, the
+    images come from the first one.
 
     An image with values outside [0, 1], as after normalization, is scaled to [0, 1]. Of two
     channels the first is shown, and of more than four the first three.

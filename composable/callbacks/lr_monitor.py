@@ -13,7 +13,7 @@ class LRMonitor(Callback):
     """Logs the learning rate of every parameter group, as used by the step.
 
     The loop logs the learning rates with the loss, every `log_interval`. This callback logs them at
-    an interval of its own, under the same names: `lr`, `lr/group1`, `lr/optimizer1`. A batch whose
+    a separate interval, under the same names: `lr`, `lr/group1`, `lr/optimizer1`. A batch whose
     learning rates the loop has just logged is not logged twice.
 
     Args:

@@ -18,8 +18,8 @@ class MemorySnapshot(Callback):
 
     It writes `memory-ba<batch>.json`, the snapshot of `torch.cuda.memory` as JSON, and
     `memory-ba<batch>.txt`, a summary. `pickle.dump(json.load(file), other)` converts the snapshot
-    to the format of pytorch.org/memory_viz. With several processes, that of rank 0 is recorded.
-    A run on another device gets a warning, and nothing is written.
+    to the format of pytorch.org/memory_viz. With several processes, rank 0 is recorded. A run on
+    another device gets a warning, and nothing is written.
 
     Args:
         folder: The folder of the files; it is created. Existing files are kept.

@@ -23,8 +23,8 @@ class OOMObserver(Callback):
     It writes `oom.json`, the snapshot of `torch.cuda.memory` as JSON, and `oom.txt`, a summary, at
     the moment of the error: before any tensor is freed. A later error replaces them, such as the
     last one of `microbatch_size="auto"`, which halves the microbatch after each. With several
-    processes, that of rank 0 is observed. A run on another device gets a warning, and nothing is
-    written. See `MemorySnapshot` for the format.
+    processes, rank 0 is observed. A run on another device gets a warning, and nothing is written.
+    See `MemorySnapshot` for the format.
 
     Args:
         folder: The folder of the files; it is created.

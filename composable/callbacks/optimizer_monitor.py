@@ -19,13 +19,13 @@ class OptimizerMonitor(Monitor):
 
     It logs `l2_norm/grad/global`, `l2_norm/param/global` and `l2_norm/update/global`, and with
     `per_parameter=True` also the norms of each parameter, such as `l2_norm/grad/0.weight`.
-    Gradients are those of the whole batch, before clipping. Weights are those after the step, and
-    the update is what the step added to them. The norms are computed on the device and stay there
-    until a logger writes them.
+    Gradients are taken from the whole batch, before clipping. Weights are measured after the step,
+    and the update is what the step added to them. The norms are computed on the device and stay
+    there until a logger writes them.
 
-    An optimizer may have metrics of its own, as Composer's `DecoupledAdamW` has: its method
+    An optimizer may add metrics, as Composer's `DecoupledAdamW` does: its method
     `report_per_parameter_metrics(parameter, name, metrics)` returns `metrics`, a dictionary, with
-    its own added. It is called for each of the optimizer's parameters that has a gradient.
+    its metrics added. It is called for each of the optimizer's parameters that has a gradient.
 
     Args:
         interval: When to log: "20ba", "1ep", a function `(state, event) -> bool`, or None for
@@ -34,7 +34,7 @@ class OptimizerMonitor(Monitor):
         updates: Log the norm of the updates. This keeps a second copy of the weights during the
             steps that are logged.
         per_parameter: Log the norms of each parameter too.
-        log_optimizer_metrics: Log the metrics of optimizers that have their own.
+        log_optimizer_metrics: Log the metrics of optimizers that have such a method.
 
     Raises:
         ValueError: `interval` is not a valid interval.

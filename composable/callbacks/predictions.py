@@ -39,7 +39,7 @@ class Predictions(UsesFirstBatch):
     """Logs examples of evaluations with the outputs of the model, as the table `predictions/eval`.
 
     They are the first examples of the first batch of each evaluator, under its label. The outputs
-    are those of the evaluation itself, so they cost no further call of the model.
+    come from the evaluation itself, so they cost no further call of the model.
 
     Args:
         interval: The time after which the next evaluation is logged: "1ep", "500ba". Those by

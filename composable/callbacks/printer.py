@@ -21,7 +21,7 @@ class Printer(Callback):
 
     Args:
         interval: When to print: "10sec", "100ba", "1ep", a function `(state, event) -> bool`, or
-            None for evaluations only. Seconds are those of training.
+            None for evaluations only. Only seconds of training count.
         stream: The stream to print to. Default: standard output.
 
     Raises:

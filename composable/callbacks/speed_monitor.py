@@ -42,7 +42,7 @@ class SpeedMonitor(Callback):
             and to scale them by the tokens (or else the samples) of later ones. Default: the method
             `flops_per_batch(batch)` of the model if it has one, otherwise none.
         gpu_flops_available: The peak of the device in floating-point operations per second.
-            Default: that of the data sheet for the dtype of the run, for common GPUs.
+            Default: the data sheet's value for the dtype of the run, for common GPUs.
 
     Raises:
         ValueError: An argument has an invalid value.

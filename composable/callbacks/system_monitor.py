@@ -22,9 +22,9 @@ class SystemMonitor(Callback):
     """Logs how busy the processor, the memory, the disk, the network and NVIDIA GPUs are.
 
     A thread reads the figures, and the loop logs a reading at the end of the batch after it; a fit
-    that is shorter than `interval` has one reading, at its end. The figures are those of the whole
-    machine, of which rank 0 logs its own, with all GPUs that `nvidia-smi` lists. A figure that
-    cannot be read is omitted.
+    that is shorter than `interval` has one reading, at its end. The figures describe the whole
+    machine of rank 0, with all GPUs that `nvidia-smi` lists. A figure that cannot be read is
+    omitted.
 
     Args:
         interval: The time between two readings, in seconds: "10sec" or "1m".

@@ -14,7 +14,8 @@ class ThresholdStopper(WatchedResult):
         monitor: The name of the result: "accuracy", or with the label of its evaluator,
             "eval/accuracy".
         threshold: The value to reach.
-        dataloader_label: The label of the evaluator. Default: the one in `monitor`, or "eval".
+        dataloader_label: The label of the evaluator. Default: the evaluator in `monitor`, or
+            "eval".
         mode: "min" if lower is better, "max" if higher is better. Default: what the metric declares
             as `higher_is_better`, or determined by the name of the result, such as "loss",
             "error", "accuracy" or "f1".

@@ -43,8 +43,8 @@ class TimeSplit(Callback):
     - `evaluation` and `saving`;
     - `other`: the rest of `fit`, such as other callbacks, algorithms and loggers.
 
-    The times are those of the host, at events. The callback never synchronizes with the device. On
-    a GPU, operations are queued, so their time counts towards the part in which the host waits.
+    The times are measured on the host, at events. The callback never synchronizes with the device.
+    On a GPU, operations are queued, so their time counts towards the part in which the host waits.
 
     Args:
         interval: The number of batches between two records, at least 1.

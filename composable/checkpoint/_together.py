@@ -94,7 +94,7 @@ _ERRORS = {
 
 
 def _connected(exchange: Callable[[], Any], failure: BaseException | None) -> Any:
-    """Exchange values with the other processes, or raise the own failure, or that one was lost."""
+    """Exchange values with the other processes; raise the failure, or that a process was lost."""
     try:
         return exchange()
     except RuntimeError as error:
@@ -182,7 +182,7 @@ def describe_tensors(target: str, tensors: Tensors) -> Description:
 
 
 def compare_descriptions(own: Description, first: Description, rank: int) -> None:
-    """Compare the description of a process with that of rank 0.
+    """Compare the description of a process with rank 0's.
 
     Raises:
         ProcessError: They write to different targets.
@@ -222,7 +222,7 @@ def _in_mesh(first: Description, name: str, rank: int) -> bool:
 
 
 def blocks_of(tensors: Tensors) -> Blocks:
-    """Return the blocks that a process has, besides those that follow from a mesh."""
+    """Return the blocks of a process, except blocks that follow from a mesh."""
     return {
         name: [tensor.offsets, tensor.region.sizes]
         for name, tensor in tensors.items()

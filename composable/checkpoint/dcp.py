@@ -48,8 +48,8 @@ def export_dcp(
     Args:
         folder: The checkpoint, sharded or not. All of it is verified.
         out: The folder to write. It must not exist, and its parent folder must.
-        key: The path of the weights in the checkpoint. Default: those of the model, in a checkpoint
-            of a `Trainer`.
+        key: The path of the weights in the checkpoint. Default: the model's, in a checkpoint of a
+            `Trainer`.
         prefix: What the names of the weights begin with, such as "model." to load them into
             `{"model": model.state_dict()}`.
 

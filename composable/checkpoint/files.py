@@ -59,7 +59,7 @@ def read(folder: str | os.PathLike[str]) -> Contents:
 
     Raises:
         MissingCheckpointError: There is no checkpoint at this path.
-        DamagedCheckpointError: A file is missing, or differs from the one that was written.
+        DamagedCheckpointError: A file is missing, or was changed since it was written.
         VersionError: The checkpoint has a schema that this version cannot read.
         UnreadableCheckpointError: A file cannot be read.
     """
@@ -94,7 +94,7 @@ def read_shards(
     """Read the part of each tensor that this process needs, on any number of processes.
 
     The checkpoint may have been written by any number of processes. This function does not
-    communicate: each process reads its own parts.
+    communicate: each process reads its parts.
 
     The manifest and the state are always verified. A file of tensors is read if it has
     a part that is needed. Its hash is compared with the manifest, for which all of its bytes are

@@ -12,7 +12,7 @@ def matches(path: tuple[Any, ...], patterns: Iterable[str]) -> bool:
 
 
 def expanded(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return patterns with those of entries of a run that belong to the same values.
+    """Return patterns, and patterns of the entries of a run that belong to the same values.
 
     The weights of the model that are trained, where it is evaluated with others, belong to `model`,
     and the average of an algorithm to its memory.

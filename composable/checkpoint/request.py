@@ -1,4 +1,4 @@
-"""What to write to a checkpoint, checked, and the files besides those of tensors."""
+"""What to write to a checkpoint, checked, and the files besides the tensors."""
 
 import os
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ def dump_state(data: JSON) -> bytes:
 
 
 def finish_folder(request: Request, partial: Path, records: Mapping[str, FileRecord]) -> None:
-    """Write the files besides those of tensors, the manifest last, and rename the folder.
+    """Write the files besides the tensors, the manifest last, and rename the folder.
 
     Args:
         request: What to write.

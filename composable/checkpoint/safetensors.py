@@ -3,7 +3,7 @@
 The format is the length of a JSON header, the header, and the bytes of the tensors. It is
 implemented here, instead of using the `safetensors` library, so that each byte is hashed while it
 is read or written, the bytes that are hashed are the bytes that are loaded, and no second copy is
-made. Each tensor has its own storage, so it can be kept without the others.
+made. Each tensor has a separate storage, so it can be kept without the others.
 
 https://github.com/huggingface/safetensors#format
 

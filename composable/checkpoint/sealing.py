@@ -40,7 +40,7 @@ def verify_seal(folder: Path) -> None:
 
     Raises:
         MissingCheckpointError: There is no seal.
-        DamagedCheckpointError: A file is missing, or differs from the one that was sealed.
+        DamagedCheckpointError: A file is missing, or was changed since it was sealed.
         UnreadableCheckpointError: A file cannot be read.
     """
     where = folder / SEAL

@@ -199,7 +199,7 @@ def region_of(tensor: Any) -> Region | None:
 
 
 def _strided_region(tensor: Any) -> Region:
-    """Return the block of a tensor that was divided in another order than that of the mesh.
+    """Return the block of a tensor that was divided in another order than the mesh's.
 
     The indices of each dimension are divided in the same way, without communication.
     """

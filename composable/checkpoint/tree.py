@@ -53,7 +53,7 @@ RUN: Mapping[_Path, str] = MappingProxyType(
     }
 )
 """How the names of the weights of a run begin, by their paths: `model.` for the evaluated weights,
-and `raw.` for those that are trained, where they are others."""
+and `raw.` for the trained ones, where they differ."""
 
 
 def pack(tree: Any, prefixes: Mapping[_Path, str] = _NO_PREFIXES) -> tuple[dict[str, Tensor], JSON]:
@@ -66,8 +66,8 @@ def pack(tree: Any, prefixes: Mapping[_Path, str] = _NO_PREFIXES) -> tuple[dict[
     a tensor that requires no gradient.
 
     A tensor that occurs twice (the same elements of the same storage) is saved once, and is shared
-    again after loading. Nothing is copied: the tensors are those of the tree, detached. A `DTensor`
-    stays one, and `write` saves the part of each process.
+    again after loading. Nothing is copied: the tensors share their memory with the tree, detached.
+    A `DTensor` stays one, and `write` saves the part of each process.
 
     Args:
         tree: The tree to split. The keys of dictionaries may be any plain values.

@@ -44,7 +44,7 @@ Read = Callable[..., Any]
 
 @attrs.frozen
 class LoadedWeights:
-    """The names of the weights that `load_weights` loaded, and of those that differ."""
+    """The names of the weights that `load_weights` loaded, and of weights that differ."""
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
@@ -272,7 +272,7 @@ def _same(one: Tensor, two: Tensor) -> bool:
 
 
 def _fault(own: Any, value: Any) -> str | None:
-    """Return why a value cannot replace the model's own, or None."""
+    """Return why a value cannot replace the model's, or None."""
     if not isinstance(own, Tensor):
         return None  # a module checks its own extra state
     if not isinstance(value, Tensor):

@@ -1,8 +1,8 @@
 """Write a checkpoint as a folder of files, atomically.
 
 The files are written to a temporary folder next to the target, synced to disk, and the folder is
-renamed in one operation. The manifest holds the size and the hash of each file, and its own hash,
-so files that were changed, truncated or exchanged are detected.
+renamed in one operation. The manifest holds the size and the hash of each file, and a hash of
+itself, so files that were changed, truncated or exchanged are detected.
 """
 
 import os
@@ -33,21 +33,21 @@ def write(
 ) -> Path:
     """Write a checkpoint atomically: a reader sees either all of it or none.
 
-    With several processes, all of them call this function, and each writes a file of its own. The
+    With several processes, all of them call this function, and each writes a separate file. The
     processes must share the file system of the folder. If one fails, all raise, and the folder is
     not written.
 
     Args:
         folder: The checkpoint to write. Its parent folder must exist.
-        tensors: The tensors by name; with several processes, those of rank 0 on each, but for whole
-            tensors that only rank 0 has. A `DTensor`
-            and a `TensorShard` are the part of a tensor that this process has. Any other tensor is
-            whole, with equal values on each process, and is written by one of them.
+        tensors: The tensors by name; with several processes, the same on each as on rank 0, but for
+            whole tensors that only rank 0 has. A `DTensor` and a `TensorShard` are the part of a
+            tensor that this process has. Any other tensor is whole, with equal values on each
+            process, and is written by one of them.
         data: The rest of the state, as JSON: see `pack`.
         overwrite: Replace an existing checkpoint. It is deleted once the new one is on disk.
         info: Entries for the manifest, as JSON. `find` sorts by `batch`.
-        processes: The processes that write it together. `data`, `overwrite` and `info` are those of
-            rank 0. Default: this process alone.
+        processes: The processes that write it together. `data`, `overwrite` and `info` are taken
+            from rank 0. Default: this process alone.
 
     Returns:
         The absolute path of the folder.
@@ -79,7 +79,7 @@ def write_whole(request: Request, fetch: Callable[[str], Tensor] | None = None) 
 
     Args:
         request: What to write.
-        fetch: Returns the values of a tensor by its name, if those of the request have none.
+        fetch: Returns the values of a tensor by its name, if the request's tensors have none.
     """
     tensors: Any = request.tensors
     with writable(request.target):

@@ -3,8 +3,8 @@
 Exit status of `checkpoint`: 0, the checkpoint is valid; 1, it is damaged; 2, wrong usage, or there
 is no checkpoint at that path. Exit status of `replay` and `diff`: 0, everything matches bit for
 bit; 1, something differs; 2, wrong usage, or the comparison could not be made. Exit status of
-`launch`: that of the process that failed first; 2, wrong usage. Exit status of `report`: 0, it is
-written; 2, wrong usage, or it could not be written. Exit status of `compare`: 0, the arms are
+`launch`: the status of the process that failed first; 2, wrong usage. Exit status of `report`: 0,
+it is written; 2, wrong usage, or it could not be written. Exit status of `compare`: 0, the arms are
 compared; 1, all runs of the baseline or of the other arms failed; 2, wrong usage, or the comparison
 cannot start; 130, interrupted.
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: The arguments; by default those of the process.
+        arguments: The arguments; by default the process's.
 
     Returns:
         The exit status.

@@ -28,10 +28,10 @@ class UsageError(ValueError):
 def run_comparison(options: argparse.Namespace) -> int:
     """Run a comparison, and return the exit status."""
     path, _, function = options.script.rpartition(":")
-    if not path or "/" in function or "\\" in function:  # no function, or that of a drive
+    if not path or "/" in function or "\\" in function:  # no function, or a drive's colon
         path, function = options.script, "build"
     arguments = sys.argv
-    sys.argv = [path]  # the script must not parse those of the command
+    sys.argv = [path]  # the script must not parse the command's
     try:
         return _compare(options, path, function, shlex.join(["composable", *options.command_line]))
     finally:
@@ -224,7 +224,7 @@ def parse_durations(texts: list[str], baseline: str) -> list[str] | dict[str, li
 
 
 def parse_amounts(text: str) -> list[float]:
-    """Return the amounts of training data, such as those of "0.1,1".
+    """Return the amounts of training data, such as 0.1 and 1 for "0.1,1".
 
     Raises:
         UsageError: One of them is not a number.

@@ -8,7 +8,7 @@ def add_compare(commands: Any) -> None:
     """Add the command to a parser."""
     parser = commands.add_parser(
         "compare",
-        argument_default=argparse.SUPPRESS,  # the defaults are those of `compare`
+        argument_default=argparse.SUPPRESS,  # `compare` has the defaults
         usage="%(prog)s [-h] --metric METRIC [options] SCRIPT[:FUNCTION]",
         help="compare methods on a model and data: which of them shorten training",
         description=(
@@ -16,7 +16,7 @@ def add_compare(commands: Any) -> None:
             "of them reach the same results in less time than the baseline. FUNCTION, by default "
             "'build', takes the algorithms, the seed and hyperparameters, and returns a Trainer. "
             "Or it takes an arm, a seed and a duration, trains, and yields steps and results. The "
-            "arms are a mapping of the script, 'arms', or those of --arm. The "
+            "arms are a mapping of the script, 'arms', or given by --arm. The "
             "script is executed, except for the block of __name__ == '__main__'. The same command "
             "resumes an interrupted comparison."
         ),
@@ -45,13 +45,13 @@ _OPTIONS = {
         "name of the metric",
         "--target TARGET": "a result at which to measure; default: all that the baseline and an "
         "arm reach",
-        "--tuning-metric METRIC": "the result that chooses settings; default: that of the other "
-        "evaluator",
+        "--tuning-metric METRIC": "the result that chooses settings; default: the other "
+        "evaluator's",
     },
     "extent": {
         "--durations [ARM=]TIMES": "the schedules, such as 2ep,4ep,8ep, for all arms or for one; "
         "repeatable. Default: a quarter, a half and the whole of the Trainer's max_duration, or "
-        "those of the baseline",
+        "the baseline's",
         "--data-amounts AMOUNTS": "compare amounts of training data in the place of time, such as "
         "shares 0.1,0.3,1, which FUNCTION takes as data_amount",
         "--tune [ARM:]NAME=VALUES": "values to try, such as lr=0.01,0.1, for all arms or for one; "

@@ -19,7 +19,7 @@ def add_launch(commands: Any) -> None:
         help="run a training script in several processes, of one or several machines",
         description=(
             "Starts a script in several processes, by the elastic agent of torch.distributed. If "
-            "one fails, all are ended, and its traceback and exit status are those of the command. "
+            "one fails, all are ended, and the command has its traceback and exit status. "
             "SIGTERM and SIGINT are sent on, so that the Trainer saves a checkpoint."
         ),
     )
@@ -65,7 +65,7 @@ def add_launch(commands: Any) -> None:
     _flag(parser, "-v", "--verbose", action="store_true", help="show the messages of torch's agent")
     parser.add_argument("target", metavar="SCRIPT", help="a Python script")
     parser.add_argument(
-        "arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="those of the script"
+        "arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="the script's arguments"
     )
 
 

@@ -1,6 +1,6 @@
 """The analysis of a study, from its reporting trials alone.
 
-Costs are those of the measured steps, so that a busy machine does not decide.
+Costs come from the measured steps, so that a busy machine does not decide.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -164,7 +164,7 @@ def _schedules(
 
 
 def _costs_of(study: Study, arm: str) -> list[StepCost]:
-    """Return the measured costs of an arm; those of the A/A arm may be the baseline's."""
+    """Return the measured costs of an arm; the A/A arm may have the baseline's."""
     costs = [one for one in study.costs if one.arm == arm]
     if not costs and arm == study.protocol.repeated:
         return _costs_of(study, study.protocol.baseline)

@@ -62,7 +62,7 @@ class Arm:
 def as_arms(
     arms: Mapping[str, Any], baseline: Any = (), *, of_loop: bool = False
 ) -> tuple[Arm, ...]:
-    """Return the baseline, which may be named, and the arms; those of a loop have any values."""
+    """Return the baseline, which may be named, and the arms; a loop's arms have any values."""
     if not isinstance(arms, Mapping):
         raise TypeError(f"arms={arms!r} must be a mapping from names to arms, each {_ALLOWED}.")
     named = {name: _arm(name, value, of_loop) for name, value in arms.items()}

@@ -53,7 +53,7 @@ def build_trainer(
     """Call the user's function, and check that the Trainer has what it was given.
 
     The global random generators are seeded first; the caller restores them. The duration is passed
-    if the function takes it, and otherwise set in the Trainer; None is for the Trainer's own,
+    if the function takes it, and otherwise set in the Trainer; None is for the Trainer's duration,
     without checks.
     """
     passed = {**arguments, "seed": seed}
@@ -88,7 +88,7 @@ def build_trainer(
 
 
 def _problems(trainer: Trainer, passed: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why a Trainer is not that of a trial with these arguments."""
+    """Yield why a Trainer does not match a trial with these arguments."""
     options, trained = options_of(trainer), trainer.state.timestamp.batch
     if not isinstance(options, TrialOptions):
         yield "returned a Trainer that was built before it was called; build one in each call."
@@ -127,7 +127,7 @@ def _problems(trainer: Trainer, passed: Mapping[str, Any]) -> Iterator[str]:
 def inspect_build(
     build: Build, arguments: Mapping[str, Any], durations: Sequence[str] | None
 ) -> Trainer:
-    """Build the Trainer of the baseline for all schedules, or for its own, without training it."""
+    """Build the Trainer of the baseline, untrained, for all schedules, or else for its duration."""
 
     def built(duration: str | None) -> Trainer:
         try:
@@ -155,8 +155,8 @@ def inspect_build(
 def _check_new_weights(first: Trainer, build: Callable[[], Trainer]) -> None:
     """Check that a call does not continue the weights that an earlier one has trained.
 
-    Trainers may share parameters whose values are set in each call: those of the first one are
-    changed, as training would, for another call.
+    Trainers may share parameters whose values are set in each call: before another call, the first
+    Trainer's parameters are changed, as training would.
     """
     before = [(one, one.detach().clone()) for one in _trained(first)]
     with torch.no_grad():

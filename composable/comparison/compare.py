@@ -65,7 +65,7 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     command: str | None = None,
     progress_bar: bool = True,
 ) -> Comparison:
-    """Find out which methods shorten training, on a model and data of your own.
+    """Find out which methods shorten training, on your model and data.
 
     Each arm is trained with the same seeds on schedules of several lengths. An arm pays if it
     reaches the same results in less time than the baseline, with 95 % confidence. Times are
@@ -80,8 +80,8 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
     Args:
         build: A function `build(algorithms, seed, **hyperparameters)` that returns a `Trainer`
             with these algorithms and this seed, not trained yet. If it takes `max_duration`, it
-            gets that of each trial; otherwise this is set in the Trainer. If it takes `optimizers`
-            and `schedulers`, it gets those of recipes.
+            gets each trial's; otherwise this is set in the Trainer. If it takes `optimizers` and
+            `schedulers`, it gets the recipes'.
         arms: What to compare, by name: lists of algorithms, recipes, or functions of
             hyperparameters that return either. With `run`, values of any type.
         metric: The reported result, by its logged name, such as "test/accuracy". Without an
@@ -89,24 +89,24 @@ def compare(  # noqa: PLR0913 (the arguments of the command)
         run: In the place of `build`, a generator function `run(arm, seed, duration,
             **hyperparameters)` that trains for a `Time` and yields `(step, result)`: the number of
             finished steps, and the metric, several by name, or None. The time until a yield with a
-            further step is that of training, and the time between two yields at the same step that
-            of evaluation.
+            further step counts as training, and the time between two yields at the same step as
+            evaluation.
         mode: Whether the "min" or the "max" of the metric is best. Default: determined by the
             metric, or by its name.
         target: A result at which to measure the speed-up. Default: all results that the baseline
             and an arm reach, and the mean over them.
-        baseline: What to compare with: the name of one of the arms, or an arm of its own. Default:
-            no algorithms.
+        baseline: What to compare with: the name of one of the arms, or a further arm. Default: no
+            algorithms.
         durations: The lengths of the schedules, such as ["2ep", "4ep", "8ep"]. Default: a quarter,
             a half and the whole of the Trainer's `max_duration`. A mapping from names of arms to
             lengths, {"baseline": ["120ba", "240ba"], "large batch": ["30ba", "60ba"]}, is for
             arms of other batch sizes or step costs: an arm that is not in it has the schedules of
             the baseline.
         data_amounts: Amounts of training data to compare, in the place of time, in any unit, such
-            as shares [0.1, 0.3, 1.0]. The function loads them: it must take `data_amount`, which is
-            that of each trial. Settings are chosen for each amount. Every amount is trained for as
-            many batches: epochs are those of the largest one. The result of a seed is `metric` at
-            the evaluation, of those of all its schedules, that has the best `tuning_metric`.
+            as shares [0.1, 0.3, 1.0]. The function loads them: it must take `data_amount`, which
+            each trial passes. Settings are chosen for each amount. Every amount is trained for as
+            many batches: epochs are epochs of the largest amount. The result of a seed is `metric`
+            at the evaluation with the best `tuning_metric`, over all its schedules.
         tune: The values to try of hyperparameters of `build` or of arms, such as
             {"lr": [0.01, 0.1]}. A mapping in the place of the values, {"mixup": {"alpha": [0.2,
             0.4]}}, is for the arm of that name. Every arm tries the same number of configurations,
@@ -276,7 +276,7 @@ def _check_seeds(study: Study, function: str) -> None:
 
 
 def equal_arms(study: Study) -> list[str]:
-    """Return a note for each arm whose results are those of an arm before it."""
+    """Return a note for each arm whose results equal an earlier arm's."""
     notes, different = [], dict[str, str]()
     for arm, runs in _curves(study).items():
         first = different.setdefault(str(sorted(runs.items())), arm)

@@ -1,7 +1,7 @@
 """The cost of a step of each arm, measured in turn on this machine.
 
-Each arm trains in a process of its own, one process at a time: a run is cut into blocks, and in
-each round every arm trains its next block, in a random order. A change in the speed of the machine
+Each arm trains in a separate process, one process at a time: a run is cut into blocks, and in each
+round every arm trains its next block, in a random order. A change in the speed of the machine
 affects all arms alike, and the state of an algorithm, such as averages or frozen layers, is part of
 its cost. Processes of one arm differ, by the layout of their memory, so that all of this is
 repeated with new ones.
@@ -112,7 +112,7 @@ def step_cost(trial: Trial, blocks: Sequence[TimedBlock], steps: int) -> StepCos
 
 
 def rescale_cost(cost: StepCost, measured: StepCost, reference: StepCost) -> StepCost:
-    """Scale costs by those of the baseline in the same measurement and in a reference."""
+    """Scale costs by the baseline's in the same measurement and in a reference."""
     now, then = fmean(measured.step_seconds), fmean(reference.step_seconds)
     factor = then / now if now else 1.0
     return attrs.evolve(
@@ -121,7 +121,7 @@ def rescale_cost(cost: StepCost, measured: StepCost, reference: StepCost) -> Ste
 
 
 def join_costs(costs: Sequence[StepCost]) -> StepCost:
-    """Return the cost of an arm from those of several processes, with the rounds that all have."""
+    """Return the cost of an arm from several processes' costs, with the rounds that all have."""
     rounds = min(len(row) for one in costs for row in one.seconds)
     rows = zip(*(one.seconds for one in costs), strict=False)
     seconds = tuple(tuple(chain.from_iterable(one[-rounds:] for one in row)) for row in rows)

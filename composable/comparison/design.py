@@ -186,9 +186,9 @@ def check_metrics(
     *,
     tuned: bool,
 ) -> tuple[str, str, str, str]:
-    """Return the full names of the reported result and that of tuning, and their modes.
+    """Return the full names of the reported result and the tuning result, and their modes.
 
-    Tuning uses other data than the report: by default, those of the only other evaluator.
+    Tuning uses other data than the report: by default, the data of the only other evaluator.
     """
     name = tuning = full_name("metric", metric)
     label, _, own = name.partition("/")
@@ -220,9 +220,9 @@ def check_metrics(
 def choose_seeds(
     seeds: int | Iterable[int], tuning_seeds: int | Iterable[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return the reported seeds, those of tuning, and the offset of those of the A/A arm.
+    """Return the reported seeds, the tuning seeds, and the offset of the A/A arm's seeds.
 
-    All differ. More seeds keep those of fewer, so that finished trials are used again.
+    All differ. More seeds include the fewer, so that finished trials are used again.
     """
     reporting = _seeds("seeds", seeds, 0)
     tuning = _seeds("tuning_seeds", tuning_seeds, 1000 * (1 + max(reporting) // 1000))
@@ -293,14 +293,14 @@ def _ascending(name: str, durations: TimeLike | Iterable[TimeLike]) -> tuple[str
 def schedules_of(
     given: Mapping[str, tuple[str, ...]], arms: Sequence[Arm], baseline: tuple[str, ...]
 ) -> Mapping[str, tuple[str, ...]]:
-    """Return the schedules of every arm: given ones, or those of the baseline."""
+    """Return the schedules of every arm: given ones, or the baseline's."""
     found: dict[str, tuple[str, ...]] = {}
     unit = Time.parse(baseline[0]).unit
     for arm in arms:
         found[arm.name] = own = given.get(arm.name, baseline)
         if Time.parse(own[0]).unit is not unit:
             raise ValueError(
-                f"durations[{arm.name!r}]={list(own)} and those of the baseline, "
+                f"durations[{arm.name!r}]={list(own)} and the baseline's, "
                 f"{list(baseline)}, must have one unit: costs are estimated for it."
             )
     return found
@@ -340,7 +340,7 @@ def plan_amounts(
 ) -> list[Design]:
     """Return the design of `plan` for each amount; all train for as many batches as with the most.
 
-    Epochs are those of the most data: with less data, an epoch is shorter, and there are more.
+    Epochs are counted for the most data: with less data, an epoch is shorter, and there are more.
 
     Raises:
         ValueError: Durations are epochs of an unknown number of batches.

@@ -1,6 +1,6 @@
 """Digests of code and values that are the same in every process.
 
-Those of pickles are not: they depend on the order of sets, and on which objects are shared.
+Digests of pickles are not: they depend on the order of sets, and on which objects are shared.
 """
 
 import ast
@@ -46,10 +46,10 @@ def stable_digest(*values: Any) -> str:
 
     A function is described by its bytecode, its defaults, the values that it closes over and the
     globals that it names; so are functions and classes among them, unless they belong to an
-    installed package. A module is described by its source and that of the modules that it imports.
-    Comments in functions don't count. Tensors are described by their elements, other objects by
-    their class and attributes. Other inputs of a function, such as files and imports within it, are
-    not part of the digest.
+    installed package. A module is described by its source and the source of the modules that it
+    imports. Comments in functions don't count. Tensors are described by their elements, other
+    objects by their class and attributes. Other inputs of a function, such as files and imports
+    within it, are not part of the digest.
     """
     digest = sha256()
     seen: dict[int, tuple[int, Any]] = {}  # with the object: no other one may get its id

@@ -120,7 +120,7 @@ class Worker:
 
 
 class ProcessRun(Worker):
-    """A `paused_run` in a process of its own."""
+    """A `paused_run` in a separate process."""
 
     def __init__(
         self, folder: Path, number: int, subject: Compared, trial: Trial, steps: int
@@ -159,7 +159,7 @@ def default_workers(threads: int) -> int:
 class Workers:
     """Runs trials at the same time, and keeps finished ones.
 
-    Each worker process of this machine is an executor of its own, so one that dies fails its trial
+    Each worker process of this machine is a separate executor, so one that dies fails its trial
     only, and another one replaces it.
     """
 

@@ -23,7 +23,7 @@ def count_batches(duration: str, epoch_length: int | None) -> float | None:
 
 
 def run_length(duration: str, epoch_length: int | None) -> float:
-    """Return the number of batches of a run, or its length in its own unit."""
+    """Return the number of batches of a run, or its length in the unit of `duration`."""
     batches = count_batches(duration, epoch_length)
     return float(Time.parse(duration).value) if batches is None else batches
 
@@ -39,8 +39,8 @@ def shortened(duration: str, epoch_length: int | None) -> str:
 def equal_seconds(duration: str, relative_rate: float, epoch_length: int | None) -> str:
     """Return the duration in which an arm trains for the seconds of the baseline.
 
-    The ratio of step costs is rounded to a power of the fourth root of 2, and that of up to a fifth
-    to 1: a small change of the measured cost leaves trials as they are.
+    The ratio of step costs is rounded to a power of the fourth root of 2; a difference of up to a
+    fifth counts as 1: a small change of the measured cost leaves trials as they are.
     """
     time, steps = Time.parse(duration), round(4 * math.log2(relative_rate))
     if abs(steps) < 2 or time.unit in (TimeUnit.SECOND, TimeUnit.ITERATION):
@@ -75,6 +75,6 @@ class Rates:
         return one.seconds.training / length
 
     def relative_rate(self, arm: str, baseline: str) -> float:
-        """Return the step cost of an arm divided by that of the baseline; 1 if unknown."""
+        """Return the step cost of an arm divided by the baseline's; 1 if unknown."""
         rates = [self.rate(one) for one in (arm, baseline) if one in self.ran]
         return rates[0] / rates[1] if len(rates) == 2 and all(rates) else 1.0

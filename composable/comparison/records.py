@@ -142,7 +142,7 @@ class Protocol:
     grids: Mapping[str, Mapping[str, tuple[Scalar, ...]]]
     """The tried values of each hyperparameter, by arm."""
     chosen: Mapping[str, Settings]
-    """The settings of each arm after tuning, with the most data; trials have those of less."""
+    """The settings of each arm after tuning, with the most data; trials have them for less."""
     clock: Literal["cpu", "wall"]
     """Whether `seconds` are CPU seconds of one thread, or seconds of a wall clock."""
     versions: Mapping[str, str]
@@ -152,9 +152,9 @@ class Protocol:
     command: str | None = None
     """The command line that repeats the comparison; None for a call from Python."""
     own_durations: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
-    """The schedules of arms that do not have those of the baseline."""
+    """The schedules of arms that do not have the baseline's."""
     tuning_mode: Literal["min", "max"] | None = None
-    """That of `tuning_metric`; None for that of `metric`."""
+    """The mode of `tuning_metric`; None if it is the mode of `metric`."""
     data_amounts: tuple[float, ...] = ()
     """The amounts of training data that are compared; empty: time is."""
 

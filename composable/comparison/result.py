@@ -140,7 +140,7 @@ class Comparison:
         """
         target = as_path("folder", folder)
         target.mkdir(parents=True, exist_ok=True)
-        for name in _PICTURES:  # an error below must not leave those of another study
+        for name in _PICTURES:  # an error below must not leave another study's
             check_no_link(target / name)
             (target / name).unlink(missing_ok=True)
         write_study(self.study, target / "study.json")

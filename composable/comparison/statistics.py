@@ -6,7 +6,7 @@ baseline's cost of reaching it, divided by the arm's. Its mean over the results 
 reach summarizes it.
 
 Intervals come from the jackknife over the seeds, with the error of the measured costs added. How a
-curve bends between its schedules is not known, so an interval covers those of two other
+curve bends between its schedules is not known, so an interval covers the intervals of two other
 interpolations: one that bends more, over 1 / sqrt(cost), and straight lines.
 """
 
@@ -58,7 +58,7 @@ class VariancePart(NamedTuple):
 
 
 def intervals_of(estimates: Array, parts: Sequence[VariancePart]) -> list[LogInterval]:
-    """Return the t intervals of estimates; each covers those of all its alternatives.
+    """Return the t intervals of estimates; each covers the intervals of all its alternatives.
 
     Args:
         estimates: Values by alternative and estimate; the first alternative is the value.
@@ -107,7 +107,7 @@ def cost_error(logs: Array, baseline: int, arm: int) -> VariancePart:
     Args:
         logs: The log costs by arm and repetition, at least two of each.
         baseline: The index of the baseline.
-        arm: That of the arm.
+        arm: The index of the arm.
     """
     residuals = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
     arms, repetitions = logs.shape
@@ -189,7 +189,7 @@ class CostCurve:
         return CostCurve(self.log_costs, np.delete(self.results, seed, 1))
 
     def cost(self, results: Array, shape: Shape = "smooth", *, extend: bool = False) -> Array:
-        """Return the log costs; beyond the ends those of the ends, or on a straight line."""
+        """Return the log costs; beyond the ends they stay constant, or follow a straight line."""
         inside = np.clip(results, *self.ends)
         if not extend:
             return self._inner_cost(inside, shape)
@@ -245,7 +245,7 @@ def measure(
 
     Args:
         baseline: The curve of the baseline.
-        arm: That of the arm; its seeds are in the baseline's order if they are paired.
+        arm: The curve of the arm; its seeds are in the baseline's order if they are paired.
         level: A result at which to measure. Default: all results that both curves reach, or all
             that the baseline reaches if there are none.
         paired: Whether the seeds of both curves are the same.

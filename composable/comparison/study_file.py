@@ -1,4 +1,4 @@
-"""The records of a comparison as JSON: the file of a study, and those of finished trials.
+"""The records of a comparison as JSON: the file of a study, and the files of finished trials.
 
 A number that is not finite is a text, such as "nan". Fields of other releases are ignored.
 """

@@ -1,4 +1,4 @@
-"""Run one trial in this process: a Trainer, or a training loop of the user's own."""
+"""Run one trial in this process: a Trainer, or the user's training loop."""
 
 import logging
 import math
@@ -54,7 +54,7 @@ class Compared:
     finite. Empty: all."""
     threads: int = 1
     clock: Literal["cpu", "wall"] = "cpu"
-    """CPU seconds of the process, which other load changes little; or those of a wall clock, for
+    """CPU seconds of the process, which other load changes little; or seconds of a wall clock, for
     GPUs and several threads."""
 
     def arguments(self, trial: Trial) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def yield_reports(train: Callable[[Callable[[T], None]], object]) -> Iterator[T]
 
 
 def _follow_loop(subject: Compared, trial: Trial, recorder: _Recorder) -> Outcome:
-    """Follow a generator: the time until a yield with a further step is that of training."""
+    """Follow a generator: the time until a yield with a further step counts as training."""
     watch, duration = recorder.watch, Time.parse(trial.duration)
     watch.switch("training")
     yielded = subject.function(**subject.arguments(trial), seed=trial.seed, duration=duration)

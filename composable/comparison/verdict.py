@@ -1,8 +1,8 @@
 """What an analysis finds: speed-ups, and the verdict on each arm with its reason.
 
-Every speed-up is the cost of the baseline divided by that of the arm: above 1, the arm is faster.
-Of a comparison by amounts of data it is the ratio of these: above 1, the arm needs less.
-An open bound of an interval is None, and so is a number that the trials do not determine.
+Every speed-up is the cost of the baseline divided by the arm's: above 1, the arm is faster. Of a
+comparison by amounts of data it is the ratio of these: above 1, the arm needs less. An open bound
+of an interval is None, and so is a number that the trials do not determine.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,8 +117,8 @@ class ArmAnalysis:
     needs: str | None = None
     """The schedule or amount to add, so that the curves reach the same results: "40ba"."""
     p: float | None = None
-    """The p value of the verdict, after Holm's correction over the arms; that of the A/A arm is not
-    corrected."""
+    """The p value of the verdict, after Holm's correction over the arms; not corrected for the A/A
+    arm."""
     verdict: Verdict | None = None
     """None for the baseline and the A/A arm."""
     at_least: float | None = None
@@ -194,7 +194,7 @@ _DATA = Axis(
     shorter="smaller amounts",
     example="data_amounts=[0.1, 0.3, 1.0]",
     unit="amount of training data",
-    results="result: that of the evaluation, of all schedules of a seed, with the best metric of "
+    results="result: of the evaluation, of all schedules of a seed, with the best metric of "
     "tuning. batches: the mean number before it",
 )
 

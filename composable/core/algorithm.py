@@ -30,7 +30,7 @@ class Remark:
 
 
 class Stage(IntEnum):
-    """The position of an algorithm among those of the same event: lower runs first."""
+    """The position of an algorithm among the algorithms of an event: lower runs first."""
 
     SELECT = 10
     """Select examples, while they are still raw."""
@@ -75,8 +75,8 @@ class Algorithm:
     and log metrics with `state.log({...})`.
 
     Args:
-        name: The name of its memory and of its random numbers; by default that of the class. Two
-            instances of one class in a run need different names.
+        name: The name of its memory and of its random numbers; by default the name of the class.
+            Two instances of one class in a run need different names.
 
     Example:
         >>> import attrs
@@ -238,8 +238,8 @@ def leaves(algorithm: Algorithm) -> Iterator[Algorithm]:
 def nested(algorithms: Sequence[Algorithm], event: Event) -> tuple[Algorithm, ...]:
     """Select the algorithms that listen to an event, in the order in which they run.
 
-    At an event that closes a pair, algorithms that listen to both events of the pair run in
-    reverse order (first in, last out), after those that listen to the closing event only.
+    At an event that closes a pair, algorithms of both events run in reverse order (first in, last
+    out), after the algorithms of the closing event only.
     """
     listening = [a for a in algorithms if event in a.events]
     if not event.closes:

@@ -251,7 +251,7 @@ def _entry(attribute: str) -> str:
 
 
 def check_state(callback: Callback, state: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Check that a saved state has the same keys as the callback's own state, and their types.
+    """Check that a saved state has the same keys as the callback's state, and their types.
 
     Raises:
         ValueError: The keys differ, or a value has another type.

@@ -26,4 +26,4 @@ class Control(Flag):
     SAVE = auto()
     """Save a checkpoint after this batch."""
     LOG = auto()
-    """Log the loop's own metrics after this batch."""
+    """Log the loop's metrics after this batch."""

@@ -13,8 +13,8 @@ class Key:
     """A name for a stream of random numbers.
 
     Folding in the name of a component and the number of a batch gives another key, and the same
-    key always gives the same numbers. So the draws of one component never shift those of another,
-    and any step can be replayed on its own.
+    key always gives the same numbers. So the draws of a component never shift another component's,
+    and any step can be replayed alone.
 
     Args:
         seed: An integer from 0 to 2**64 - 1.
@@ -33,7 +33,7 @@ class Key:
 
     seed: int = attrs.field()
     of_step: "Key | None" = attrs.field(default=None, init=False, eq=False, repr=False)
-    """The key of the step, if this is that of one of several batches of a step."""
+    """The key of the step, if this key belongs to one of several batches of a step."""
 
     @seed.validator
     def _check_seed(self, _: object, seed: object) -> None:
@@ -53,7 +53,7 @@ class Key:
         return folded
 
     def of_batch(self, number: int) -> "Key":
-        """Derive the key of a batch, where a step has several: the first has that of the step."""
+        """Derive the key of a batch, where a step has several: the first has the step's key."""
         if not number:
             return self
         folded = self.fold("batch", number)

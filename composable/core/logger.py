@@ -72,7 +72,7 @@ class Logger:
 
         Args:
             metrics: Numbers, strings or tensors of one element, by name.
-            timestamp: The time to log them at; by default that of the current event.
+            timestamp: The time to log them at; by default the current event's.
 
         Raises:
             ValueError: A metric is neither a number, a string nor a tensor of one element.
@@ -92,7 +92,7 @@ class Logger:
         Args:
             images: One image [C, H, W] or several [N, C, H, W] by name, with 1, 3 or 4 channels:
                 `torch.uint8`, or floating point in [0, 1]. Values outside are clipped.
-            timestamp: The time to log them at; by default that of the current event.
+            timestamp: The time to log them at; by default the current event's.
 
         Raises:
             TypeError: A value is not a tensor of such a dtype.
@@ -111,7 +111,7 @@ class Logger:
         Args:
             histograms: The values by name: real tensors of any shape. They are read at once, which
                 waits for the device.
-            timestamp: The time to log them at; by default that of the current event.
+            timestamp: The time to log them at; by default the current event's.
 
         Raises:
             TypeError: A value is not a real tensor.
@@ -129,7 +129,7 @@ class Logger:
 
         Args:
             texts: The texts by name, such as a generated sample.
-            timestamp: The time to log them at; by default that of the current event.
+            timestamp: The time to log them at; by default the current event's.
 
         Raises:
             TypeError: A value is not a string.
@@ -149,7 +149,7 @@ class Logger:
             name: The name of the table.
             columns: The titles of its columns.
             rows: Its rows: plain values, one for each column.
-            timestamp: The time to log it at; by default that of the current event.
+            timestamp: The time to log it at; by default the current event's.
 
         Raises:
             ValueError: A row has not one value for each column.
@@ -169,7 +169,7 @@ class Logger:
         Args:
             name: The name of the figure.
             figure: A `matplotlib.figure.Figure`.
-            timestamp: The time to log it at; by default that of the current event.
+            timestamp: The time to log it at; by default the current event's.
 
         Raises:
             TypeError: It has no method `savefig`.

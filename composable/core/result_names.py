@@ -59,7 +59,7 @@ def known_mode(metric: str, mode: Any, argument: str = "mode") -> str | None:
 
 
 def declared_modes(evaluators: Iterable[Any]) -> dict[str, str]:
-    """Return the modes that metrics declare, as those of torchmetrics do by `higher_is_better`.
+    """Return the modes that metrics declare, as torchmetrics' do by `higher_is_better`.
 
     Args:
         evaluators: The evaluators, with their metrics.

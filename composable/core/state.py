@@ -93,7 +93,7 @@ class State:
     """The complete state of a run, immutable.
 
     `state.evolve(field=value)` returns another state; nothing changes this one. Models, optimizers
-    and tensors are PyTorch's own objects. They are updated in place in four cases only: `backward`
+    and tensors are PyTorch's objects. They are updated in place in four cases only: `backward`
     writes gradients, `optimizer.step` writes parameters, normalization layers write their running
     statistics, and the parameters in `frozen` require no gradient during a step.
 
@@ -155,8 +155,8 @@ class State:
     memory: Mapping[str, Any] = _EMPTY
     """The values that algorithms keep between calls, by their names."""
     averages: Mapping[str, Mapping[str, Tensor]] = _EMPTY
-    """Averages of the weights, by the name of the algorithm and that of the tensor; in float32 for
-    16-bit weights. The model holds the weights that are trained."""
+    """Averages of the weights, by the names of the algorithm and the tensor; in float32 for 16-bit
+    weights. The model holds the weights that are trained."""
     metrics: Mapping[str, Mapping[str, float]] = _EMPTY
     """The results of the last evaluation, by evaluator and metric: `metrics["eval"]["accuracy"]`,
     or by the name under which it is logged, `metrics["metrics/eval/accuracy"]`."""
@@ -171,8 +171,8 @@ class State:
     itself does so within `state.precision.autocast(state.device)`."""
     loss_module: nn.Module | None = None
     """The module that computes the loss, if `loss_fn` is one: its parameters and buffers are
-    trained and saved like those of the model. Its gradients are clipped and perturbed with those of
-    the model; other algorithms change or average the parameters of the model only."""
+    trained and saved like the model's. Its gradients are clipped and perturbed with the model's;
+    other algorithms change or average the parameters of the model only."""
     to_log: Mapping[str, Any] = _EMPTY
     """What an algorithm logs with `log`. It is logged after the algorithms of an event, and empty
     otherwise."""
@@ -276,7 +276,7 @@ class State:
         return {"model": self.model, **loss}
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Iterate over the parameters of the model, and those of the loss as `loss_fn.<name>`."""
+        """Iterate over the parameters of the model, and of the loss as `loss_fn.<name>`."""
         yield from self.model.named_parameters()
         if self.loss_module is not None:
             for name, parameter in self.loss_module.named_parameters():
@@ -300,7 +300,7 @@ class State:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this process writes and reports: the one of rank 0, or the only one."""
+        """Whether this process writes and reports: rank 0, or the only process."""
         from composable.core.plain_state import is_main_process  # on use
 
         return is_main_process()

@@ -49,7 +49,7 @@ def saved(kind: Any, **arguments: Any) -> Any:
 
     Args:
         kind: The type of its value in a checkpoint.
-        arguments: Those of `attrs.field`.
+        arguments: Further arguments of `attrs.field`.
     """
     return attrs.field(metadata={_SAVED: kind}, **arguments)
 
@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
 
 
 def declared_state(part: type[Stateful]) -> Any:
-    """Return the type of what a part saves: that of its fields, or that of its `state_dict`."""
+    """Return the type of what a part saves: of its fields, or of its `state_dict`."""
     if issubclass(part, SavedFields):
         kinds = {name: kind for name, _, kind in _saved(part)}
         return TypedDict(part.__name__, kinds)  # type: ignore[operator]

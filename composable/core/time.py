@@ -242,7 +242,7 @@ def _as_exact(value: int | float | Fraction) -> Fraction:
 
 
 _DECIMALS = Context(prec=60, Emin=-999999, Emax=999999, traps=[])
-"""Not that of the thread, whose precision may change, and which may raise errors."""
+"""Not the thread's context, whose precision may change, and which may raise errors."""
 
 
 def _print_exact(value: int | Fraction) -> str:

@@ -22,7 +22,7 @@ class Update:
         name: Names it in `state.update`, in logs, and in the random numbers of its forward passes.
         loss: `loss(model, batch)`, or `loss(model, batch, state)` with the `State` at the beginning
             of the update. It returns a tensor without dimensions, or a mapping of named terms that
-            are logged; the one that is named "loss" is differentiated.
+            are logged; the term named "loss" is differentiated.
         optimizer: A function of the parameters that returns an optimizer:
             `functools.partial(torch.optim.Adam, lr=2e-4)`.
         parameters: The names of its parameters or modules, or patterns of names, such as

@@ -15,10 +15,10 @@ from composable.functional import warmed_up_batch_size
 class BatchSizeWarmupSampler(GlobalBatchSampler):
     """A batch sampler whose batches grow: `functional.warmed_up_batch_size` is their schedule.
 
-    The order of the examples is that of `GlobalBatchSampler` with the same seed. The size of a
-    batch depends on the number of examples before it alone, over all epochs, so that a run resumes
-    at any batch. The number of batches depends on the epoch, so there is no `len` while batches
-    grow: give durations in samples, such as `max_duration="10000sp"`.
+    The order of the examples is the same as in `GlobalBatchSampler` with the same seed. The size of
+    a batch depends on the number of examples before it alone, over all epochs, so that a run
+    resumes at any batch. The number of batches depends on the epoch, so there is no `len` while
+    batches grow: give durations in samples, such as `max_duration="10000sp"`.
 
     Args:
         dataset: The dataset to sample from, or its length.

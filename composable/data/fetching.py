@@ -103,10 +103,10 @@ _REPORT, _REPORT_WITHIN = 1, 2
 
 
 class SharedEpoch:
-    """The epoch of the fetch in progress, and outside `seeded_batches` the one that was set.
+    """The epoch of the fetch in progress, and outside `seeded_batches` the epoch that was set.
 
     An iterable that sets the epoch while it is iterated over, as one does that repeats a loader,
-    keeps its own. It is in shared memory, so that persistent workers see a change.
+    keeps its epoch. It is in shared memory, so that persistent workers see a change.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ _ITERATION = ("__iter__", "_get_iterator", "_index_sampler", "_auto_collation")
 
 
 def has_plain_order(dataloader: DataLoader[Any]) -> bool:
-    """Return whether the order is that of PyTorch's own samplers, which keep nothing themselves."""
+    """Return whether the order comes from PyTorch's samplers, which keep nothing themselves."""
     own = dataloader.sampler if dataloader.batch_size is not None else dataloader.batch_sampler
     plain = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler)
     inner = getattr(own, "sampler", own)
@@ -243,7 +243,7 @@ _in_progress: WeakSet[DataLoader[Any]] = WeakSet()
 
 
 def fetch_by_workers(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
-    """Iterate over `with_seeded_fetch`; an epoch within another one has workers of its own.
+    """Iterate over `with_seeded_fetch`; an epoch within another one has separate workers.
 
     Persistent workers would start the epoch in progress again.
     """
@@ -296,7 +296,7 @@ def without_workers(loader: Any) -> Any:
 def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
     """Fetch the batches of a loader without workers, without the overhead of its iterator.
 
-    The batches are those of `with_seeded_fetch`; iterate over them with `in_epoch`.
+    The batches come from `with_seeded_fetch`; iterate over them with `in_epoch`.
 
     Args:
         dataloader: A loader without workers for which `is_map_style` is true.
@@ -319,7 +319,7 @@ def fetch_in_process(dataloader: DataLoader[Any], epoch: Epoch) -> Iterator[Any]
 class SeededIndexSampler:
     """The batches of a sampler as `SeededIndex` items.
 
-    The order is that of a `DataLoader` without workers that is iterated right after `seed_epoch`.
+    The order is the same as for a `DataLoader` without workers, iterated right after `seed_epoch`.
     Such a loader draws a seed for its workers after creating the sampler's iterator and before
     requesting the first batch. A loader with workers draws it earlier, and a loader with persistent
     workers only once; here the order is the same for all of them.

@@ -1,4 +1,4 @@
-"""Several batches as one: those of one optimizer step, or the shards of a global batch."""
+"""Several batches as one: all batches of an optimizer step, or the shards of a global batch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -21,9 +21,9 @@ class BatchPart(NamedTuple):
     """Its number in the step or in the global batch, on which its random numbers depend."""
     batch: Any
     loss_fn: Any = None
-    """Its loss, or None for that of the step."""
+    """Its loss, or None for the step's."""
     empty: bool = False
-    """Whether it has no example of its own, and the weight 0."""
+    """Whether it has no example, and the weight 0."""
 
 
 @attrs.frozen(eq=False)
@@ -35,8 +35,8 @@ class BatchGroup:
 
     Args:
         batches: The batches.
-        loss_fns: The loss of each, or None where it is that of the step. Default: none.
-        empty: Whether each has no example of its own, and the weight 0. Default: none.
+        loss_fns: The loss of each, or None where it is the step's. Default: none.
+        empty: Whether each has no example, and the weight 0. Default: none.
     """
 
     batches: tuple[Any, ...]
@@ -45,7 +45,7 @@ class BatchGroup:
 
     @property
     def numbers(self) -> Iterable[int]:
-        """The number of each batch among those of the step."""
+        """The number of each batch in the step."""
         return range(len(self.batches))
 
     @property
@@ -66,9 +66,9 @@ class Examples:
     """Numbers of examples of a global batch, as it was loaded."""
 
     own: int
-    """Those of this process."""
+    """The number of this process."""
     all: int
-    """Those of all processes."""
+    """The sum over all processes."""
 
 
 @attrs.frozen(eq=False)
@@ -137,7 +137,7 @@ def batches_of(batch: Any) -> tuple[Any, ...]:
 
 
 def each_batch(fire: Callable[[Event, State], State]) -> Callable[[Event, State], State]:
-    """Fire an event for each batch of a group, with random numbers and a loss of its own."""
+    """Fire an event for each batch of a group, with its random numbers and its loss."""
 
     def firing(event: Event, state: State) -> State:
         group, key, own = state.batch, state.key, state.loss_fn
@@ -156,7 +156,7 @@ def each_batch(fire: Callable[[Event, State], State]) -> Callable[[Event, State]
 
 
 def mean_over_shards(values: Sequence[Mapping[str, Tensor]], batch: Any) -> dict[str, Tensor]:
-    """Return the mean of tensors over the shards of a global batch, those of all processes.
+    """Return the mean of tensors over the shards of a global batch on all processes.
 
     Every process gets the same bits.
 

@@ -27,8 +27,8 @@ _AFTERWARDS = frozenset({Event.EVAL_START, Event.PREDICT_START, Event.FIT_END})
 class InfoBatchSampler(GlobalBatchSampler):
     """A batch sampler of the examples that `InfoBatch` keeps in an epoch.
 
-    The order is that of `GlobalBatchSampler` with the same seed, without the pruned examples. The
-    number of batches depends on the epoch, so there is no `len`.
+    The order is the same as in `GlobalBatchSampler` with the same seed, without the pruned
+    examples. The number of batches depends on the epoch, so there is no `len`.
 
     Args:
         dataset: The dataset to sample from, or its length.
@@ -119,7 +119,7 @@ class InfoBatch(Algorithm):
             `composable.data.Indexed`.
         prune: The probability to prune an example below the mean, in [0, 1).
         end: The share of the run after which all examples are trained on, in [0, 1].
-        index_key: The place of the indices in the batch, an index or a name. By default that of
+        index_key: The place of the indices in the batch, an index or a name. Default: as in
             `Indexed`.
     """
 
@@ -183,7 +183,7 @@ class InfoBatch(Algorithm):
     def _weighted(self, state: State) -> State:
         if self.sampler.started != state.timestamp.epoch:
             raise ValueError(
-                f"the sampler of {self.name} is not that of the training loader: pass "
+                f"the sampler of {self.name} is not the training loader's: pass "
                 "DataLoader(Indexed(dataset), batch_sampler=sampler)."
             )
         memory = state.memory[self.name]
@@ -203,13 +203,13 @@ class InfoBatch(Algorithm):
         for whole, mean in _is_mean.read(state, pair):
             if isfinite(whole) and not isclose(whole, mean, rel_tol=0.01, abs_tol=1e-6):
                 raise ValueError(
-                    f"{self.name} needs a loss that is a mean over examples: that of a batch is "
+                    f"{self.name} needs a loss that is a mean over examples: a batch's is "
                     f"{whole:.4g}, and the mean over its examples {mean:.4g}. Pass a loss with "
                     "reduction='mean', without weights of classes and ignored targets."
                 )
 
     def check_memory(self, memory: Any, state: State) -> None:
-        """Raise a `ValueError` if a loaded memory is not that of the dataset of the sampler."""
+        """Raise a `ValueError` if a loaded memory does not fit the dataset of the sampler."""
         check_entries(memory, "kept", "losses", "weights")
         for name in memory:
             check_tensor(name, memory[name])

@@ -39,8 +39,8 @@ def _numbers(lengths: Sequence[float] | Tensor) -> Tensor:
 class LengthGroupedBatchSampler(GlobalBatchSampler):
     """A batch sampler whose batches have similar lengths: see `functional.group_by_length`.
 
-    The order starts from that of `GlobalBatchSampler` with the same seed: each window of it has the
-    same examples, in other batches. The order of an epoch is stored, also for large datasets.
+    The order starts from `GlobalBatchSampler`'s with the same seed: each window of it has the same
+    examples, in other batches. The order of an epoch is stored, also for large datasets.
 
     Args:
         lengths: The length of each example of the dataset, or another size: finite numbers.

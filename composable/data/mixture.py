@@ -20,21 +20,21 @@ class Mixture(DataLoader[Any]):
 
     Batch $t$ comes from the loader that is the furthest behind its share $w_i t$ of the batches, so
     that each has its share to within one batch at any time, and the length of an epoch is known.
-    Each loader keeps its batch size, order and `collate_fn`; the options of the workers are those
-    of the loader with the most of them. A run resumes at any batch and on any number of processes,
-    as with one `DataLoader`.
+    Each loader keeps its batch size, order and `collate_fn`; the options of the workers come from
+    the loader with the most workers. A run resumes at any batch and on any number of processes, as
+    with one `DataLoader`.
 
     Args:
         loaders: The loaders by name: each a `DataLoader` of a map-style dataset.
         weights: How many batches come from each, relative to the others. Default: the lengths of
             the loaders, so that an epoch has each batch of each loader once.
         mode: When an epoch ends: "shortest" before a loader would begin again; "longest" when all
-            have been read, and shorter ones begin again, in an order of its own each time.
+            have been read, and shorter ones begin again, in another order each time.
 
     Raises:
         TypeError: A loader does not fetch by index, such as one of an iterable dataset.
         ValueError: There is no loader or an empty one, `weights` has other names or is not
-            positive, `mode` does not exist, or a loader has a generator or a state of its own.
+            positive, `mode` does not exist, or a loader has a generator or a state.
 
     Example:
         >>> from torch.utils.data import DataLoader

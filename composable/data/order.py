@@ -46,7 +46,7 @@ class ReplayedBatchesWarning(UserWarning):
 
 
 class MovedGeneratorWarning(UserWarning):
-    """An epoch is resumed with a loader whose own generator may have advanced since it began."""
+    """An epoch is resumed with a loader whose generator may have advanced since it began."""
 
 
 def seeded_batches(  # noqa: PLR0913 (public options)
@@ -66,7 +66,7 @@ def seeded_batches(  # noqa: PLR0913 (public options)
     The order depends only on `(seed, epoch)`, and the random numbers of a batch only on
     `(seed, step)`: not on earlier draws and, for a `DataLoader` of a map-style dataset, not on the
     number of workers. A dataset, sampler or batch sampler with a `set_epoch` method receives the
-    epoch. A loader with its own generator keeps using it. The loader is not changed. Workers of an
+    epoch. A loader with a generator keeps using it. The loader is not changed. Workers of an
     iterable dataset are started for each epoch, also with `persistent_workers=True`: otherwise
     their random numbers would depend on earlier epochs, and their copies would miss `set_epoch`.
     The samplers and datasets of `composable.data` know the epoch inside of other iterables too, but
@@ -92,7 +92,7 @@ def seeded_batches(  # noqa: PLR0913 (public options)
         loader_state: The value of `read_loader_state(dataloader)` after `skip` batches, if known.
             It is ignored if `skip` is 0, because it would belong to the previous epoch.
         generators: The value of `get_generator_states(dataloader)` at the start of this epoch, for
-            a loader with its own generator. The generator is set to it.
+            a loader with a generator. The generator is set to it.
         parts: A function from the indices of a batch to its parts and their numbers, for a
             `DataLoader` of a map-style dataset: each part is fetched as a batch, with random
             its numbers. `skip`, `stop` and `first_step` still count whole batches.
@@ -104,8 +104,8 @@ def seeded_batches(  # noqa: PLR0913 (public options)
 
     Warns:
         ReplayedBatchesWarning: Skipped batches are fetched and discarded.
-        MovedGeneratorWarning: The loader has its own generator, `skip` is not 0, and `generators`
-            is not given.
+        MovedGeneratorWarning: The loader has a generator, `skip` is not 0, and `generators` is not
+            given.
         UnshardedStreamWarning: Several workers read an iterable dataset, and none asks which
             worker it is.
         UserWarning: The loader ends before `stop`.
@@ -153,7 +153,7 @@ def read_loader_state(dataloader: Any) -> Mapping[str, Any] | None:
 
 
 def get_generator_states(dataloader: object) -> list[Tensor]:
-    """Return the states of the loader's own generators: for a checkpoint.
+    """Return the states of the loader's generators: for a checkpoint.
 
     Example:
         >>> from torch.utils.data import DataLoader, IterableDataset
@@ -170,7 +170,7 @@ def get_generator_states(dataloader: object) -> list[Tensor]:
 
 
 def set_generator_states(dataloader: object, states: Sequence[Tensor]) -> None:
-    """Set the loader's own generators to the states that `get_generator_states` returned.
+    """Set the loader's generators to the states that `get_generator_states` returned.
 
     Raises:
         ValueError: The number of states is not the number of generators.

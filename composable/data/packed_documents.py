@@ -38,11 +38,11 @@ class PackedDocuments(Dataset[dict[str, Tensor]]):
         packing: "concatenate" joins all documents and cuts at the ends of rows, so that only the
             last row has padding. "first_fit" cuts only documents that are longer than a row, and
             plans the rest by `functional.pack_lengths`.
-        shuffle: Draw a new order for each epoch; otherwise use that of `documents`.
+        shuffle: Draw a new order for each epoch; otherwise use the order of `documents`.
         pad_id: Token id of the padding at the end of a row.
         shift_labels: Let the label of a token be the next token of its document, for a loss that
             compares outputs and labels at the same place. Otherwise it is the token itself, for
-            models that shift labels, such as those of Hugging Face.
+            models that shift labels, such as Hugging Face's.
         ignore_index: Label of tokens that are not learned: padding, and the last token of each
             document with `shift_labels`, otherwise the first of each document and of a part that
             begins after a cut.

@@ -79,7 +79,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch: that of the batches in progress, or the one that was set."""
+        """The epoch of the batches in progress, or else the epoch that was set."""
         return self._epoch.current()
 
     def __len__(self) -> int:

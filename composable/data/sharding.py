@@ -28,8 +28,8 @@ from composable.utils.reproducibility import seed_context
 class IndexShards:
     """Splits the indices of global batches into the shards of a process, before they are fetched.
 
-    Every process draws the same order, and fetches only its own examples. The random numbers of a
-    fetch are those of its shard.
+    Every process draws the same order, and fetches only its examples. The random numbers of a fetch
+    depend on its shard.
 
     Args:
         shards: The shards of the run.
@@ -46,7 +46,7 @@ class IndexShards:
         return zip(self.shards.own, self.shards.parts(listed), strict=True)
 
     def joined(self, fetched: Iterator[Any]) -> Iterator[tuple[list[Any], int]]:
-        """Join fetched shards into those of each batch, with its number of examples."""
+        """Join fetched shards to the shards of each batch, with its number of examples."""
         own: list[Any] = []
         for one in fetched:
             own.append(one)
@@ -149,8 +149,8 @@ def divided_batches(
 ) -> Iterator[tuple[int, Any, bool]]:
     """Iterate over this process's part of every batch of an evaluation.
 
-    All processes get equally many: one that has no example of a batch gets its first one, which
-    does not count.
+    All processes get equally many: a shard without an example of a batch gets the first example,
+    which does not count.
 
     Args:
         loader: The loader of the evaluation.

@@ -21,7 +21,7 @@ def is_local_stream(loader: DataLoader[Any]) -> bool:
     """Return whether a loader has the part of its process of a stream.
 
     These are what `shard_stream` returned; streams of WebDataset and MosaicML Streaming; data
-    pipes with a `sharding_filter`, which PyTorch divides; and those of `datasets.distributed`.
+    pipes with a `sharding_filter`, which PyTorch divides; and what `datasets.distributed` returns.
     """
     if loader in _sharded or getattr(loader.dataset, "_distributed", None) is not None:
         return True
@@ -34,8 +34,8 @@ def is_local_stream(loader: DataLoader[Any]) -> bool:
 def shard_stream(loader: Any, processes: Processes, has_shards: bool = False) -> Any:
     """Return a loader of the part of this process, if its stream says how it is divided.
 
-    A stream has a method `shard(num_shards, index)` for this, as those of `datasets` do. The
-    batches of all processes together have the size of those of the given loader.
+    A stream has a method `shard(num_shards, index)` for this, as in `datasets`. The batches of all
+    processes together have the size of the given loader's.
 
     Args:
         loader: The loader; it is not changed.

@@ -1,7 +1,7 @@
 """Loaders of iterable datasets: their position in an epoch, and their worker processes.
 
 The workers of a `DataLoader` read ahead of training. So the state of the dataset travels with each
-batch, and the position in an epoch is that of the batches that were returned.
+batch, and the position in an epoch counts the batches that were returned.
 """
 
 import copy
@@ -29,7 +29,7 @@ class UnshardedStreamWarning(UserWarning):
 
 
 def stream_batches(dataloader: DataLoader[Any]) -> Iterator[Any]:
-    """Iterate over a loader of which `is_stream` is true, with workers of its own.
+    """Iterate over a loader of which `is_stream` is true, with new workers.
 
     Warns:
         UnshardedStreamWarning: No worker read which one it is.
@@ -58,7 +58,7 @@ class Position:
 
     dataset: Any
     num_workers: int
-    """The number of workers that have a state; 0 if that of the main process is used."""
+    """The number of workers that have a state; 0 if the main process has it."""
     turn: int
     """The worker that returns the next batch."""
     samples: int

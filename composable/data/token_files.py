@@ -24,7 +24,7 @@ _HEADER = 1024
 """The bytes of the header."""
 _VOCABULARY, _LARGEST = 2**16, 2**31 - 1
 _CURE = (
-    "Pass files of the format of llm.c with tokens of 16 bits, such as those of FineWeb that "
+    "Pass files of the format of llm.c with tokens of 16 bits, such as the files of FineWeb that "
     "modded-nanogpt downloads, or write your own with write_token_file."
 )
 

@@ -14,14 +14,14 @@ class WorkerShard(IterableDataset[Any]):
 
     A `DataLoader` takes batches from its workers in turn, so batches and their order are the same
     for any number of workers. Every worker reads the whole stream: put what is expensive, such as
-    decoding and augmentation, into `transform`, which is applied to the worker's own examples only.
+    decoding and augmentation, into `transform`, which is applied to the worker's examples only.
 
-    The state is that of `dataset`, if it has `state_dict` and `load_state_dict`, and otherwise the
-    number of examples that were read; a resume then reads them again, without `transform`.
+    The state is `dataset`'s, if it has `state_dict` and `load_state_dict`, and otherwise the number
+    of examples that were read; a resume then reads them again, without `transform`.
 
     Args:
         dataset: An iterable of examples, the same in every worker. Random numbers that determine
-            the examples or their order must come from a generator of its own, seeded by the epoch.
+            the examples or their order must come from a separate generator, seeded by the epoch.
         batch_size: The batch size of the `DataLoader`.
         transform: A function that is applied to each example. Default: none.
 

@@ -33,7 +33,7 @@ OWNED = {
 
 @attrs.frozen
 class DeepSpeed(Strategy):
-    """ZeRO, by the engine of DeepSpeed: `shards` and `data` are those of `DDP`.
+    """ZeRO, by the engine of DeepSpeed: `shards` and `data` are as in `DDP`.
 
     `Trainer(deepspeed_config=config)` is short for `Trainer(parallel=DeepSpeed(config=config))`.
 
@@ -111,7 +111,7 @@ class DeepSpeed(Strategy):
             )
 
     def precision(self, given: Precision) -> Precision:
-        """Return the precision of a run, that of the configuration if the given one is "fp32".
+        """Return the precision of a run: the configuration's if the given precision is "fp32".
 
         Raises:
             ValueError: The two differ, or DeepSpeed cannot be combined with the given one.
@@ -133,7 +133,7 @@ class DeepSpeed(Strategy):
         """Return the configuration of the engine.
 
         Args:
-            precision: That of the run.
+            precision: The precision of the run.
             processes: Number of processes.
             batch_size: Number of examples in a global batch, or None if unknown.
             grad_accum: Number of microbatches of a batch.

@@ -22,7 +22,7 @@ class FSDP2(Strategy):
     """Fully sharded data parallelism: parameters, gradients and optimizer state are divided.
 
     The model is sharded by `torch.distributed.fsdp.fully_shard`, after all algorithms that replace
-    layers. `shards`, `data` and `timeout` are those of `DDP`. The same run on another number of
+    layers. `shards`, `data` and `timeout` are as in `DDP`. The same run on another number of
     processes has the same losses, to rounding, if `shards` is the same.
 
     Args:
@@ -31,8 +31,8 @@ class FSDP2(Strategy):
             processes. Default: 1, so that all processes together hold one copy.
         wrap: The modules whose parameters are gathered together: types of modules, or a function of
             a module. Default: the items of each `nn.ModuleList` and `nn.Sequential` that have
-            parameters, such as the blocks of a transformer, but for those that share a parameter
-            with another module. The rest of the model is gathered with the model itself.
+            parameters, such as the blocks of a transformer, unless they share a parameter with
+            another module. The rest of the model is gathered with the model itself.
         initialize: A function that sets the parameters and buffers of a module, for a model that
             was built on the meta device. It is called for each module, after its children and after
             its `reset_parameters`. Default: the method `_init_weights` of the model, as models of
@@ -40,7 +40,7 @@ class FSDP2(Strategy):
         reshard_after_forward: Free the gathered parameters after the forward pass, and gather them
             again for the backward pass.
         mixed_precision: A `torch.distributed.fsdp.MixedPrecisionPolicy`: the dtypes of gathered
-            parameters and of reductions. Default: those of the parameters.
+            parameters and of reductions. Default: the parameters'.
         offload: Keep the shards in the memory of the CPU.
         reduce_each_microbatch: Reduce gradients after each microbatch, which takes less memory: a
             process never holds the gradients of whole parameters. By default they are reduced once

@@ -18,8 +18,8 @@ def gather_outputs(
 ) -> list[Any]:
     """Return the outputs for all batches in their order, on every process.
 
-    Tensors are sent as bytes, and numbers and strings as JSON. The containers around them are those
-    of a process's own output, so nothing is unpickled.
+    Tensors are sent as bytes, and numbers and strings as JSON. The containers around them come from
+    a process's output, so nothing is unpickled.
 
     Args:
         own: The outputs of this process, with the numbers of their batches.

@@ -27,7 +27,7 @@ class Processes:
     Args:
         rank: The number of this process, from 0.
         size: Number of processes.
-        local_rank: The number of this process among those of its machine.
+        local_rank: The number of this process on its machine.
 
     Example:
         >>> from composable.distributed import Processes
@@ -55,7 +55,7 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes and reports: the one of rank 0."""
+        """Whether this is the process that writes and reports: rank 0."""
         return self.rank == 0
 
     def barrier(self) -> None:
@@ -83,7 +83,7 @@ class Processes:
         """Return integers of each process, in the order of their ranks, by one message.
 
         Args:
-            own: Those of this process, as many as of every other.
+            own: The integers of this process, as many as of every other.
         """
         table = torch.zeros(self.size, len(own), dtype=torch.int64)
         table[self.rank] = torch.tensor(own)
@@ -92,7 +92,7 @@ class Processes:
         return table.tolist()
 
     def broadcast(self, value: Any) -> Any:
-        """Return the value of rank 0 on every process; that of the others is not used.
+        """Return the value of rank 0 on every process; the others' values are not used.
 
         Args:
             value: Plain data, as JSON has it.

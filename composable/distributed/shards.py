@@ -45,7 +45,7 @@ class Shards:
 
     @property
     def alone(self) -> "Shards":
-        """The shards of this process as those of a batch of its own."""
+        """The shards of this process as a separate batch."""
         return Shards(len(self.own), Processes())
 
     def sizes(self, examples: int) -> list[int]:
@@ -60,7 +60,7 @@ class Shards:
         """Return the examples of each shard of this process.
 
         A shard without examples, of a batch with fewer examples than shards, gets the first one:
-        every process computes a loss, and that of this shard has the weight 0.
+        every process computes a loss, and this shard's has the weight 0.
         """
         size = len(batch)
         slices = [slice(self.bound(size, i), self.bound(size, i + 1)) for i in self.own]
@@ -112,8 +112,8 @@ class TreeSum:
 def all_reduce_exactly(flat: Tensor, processes: Processes) -> Tensor:
     """Sum a tensor over the processes by a balanced binary tree.
 
-    Each process sums a slice of the tensors of all. The traffic is that of a ring all-reduce, and
-    the sum is bit-identical for every backend and, together with `TreeSum`, for every number of
+    Each process sums a slice of the tensors of all. The traffic equals a ring all-reduce's, and the
+    sum is bit-identical for every backend and, together with `TreeSum`, for every number of
     processes.
 
     Args:

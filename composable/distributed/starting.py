@@ -40,11 +40,11 @@ def join_processes(timeout: float | None = None) -> Processes:
     """Initialize torch.distributed in a process that a launcher has started; return the processes.
 
     A launcher is `composable launch`, torchrun, Slurm, Open MPI or LSF. Nothing is done without
-    one, or if the default group is initialized: it keeps its own timeout.
+    one, or if the default group is initialized: it keeps its timeout.
 
     Args:
         timeout: After how many seconds without an answer of another process the run ends. Default:
-            that of PyTorch, 30 minutes with gloo and 10 with NCCL.
+            PyTorch's, 30 minutes with gloo and 10 with NCCL.
 
     Raises:
         ValueError: `WORLD_SIZE` is set, and what `torchrun` sets besides it is missing.
@@ -129,7 +129,7 @@ def _back_ends() -> str:
 
 
 def local_device() -> torch.device:
-    """Return the GPU of this process: that of its number on the machine."""
+    """Return the GPU of this process: its number is the process's on the machine."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 

@@ -35,7 +35,7 @@ class Strategy:
         check_one_of("data", self.data, _DATA)
 
     def engine_for(self, processes: Processes, shards: int) -> Any:
-        """Return the engine of a run, or its name; with one shard, that of one process.
+        """Return the engine of a run, or its name; with one shard, the engine of one process.
 
         Args:
             processes: The processes of the run.
@@ -47,7 +47,7 @@ class Strategy:
         """Check the arguments of the Trainer: here, none contradicts the strategy."""
 
     def precision(self, given: Precision) -> Precision:
-        """Return the precision of a run, of which the given one is that of the Trainer."""
+        """Return the precision of a run, given the Trainer's."""
         return given
 
     def shard_count(self, processes: Processes, saved: int | None) -> int:
@@ -92,13 +92,13 @@ class DDP(Strategy):
     """Data parallelism: each process has a copy of the model, and gradients are summed.
 
     A batch of `train_dataloader` is the global batch. It is split into `shards`, and each process
-    computes the gradients of its own. Random numbers are drawn, the statistics of batch norm are
+    computes the gradients of its shards. Random numbers are drawn, the statistics of batch norm are
     computed, and partners are chosen (MixUp, CutMix) for each shard. So the same run on another
     number of processes has the same losses, to rounding, if `shards` is the same.
 
     Args:
         shards: Number of parts of a global batch: a multiple of the number of processes. Default:
-            that of the checkpoint from which the run is resumed, or the number of processes.
+            as in the checkpoint from which the run is resumed, or the number of processes.
         data: What the loader of a process yields: "global" batches, of which each process uses its
             part, or "local" ones, for a loader that is already divided among the processes.
             Default: "local" for a `DistributedSampler`, a `GlobalBatchSampler` with several

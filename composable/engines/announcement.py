@@ -16,7 +16,7 @@ PACKED = 4 * _NUMBERS
 
 
 class Announcement:
-    """Numbers of a process, and those of all processes as soon as they have arrived.
+    """Numbers of a process, and of all processes as soon as they have arrived.
 
     They are sent with the sums of a step, or in a message.
 

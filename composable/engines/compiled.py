@@ -1,6 +1,6 @@
 """Compilation: call the model of a run through functions that `torch.compile` compiles.
 
-The state keeps the plain module, so names, checkpoints, averages and surgeries are those of a run
+The state keeps the plain module, so names, checkpoints, averages and surgeries are the same as
 without compilation. The functions take the module as an argument: `torch.compile(model)` would
 rename parameters, and `Sequential.compile()` compiles nothing.
 
@@ -71,7 +71,7 @@ _count = itertools.count()
 
 
 def _fresh_call(name: str) -> Callable[..., Any]:
-    """Return a copy of `_call` with graphs of its own: PyTorch keeps graphs by code object.
+    """Return a copy of `_call` with separate graphs: PyTorch keeps graphs by code object.
 
     The number makes the name unique: PyTorch keeps the sizes that it has seen by the name.
     """

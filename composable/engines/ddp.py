@@ -37,7 +37,7 @@ class Replicated(Parallel):
 
     @property
     def mean_gradients(self) -> bool:  # type: ignore[override]
-        """Whether gradients become means, as those of a communication hook."""
+        """Whether gradients become means, as a communication hook returns them."""
         return self._options.get("hook") is not None and self.processes.several
 
     def prepare(self, state: State, setup: Setup) -> State:
@@ -92,7 +92,7 @@ class Replicated(Parallel):
 
 
 class ReducedSums(ShardSums):
-    """Sums of gradients by DDP, whose last message has those of losses and buffers too."""
+    """Sums of gradients by DDP, whose last message has the sums of losses and buffers too."""
 
     engine: Replicated
     reducer: GradientReducer
@@ -154,11 +154,11 @@ class ReducedSums(ShardSums):
 def split_graphs(
     outputs: Callable[[State], Any], bucket_cap_mb: float | None
 ) -> Callable[[State], Any]:
-    """Let the compiler split the graphs of training where messages end, as those of a DDP module.
+    """Let the compiler split the graphs of training where messages end, as for a DDP module.
 
     Args:
         outputs: Calls a compiled model.
-        bucket_cap_mb: The size of a message, in MiB. Default: that of DDP.
+        bucket_cap_mb: The size of a message, in MiB. Default: DDP's.
     """
     first: int = torch.distributed._DEFAULT_FIRST_BUCKET_BYTES  # type: ignore[attr-defined]
     size = max(int((bucket_cap_mb or 25) * 2**20), first)

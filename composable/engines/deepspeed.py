@@ -91,7 +91,7 @@ class Zero(Partitioned):
 
     def backward(self, loss: Any, gradients: Sequence[Tensor] | None = None) -> None:
         """Compute gradients, and reduce them if the stage divides them."""
-        if gradients is not None:  # as those of a sum: the engine takes a loss
+        if gradients is not None:  # as for a sum: the engine takes a loss
             products = (a.float() * b for a, b in zip(loss, gradients, strict=True))
             loss = torch.stack([one.sum() for one in products]).sum()
         self.engine.backward(loss, scale_wrt_gas=False)

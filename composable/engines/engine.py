@@ -1,8 +1,8 @@
 """How a run computes outputs, gradients and steps: here in one process, as PyTorch does it.
 
 A strategy names its engine (`Strategy.engine`), a class that is called with the strategy, the
-shards of a batch, the signals of the process, and whether its loader has its own part only. The
-engines of several processes are derived from `Engine` and replace methods.
+shards of a batch, the signals of the process, and whether its loader has only the process's part.
+The engines of several processes are derived from `Engine` and replace methods.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,9 +142,9 @@ class Engine:
     carries: bool = attrs.field(init=False, default=False)
     """Whether the announcement of the next batch is sent with the sums of a step."""
     announcement: Announcement | None = attrs.field(init=False, default=None)
-    """That of the next batch, from its fetch until it is due."""
+    """The announcement of the next batch, from its fetch until it is due."""
     seconds: float | None = attrs.field(init=False, default=None)
-    """How long the last batch took on rank 0, or None where each process is its own clock."""
+    """How long the last batch took on rank 0, or None where each process measures its time."""
     buffers: WrittenBuffers = attrs.field(
         init=False, default=attrs.Factory(lambda self: WrittenBuffers(self.processes), True)
     )
@@ -203,7 +203,7 @@ class Engine:
         return initialization
 
     def check_weights(self, state: State) -> None:
-        """Check that all weights have values: initial ones, or those of a checkpoint.
+        """Check that all weights have values: initial ones, or a checkpoint's.
 
         Raises:
             ValueError: One has none.
@@ -240,7 +240,7 @@ class Engine:
 
         `backward(loss)`, or `backward(outputs, gradients)` with two sequences of tensors: a
         vector-Jacobian product. Gradients of a loss are scaled where the precision needs it, and
-        those of outputs, which came from such a loss, are not scaled again.
+        gradients of outputs, which came from such a loss, are not scaled again.
         """
         return self.scaler.backward if self.scaler.enabled else torch.autograd.backward
 
@@ -269,7 +269,7 @@ class Engine:
     def steps(
         self, batches: Iterator[Any], parts: IndexShards | None, spec: BatchSpec, count: int
     ) -> Iterator[Any]:
-        """Join the batches of a loader, `count` at a time, into those of the steps."""
+        """Join the batches of a loader, `count` at a time, into the batches of the steps."""
         return grouped(batches, count) if count > 1 else batches
 
     def announced(self, steps: Iterator[Any]) -> Iterator[Any]:

@@ -38,7 +38,7 @@ class Sharded(Partitioned):
         """Shard the model, and the module that computes the loss.
 
         Raises:
-            ValueError: An optimizer has a state already: it is that of whole parameters.
+            ValueError: An optimizer has a state already, for whole parameters.
         """
         if any(map(_has_stepped, state.optimizers)):
             raise ValueError(
@@ -49,7 +49,7 @@ class Sharded(Partitioned):
         return super().prepare(state, setup)
 
     def place(self, state: State, setup: Setup) -> None:
-        """Shard the modules one after another: initialize each first, or copy that of rank 0.
+        """Shard the modules one after another: initialize each first, or copy rank 0's.
 
         So no process has more than the largest of them besides its parts. The optimizers get the
         new parameters in the places of the old ones.
@@ -99,7 +99,7 @@ class Sharded(Partitioned):
 class ScatteredSums(ShardSums):
     """Sums of losses and buffers; gradients are reduced in the last backward pass of a step.
 
-    Those of the other passes are accumulated in the process, unless the strategy reduces each.
+    In the other passes they are accumulated in the process, unless the strategy reduces each.
     """
 
     def __init__(self, engine: Sharded, state: State) -> None:
@@ -131,7 +131,7 @@ def _wrapped(strategy: FSDP2, state: State) -> list[nn.Module]:
 
 
 def _has_stepped(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer has a state that is not that of its construction."""
+    """Return whether an optimizer's state has changed since its construction."""
     return any(bool(values.get("step", 1)) for values in optimizer.state.values())
 
 

@@ -34,7 +34,7 @@ class Initialization:
         function: Sets the tensors of a module. Default: the method `_init_weights` of the module,
             or of the nearest one around it that has such a method.
         reuse: Whether the parameters of a part are not used any more when the next one is filled:
-            then those of all parts have the same memory, in turn.
+            then all parts use the same memory, in turn.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class Initialization:
     def fill(self, part: nn.Module) -> dict[Tensor, Tensor]:
         """Fill a part of the model whose children that are sharded were filled before.
 
-        Modules are initialized after their children: by `reset_parameters`, if they have tensors
-        of their own and this method, and then by the function.
+        Modules are initialized after their children: by `reset_parameters`, if they have direct
+        tensors and this method, and then by the function.
 
         Returns:
             The new parameters by the old ones.
@@ -201,7 +201,7 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _has_weights(module: nn.Module) -> bool:
-    """Return whether a module has parameters of its own that are not on the meta device."""
+    """Return whether a module has direct parameters that are not on the meta device."""
     return any(not one.is_meta for one in module._parameters.values() if one is not None)
 
 

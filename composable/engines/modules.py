@@ -148,7 +148,7 @@ class WrittenBuffers:
         self._sent, self._constants = None, []
 
     def begin(self, buffers: list[Tensor]) -> list[Tensor]:
-        """Return those of the buffers of a run that are exchanged in a step."""
+        """Return the buffers of a run that are exchanged in a step."""
         if not (len(buffers) == len(self._all) and all(map(is_, buffers, self._all))):
             self._all, self._large = buffers, [one for one in buffers if one.numel() > _LARGE]
             self.forget()

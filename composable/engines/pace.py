@@ -48,7 +48,7 @@ class Pace:
         self.start()
 
     def lap(self) -> int:
-        """Return the nanoseconds since the last call, without those of the stopped clock."""
+        """Return the nanoseconds since the last call, without the time of the stopped clock."""
         if self._since is not None:
             self.stop()
             self.start()

@@ -84,7 +84,7 @@ class Parallel(Engine):
         """Return sums over the shards; over the microbatches of a batch that is not sharded."""
         if isinstance(state.batch, ShardedBatch):
             return self.shard_sums(state)
-        return Sums(self.shares)  # a step by itself, such as that of a replay
+        return Sums(self.shares)  # a step by itself, such as in a replay
 
     def shard_sums(self, state: State) -> Sums:
         """Return the sums over the shards of a batch."""
@@ -121,8 +121,8 @@ class Parallel(Engine):
     def loaded(self, steps: Iterator[Any]) -> Iterator[Any]:
         """Iterate over steps as long as any process has one.
 
-        The numbers of examples and tokens are those of all processes. A process without a further
-        batch repeats its last one, with the weight 0.
+        Examples and tokens are counted over all processes. A process without a further batch
+        repeats its last one, with the weight 0.
         """
         last: Any = None
         for batch, own, _, announcement in steps:
@@ -273,7 +273,7 @@ class Parallel(Engine):
     def evaluating(self, averages: Averages) -> Processes:
         """Return the processes that share an evaluation: this one alone if each computes all.
 
-        The values of a metric that is an object cannot be added. Those of torchmetrics join the
+        The values of a metric that is an object cannot be added. Metrics of torchmetrics join the
         states of all processes themselves.
         """
         return Processes() if averages.needs_all else self.processes

@@ -2,7 +2,7 @@
 
 DDP gets the parameters that are trained, and a *report*: a further parameter, whose gradient is
 what else a step sends, so that a small model needs one message. DDP reduces during the backward
-pass of a loss that is `joined`, or in a backward pass of its own, after all gradients are computed.
+pass of a loss that is `joined`, or in a separate backward pass, after all gradients are computed.
 
 DDP waits for a gradient of each parameter. A parameter without a gradient gets an undefined one at
 the end, and contributes 0 to the sum. The last message says which parameters have a gradient on any
@@ -32,13 +32,13 @@ class GradientReducer:
     """Sums the gradients of parameters over the processes.
 
     Args:
-        parameters: The parameters, the same on every process, those of the first layers first.
+        parameters: The parameters, the same on every process, the first layers' first.
         size: The number of values of a report.
         device: The device of the report.
         sparse: Which of them have sparse gradients: these are summed at the end, by gathering their
             rows with gloo, and as dense ones with other backends.
         hook: A communication hook of DDP, and its state. Default: one that sums.
-        bucket_cap_mb: The size of a message, in MiB. Default: that of DDP.
+        bucket_cap_mb: The size of a message, in MiB. Default: DDP's.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class GradientReducer:
             report: Returns the report. It is called after all other gradients are computed.
         """
         self._messages.all_sent, self._joined, self._report = False, None, report
-        # A backward pass goes back in time, so that of the first operation is the last one.
+        # A backward pass goes back in time, so the first operation's gradient comes last.
         self._last: Any = self.report.sum()
 
     def join(self, loss: Tensor) -> Tensor:

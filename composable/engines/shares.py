@@ -1,12 +1,12 @@
 """The shares of the parts of a step in its loss, and in its gradients.
 
 A part is a microbatch, a batch of several in one step, or one of a shard. The loss of the step is
-the weighted mean of those of the parts: the share of a part is its weight / total. It acts in one
-of two ways:
+the weighted mean of the parts' losses: the share of a part is its weight / total. It acts in one of
+two ways:
 
 1. Where the weights follow from the batches, the total is known before the first backward pass, and
    the loss of a part is multiplied by weight / total. In a sum of terms with different divisors,
-   each term is multiplied by its own share.
+   each term is multiplied by its share.
 2. Else by weight / unit, where the unit is the largest power of two below the last total. After the
    last part, gradients and loss are multiplied by unit / total. A power of two changes no digits,
    so the result has the same bits whatever the unit was.
@@ -94,7 +94,7 @@ class StepShares:
         self.count = None if state.whole_loss else run.weights.of_batches(state)
         self.declared = run.weights.declares(state)
         self.total: Any = None
-        """The sum of the weights of all parts, or of those of each term."""
+        """The sum of the weights of all parts, or one sum for each term."""
         self.unit: Any = None
         self.omitted = 0.0
         """The examples of this process that algorithms have omitted since they were loaded."""
@@ -200,10 +200,10 @@ class StepShares:
         *,
         on_cpu: bool = False,
     ) -> Tensor:
-        """Let the gradients and the loss be those of the whole, and return the loss.
+        """Turn the gradients and the loss into the whole batch's, and return the loss.
 
         Args:
-            parameters: Returns those that have the gradients of all parts.
+            parameters: Returns the parameters that have the gradients of all parts.
             loss: The sum of the weighted losses.
             seen: The weight of all parts on all processes, if the second way was taken.
             omitted: The examples of all processes that algorithms have omitted.

@@ -17,12 +17,12 @@ from composable.losses.mean import ExampleCounter
 
 
 class ShardSums(Sums):
-    """The sums of losses and buffers; those of gradients are in `.grad` on every process.
+    """The sums of losses and buffers; sums of gradients are in `.grad` on every process.
 
     Every shard starts from the same buffers, such as the running statistics of batch norm, which
-    are then averaged. Integers, such as a count of batches, become those of the first shard of all.
-    The number of examples was exchanged when the batch was loaded; algorithms
-    may have omitted some since. Any other weight is exchanged at the start, or with the losses.
+    are then averaged. Integers, such as a count of batches, take the first shard's value. The
+    number of examples was exchanged when the batch was loaded; algorithms may have omitted some
+    since. Any other weight is exchanged at the start, or with the losses.
 
     Args:
         engine: The engine.

@@ -13,7 +13,7 @@ from ._trace import Trace
 class Skips:
     """What a block adds to its inputs, and what it keeps for later blocks.
 
-    The block has the scales as parameters of its own, and no submodule, since a block may be a
+    The block has the scales as direct parameters, and no submodule, since a block may be a
     container that calls all of its submodules.
 
     Args:

@@ -125,8 +125,8 @@ def find_token_embedding(model: nn.Module, target: str | None, method: str = "")
 def _given(named: Mapping[str, nn.Module], found: Mapping[int, str]) -> dict[int, list[str]]:
     """Return the embeddings that `get_input_embeddings` returns, by identity.
 
-    Each with the embeddings of the same weight that modules inside its owner have: an
-    encoder-decoder model has one that it does not call, to which those of its two parts are tied.
+    Each comes with the embeddings inside its owner that share its weight: an encoder-decoder model
+    does not call its shared embedding, to which both parts tie theirs.
     """
     owners: dict[int, list[str]] = {}
     for path, module in named.items():

@@ -47,7 +47,7 @@ class AugMixDraw(NamedTuple):
         operations: Numbers of the operations of each chain, as in `RandAugmentDraw`; -1 after the
             end of a chain.
         strengths: Their strengths, likewise.
-        chain_weights: The share of each chain among those of an image; they sum to 1.
+        chain_weights: The share of each chain in the mix of an image's chains; they sum to 1.
         weight: The share of all chains together; the rest is the image itself.
     """
 

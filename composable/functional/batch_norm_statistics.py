@@ -1,7 +1,7 @@
 """The running statistics of batch norms: read, reset, and recompute them for other weights.
 
-Averaged weights need their own statistics: Izmailov, Podoprikhin, Garipov, Vetrov and Wilson,
-"Averaging Weights Leads to Wider Optima and Better Generalization", UAI 2018, section 3.2,
+Averaged weights need new statistics: Izmailov, Podoprikhin, Garipov, Vetrov and Wilson, "Averaging
+Weights Leads to Wider Optima and Better Generalization", UAI 2018, section 3.2,
 https://arxiv.org/abs/1803.05407
 """
 

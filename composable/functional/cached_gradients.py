@@ -53,15 +53,14 @@ def cached_gradients(
             with the same random numbers of PyTorch and the same buffers of the modules that it
             calls, and must return the same outputs.
         parts: The parts of a batch, each in the form that `forward` takes.
-        loss_fn: Returns the loss of the outputs for the whole batch, which are those of the parts,
-            concatenated: a tensor without dimensions. It is called once.
-        params: The parameters by name: those of `forward`, and those of `loss_fn`, such as a
-            temperature.
+        loss_fn: Returns the loss, a tensor without dimensions, from the concatenated outputs of all
+            parts. It is called once.
+        params: The parameters of `forward` and of `loss_fn`, such as a temperature, by name.
         generator: Source of the seeds with which `forward` and `loss_fn` are called, on the CPU.
             Without one, torch's global generator.
 
     Returns:
-        The loss and the gradients: those of the whole batch, to rounding.
+        The loss and the gradients of the whole batch, up to rounding.
 
     Raises:
         TypeError: An argument is of the wrong type, there is no part, or `forward` returns no

@@ -20,8 +20,8 @@ def channels_last(model: nn.Module) -> nn.Module:
     the network. Tensor cores compute such convolutions faster, especially in low precision.
 
     Args:
-        model: Any module. It is not modified. The result shares its tensors, except those that are
-            converted, which are copied into new parameters.
+        model: Any module. It is not modified. The result shares its tensors, except that converted
+            ones are copied into new parameters.
 
     Returns:
         The new model; `model` itself if all tensors are channels-last already (idempotent).

@@ -76,8 +76,8 @@ def checkpoint_activations(
     """Save the inputs of blocks only, and compute their activations again in the backward pass.
 
     Outputs, gradients, random numbers and buffers, such as running statistics, are bit-identical to
-    those of the model without it; a compiled model computes them to rounding. Names of parameters
-    and keys of the state dict don't change. In evaluation nothing is computed twice.
+    the original model's; a compiled model computes them to rounding. Names of parameters and keys
+    of the state dict don't change. In evaluation nothing is computed twice.
 
     Change the layers of the blocks first: other surgeries don't find a class that has changed.
     A block gets no cache of keys and values of Transformers.
@@ -94,8 +94,7 @@ def checkpoint_activations(
         offload: Keep the inputs of the blocks in the memory of the CPU, if they are on a GPU.
 
     Returns:
-        The new model; `model` itself if it is checkpointed with these options already, or has no
-        blocks.
+        The new model; `model` itself if it is checkpointed in this way already, or has no blocks.
 
     Raises:
         TypeError: An argument is of the wrong type.

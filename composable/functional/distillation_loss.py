@@ -1,4 +1,4 @@
-"""Distillation: the divergence of a student's predictions from those of a teacher.
+"""Distillation: the divergence of a student's predictions from a teacher's.
 
 Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", 2015,
 https://arxiv.org/abs/1503.02531. The teacher may be an earlier snapshot of the same run: Yang, Xie,
@@ -23,7 +23,7 @@ def distillation_loss(
     class_dim: int = 1,
     weights: Float[Tensor, "batch ..."] | None = None,
 ) -> Float[Tensor, ""]:
-    r"""Compute the divergence of softened predictions from those of a teacher.
+    r"""Compute the divergence of softened predictions from a teacher's.
 
     $$T^2 \, \frac{\sum_i w_i \, \mathrm{KL}(p_i \,\|\, q_i)}{\sum_i w_i}, \qquad
     p = \mathrm{softmax}(z_\text{teacher} / T), \qquad q = \mathrm{softmax}(z / T)$$

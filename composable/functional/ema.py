@@ -24,7 +24,7 @@ def ema(
 
     Floating-point tensors of 16 bits or more are averaged. Others, such as the number of batches of
     a batch norm, are copied from `current`, and so are entries that are infinite or NaN in one of
-    the two, such as those of a causal mask. Of tensors that require gradients, all entries are
+    the two, as in a causal mask. Of tensors that require gradients, all entries are
     averaged: trained weights are finite.
 
     Args:

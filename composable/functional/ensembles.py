@@ -43,8 +43,8 @@ def average_probabilities(
     Args:
         logits: Logits of each model, `[batch, classes, ...]`, of one shape; -inf for masked
             classes.
-        weights: Weights of the models, 0 or more, with a sum of 1, such as those of
-            `mixture_weights`. By default all equal. Logits with a weight of 0 are not read.
+        weights: Weights of the models, 0 or more, with a sum of 1, such as `mixture_weights`
+            returns. By default all equal. Logits with a weight of 0 are not read.
         class_dim: Dimension of the classes: 1, or -1 for `[batch, ..., classes]`.
 
     Returns:

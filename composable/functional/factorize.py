@@ -1,6 +1,6 @@
 """Factorization: replace wide layers by low-rank pairs of layers.
 
-The fit is that of Eckart and Young, "The approximation of one matrix by another of lower rank",
+The fit follows Eckart and Young, "The approximation of one matrix by another of lower rank",
 Psychometrika 1936, https://doi.org/10.1007/BF02288367. Convolutions as in Zhang, Zou, He and Sun,
 "Accelerating Very Deep Convolutional Networks for Classification and Detection", 2015,
 https://arxiv.org/abs/1505.06798
@@ -89,8 +89,8 @@ def factorize(  # noqa: PLR0913
     it is the same for all devices.
 
     Skipped are weights that several layers share, such as an output layer tied to an embedding;
-    layers with a parametrization, a mask or another tensor of their own, and subclasses of the
-    layers of PyTorch, which may compute more than the product; the output projection of
+    layers with a parametrization, a mask or additional tensors, and subclasses of the layers of
+    PyTorch, which may compute more than the product; the output projection of
     `nn.MultiheadAttention`, whose weight is read without a call; and transposed convolutions. A
     pair is replaced by one of a lower rank, if that is requested, and is otherwise skipped.
 

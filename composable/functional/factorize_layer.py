@@ -42,8 +42,8 @@ def factorize_layer(
     `factorize` approximates a weight; this approximates its outputs $Y = X W^\top$, so that rank is
     spent on the directions that occur in the inputs. With the largest right singular vectors $Q_k$
     of $Y$ as columns, the new weight is $Q_k Q_k^\top W$. With targets, $W$ is first replaced by
-    the solution of the least-squares problem, that of the smallest norm if there are several. A
-    layer with a bias gets the best bias for its new weight; without one, it gets none.
+    the least-squares solution, with the smallest norm if there are several. A layer with a bias
+    gets the best bias for its new weight; without one, it gets none.
 
     The fit runs on the CPU, in float32 (or float64 for float64 weights). The weights and the bias
     of the result are new parameters; for anything else, see `factorize`.
@@ -51,7 +51,7 @@ def factorize_layer(
     Args:
         layer: A `Linear`, `Conv1d`, `Conv2d`, `Conv3d` or `FactorizedLayer`. It is not modified.
         inputs: A batch of inputs of the layer.
-        targets: The outputs to approximate. Default: those of the layer.
+        targets: The outputs to approximate. Default: the layer's.
         rank: Latent size of the pair, for each group.
 
     Returns:

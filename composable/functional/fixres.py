@@ -1,4 +1,4 @@
-"""FixRes: evaluate at a higher resolution than that of training.
+"""FixRes: evaluate at a higher resolution than in training.
 
 Touvron, Vedaldi, Douze and Jégou, "Fixing the train-test resolution discrepancy", NeurIPS 2019,
 https://arxiv.org/abs/1906.06423
@@ -75,7 +75,7 @@ def fixres_scale(
     $$\frac{c}{\mathbb{E}[\sigma]}, \qquad
     \mathbb{E}[\sigma] = \frac{2}{3} \cdot \frac{b^{3/2} - a^{3/2}}{b - a}$$
 
-    times that of training.
+    times the training resolution.
 
     Args:
         area: The smallest and the largest area $a, b$ of a random resized crop, as shares of the

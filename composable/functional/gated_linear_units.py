@@ -186,7 +186,7 @@ class _GatedConv1D(_Gated):
 
     weight: Tensor
     bias: Tensor | None
-    __repr__ = nn.Module.__repr__  # that of Conv1D omits submodules
+    __repr__ = nn.Module.__repr__  # Conv1D's omits submodules
 
     def gate(self, inputs: Tensor) -> Tensor:
         return nn.functional.linear(inputs, self.weight.T, self.bias)

@@ -24,7 +24,7 @@ from .replace_modules import replace_or_report
 def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Module:
     r"""Replace batch norms, in 1 to 3 dimensions, by ones over slices of the batch.
 
-    In training, example $i$ is normalised with the mean and variance of its own slice $s(i)$ of
+    In training, example $i$ is normalised with the mean and variance of its slice $s(i)$ of
     `ghost_batch_size` examples that follow one another:
 
     $$y_i = \gamma \frac{x_i - \mu_{s(i)}}{\sqrt{\sigma^2_{s(i)} + \epsilon}} + \beta$$
@@ -36,9 +36,9 @@ def ghost_batchnorm(model: nn.Module, *, ghost_batch_size: int = 32) -> nn.Modul
     The running statistics are updated once a batch, as by a batch norm, with the average over the
     slices of their means and unbiased variances, weighted by their sizes.
 
-    `BatchNormAct2d` of timm is replaced as well, and keeps its activation. Other subclasses with a
-    forward method of their own are skipped, and so are ghost norms, whatever their size. Keys of
-    the state dict, shapes, dtype, device, mode, hooks and subclasses stay.
+    `BatchNormAct2d` of timm is replaced as well, and keeps its activation. Other subclasses that
+    override `forward` are skipped, and so are ghost norms, whatever their size. Keys of the state
+    dict, shapes, dtype, device, mode, hooks and subclasses stay.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.

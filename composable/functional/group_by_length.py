@@ -21,7 +21,7 @@ def group_by_length(
     window: int = 50,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " examples"]:
-    """Reorder examples so that those of a batch have similar lengths.
+    """Reorder examples so that each batch has similar lengths.
 
     The order is cut into windows of `window` batches. In each window the examples are sorted by
     length and cut into batches, which are then shuffled. Within a batch, the examples keep their

@@ -155,7 +155,7 @@ class GyroDropoutLayer(nn.Dropout):
         # A product, as in torch's dropout: on a CPU torch.where takes far longer.
         factors = (masks / (1 - self.p)).to(inputs.dtype).index_select(0, slices)
         self.steps.add_(1)
-        # The memory format of the factors determines that of the result.
+        # The memory format of the factors determines the result's.
         return inputs * laid_out_like(factors.view(inputs.shape), inputs)
 
     def _masks(self, features: int, steps: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def infobatch(
 
     $$w_i = \frac{1}{1 - r}$$
 
-    so that the expectation of the summed gradient is that of all examples.
+    so that the expectation of the summed gradient equals the sum over all examples.
 
     Args:
         losses: The last known loss of each example of the dataset. NaN is an example without a

@@ -53,7 +53,7 @@ def initialize_projections(
 
     Biases of these projections start at zero. A block whose projection is frozen stays. The output
     of a block of a residual network is its last norm, whose weight starts at 0 or stays. With
-    grouped queries, $I$ in $W_O$ is that of the values of each group, shared by its heads.
+    grouped queries, $I$ in $W_O$ belongs to the values of each group, which its heads share.
     `register_projections` lists the known blocks, and adds others.
 
     Args:
@@ -154,7 +154,7 @@ def _names_of_values(block: nn.Module, parts: Projections) -> tuple[str, str]:
 
 
 def _rows(layer: nn.Module, weight: Tensor) -> Tensor:
-    """Return a weight with a row for each output; or that of the layer, from such a weight."""
+    """Transpose a weight if needed: to a row for each output, or back to the layer's layout."""
     return weight.detach().T if is_transposed(layer) else weight.detach()
 
 

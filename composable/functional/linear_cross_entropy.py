@@ -46,7 +46,7 @@ def linear_cross_entropy(  # noqa: PLR0913
 
     equal to `F.cross_entropy(F.linear(inputs, weight, bias), targets)` to rounding, gradients
     included. The logits of a chunk are dropped after use, and computed again for the gradients, so
-    that those of all rows are never in memory at once. With `softcap` they are those of
+    that all logits are never in memory at once. With `softcap` they are capped as by
     `softcap_logits`.
 
     Args:

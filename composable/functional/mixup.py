@@ -69,7 +69,7 @@ def mixup(
     Returns:
         The mixed inputs, with the shape, dtype, device and memory format of `inputs`; both
         targets; and the weight of the first. Its methods `loss` and `soft_targets` combine them.
-        Where a mixed value is NaN, as between equal infinities, it is that of the example itself.
+        Where a mixed value is NaN, as between equal infinities, the example's value is kept.
 
     Raises:
         TypeError: An argument is of the wrong type, or the inputs are integers.

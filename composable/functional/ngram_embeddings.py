@@ -55,9 +55,9 @@ def ngram_embeddings(
     `<embedding>.ngrams.weight` is added to the state dict; all other keys stay the same, and tied
     weights stay tied.
 
-    The embedding is that of `get_input_embeddings()`, as models of Hugging Face have it, or the
-    only `nn.Embedding` that is called on tokens. N-grams don't look across the documents of a row:
-    where the forward method of the model, or of a part that contains the embedding, has an argument
+    The embedding is the result of `get_input_embeddings()`, as in Hugging Face, or the only
+    `nn.Embedding` that is called on tokens. N-grams don't look across the documents of a row: where
+    the forward method of the model, or of a part that contains the embedding, has an argument
     `document_ids`, `position_ids` (which restart at 0 in each document) or `attention_mask` (of
     tokens, for padding, or of pairs of tokens), its value has the boundaries.
 
@@ -83,8 +83,8 @@ def ngram_embeddings(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: A number is out of range, the table is larger than `megabytes`, several
-            embeddings may be that of the tokens, `target` is not the name of one, it is quantized,
-            the model has other n-grams already, or is compiled or wrapped for distributed training.
+            embeddings may be the tokens', `target` is not the name of one, it is quantized, the
+            model has other n-grams already, or is compiled or wrapped for distributed training.
 
     Warns:
         NoEffectWarning: The model has no token embedding.

@@ -41,8 +41,8 @@ def orthogonalize(
     Args:
         matrices: Matrices `[..., rows, columns]`. All are orthogonalized in one batch.
         steps: The number of iterations, 0 or more.
-        coefficients: The coefficients $a$, $b$ and $c$; or those of each step, as
-            `polar_express_coefficients` returns them, of which the last serve for all further ones.
+        coefficients: The coefficients $a$, $b$ and $c$; or three for each step, as
+            `polar_express_coefficients` returns them; the last serve for all further steps.
         eps: The least norm $\epsilon$ by which a matrix is divided, above 0.
         dtype: The dtype of the computation, a floating-point one.
 

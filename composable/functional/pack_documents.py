@@ -28,7 +28,7 @@ def pack_documents(
 ) -> dict[str, Int[Tensor, "rows length"]]:
     """Pack documents into rows of equal length, with what a model needs to keep them apart.
 
-    `pack_lengths` chooses the rows. The loss of the rows is that of the documents, if attention
+    `pack_lengths` chooses the rows. The loss of the rows equals the documents' loss, if attention
     follows `document_mask` (or `cumulative_lengths`) and positions follow `position_ids`.
 
     Args:
@@ -37,7 +37,7 @@ def pack_documents(
         pad_id: Token id of the padding at the end of a row.
         shift_labels: Let the label of a token be the next token, for a loss that compares outputs
             and labels at the same place. Otherwise it is the token itself, for models that shift
-            labels, such as those of Hugging Face.
+            labels, such as Hugging Face's.
         ignore_index: Label of tokens that are not learned: padding, and the last token of each
             document with `shift_labels`, otherwise the first.
 

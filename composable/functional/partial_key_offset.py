@@ -1,4 +1,4 @@
-"""Partial key offset: a part of each key is that of the token before it.
+"""Partial key offset: a part of each key comes from the previous token.
 
 Records of modded-nanogpt, 2026, https://github.com/KellerJordan/modded-nanogpt/pull/169
 """
@@ -26,7 +26,7 @@ _ROTATED = named(None, *(f"{one}Attention" for one in ROTATED)).keys()
 
 @checked(fraction=within(0, 1, ends="()"), every=minimum(1))
 def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 4) -> nn.Module:
-    r"""Replace a part of the features of each key by those of the token before it.
+    r"""Replace a part of each key's features by the previous token's.
 
     With the key $k_t$ of a head at token $t$, and the set $S$ of features that are offset,
 
@@ -34,7 +34,7 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
 
     So a query can look for a token by what stands before it, and copy its value: induction, which
     otherwise takes two layers. The first token of a text or document keeps its key: a token takes
-    features of the one before it if some query attends to both, which the mask has.
+    features of the previous token if some query attends to both, which the mask has.
 
     The set must not have rotated features. It is the last part of the features where a block
     rotates the first part: GPT-NeoX, and a block of `rotary(model, fraction=...)`. In blocks whose
@@ -56,8 +56,8 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: A number is out of range, a block rotates too many features or has a sliding
-            window of its own, the model is changed with other hyperparameters already, or is
-            compiled or wrapped for distributed training.
+            window, the model is changed with other hyperparameters already, or is compiled or
+            wrapped for distributed training.
 
     Warns:
         NoEffectWarning: The model has no causal attention of a known class.
@@ -85,7 +85,7 @@ def partial_key_offset(model: nn.Module, *, fraction: float = 0.5, every: int = 
 
 
 class KeyOffset(AttentionChange):
-    """Replaces a part of the features of each key by those of the token before it."""
+    """Replaces a part of each key's features by the previous token's."""
 
     method = "partial_key_offset"
     by_halves = True

@@ -15,7 +15,7 @@ from .orthogonalize import Triple
 _ENOUGH = 100
 """More exchanges than Remez' algorithm takes for any interval in float64."""
 _NARROW = 1e-5
-"""The relative width of an interval below which its polynomial is that of Newton and Schulz."""
+"""The relative width of an interval below which its polynomial is Newton and Schulz's."""
 
 
 def polar_express_coefficients(
@@ -32,10 +32,10 @@ def polar_express_coefficients(
         lower: The least singular value $l$ that becomes nearly 1, relative to the norm of the
             matrix, in (0, 1].
         safety: The share by which singular values may exceed the interval of a step by rounding, at
-            least 0: all polynomials but the last are those of $x / (1 + \text{safety})$.
+            least 0: all polynomials but the last are evaluated at $x / (1 + \text{safety})$.
         cushion: The least ratio of the ends of an interval for which a polynomial is computed, in
-            [0, 1]: for less it is that of a narrower interval, so that large singular values don't
-            become small ones in between.
+            [0, 1]: for less it is computed for a narrower interval, so that large singular values
+            don't become small ones in between.
 
     Returns:
         $a$, $b$ and $c$ of each step, for `coefficients=` of `orthogonalize`, or `ns_coefficients=`

@@ -96,5 +96,5 @@ def find_projections(model: nn.Module) -> Iterator[tuple[str, Any, Projections]]
 
 
 def is_transposed(linear: nn.Module) -> bool:
-    """Return whether the weight of a layer is that of `Conv1D` of Hugging Face."""
+    """Return whether a layer has a weight as in Hugging Face's `Conv1D`."""
     return CONV1D in map(class_name, type(linear).__mro__)

@@ -2,8 +2,8 @@
 
 Cubuk, Zoph, Shlens and Le, "RandAugment: Practical Automated Data Augmentation with a Reduced
 Search Space", 2019, https://arxiv.org/abs/1909.13719. Here the severity is an upper bound, and
-every operation has a level of its own below it; in the paper all have the same one. The operations
-and their ranges are those of AugMix.
+every operation has a separate level below it; in the paper all have the same one. The operations
+and their ranges are AugMix's.
 """
 
 from typing import NamedTuple

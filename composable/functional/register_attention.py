@@ -24,7 +24,7 @@ __all__ = ["register_attention"]
 class AttentionBlock:
     """The attribute with the number of heads of a class of blocks, and whether it is causal.
 
-    An attribute `is_causal` of a block, as those of Hugging Face have it, takes precedence.
+    An attribute `is_causal` of a block, as in Hugging Face, takes precedence.
     """
 
     heads: str = "config.num_attention_heads"
@@ -50,15 +50,15 @@ def register_attention(
     call is intercepted. In a call of a changed model, a block that does otherwise raises a
     `ValueError`.
 
-    The known blocks are those of GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, BERT, DistilBERT,
+    The known blocks come from GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, BERT, DistilBERT,
     RoBERTa and XLM-RoBERTa of Hugging Face, with "sdpa" as their `attn_implementation`, and with
     caches, grouped heads and as decoders.
 
     Args:
         kind: The class, or its full name, so that it need not be imported. The entry applies to
             subclasses too. A second entry for a class replaces the first.
-        heads: Name of the attribute of a block that has the number of its heads, which may be that
-            of a part, such as "config.n_head".
+        heads: Name of the attribute of a block that has the number of its heads. It may belong to a
+            part, such as "config.n_head".
         causal: Whether a token attends to this and earlier tokens alone. An attribute `is_causal`
             of a block takes precedence.
 

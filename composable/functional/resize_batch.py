@@ -186,7 +186,7 @@ def draw_crop(
 
     Args:
         size: Lengths of the spatial dimensions, such as `inputs.shape[2:]`.
-        new_size: Those of the crop, none longer.
+        new_size: Lengths of the crop, none longer.
         generator: Source of randomness. Without one, torch's global generator.
 
     Returns:

@@ -37,7 +37,7 @@ def schedule_free_step(
             makes of them.
         lr: The learning rate $\gamma$, 0 or more.
         weight: The weight $c$ of the new base weights in the average, in [0, 1]: 1 / t in step t
-            for a plain mean. With 1, the step is that of the base optimizer.
+            for a plain mean. With 1, the step equals the base optimizer's.
         momentum: The interpolation $\beta$ between base weights and average, in (0, 1].
 
     Returns:

@@ -17,7 +17,7 @@ def select_highest(losses: Shaped[Tensor, " *batch"], *, keep: float = 0.5) -> I
     """Select the examples of a batch with the highest losses.
 
     Args:
-        losses: One loss per example, `[batch]`, such as those of a small proxy. NaN ranks above all
+        losses: One loss per example, `[batch]`, such as a small proxy's. NaN ranks above all
             numbers; among equal losses, the later example ranks higher.
         keep: Share of the batch to keep, in (0, 1].
 

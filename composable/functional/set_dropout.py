@@ -24,8 +24,7 @@ def set_dropout(model: nn.Module, *, p: float = 0.1) -> nn.Module:
     These are the dropout layers of PyTorch, and all modules with a number as their attribute
     `dropout`, `attention_dropout`, `activation_dropout` or `hidden_dropout`, which are
     `nn.MultiheadAttention`, recurrent networks of several layers, and modules of Transformers, such
-    as those of Llama and BART. The keys of the state dict and the results in evaluation don't
-    change.
+    as Llama's and BART's. The keys of the state dict and the results in evaluation don't change.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.

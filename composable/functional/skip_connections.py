@@ -74,7 +74,7 @@ def skip_connections(
     other keys stay the same.
 
     Blocks of one stack have the same parent, such as `model.h` with `model.h.0` and `model.h.1`.
-    The scales are those of a token, so caches work. The inputs of all sources are kept in memory.
+    The scales are computed per token, so caches work. The inputs of all sources are kept in memory.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.

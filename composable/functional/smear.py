@@ -31,7 +31,7 @@ def smear(model: nn.Module, *, channels: int = 12, target: str | None = None) ->
     and tied weights stay tied.
 
     The embedding, the boundaries of documents, over which it does not look, and the refusal of
-    caches are those of `ngram_embeddings`.
+    caches are as in `ngram_embeddings`.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -43,9 +43,9 @@ def smear(model: nn.Module, *, channels: int = 12, target: str | None = None) ->
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: `channels` is out of range, several embeddings may be that of the tokens,
-            `target` is not the name of one, it is quantized, the model has another smear already,
-            or is compiled or wrapped for distributed training.
+        ValueError: `channels` is out of range, several embeddings may be the tokens', `target` is
+            not the name of one, it is quantized, the model has another smear already, or is
+            compiled or wrapped for distributed training.
 
     Warns:
         NoEffectWarning: The model has no token embedding.

@@ -58,9 +58,9 @@ def softcap_head(model: nn.Module, *, cap: float = 30.0, target: str | None = No
     """Let the head of a model return soft-capped logits: see `softcap_logits`.
 
     The head is the module that `get_output_embeddings()` returns, as models of Hugging Face have
-    it, or the last `nn.Linear` in the order of registration. The loss that a model computes itself
-    is that of the capped logits. No parameter is added, so the names in the state dict stay the
-    same, and tied weights stay tied.
+    it, or the last `nn.Linear` in the order of registration. A model that computes its loss itself
+    uses the capped logits. No parameter is added, so the names in the state dict stay the same, and
+    tied weights stay tied.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.

@@ -24,11 +24,11 @@ __all__ = ["split_head", "tie_gradients"]
 def split_head(
     model: nn.Module, *, target: str | None = None, head: str | None = None
 ) -> nn.Module:
-    """Give the output layer a weight of its own, a copy of that of the token embedding.
+    """Give the output layer a separate weight, a copy of the token embedding's.
 
-    A tied weight is split; a head that has its own weight gets the values of the embedding. So
-    both are equal at first, and stay equal while `tie_gradients` gives both the same gradient and
-    their optimizers treat them alike.
+    A tied weight is split; a head with a separate weight gets the values of the embedding. So both
+    are equal at first, and stay equal while `tie_gradients` gives both the same gradient and their
+    optimizers treat them alike.
 
     The configuration of a model of Hugging Face gets `tie_word_embeddings=False`, so that it is
     saved and loaded with both. In models such as BERT, which then don't tie the bias of the head
@@ -38,7 +38,7 @@ def split_head(
     Args:
         model: Any module. It is not modified. The result shares all other parameters.
         target: The name of the token embedding in `model.named_modules()`, if it is not found.
-        head: The name of the output layer, if it is not found: by default that of
+        head: The name of the output layer, if it is not found: by default the result of
             `get_output_embeddings()`, or else the layer that is tied to the embedding, or the only
             `nn.Linear` with a weight of the same shape.
 
@@ -47,8 +47,8 @@ def split_head(
 
     Raises:
         TypeError: An argument is of the wrong type.
-        ValueError: There are several embeddings or heads, a name is not that of one, the weights
-            have different shapes, or the model is compiled or wrapped for distributed training.
+        ValueError: There are several embeddings or heads, a name denotes none, the weights have
+            different shapes, or the model is compiled or wrapped for distributed training.
 
     Warns:
         NoEffectWarning: The model has no token embedding or no head of the same shape.
@@ -89,7 +89,7 @@ def split_head(
 
 
 def _untie(model: Any, tied: Mapping[str, str]) -> None:
-    """Give the source of parameters, which a model does not read, values of its own.
+    """Give the source of parameters, which a model does not read, separate values.
 
     Args:
         model: A model that is loaded without these ties. If two of the parameters are still one, as

@@ -42,15 +42,15 @@ def squared_relu(
     $\mathrm{act}(W_1 x) \odot V x$, it replaces the activation of the gate.
 
     The function knows the feed-forward blocks of BERT, DistilBERT, RoBERTa, XLM-RoBERTa, GPT-2,
-    GPT-NeoX, Llama, Mistral, Phi-3, Qwen2 and Qwen3 of Hugging Face, the layers of `nn.Transformer`
-    and those of `register_gated_linear_units`. Hooks of the activations and the keys of the state
-    dict don't change.
+    GPT-NeoX, Llama, Mistral, Phi-3, Qwen2 and Qwen3 of Hugging Face, the layers of
+    `nn.Transformer`, and what `register_gated_linear_units` lists. Hooks of the activations and the
+    keys of the state dict don't change.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
         slope: Slope of negative inputs before the square, in [0, 1].
         target: A class of activations to replace everywhere in the model, such as `nn.GELU`,
-            instead of those of known blocks.
+            instead of the known blocks' activations.
 
     Returns:
         The new model; `model` itself if there is nothing to replace.

@@ -39,7 +39,7 @@ def tta(
     """Call a classifier on several views of each image, and average its outputs.
 
     Args:
-        model: A function or module that returns logits, `[batch, classes]`, each from its own image
+        model: A function or module that returns logits, `[batch, classes]`, each from its image
             alone: in evaluation mode, and called once, with all views as one batch.
         inputs: Images `[batch, channels, height, width]`, signals or volumes, of any dtype.
         flip: Add each view from right to left.
@@ -127,7 +127,7 @@ def average_tta(
     r"""Average the outputs for the views of `tta_views`.
 
     An image that is not shifted has the weight of its two shifted views together. The average is
-    that of the logits, $\sum_v w_v z_v$, or the logarithm of that of the probabilities,
+    the mean of the logits, $\sum_v w_v z_v$, or the logarithm of the mean of the probabilities,
     $\log \sum_v w_v \operatorname{softmax}(z_v)$, which are logits too.
 
     Args:

@@ -46,11 +46,11 @@ def value_embeddings(
 
     $$v_t + 2 \sigma(w \cdot x_{t, 1 \dots c}) \, E_{n_t}$$
 
-    with a table $E$ and a gate $w$ of its own. Both start at zero, so the new model computes what
-    the old one did until it is trained. In the state dict, `<values>.value_embedding.table` and
-    `.gate` are added; all other keys stay the same. They depend on no other token, so caches work.
+    with a table $E$ and a gate $w$. Both start at zero, so the new model computes what the old one
+    did until it is trained. In the state dict, `<values>.value_embedding.table` and `.gate` are
+    added; all other keys stay the same. They depend on no other token, so caches work.
 
-    The layers are those of `value_residual`, and the token embedding is that of `ngram_embeddings`.
+    The layers are found as by `value_residual`, and the token embedding as by `ngram_embeddings`.
     Embeddings that are passed (`inputs_embeds`) have no tokens and raise an error.
 
     Args:
@@ -65,8 +65,8 @@ def value_embeddings(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: A number is out of range, the layers have other value embeddings already,
-            several embeddings may be that of the tokens, `target` is not the name of one, or the
-            model is wrapped for distributed training.
+            several embeddings may be the tokens', `target` is not the name of one, or the model is
+            wrapped for distributed training.
 
     Warns:
         NoEffectWarning: The model has no token embedding, or no layer that makes values.

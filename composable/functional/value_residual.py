@@ -1,4 +1,4 @@
-"""Value residual: add the values of the first layer to those of all later layers.
+"""Value residual: add the values of the first layer to the values of all later layers.
 
 Zhou et al., "Value Residual Learning", ACL 2025, https://arxiv.org/abs/2410.17897
 """
@@ -22,7 +22,7 @@ __all__ = ["value_residual"]
 def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
     r"""Add the values of the first layer of attention to the values of all later ones.
 
-    With the values $v_1$ of the first layer of a stack, those of layer $l$ become
+    With the values $v_1$ of the first layer of a stack, the values of layer $l$ become
 
     $$a_l v_l + b_l v_1$$
 
@@ -31,7 +31,7 @@ def value_residual(model: nn.Module, *, share: float = 0.5) -> nn.Module:
     dict, `<values>.value_residual.scales` is added for each layer but the first; all other
     keys stay the same. The values of a token depend on no other token, so caches work.
 
-    The layers are those of `register_projections` that are called: of GPT-2, Llama, Mistral, Qwen2,
+    The layers are the called layers of `register_projections`: of GPT-2, Llama, Mistral, Qwen2,
     Qwen3, BERT, DistilBERT, RoBERTa and XLM-RoBERTa of Hugging Face, and your own;
     `nn.MultiheadAttention` reads its weights without a call. Layers of one stack have the same
     names up to numbers, such as `h.0.attn.c_attn` and `h.1.attn.c_attn`.
@@ -106,7 +106,7 @@ class ValueResidual(nn.Module):
             self.scales = nn.Parameter(scales.to(like.device))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Keep the values of the first layer of a call; add them to those of a later one."""
+        """Keep the values of the first layer of a call; add them to a later layer's."""
         kept = self.trace.kept
         first = 0 if kept is None else min([*kept] or [self.index])
         if first >= self.index:

@@ -35,8 +35,8 @@ def weight_standardization(model: nn.Module, *, n_last_layers_ignore: int = 0) -
     convolution, with the standardized weight and the old key. If a layer is used several times in
     a step, `with torch.nn.utils.parametrize.cached():` standardizes once.
 
-    Convolutions whose units have a single weight, which has no variance, are skipped, and so are
-    transposed ones, and those that are standardized already.
+    Skipped are convolutions with a single weight per unit, which has no variance, transposed
+    convolutions, and standardized ones.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.

@@ -85,7 +85,7 @@ class Accumulation:
         return state, weighted
 
     def finish(self, parameters: Iterable[nn.Parameter]) -> Tensor:
-        """Let the gradients be those of the loss of the step, and return this loss.
+        """Turn the gradients into the gradients of the step's loss, and return this loss.
 
         In several processes, the mean over them is the loss.
         """

@@ -142,7 +142,7 @@ class SaverState(TypedDict):
 
 @attrs.define(eq=False)
 class LoopCheckpoints:
-    """The checkpoints of an external loop, and the part of them that names those that are kept.
+    """The checkpoints of an external loop, and the part that names the kept ones.
 
     Args:
         adapter: The external loop.

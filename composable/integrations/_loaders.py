@@ -40,8 +40,7 @@ def iterate_batches(
     """Iterate over an epoch as `seeded_batches` does, also inside a prepared loader.
 
     A prepared loader fetches ahead, and moves batches to its device. Only the `DataLoader` in it
-    knows when the batch of a step is fetched, so that the random numbers of datasets are those of
-    the step.
+    knows when the batch of a step is fetched, so that datasets draw the step's random numbers.
 
     Args:
         loader: The loader.
@@ -92,7 +91,7 @@ def _by_steps(
 
 
 class _Seeded:
-    """A `DataLoader` whose iteration is that of `seeded_batches`."""
+    """A `DataLoader` that iterates as `seeded_batches` does."""
 
     def __init__(
         self, loader: DataLoader[Any], batches: Callable[[DataLoader[Any]], Iterator[Any]]

@@ -177,7 +177,8 @@ def check_unchanged(given: Any, batch: Any, plan: Plan) -> None:
     if batch is not given:
         raise RuntimeError(
             f"an adapter in others= ({names_acting_in_training(plan)}) changes the batch, and the "
-            "loop gets that of t; pass what changes batches to the adapter whose epoch is iterated."
+            "loop gets the batch of t; pass what changes batches to the adapter whose epoch is "
+            "iterated."
         )
 
 
@@ -205,7 +206,7 @@ def _refuse_replaced(module: nn.Module, inputs: Any) -> None:
 
 
 def check_mixin(kind: type, mixin: type, base: type, method: str) -> None:
-    """Raise a TypeError unless the methods of a mixin replace those of a trainer, and no others.
+    """Raise a TypeError unless the methods of a mixin replace methods of a trainer, and no others.
 
     Args:
         kind: A class with the mixin among its bases.
@@ -219,7 +220,7 @@ def check_mixin(kind: type, mixin: type, base: type, method: str) -> None:
     if order.index(mixin) > order.index(base):
         raise TypeError(
             f"{kind.__name__} must have {mixin.__name__} before {base.__name__} among its bases, "
-            f"because otherwise the methods of {base.__name__} override those of the mixin: "
+            f"because otherwise the methods of {base.__name__} override the mixin's: "
             f"class {kind.__name__}({mixin.__name__}, ...)."
         )
     owners = [one for one in order if method in vars(one) and one not in base.__mro__]

@@ -144,7 +144,7 @@ class StepEvents:
         With `accumulate_batches`, divide it by this number before `backward`, as most libraries do,
         also in a last step of fewer batches; let several processes average their gradients, as
         `DistributedDataParallel` does. The loss is multiplied by its share in the loss of the step
-        and by these numbers, so that the gradients are those of the loss of all its examples: with
+        and by these numbers, so that the gradients belong to the loss of all its examples: with
         terms of different divisors, ignored targets, class weights and sums, too.
 
         Args:
@@ -153,7 +153,7 @@ class StepEvents:
         Raises:
             RuntimeError: There is no batch, or its loss has been computed already.
             SplitLossError: With `accumulate_batches` or several processes, it is unknown how the
-                losses of batches make up that of the step.
+                losses of batches make up the step's.
             ValueError: There is no loss function, or declared weights of a step add up to 0.
         """
         if self._last is not Event.BEFORE_FORWARD:
@@ -332,7 +332,7 @@ class StepEvents:
         self.state = self._fire(Event.BEFORE_DATALOADER, drop_batch(state))
 
     def _examples_of_loss(self) -> Any:
-        """Return the weight of this process's loss, whose mean over processes is that of a step."""
+        """Return the weight of this process's loss, whose mean over processes is the step's."""
         if not self.measures.of_loss:
             return None
         return sum_over_processes(self.state.device, self._samples) / Processes.current().size
@@ -372,7 +372,7 @@ class StepEvents:
         if any(bool(grad.any()) for grad in self._held_gradients()):
             raise RuntimeError(
                 "the gradients of an earlier batch, after which the optimizer did not step, would "
-                "be added to those of this batch; call optimizer.zero_grad() where a step is "
+                "be added to this batch's; call optimizer.zero_grad() where a step is "
                 "skipped. If the loop steps once for n batches, pass accumulate_batches=n to "
                 "t.epoch, and step at the end of an epoch too."
             )

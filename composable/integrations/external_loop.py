@@ -63,7 +63,7 @@ def adapt_loop(  # noqa: PLR0913 (public options)
     """Prepare algorithms for an external training loop.
 
     Wrap the loader in `epoch`, compute the loss with `loss`, and keep the rest of the loop. The
-    weights are bit-identical to those of a `Trainer` with the same arguments.
+    weights are bit-identical to a `Trainer`'s with the same arguments.
 
     Args:
         algorithms: A set of algorithms, or functions `(event, state) -> state`, in any order.

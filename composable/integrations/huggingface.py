@@ -41,7 +41,7 @@ STATE_NAME = "transforms.pt"
 """The file with the state of the adapter, in a checkpoint of `transformers.Trainer`."""
 
 TRAINING_WEIGHTS = "training_weights"
-"""The entry of that file with the weights that are trained, where others are evaluated."""
+"""The entry of that file with the trained weights, where others are evaluated."""
 
 
 class LogitsModel(nn.Module):
@@ -306,7 +306,7 @@ def _read_state(folder: Any) -> Any:
 
 
 def _check_loss(trainer: Any) -> None:
-    """Raise a ValueError if the trainer has a loss of its own, which the adapter would not use."""
+    """Raise a ValueError if the trainer has another loss, which the adapter would not use."""
     loss_type = getattr(trainer.args, "loss_type", None)  # of TRL, whose 1.0 sets a function
     if loss_type not in _MEANS:
         raise ValueError(

@@ -111,7 +111,7 @@ class LoopAdapterCallback(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Save the evaluated weights as those of the module, and the training weights beside."""
+        """Save the evaluated weights as the module's, and the training weights beside."""
         if not isinstance(pl_module, LoopAdapterMixin):  # otherwise its own hook does so
             exchange_saved(self.adapter, pl_module, checkpoint)
 
@@ -242,7 +242,7 @@ class LoopAdapterMixin:
         check_mixin(cls, LoopAdapterMixin, LightningModule, "training_step")
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return the callbacks of the module, and that of the transforms."""
+        """Return the callbacks of the module and of the transforms."""
         others = super().configure_callbacks()  # type: ignore[misc]
         return [*others, LoopAdapterCallback(self.adapter)]
 

@@ -66,9 +66,9 @@ class LoopAdapter(StepEvents):
     _initial: Mapping[str, Any] = attrs.field(init=False)
     """The fields of the state when a training begins."""
     _loaded: Mapping[str, Any] | None = None
-    """Those of the last checkpoint."""
+    """The fields in the last checkpoint."""
     _fixed_length: bool = attrs.field(init=False)
-    """Whether the length of epochs is not that of the loader."""
+    """Whether the length of epochs differs from the loader's."""
     extra: dict[str, Any] = attrs.field(factory=dict)
     """The user's values, which `save` saves and `resume` restores."""
     checkpoints: LoopCheckpoints = attrs.field(init=False)
@@ -92,8 +92,8 @@ class LoopAdapter(StepEvents):
     ) -> Iterator[Any]:
         """Iterate over a loader once, and return each batch as the algorithms change it.
 
-        The order of the batches and the random numbers of the model are those of a `Trainer` with
-        this seed: the global generators are seeded for every epoch and batch. During the
+        The order of the batches and the random numbers of the model are the same as in a `Trainer`
+        with this seed: the global generators are seeded for every epoch and batch. During the
         iteration, hooks observe the steps of the optimizer, which must not step outside of it.
 
         A batch after which the optimizer does not step counts if the loop gets the next
@@ -146,7 +146,7 @@ class LoopAdapter(StepEvents):
                 if [one._iteration for one in adapters] != own:
                     raise RuntimeError(
                         "t.epoch(loader) or t.load_state_dict(saved) was called during this "
-                        "iteration, so the clock is not that of its batches; iterate over "
+                        "iteration, so the clock does not count its batches; iterate over "
                         "zip(loader, other_loader), or leave the loop before."
                     )
                 for one in adapters:
@@ -295,7 +295,7 @@ class LoopAdapter(StepEvents):
 
         Args:
             saved: The value of `state_dict`, of an adapter with the same arguments. Its seed
-                replaces that of this adapter.
+                replaces this adapter's.
 
         Raises:
             ValueError: It is not the value of `state_dict`.
@@ -357,8 +357,8 @@ class LoopAdapter(StepEvents):
 
         The first `epoch` after it returns the remaining batches, so a loop that counts batches, or
         leaves an epoch early, counts from `t.state.timestamp.batch_in_epoch`, not from 0. The seed
-        is that of the checkpoint. If this loop saves nowhere yet, it saves to this folder from now
-        on.
+        is read from the checkpoint. If this loop saves nowhere yet, it saves to this folder from
+        now on.
 
         Args:
             folder: A folder of checkpoints, which may be missing or empty, or one checkpoint.
@@ -395,7 +395,7 @@ class LoopAdapter(StepEvents):
             optimizer: The optimizer, also wrapped by Accelerate.
             loader_length: The number of batches of the loader.
             accumulate_batches: The number of batches for each step of the optimizer.
-            precision: The precision of the loop; by default that of `adapt_loop`.
+            precision: The precision of the loop; by default as passed to `adapt_loop`.
         """
         if precision is not None:
             self.state = self.state.evolve(precision=Precision(precision))
@@ -413,8 +413,8 @@ class LoopAdapter(StepEvents):
 
         Args:
             step: The number of batches that the loop has trained on. At 0, a training begins, also
-                after another one: the clock, the seed and the memory are those of the beginning.
-                At the step of the last checkpoint that was loaded, they are those of it.
+                after another one: the clock, the seed and the memory are reset to the beginning. At
+                the step of the last checkpoint that was loaded, they are reset to the checkpoint.
 
         Raises:
             RuntimeError: The algorithms are at another batch.
@@ -526,7 +526,7 @@ class LoopAdapter(StepEvents):
             self.state = self.weights.install(self.state)
 
     def restore_averages(self, saved: Mapping[str, Any]) -> None:
-        """Restore the averages of `state_dict` alone, such as those of the best checkpoint."""
+        """Restore the averages of `state_dict` alone, such as the best checkpoint's."""
         fields = unpack_state(saved)
         names = averaging_names(self.plan)
         memory = {name: value for name, value in fields["memory"].items() if name in names}

@@ -17,9 +17,9 @@ def first_failure(failures: Mapping[int, ProcessFailure]) -> tuple[int, ProcessF
     """Return the rank and the failure that caused the others.
 
     The agent looks every 0.1 s, and counts in seconds, while other ranks fail within milliseconds
-    after the first, when their connections close. So the time of an exception is that of its error
-    file. A crash precedes the exceptions of other ranks, and a process that was stopped caused
-    nothing.
+    after the first, when their connections close. So the time of an exception is read from its
+    error file. A crash precedes the exceptions of other ranks, and a process that was stopped
+    caused nothing.
 
     Args:
         failures: The failures of this machine, by rank.

@@ -34,15 +34,15 @@ from composable.launch.watch import Watch
 def launch(options: Launch) -> int:
     """Start the processes, and wait until all have ended.
 
-    The environment and the signal handlers of the calling process change: call it in a process of
-    its own, as `composable launch` does.
+    The environment and the signal handlers of the calling process change: call it in a separate
+    process, as `composable launch` does.
 
     Args:
         options: What to start, and how.
 
     Returns:
-        The exit status: that of the process that failed first, 128 + the number of the signal that
-        ended it or this process, and 0 if all succeeded.
+        The exit status: of the process that failed first, 128 + the number of the signal that ended
+        it or this process, and 0 if all succeeded.
 
     Raises:
         LaunchError: An option is invalid, or a resource is missing.

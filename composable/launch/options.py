@@ -31,7 +31,7 @@ class Launch:
         nproc: Number of processes on this machine; by default one for each GPU, or one.
         world_size: Number of processes on all machines, a multiple of `nproc`.
         nnodes: Number of machines, in place of `world_size`: "2", or "1:3" with `max_restarts` for
-            a run that restarts on those that are left, and waits for 1 at least.
+            a run that restarts on the remaining machines, and waits for 1 at least.
         node_rank: The number of this machine, from 0.
         base_rank: The rank of the first process of this machine, instead of `node_rank`.
         master_addr: The address of machine 0.
@@ -73,7 +73,7 @@ class Launch:
 
     @property
     def port(self) -> int:
-        """The port of machine 0 for several machines: by default that of torch, or of the job."""
+        """The port of machine 0 for several machines: by default torch's, or the job's."""
         default = 29500 if self.job_id is None else port_of(self.job_id)
         return default if self.master_port is None else self.master_port
 
@@ -215,7 +215,7 @@ def _machine(options: Launch, nproc: int, machines: int) -> int:
 
 
 def _check_template(name: str, template: str | None, world_size: int) -> None:
-    """Check the placeholders of a log file, and that each rank has a file of its own."""
+    """Check the placeholders of a log file, and that each rank has a separate file."""
     if template is None:
         return
     try:

@@ -24,11 +24,11 @@ def run_rank(kind: str, target: str, arguments: list[str]) -> None:
     Args:
         kind: "script" or "module".
         target: The path of a script, or the name of a module.
-        arguments: Those of the script.
+        arguments: The arguments of the script.
     """
     end_with_parent()
     # The agent signals process groups. The workers of a DataLoader, which are forked, are not in
-    # that of the script: it needs them to finish its batch.
+    # the script's: it needs them to finish its batch.
     os.register_at_fork(after_in_child=os.setpgrp)
     sys.argv = [target, *arguments]
     try:

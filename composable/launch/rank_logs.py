@@ -13,7 +13,7 @@ class RankLogs(DefaultLogsSpecs):
     """Choose the files to which ranks write, for the elastic agent of torch.
 
     Args:
-        options: Those of the launch.
+        options: The options of the launch.
         machine: The number of this machine.
     """
 
@@ -43,7 +43,7 @@ class RankLogs(DefaultLogsSpecs):
         return self._stderr.get(local_rank)
 
     def _open(self, stream: str, variables: dict[str, str]) -> str:
-        """Return the path of a file, whose folder exists. Each restart has files of its own."""
+        """Return the path of a file, whose folder exists. Each restart has separate files."""
         template = getattr(self._options, stream)
         values = {name: variables[name.upper()] for name in PLACEHOLDERS if name != "node_rank"}
         if template is None:

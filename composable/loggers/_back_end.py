@@ -38,7 +38,7 @@ class LoggerFailureWarning(UserWarning):
 
 @attrs.frozen
 class LogTime:
-    """When something was logged: the time of the run, and that of the clock in seconds."""
+    """When something was logged: the time of the run, and the clock in seconds."""
 
     timestamp: Timestamp
     clock: float = attrs.field(factory=time.time)

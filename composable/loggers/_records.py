@@ -87,7 +87,7 @@ def matching(metrics: Mapping[str, Any], patterns: Sequence[str]) -> dict[str, A
 
 
 def times_of(timestamp: Timestamp) -> dict[str, Any]:
-    """Return the times that every record in a file has; the seconds are those of training."""
+    """Return the times that every record in a file has; only seconds of training count."""
     return {
         "epoch": timestamp.epoch,
         "batch": timestamp.batch,
@@ -97,7 +97,7 @@ def times_of(timestamp: Timestamp) -> dict[str, Any]:
 
 
 def plain_number(value: Any) -> Any:
-    """Convert numbers of other libraries, such as NumPy, to those of Python."""
+    """Convert numbers of other libraries, such as NumPy, to Python's."""
     if type(value) is float or value is None or isinstance(value, (bool, str)):
         return value  # the usual cases; abstract classes are slow to test
     if isinstance(value, Integral):

@@ -11,7 +11,7 @@ class AzureMLLogger(MLFlowLogger):
 
     In a job of Azure, which sets `MLFLOW_TRACKING_URI` and `MLFLOW_RUN_ID`, it needs no argument
     and writes to the run of the job. Elsewhere, pass the address of the workspace, which
-    `workspace.mlflow_tracking_uri` of the Azure SDK is. The arguments are those of `MLFlowLogger`.
+    `workspace.mlflow_tracking_uri` of the Azure SDK is. It takes the arguments of `MLFlowLogger`.
 
     Raises:
         ModuleNotFoundError: The package azureml-mlflow is not installed.

@@ -55,8 +55,7 @@ class JSONLinesLogger(LoggerDestination):
 
     A run that resumes from a checkpoint truncates the file to its length at the time of the
     checkpoint; later lines are logged again. This needs no argument. A file that does not begin
-    with the lines that the run had written is never truncated. Of several processes, the one of
-    rank 0 writes.
+    with the lines that the run had written is never truncated. Of several processes, rank 0 writes.
 
     Args:
         path: The file; its folder is created. An existing file is an error by default, and a link
@@ -194,7 +193,7 @@ class JSONLinesLogger(LoggerDestination):
     def _write_file(self, name: str, timestamp: Timestamp, content: bytes) -> str:
         path = self.path.with_suffix(".files") / f"{quote(name, safe='')}-ba{timestamp.batch}.png"
         if Processes.current().is_main:
-            self._open()  # first, since the file may be that of another run
+            self._open()  # first, since the file may belong to another run
             path.parent.mkdir(exist_ok=True)
             write_atomically(path, content)
         return f"{path.parent.name}/{path.name}"

@@ -32,7 +32,7 @@ class MLFlowLogger(BackEndLogger):
     training.
 
     The run is of the status RUNNING while `fit` runs, then FINISHED, or FAILED after an error. A
-    parameter of MLflow cannot change, so that of a later `fit` becomes a tag.
+    parameter of MLflow cannot change, so a later `fit`'s becomes a tag.
 
     A resumed run continues the run of the checkpoint. MLflow cannot delete values, so those that it
     has are not written again.

@@ -28,8 +28,8 @@ _FORMAT = "{desc}: {n:.0f} {unit} [{elapsed}, {rate_fmt}{postfix}]"
 class ProgressBarLogger(LoggerDestination):
     """Shows the progress, the remaining time, the loss and the last evaluation results.
 
-    Training has one bar, from its first batch to its last. An evaluation during training has a bar
-    of its own below, which disappears at its end; `Trainer.eval` and `Trainer.predict` have one
+    Training has one bar, from its first batch to its last. An evaluation during training has a
+    separate bar below, which disappears at its end; `Trainer.eval` and `Trainer.predict` have one
     that stays. The length of an evaluation is known from the second time on. Where there is neither
     a terminal nor a notebook, such as in a file, lines of text replace the bars.
 
@@ -144,7 +144,7 @@ class ProgressBarLogger(LoggerDestination):
         self._lengths[self._bar is None, self._index] = self._count
 
     def eval_after_all(self, state: State, logger: Logger) -> None:
-        """Remove the bar, and make the next update of that of training due, to show the results."""
+        """Remove the bar, and make an update of the training bar due, to show the results."""
         self._finish()
         self._next_drawing = 0.0
 
@@ -238,7 +238,7 @@ class ProgressBarLogger(LoggerDestination):
         self._next_drawing = time.monotonic() + self._pause
 
     def close(self) -> None:
-        """Close the bars; that of training stays on the screen."""
+        """Close the bars; the training bar stays on the screen."""
         for bar in (self._inner, self._bar):
             if bar is not None:
                 bar.close()

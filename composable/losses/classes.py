@@ -60,7 +60,7 @@ class OncePerLoss:
         passed.add(kind)
 
     def read(self, state: State, numbers: Tensor) -> list[Any]:
-        """Return the numbers of this batch on the CPU, and elsewhere those of 64 batches at once.
+        """Return the numbers of this batch on the CPU, and of 64 batches at once elsewhere.
 
         So the host waits for another device once in 64 batches.
         """
@@ -104,7 +104,7 @@ class CrossEntropy(NamedTuple):
         return cls(**options)
 
     def weights(self, targets: Targets, dtype: torch.dtype) -> Tensor:
-        """Return the weight of each position: that of its label, or 0 without one."""
+        """Return the weight of each position: its label's, or 0 without a label."""
         if not isinstance(targets, MixedTargets):
             return self._weights(targets, dtype)
         kept = self._weights(targets.targets, dtype)
@@ -134,7 +134,7 @@ class ScaledLoss:
     """The weights of the labels; None for a sum."""
     ignore_index: int
     can_be_split: bool = False
-    """Whether it is known that the loss of a batch is the weighted mean of those of its parts."""
+    """Whether the loss of a batch is known to be the weighted mean of its parts' losses."""
 
     @property
     def base_loss(self) -> TargetLoss:
@@ -200,13 +200,13 @@ class InterpolatedLoss:
 
     @property
     def base_loss(self) -> "InterpolatedLoss | None":
-        """The loss with those of the targets as means over all positions."""
+        """The loss, with the losses of the targets as means over all positions."""
         base = getattr(self.loss_fn, "base_loss", None)
         return None if base is None else attrs.evolve(self, loss_fn=base)
 
     @property
     def can_be_split(self) -> bool:
-        """Whether it is known that the loss of a batch is the weighted mean of those of parts."""
+        """Whether the loss of a batch is known to be the weighted mean of its parts' losses."""
         return getattr(self.loss_fn, "can_be_split", False)
 
     def _mean_of_sums(
@@ -387,7 +387,7 @@ def refuse_regression(state: State, targets: Tensor, name: str) -> None:
 
 
 def _compare_once(state: State, kept: Tensor, advice: str) -> None:
-    """Compare the loss of indices with that of the same classes as probabilities."""
+    """Compare the loss of indices with the loss of the same classes as probabilities."""
     loss_fn: Any = state.loss_fn
     classes, dim = layout_of(state.outputs, kept)
 

@@ -1,4 +1,4 @@
-"""Confirm that a loss can be split: the loss of a whole follows from those of its two halves.
+"""Confirm that a loss can be split: the loss of a batch follows from its two halves' losses.
 
 The calls of a loss function don't show that their arguments are of one example each: a contrastive
 loss calls a cross entropy, too. So a loss is compared once with the losses of two halves of the
@@ -112,7 +112,7 @@ class Confirmed:
 
 
 def innermost(loss_fn: Any) -> Any:
-    """Return the loss function on which that of an algorithm is based."""
+    """Return the loss function on which an algorithm's is based."""
     while not isinstance(loss_fn, TargetLoss) and hasattr(loss_fn, "loss_fn"):
         loss_fn = loss_fn.loss_fn
     return loss_fn
@@ -214,9 +214,9 @@ def _confirm(compared: _Comparison, parts: int, *, again: bool) -> bool:
     """Confirm that a loss function is the weighted mean of its values for two halves of a batch.
 
     Return False if this can't be seen, since there is no weight in the batch. The outputs are
-    changed a little, by numbers that differ between examples, since outputs that are all alike show
-    nothing, such as those of a last layer of zeros. In a reduced precision, the loss is computed
-    without rounding first, if it can be. When it is checked again, the outputs are as they are.
+    changed a little, by numbers that differ between examples, since outputs that are all alike, as
+    from a last layer of zeros, show nothing. In a reduced precision, the loss is computed without
+    rounding first, if it can be. When it is checked again, the outputs are as they are.
     """
     state = compared.state
     failure: Exception | None = None
@@ -292,7 +292,7 @@ def _compute_loss(state: State, outputs: Any) -> Any:
 def compare_declared(
     state: State, outputs: Any, loss_of: LossOf, weight_of: Callable[[Any, Any], Any], batch: Any
 ) -> bool:
-    """Compare a loss with that of two halves, given declared weights; False if one has none.
+    """Compare a loss with two halves' losses, given declared weights; False if a half has none.
 
     A loss that can't be computed for halves, draws random numbers or writes to its buffers is not
     compared.
@@ -356,12 +356,12 @@ class _OtherFormError(SplitLossError):
 def compare_parts(
     state: State, whole: Seen, parts: list[Seen], like: Terms, *, exact: bool = False
 ) -> bool:
-    """Compare the loss of a whole with that of its parts; False if not all of them have weight.
+    """Compare the loss of a batch with its parts' losses; False if not all of them have weight.
 
     Args:
         state: The state with the loss.
-        whole: The loss of the whole.
-        parts: Those of its parts.
+        whole: The loss of the batch.
+        parts: The losses of its parts.
         like: Terms of the same form.
         exact: Whether the losses were computed without autocast.
 

@@ -185,7 +185,7 @@ def _one_by_one(function: Callable[..., Tensor], outputs: Any, rest: Any) -> Ten
         if not torch._C._functorch.is_batchedtensor(loss):
             raise ValueError(
                 f"{getattr(function, '__qualname__', function)} returned a loss that the model has "
-                "averaged over the batch, such as outputs.loss, so those of the examples are "
+                "averaged over the batch, such as outputs.loss, so the losses of the examples are "
                 "unknown; "
                 "compute the loss from the other outputs, such as "
                 "cross_entropy(outputs.logits, labels)."

@@ -77,8 +77,8 @@ def declared_by(mean_over: Any, state: State) -> Declared | None:
 
     Args:
         mean_over: "examples", "tokens", "next_tokens", a function of the batch that counts, or one
-            of the outputs and the batch. None for the `loss_mean_over` of a model with a loss of
-            its own.
+            of the outputs and the batch. None for the `loss_mean_over` of a model that computes its
+            loss.
         state: The state of the run, whose model may shift its labels.
 
     Raises:
@@ -188,7 +188,7 @@ def _warn_if_shifting(model: nn.Module) -> None:
             warn_user(
                 f"The loss of {type(module).__name__} shifts the labels and excludes the first "
                 "token of an example, but loss_mean_over='tokens' counts that token; pass "
-                "'next_tokens' if the loss is that of the model, or a function of the batch if you "
+                "'next_tokens' if the loss is the model's, or a function of the batch if you "
                 "compute it.",
                 LossMeanWarning,
             )

@@ -1,7 +1,7 @@
 """The weight of a part of a batch: what its loss is divided by.
 
 A loss with a single divisor has one weight. In a sum of terms with different divisors, each term
-has its own.
+has one.
 """
 
 from collections.abc import Callable

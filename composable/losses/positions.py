@@ -28,8 +28,8 @@ class Positions(NamedTuple):
 def positions_of(state: State, name: str, class_dim: int | None = None) -> Positions:
     """Return the logits of a state after its forward pass, with the weights of the positions.
 
-    The weights are those of a cross entropy: of the class of the label, and 0 without a label. For
-    a loss that changes the shapes of logits and labels, such as by a shift, they are unknown.
+    The weights are as in a cross entropy: the weight of the label's class, and 0 without a label.
+    For a loss that changes the shapes of logits and labels, such as by a shift, they are unknown.
 
     Args:
         state: The state before the loss.

@@ -93,7 +93,7 @@ class Terms:
 
     @property
     def is_sum(self) -> bool:
-        """Whether the loss of a batch is the sum of those of its parts."""
+        """Whether the loss of a batch is the sum of its parts' losses."""
         return not self.has_constants and all(term.divisor.value is None for term in self.terms)
 
     @cached_property

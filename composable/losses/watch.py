@@ -60,7 +60,7 @@ class LossWatch(TorchFunctionMode):
     def around_forward(self) -> Iterator[None]:
         """Return a context for a forward pass.
 
-        Of the values that it reads before its first loss function, those of sums and means matter.
+        Of the values that it reads before its first loss function, only sums and means matter.
         """
         self._forward = True
         try:
@@ -307,7 +307,7 @@ def _divided(call: LossCall) -> Terms | None:
 
 
 def _is_mean(above: Terms | None, below: Terms | None) -> bool:
-    """Return whether a quotient is that of two sums, the lower one a count."""
+    """Return whether a quotient divides a sum by a count."""
     if above is None or below is None or not (above.is_sum and below.is_sum):
         return False
     if len(above.terms) != 1 or len(below.terms) != 1:

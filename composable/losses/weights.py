@@ -1,4 +1,4 @@
-"""How much the loss of a part counts in that of the whole: declared, or recognized and confirmed.
+"""How much the loss of a part counts in the batch's: declared, or recognized and confirmed.
 
 A part is a microbatch, a batch of several in one step, a shard, or a batch of an evaluation. Its
 loss is a sum, divided by something: a number of examples, of labels, a sum of weights. That divisor
@@ -125,7 +125,7 @@ class LossWeights:
             parts: The number of parts of the batch, about.
 
         Raises:
-            SplitLossError: It is unknown, or the loss is not a mean of those of its parts.
+            SplitLossError: It is unknown, or the loss is not a mean of its parts' losses.
             TypeError: What is declared is not a number.
             ValueError: It is negative, not a number, or on another device.
         """
@@ -158,7 +158,7 @@ class LossWeights:
         return lambda *part: check_weight("loss_weight", own(*part), state.device)
 
     def compare_declared(self, state: State, outputs: Any, loss_of: LossOf, batch: Any) -> None:
-        """Compare a loss of outputs once with that of two halves, given their declared weights.
+        """Compare a loss of outputs once with two halves' losses, given their declared weights.
 
         Args:
             state: The state with the batch of a part, as the loss got it.
@@ -167,7 +167,7 @@ class LossWeights:
             batch: The part, before algorithms replaced it for the loss.
 
         Raises:
-            SplitLossError: It is a sum, or not their mean; that of examples may be approximate.
+            SplitLossError: It is a sum, or not their mean; a mean of examples may be approximate.
         """
         if self._compared or state.batch_spec.count(batch) < 2:
             return
@@ -175,7 +175,7 @@ class LossWeights:
         weight_of, base = self._declared_weight(state), innermost(state.loss_fn)
         if not isinstance(base, TargetLoss):
             return
-        if has_divisor(state.loss_fn):  # that of a part, for targets that were replaced
+        if has_divisor(state.loss_fn):  # a part's, for targets that were replaced
             targets = state.batch_spec.targets(batch)
             if isinstance(targets, MixedTargets):
                 batch = state.batch_spec.replace(batch, targets=targets.targets)
@@ -193,7 +193,7 @@ class LossWeights:
     def weight_of_other(
         self, state: State, loss: Tensor, watch: LossWatch | None, own: Weight | TermWeights
     ) -> Weight | TermWeights:
-        """Return the weight of a loss that an algorithm has computed: that of its own, if unknown.
+        """Return the weight of a loss that an algorithm has computed: by default `own`.
 
         Args:
             state: The state with the batch of the part.
@@ -244,8 +244,8 @@ class LossWeights:
             state: The state with a batch.
 
         Raises:
-            SplitLossError: The loss is not a mean of those of its parts, or it is unknown what it
-                is a mean over.
+            SplitLossError: The loss is not a mean of its parts' losses, or it is unknown what it is
+                a mean over.
         """
         unknown = isinstance(state.loss_fn, OutputLoss) and self._own_loss(state) is None
         if unknown and self._declared_weight(state) is None:

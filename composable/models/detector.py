@@ -16,7 +16,7 @@ class Detector(nn.Module):
     losses. In evaluation it is called with the images, and returns a dictionary of boxes, labels
     and scores for each; there is no loss then.
 
-    The losses of RetinaNet are means over the images of a batch, so the batch can be split. Those
+    The losses of RetinaNet are means over the images of a batch, so the batch can be split. Losses
     of other models depend on the boxes of the whole batch: pass `loss_mean_over="examples"` to
     split it all the same, as a plain loop with `DistributedDataParallel` does.
 
@@ -53,7 +53,7 @@ class Detector(nn.Module):
 
         Raises:
             TypeError: The model returned no dictionary of losses in training mode.
-            ValueError: A weight is that of no loss.
+            ValueError: A weight belongs to no loss.
         """
         if not self.training:
             return None

@@ -19,13 +19,13 @@ class Ensemble(nn.Module):
 
     It returns the logarithms of the averages, which losses and metrics take like the logits of one
     model: see `composable.functional.average_probabilities`. A call costs as much as one of each
-    model, so report its results apart from those of one model.
+    model, so report its results separately from single-model results.
 
     Args:
         members: The models, such as the snapshots of a run. They are called with the arguments of
             the ensemble, and return logits, or outputs of Transformers. A call restores their
             modes.
-        weights: Weights of the models, 0 or more, such as those of `mixture_weights`. They are
+        weights: Weights of the models, 0 or more, such as `mixture_weights` returns. They are
             divided by their sum. By default all equal.
         class_dim: Dimension of the classes in the logits: 1, or -1 for the last. By default the
             last for tokens of models of Transformers, and 1 otherwise.

@@ -41,8 +41,8 @@ def build_optimizers(
         given: An optimizer, a function that takes the parameters and returns one, or several of
             these.
         model: The model after surgery.
-        loss: The module that computes the loss, if there is one. Functions get its parameters
-            after those of the model.
+        loss: The module that computes the loss, if there is one. Functions get its parameters after
+            the model's.
         decay_norms_and_biases: Whether functions get the parameters in one group. Otherwise they
             get the groups of `composable.optim.decay_groups`.
 
@@ -82,7 +82,7 @@ def build_optimizers(
 
 
 def named_parameters(model: nn.Module, loss: nn.Module | None) -> dict[str, nn.Parameter]:
-    """Return the parameters of a model, and then those of a loss, each once."""
+    """Return the parameters of a model, and then of a loss, each once."""
     named = dict(model.named_parameters())
     if loss is not None:
         known = {id(parameter) for parameter in named.values()}
@@ -169,7 +169,7 @@ def update_param_groups(
 
     A new parameter replaces the one of the same name. Otherwise it joins the group of its role, or
     one of several roles, beside the nearest parameter in the model; without one, that parameter's
-    own group. So it gets the options of the group.
+    group. So it gets the options of the group.
     """
     old = dict(before.named_parameters())
     new = dict(after.named_parameters())

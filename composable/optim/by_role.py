@@ -105,9 +105,9 @@ def by_role(
     roles: Mapping[str, Sequence[str]] | None = None,
     stacked: Mapping[str, int] | None = None,
 ) -> ByRole:
-    """Give the parameters of each role an optimizer, or options, of their own.
+    """Give the parameters of each role a separate optimizer, or separate options.
 
-    The roles are those of `role_groups`. Tied parameters have one role: an embedding that is also
+    The roles are defined by `role_groups`. Tied parameters have one role: an embedding that is also
     the head is an embedding.
 
     Args:
@@ -116,12 +116,12 @@ def by_role(
             `{"lr": 0.3, "betas": (0.9, 0.95)}`.
         default: The optimizer of all parameters with options, or of a role that is not given. With
             `Muon`, the role "matrices" is its first half, and all others are its AdamW half.
-        roles: As in `role_groups`: names or patterns by role, which may be a role of your own.
+        roles: As in `role_groups`: names or patterns by role, which may be a new role.
         stacked: As in `role_groups`.
 
     Returns:
         A value for `optimizers=` of the `Trainer`. In your own loop, call it with the model. The
-        optimizer is a `MultiOptimizer`, or that of the only function.
+        optimizer is a `MultiOptimizer`, or the result of the only function.
 
     Raises:
         TypeError: An argument is of the wrong type.

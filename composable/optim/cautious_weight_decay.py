@@ -20,9 +20,8 @@ def with_cautious_weight_decay(optimizer: AnyOptimizer) -> AnyOptimizer:
     r"""Make the weight decay of an optimizer cautious: it acts on weights that move towards zero.
 
     The weight decay $\lambda$ of each group moves from its option "weight_decay", which becomes 0,
-    to "cautious_weight_decay". It is decoupled: a step decays by $\eta \lambda$, whatever
-    the optimizer does with a weight decay of its own. See
-    `composable.functional.cautious_weight_decay`.
+    to "cautious_weight_decay". It is decoupled: a step decays by $\eta \lambda$, whatever the
+    optimizer does with its weight decay. See `composable.functional.cautious_weight_decay`.
 
     Args:
         optimizer: Any optimizer of PyTorch with weight decay, not a schedule-free one. It is

@@ -15,11 +15,11 @@ _OPTIONS = {NORMS_AND_BIASES: {"weight_decay": 0.0}}
 def decay_groups(module: nn.Module, *more: nn.Module) -> list[dict[str, Any]]:
     """Divide parameters into a group with weight decay, one without, and one of tables.
 
-    The group without has the parameters with the role "norms_and_biases" of `role_groups`: those of
-    normalization layers (modules with a base class whose name ends in "Norm", such as `LayerNorm`,
-    `BatchNorm2d` and `LlamaRMSNorm`), the biases, and all other parameters with less than two
-    dimensions, such as layer scales. Embeddings have weight decay. Tables of hashed n-grams
-    (`NGramEmbedding`) are in a third group, with weight decay, if there are any.
+    The group without has the parameters with the role "norms_and_biases" of `role_groups`: the
+    parameters of normalization layers (modules with a base class whose name ends in "Norm", such as
+    `LayerNorm`, `BatchNorm2d` and `LlamaRMSNorm`), the biases, and all other parameters with less
+    than two dimensions, such as layer scales. Embeddings have weight decay. Tables of hashed
+    n-grams (`NGramEmbedding`) are in a third group, with weight decay, if there are any.
 
     Args:
         module: The model.

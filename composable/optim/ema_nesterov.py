@@ -74,7 +74,7 @@ def with_ema_nesterov(
 
 @attrs.define(eq=False)
 class EMANesterov(StepWrapper):
-    """The wrapper; its arguments are those of `with_ema_nesterov`."""
+    """The wrapper; it takes the arguments of `with_ema_nesterov`."""
 
     lookahead: float
     decay: float

@@ -95,10 +95,10 @@ def find_lr(
     r"""Measure the training loss while the learning rate grows, and leave the run as it was.
 
     Step $k$ of $n$ has the rate $\text{min\_lr} (\text{max\_lr} / \text{min\_lr})^{k / (n - 1)}$ in
-    the first parameter group; the ratios between groups are kept. The steps are those of the run at
-    this time, with its algorithms, precision and batches, from its weights, without callbacks and
-    loggers. It ends early when the loss is 4 times the least or not finite. Afterwards the model,
-    the optimizers, all generators and the position in the data are as before, to the bit.
+    the first parameter group; the ratios between groups are kept. The steps are taken as in the run
+    at this time, with its algorithms, precision and batches, from its weights, without callbacks
+    and loggers. It ends early when the loss is 4 times the least or not finite. Afterwards the
+    model, the optimizers, all generators and the position in the data are as before, to the bit.
 
     Args:
         trainer: The `Trainer`, before or between calls of `fit`.
@@ -114,8 +114,8 @@ def find_lr(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: A number is out of range; the first group has the rate 0; the train_dataloader
-            has a position of its own, so that `batches` is needed; or the run has an engine of
-            DeepSpeed or several processes.
+            keeps a position, so that `batches` is needed; or the run has an engine of DeepSpeed or
+            several processes.
 
     Source: Smith, "Cyclical Learning Rates for Training Neural Networks", WACV 2017,
     https://arxiv.org/abs/1506.01186

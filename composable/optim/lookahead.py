@@ -71,7 +71,7 @@ def with_lookahead(
 
 @attrs.define(eq=False)
 class Lookahead(StepWrapper):
-    """The wrapper; its arguments are those of `with_lookahead`.
+    """The wrapper; it takes the arguments of `with_lookahead`.
 
     Not the slow weights, but what the weights moved since is kept: it is right for parameters
     without a gradient in some steps, too.

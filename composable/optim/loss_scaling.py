@@ -1,7 +1,7 @@
 """Loss scaling: the arithmetic of mixed-precision training in float16.
 
 Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, https://arxiv.org/abs/1710.03740.
-The results are those of `torch.amp.GradScaler`, bit for bit.
+The results are bit-identical to `torch.amp.GradScaler`'s.
 """
 
 from collections.abc import Iterable

@@ -41,8 +41,8 @@ def compute_by_owners(
 ) -> Results:
     """Compute a function of matrices, and yield the results of each batch.
 
-    The rows of a `DTensor` are sent to the owner, and those of the result back: two messages for
-    all matrices.
+    The rows of a `DTensor` are sent to the owner, and the result's rows back: two messages for all
+    matrices.
 
     Args:
         values: The matrices, each a `DTensor`, or a plain tensor that every process has.
@@ -85,7 +85,7 @@ def _broadcast(
     group: Any,
     dtype: torch.dtype,
 ) -> Results:
-    """Compute the own batches, and send the results to all others: one message of each owner."""
+    """Compute this process's batches, and send the results to all others: one message per owner."""
     owners, rank = _divide(batches, dist.get_world_size(group)), dist.get_rank(group)
     own = [one for _, found in _alone(values, owners[rank], compute) for one in found]
     for owner, theirs in enumerate(owners):
@@ -105,7 +105,7 @@ def _transposed(
     group: Any,
     dtype: torch.dtype,
 ) -> Results:
-    """Send rows to the owners of their matrices, and those of the results back."""
+    """Send rows to the owners of their matrices, and the rows of the results back."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     owners = _divide(batches, size)
     indices = [_indices(theirs) for theirs in owners]
@@ -192,7 +192,7 @@ def _all_to_all(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[list[Tensor]]:
-    """Send tensors to each process, and return those of each, of known shapes: one message."""
+    """Send tensors to each process, and return each process's, of known shapes: one message."""
     lengths = [sum(one.numel() for one in row) for row in sent]
     counts = [sum(map(torch.Size.numel, row)) for row in shapes]
     flat = torch.empty(sum(lengths), dtype=dtype, device=device)

@@ -21,7 +21,7 @@ def with_momentum_warmup(
     Args:
         optimizer: Any optimizer of PyTorch with momentum, not a schedule-free one. It is changed:
             its `step` has hooks.
-        start: The momentum of the first step, in [0, 1), at most that of each group.
+        start: The momentum of the first step, in [0, 1), at most the momentum of each group.
         num_steps: The number of steps of the warm-up, 0 or more.
 
     Returns:

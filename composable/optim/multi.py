@@ -17,10 +17,10 @@ class MultiOptimizer(Optimizer):
     """Several optimizers with different parameters, as one.
 
     It has the parameter groups and the states of all, so that schedulers, loss scaling and
-    checkpoints work as with one optimizer. Each step calls that of every optimizer, in their order.
+    checkpoints work as with one optimizer. Each step calls every optimizer's, in order.
 
     Args:
-        optimizers: The optimizers. Their states become one mapping; their groups stay their own.
+        optimizers: The optimizers. Their states become one mapping; their groups stay separate.
 
     Raises:
         TypeError: An item is not an optimizer.
@@ -130,7 +130,7 @@ class MultiOptimizer(Optimizer):
 
 
 def base_optimizers(optimizers: Iterable[Optimizer]) -> Iterator[Optimizer]:
-    """Iterate over optimizers, and over those of each `MultiOptimizer` instead of itself."""
+    """Iterate over optimizers, and over the parts of each `MultiOptimizer` instead of itself."""
     for one in optimizers:
         if isinstance(one, MultiOptimizer):
             yield from base_optimizers(one.optimizers)
@@ -139,5 +139,5 @@ def base_optimizers(optimizers: Iterable[Optimizer]) -> Iterator[Optimizer]:
 
 
 def schedule_free_parts(optimizers: Iterable[Optimizer]) -> list[ScheduleFree]:
-    """Return the schedule-free optimizers, also those of a `MultiOptimizer`."""
+    """Return the schedule-free optimizers, also within a `MultiOptimizer`."""
     return [one for one in base_optimizers(optimizers) if isinstance(one, ScheduleFree)]

@@ -86,7 +86,7 @@ class Muon(BaseOptimizer):
         neuron_beta2: The share of an average of the mean square of each row of $O$ that a step
             keeps, in [0, 1). Rows are divided by its root, and the whole is scaled to the norm that
             it had (NorMuon).
-        update_floor: The least ratio of the norms of a row of the update $s\, O$ and that of the
+        update_floor: The least ratio of the norms of a row of the update $s\, O$ and of the
             weights. Rows with less are scaled up.
         soap_beta2: The share of the averages of SOAP that a step keeps, in [0, 1). What is
             orthogonalized is preconditioned in their eigenbases first. Every process has the

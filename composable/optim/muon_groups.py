@@ -25,9 +25,9 @@ def muon_groups(
 
     Hidden matrices are the parameters with the role "matrices" of `role_groups`. The weights of
     convolutions and of `nn.Bilinear` are matrices of shape `[out_channels, the rest]`. Other
-    weights of three dimensions, such as those of experts, are batches of matrices. The projections
-    of `nn.MultiheadAttention` and the gates of `nn.LSTM` and `nn.GRU` are stacked in one parameter;
-    each is a matrix of its own.
+    weights of three dimensions, such as the weights of experts, are batches of matrices. The
+    projections of `nn.MultiheadAttention` and the gates of `nn.LSTM` and `nn.GRU` are stacked in
+    one parameter; each is a separate matrix.
 
     Args:
         model: The model.
@@ -40,12 +40,12 @@ def muon_groups(
         split_attention: How the projections of attention to queries, keys and values are divided:
             "projections" divides those that are fused in one parameter, and "heads" all of them,
             into a matrix for each head. They are found by their names and by the number of heads
-            of the module around them. None divides those of `nn.MultiheadAttention` only.
+            of the module around them. None divides the projections of `nn.MultiheadAttention` only.
 
     Returns:
         The groups, for `Muon`. Their names are "matrices", "others" and, for tables of hashed
         n-grams (`NGramEmbedding`), "tables". Add options, such as "lr", to a group to override
-        those of `Muon`. A surgery of the `Trainer` adds new parameters to the right group.
+        `Muon`'s. A surgery of the `Trainer` adds new parameters to the right group.
 
     Raises:
         TypeError: An argument is of the wrong type.

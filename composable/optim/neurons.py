@@ -53,8 +53,8 @@ def scaled_neurons(
     """Scale the rows of the updates of equal matrices.
 
     With averages, each row is divided by the root of its averaged mean square, and the whole is
-    scaled to the norm that it had. Then rows are scaled up to a share of the norms of those of the
-    weights.
+    scaled to the norm that it had. Then rows are scaled up to a share of the norms of the weights'
+    rows.
 
     Args:
         updates: Updates, of which this process may have a part.
@@ -99,7 +99,7 @@ def _squares(stack: Tensor, parameter: Any, dim: int) -> Tensor:
 
 def _totals(before: Tensor, after: Tensor, parameter: Any, dim: int) -> tuple[Tensor, Tensor]:
     """Return the sums over all neurons of two stacks of squares."""
-    # In float64, so that the results of several processes round to those of one.
+    # In float64, so that the results of several processes round to the results of one.
     sums = torch.stack([before, after]).sum(2, dtype=torch.float64)
     for group in _groups(parameter, dim, along=True):
         dist.all_reduce(sums, group=group)

@@ -60,10 +60,10 @@ def one_cycle(
 ) -> Schedule:
     r"""Rise from $1 / d$ to 1, and fall to $1 / (d f)$, each along half a cosine or a line.
 
-    The peak is the learning rate of the optimizer. The arguments are those of
+    The peak is the learning rate of the optimizer. The arguments are as in
     `torch.optim.lr_scheduler.OneCycleLR`, whose peak and end are one step earlier, since it counts
     steps from 0 to `total_steps - 1`: with $n$ batches and $p$ = `pct_start`, its values for
-    `total_steps` $= n + 1$ and `pct_start` $= (p n + 1) / (n + 1)$ are those of this schedule. The
+    `total_steps` $= n + 1$ and `pct_start` $= (p n + 1) / (n + 1)$ equal this schedule's. The
     momentum is constant; `per_option` gives it a schedule.
 
     Args:

@@ -74,7 +74,7 @@ class PerOption(_ByName):
 
 
 def per_group(schedules: Mapping[str, _Schedule], default: _Schedule = _UNCHANGED) -> PerGroup:
-    """Give each parameter group a schedule of its own, by its name.
+    """Give each parameter group a separate schedule, by its name.
 
     The name of a group is its key "name": `{"params": [...], "name": "head"}`. Groups of
     `composable.optim.role_groups`, `muon_groups` and `layerwise_groups` have names.
@@ -107,12 +107,12 @@ def per_group(schedules: Mapping[str, _Schedule], default: _Schedule = _UNCHANGE
 
 
 def per_option(schedules: Mapping[str, _Schedule]) -> PerOption:
-    """Give each option of an optimizer a schedule of its own, such as its rate and weight decay.
+    """Give each option of an optimizer, such as its rate and weight decay, a separate schedule.
 
     An option is a number in the parameter groups of the optimizer: "lr", "weight_decay",
     "momentum". In batch k it is its initial value times the schedule at k. The weight decay of
     AdamW, Muon and other optimizers with decoupled decay is multiplied by the learning rate, which
-    has its own schedule.
+    has a separate schedule.
 
     Args:
         schedules: The schedules, by the names of options.

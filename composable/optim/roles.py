@@ -79,8 +79,8 @@ def role_groups(
     - "tables": tables of hashed n-grams (`NGramEmbedding`);
     - "norms_and_biases": the parameters of normalization layers (modules with a base class whose
       name ends in "Norm"), biases, and all others with fewer than two dimensions;
-    - "embeddings": those of modules with a base class whose name contains "Embedding", and what is
-      tied to them, such as a tied head;
+    - "embeddings": parameters of modules with a base class whose name contains "Embedding", and
+      what is tied to them, such as a tied head;
     - "head": the weights of the output layer: of the last module with weights, in the order of
       registration, and of `model.get_output_embeddings()`, if there is one;
     - "matrices": all other parameters with "weight" in their names, the hidden matrices;
@@ -90,17 +90,17 @@ def role_groups(
         model: The model.
         more: Other modules that are trained, such as the loss.
         roles: Names of parameters or modules, or patterns such as "blocks.*.experts", by role:
-            one of these, or a role of your own.
+            one of these, or a new role.
         stacked: The number of matrices of equal size that a parameter holds along its outputs, by
-            name or pattern: `{"*.qkv.weight": 3}`. By default those of `nn.MultiheadAttention`,
+            name or pattern: `{"*.qkv.weight": 3}`. Default: as in `nn.MultiheadAttention`,
             `nn.LSTM` and `nn.GRU`.
 
     Returns:
         The groups, for any optimizer of PyTorch, each with the name of its role as "name". Roles
-        without a parameter have no group. Stacked matrices have a group for each "stacked" number,
-        weights of `Conv1D` of Transformers, whose outputs are the second dimension, one that is
-        "transposed", and batches of matrices, such as the weights of experts, one that is
-        "batched".
+        without a parameter have no group. There is a "stacked" group for each number of stacked
+        matrices, a "transposed" group for weights of `Conv1D` of Transformers, whose outputs are
+        the second dimension, and a "batched" group for batches of matrices, such as the weights of
+        experts.
 
     Raises:
         TypeError: An argument is of the wrong type.
@@ -143,7 +143,7 @@ def collect(
         roles: The roles of the parameters.
         names: The names of groups by role; by default each role is a group.
         always: The names of groups that exist even without parameters, before all others.
-        by_layout: Whether matrices of each layout have a group of their own.
+        by_layout: Whether matrices of each layout have a separate group.
     """
     usual: tuple[Any, ...] = ()
     held: dict[str, dict[Any, list[nn.Parameter]]] = {name: {usual: []} for name in always}
@@ -186,7 +186,7 @@ def _roles_in(model: nn.Module) -> list[Role]:
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
-    """Iterate over the full name, the owner and the own name of every parameter.
+    """Iterate over the full name, the owner and the local name of every parameter.
 
     The owner of a parametrized tensor is the module that has it.
     """
@@ -375,7 +375,7 @@ class ModelGroups(list[dict[str, Any]]):
     Args:
         groups: The groups.
         modules: The model, and then the loss, if it has parameters.
-        by_role: Whether they are those of `role_groups`; otherwise those of `decay_groups`.
+        by_role: Whether the groups are as in `role_groups`; otherwise as in `decay_groups`.
     """
 
     def __init__(

@@ -23,9 +23,9 @@ class RowAdagrad(BaseOptimizer):
     $$s_i \leftarrow s_i + \lVert g_i \rVert^2 / d, \quad
     w_i \leftarrow (1 - \eta \lambda) \, w_i - \eta \, g_i / (\sqrt{s_i} + \epsilon)$$
 
-    A row whose gradient is zero stays as it is, without decay. So sparse gradients, those of
-    `torch.nn.Embedding(sparse=True)` and of `NGramEmbeddings(sparse=True)`, train the same weights
-    as dense ones up to rounding, and a step costs as much as the rows that it changes. The
+    A row whose gradient is zero stays as it is, without decay. So sparse gradients, as from
+    `torch.nn.Embedding(sparse=True)` and `NGramEmbeddings(sparse=True)`, train the same weights as
+    dense ones up to rounding, and a step costs as much as the rows that it changes. The
     accumulators take one number a row, in at least float32.
 
     Args:

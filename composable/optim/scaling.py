@@ -63,15 +63,15 @@ def _stretch(time: Time, factor: Fraction) -> Time:
 def scale_schedule(
     schedule: Callable[[HasTime], float], ratio: float | Fraction, *, scale_warmup: bool = True
 ) -> Callable[[HasTime], float]:
-    """Compress or stretch a schedule: its value at time $t$ is that of `schedule` at $t / r$.
+    """Compress or stretch a schedule: its value at time $t$ is `schedule`'s at $t / r$.
 
     All times of the schedule are multiplied by the ratio $r$. Fractions of the run stay the same
     fractions. Pass the run a `max_duration` that is scaled as well.
 
     Args:
         schedule: A schedule, or any function of a clock.
-        ratio: The ratio $r$ of the new duration to that of `schedule`, above 0: with 0.5, a run of
-            half the length has all changes of the learning rate.
+        ratio: The ratio $r$ of the new duration to `schedule`'s, above 0: with 0.5, a run of half
+            the length has all changes of the learning rate.
         scale_warmup: Whether the warm-up is scaled too. False keeps its length.
 
     Returns:

@@ -40,8 +40,8 @@ def scaling_rule(size: Any, base: float, power: float = 1.0) -> ScalingRule:
     Args:
         size: The number of examples or tokens of the next batch at the time of a clock:
             `BatchSizeWarmupSampler.size_at`, `SeqLengthWarmup.length_at`, or a function of yours.
-        base: The size at which the learning rate is that of the optimizer, above 0: the largest,
-            or the one for which the rate was tuned.
+        base: The size at which the learning rate is the optimizer's, above 0: the largest, or the
+            one for which the rate was tuned.
         power: The power $p$, 0 or more.
 
     Returns:

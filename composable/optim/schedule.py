@@ -151,7 +151,7 @@ def in_unit_of(
 
 
 def _unit_of(clock: HasTime, time: Time) -> TimeUnit:
-    """Return the unit of a time; the unit of a fraction of the run is that of the run."""
+    """Return the unit of a time; a fraction of the run has the run's unit."""
     whole = clock.max_duration
     return whole.unit if time.unit is TimeUnit.DURATION and whole else time.unit
 

@@ -1,8 +1,8 @@
 """Schedule-free SGD and AdamW.
 
 Defazio et al., "The Road Less Scheduled", NeurIPS 2024, https://arxiv.org/abs/2405.15682. Names and
-defaults are those of the package `schedulefree`, and so are the results if all parameters have a
-gradient in every step. The package counts steps by group.
+defaults follow the package `schedulefree`, and so do the results if all parameters have a gradient
+in every step. The package counts steps by group.
 """
 
 from collections.abc import Callable, Iterable
@@ -169,7 +169,7 @@ class SGDScheduleFree(ScheduleFree):
 
     Args:
         params: The parameters, or groups of them.
-        lr: The learning rate $\gamma$: 10 to 50 times that of SGD with momentum.
+        lr: The learning rate $\gamma$: 10 to 50 times the rate for SGD with momentum.
         momentum: The interpolation $\beta$, in (0, 1].
         weight_decay: The weight decay $\lambda$ at $y$.
         warmup_steps: The number of steps of the warm-up.
@@ -225,15 +225,15 @@ class SGDScheduleFree(ScheduleFree):
 class AdamWScheduleFree(ScheduleFree):
     r"""Schedule-free AdamW.
 
-    The steps are those of `SGDScheduleFree`, with the gradient divided by the root of the running
-    mean of its square, as in Adam:
+    The steps are as in `SGDScheduleFree`, with the gradient divided by the root of the running mean
+    of its square, as in Adam:
 
     $$v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \qquad
     z' = z - \gamma_t \left(\frac{g}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda y\right)$$
 
     Args:
         params: The parameters, or groups of them.
-        lr: The learning rate $\gamma$: 1 to 10 times that of AdamW with a schedule.
+        lr: The learning rate $\gamma$: 1 to 10 times the rate for AdamW with a schedule.
         betas: The interpolation $\beta$ in (0, 1], and $\beta_2$ in [0, 1).
         eps: The term $\epsilon$ of the denominator.
         weight_decay: The weight decay $\lambda$ at $y$.

@@ -33,7 +33,7 @@ def preconditioned(updates: Tensor, grads: Tensor, states: Sequence[State], beta
     $$P = Q_L^T U Q_R, \qquad V \leftarrow \beta V + (1 - \beta) P^2, \qquad
     U' = Q_L \frac{P}{\sqrt V} Q_R^T$$
 
-    scaled to the norm of $U$. The bases are those of the steps before, each one step of a power
+    scaled to the norm of $U$. The bases come from the steps before, each one step of a power
     iteration; in the first step $U$ stays what it is.
 
     Args:

@@ -115,7 +115,7 @@ class BaseOptimizer(Optimizer):
         super().add_param_group(self.complete(param_group))
 
     def complete(self, group: Group) -> Group:
-        """Return a new group with options of its own, and check these."""
+        """Return a new group with separate options, and check these."""
         return group
 
     @torch.no_grad()
@@ -154,7 +154,7 @@ class BaseOptimizer(Optimizer):
 
 
 def restore_dtypes(optimizer: Optimizer, loaded: Mapping[str, Any]) -> None:
-    """Restore the dtypes of states that PyTorch casts to those of the parameters.
+    """Restore the dtypes of states that PyTorch casts to the parameters' dtypes.
 
     They are the `own_dtypes` of a `BaseOptimizer`, and the buffers of wrappers. The states of other
     optimizers stay as PyTorch loads them: a state in float32 may be for a model that is now in

@@ -411,7 +411,7 @@ def anneal(kind: type[Algorithm], *, name: str | None = None, **hyperparameters:
 
     Args:
         kind: The class of the algorithm.
-        name: The name of its memory and of its random numbers; by default that of the class.
+        name: The name of its memory and of its random numbers; by default the name of the class.
         hyperparameters: Its arguments: values, or functions of the time, such as the schedules of
             `composable.optim`.
 

@@ -52,7 +52,7 @@ class Occurrence:
         return any(a.is_apart(b) for a, b in pairs)
 
     def windows(self) -> list[Window]:
-        """Return the windows of its ancestors; the algorithm may have one of its own, too."""
+        """Return the windows of its ancestors; the algorithm may have a window too."""
         return [ancestor.window() for ancestor in self.ancestors]
 
 

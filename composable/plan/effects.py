@@ -1,7 +1,7 @@
 """Detection of in-place changes to the state, and of undeclared ones.
 
-A `State` is immutable, but the model, the optimizers and the tensors in it are PyTorch's own
-objects and can be written to. They are fingerprinted before and after each call of an algorithm or
+A `State` is immutable, but the model, the optimizers and the tensors in it are PyTorch's objects
+and can be written to. They are fingerprinted before and after each call of an algorithm or
 callback. No values are copied or compared: every tensor counts its writes (`Tensor._version`).
 """
 

@@ -23,7 +23,7 @@ _PLAIN_WORDS = {"setup", "teardown"}
 """Hooks whose names helpers have too: they are hooks if they take a trainer."""
 
 _OTHER_WORDS = {"post_close"}
-"""Hooks whose names are not shaped like those of events."""
+"""Hooks whose names are not shaped like the names of events."""
 
 _PACKAGES = {"transformers", "lightning", "pytorch_lightning", "composer", "cerebras", "keras"}
 
@@ -50,7 +50,7 @@ def check_hooks(callback: Callback) -> None:
 
 
 def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
-    """Iterate over the public methods that a class has besides those of every callback."""
+    """Iterate over the public methods that a class has besides `Callback`'s."""
     theirs = {
         name
         for base in kind.__mro__
@@ -103,7 +103,7 @@ def _foreign_hint(name: str, method: Callable[..., Any]) -> str | None:
         return f"{name} is a hook of {owners} without a counterpart here"
     if len(set(found.values())) == 1:
         return f"{name} is a hook of {owners}: define {_call(next(iter(found.values())))}"
-    calls = (f"{_call(ours)} for that of {library}" for library, ours in found.items())
+    calls = (f"{_call(ours)} for the hook of {library}" for library, ours in found.items())
     return f"{name} is a hook of {owners}: define {', or '.join(calls)}"
 
 

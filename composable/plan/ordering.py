@@ -77,7 +77,7 @@ def is_among(algorithm: Algorithm, classes: Iterable[type | str]) -> bool:
 def explain_position(
     event: Event, here: Sequence[Algorithm], i: int, plan: Sequence[Algorithm]
 ) -> str:
-    """Explain the position of an algorithm among those of an event.
+    """Explain the position of an algorithm among the algorithms of an event.
 
     Args:
         event: The event.

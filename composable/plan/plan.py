@@ -38,9 +38,9 @@ class Plan:
     """The algorithms and callbacks of a run, in an order independent of how they are listed.
 
     Algorithms form a set. They are ordered by stage, then by their declarations `before` and
-    `after`, and then by name. At an event that closes a pair (`AFTER_X`, `X_END`), algorithms that
-    listen to both events of the pair run in reverse order (first in, last out), after those that
-    listen to the closing event only.
+    `after`, and then by name. At an event that closes a pair (`AFTER_X`, `X_END`), algorithms of
+    both events run in reverse order (first in, last out), after the algorithms of the closing event
+    only.
 
     Callbacks run after the algorithms, and can't change the state: first the library's own
     (`builtin_callbacks`), then the user's (`user_callbacks`), then global ones

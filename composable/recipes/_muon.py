@@ -10,7 +10,7 @@ from composable.optim import Muon
 
 
 def muon_factory(**options: Any) -> Callable[..., Muon]:
-    """Return a function that builds Muon with updates of the size of those of AdamW.
+    """Return a function that builds Muon with updates of AdamW's size.
 
     Args:
         options: Arguments of `Muon`.

@@ -42,7 +42,7 @@ def small_gpt(
     class.
 
     Args:
-        lr: The learning rate of the hidden matrices, with updates of the size of those of AdamW.
+        lr: The learning rate of the hidden matrices, with updates of AdamW's size.
         adamw_lr: The learning rate of the other parameters.
         momentum: The momentum of Muon, in [0, 1). Longer training takes higher values.
         weight_decay: The decoupled weight decay of all parameters.
@@ -97,7 +97,7 @@ def small_gpt_rotary(
     a class.
 
     Args:
-        lr: The learning rate of the hidden matrices, with updates of the size of those of AdamW.
+        lr: The learning rate of the hidden matrices, with updates of AdamW's size.
         adamw_lr: The learning rate of the other parameters.
         momentum: The momentum of Muon, in [0, 1). Longer training takes higher values.
         weight_decay: The decoupled weight decay of all parameters.
@@ -149,9 +149,9 @@ def speedrun_gpt(  # noqa: PLR0913 (each is a hyperparameter)
 ) -> Recipe:
     """Return n-gram embeddings, ALiBi and Muon, for a small causal language model and much text.
 
-    A table of hashed n-grams is added to the token embedding. Its gradients are sparse and it has
-    an optimizer of its own, `RowAdagrad`, so that a step costs no more with a larger table. The
-    rest is as in `small_gpt`: attention biases, Muon for the hidden matrices, AdamW for the other
+    A table of hashed n-grams is added to the token embedding. Its gradients are sparse and it has a
+    separate optimizer, `RowAdagrad`, so that a step costs no more with a larger table. The rest is
+    as in `small_gpt`: attention biases, Muon for the hidden matrices, AdamW for the other
     parameters, and clipping. The learning rates rise over the first 5 % of training and fall
     linearly to 0.
 
@@ -165,7 +165,7 @@ def speedrun_gpt(  # noqa: PLR0913 (each is a hyperparameter)
     process and with `DDP`, without `compile=True`.
 
     Args:
-        lr: The learning rate of the hidden matrices, with updates of the size of those of AdamW.
+        lr: The learning rate of the hidden matrices, with updates of AdamW's size.
         adamw_lr: The learning rate of the other parameters.
         table_lr: The learning rate of the table.
         momentum: The momentum of Muon, in [0, 1). Longer training takes higher values.
@@ -183,7 +183,7 @@ def speedrun_gpt(  # noqa: PLR0913 (each is a hyperparameter)
         TypeError: An argument is of the wrong type.
         ValueError: A number is out of range.
 
-    Sources: those of `small_gpt`; Huang et al., "Over-Tokenized Transformer", ICML 2025,
+    Sources: as for `small_gpt`; Huang et al., "Over-Tokenized Transformer", ICML 2025,
     https://arxiv.org/abs/2501.16975.
 
     Example:

@@ -33,7 +33,7 @@ def strong_regularization(
     Args:
         lr: The learning rate of AdamW.
         weight_decay: The decoupled weight decay of matrices and embeddings, 0 or more.
-        dropout: The rate of all dropouts of the model, in [0, 1). 0 leaves the model's own rates.
+        dropout: The rate of all dropouts of the model, in [0, 1). 0 leaves the model's rates.
         layer_drop: The drop rate of the last residual block, in [0, 1]. 0 drops none.
         blocks: The residual blocks: a class, a `ResidualBlock`, or several of these, as for
             `StochasticDepth`. None for all known blocks.

@@ -24,7 +24,7 @@ def small_resnet(
     rise linearly during the warm-up and fall to 0 by a cosine.
 
     Args:
-        lr: The learning rate of the convolutions, with updates of the size of those of AdamW.
+        lr: The learning rate of the convolutions, with updates of AdamW's size.
         adamw_lr: The learning rate of the other parameters.
         momentum: The momentum of Muon, in [0, 1).
         weight_decay: The decoupled weight decay of all parameters.
@@ -65,12 +65,12 @@ def speedrun_vision(
     """Return parts of airbench, with Muon, for a small convolutional network.
 
     Training images are shifted by a few pixels, labels are smoothed, and evaluations average
-    several views of each image. The optimizer, its schedule and the memory format are those of
+    several views of each image. The optimizer, its schedule and the memory format are as in
     `small_resnet`. Of the parts of airbench that are not here, `InitializeConvolutions`,
     `WhitenedFirstLayer` and `with_lookahead` showed no gain: see docs/evidence.md.
 
     Args:
-        lr: The learning rate of the convolutions, with updates of the size of those of AdamW.
+        lr: The learning rate of the convolutions, with updates of AdamW's size.
         adamw_lr: The learning rate of the other parameters.
         momentum: The momentum of Muon, in [0, 1).
         weight_decay: The decoupled weight decay of all parameters.

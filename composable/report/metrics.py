@@ -21,7 +21,7 @@ def color_of(index: int) -> str:
 
 
 def section_of(name: str) -> str:
-    """Return the heading under which a metric is shown; "" for those that come first."""
+    """Return the heading under which a metric is shown; "" for the first metrics."""
     return "" if name.split("/")[0] in _FIRST else "Other metrics"
 
 

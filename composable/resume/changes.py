@@ -90,7 +90,7 @@ def warn_of_changes(
     if changed:
         warn_user(
             f"the run resumed from {path} differs from the saved one, so its results may "
-            f"differ from those of an uninterrupted run:{_lines(changed)}",
+            f"differ from an uninterrupted run's:{_lines(changed)}",
             ChangedRunWarning,
         )
     unused = [
@@ -101,7 +101,7 @@ def warn_of_changes(
         warn_user(
             f"the run resumed from {path} continues with the hyperparameters of the "
             f"checkpoint:{_lines(unused)}\nTo use the requested ones, pass "
-            "load_ignore_keys=['optimizers/*/param_groups'] for those of optimizers, or "
+            "load_ignore_keys=['optimizers/*/param_groups'] for the optimizers', or "
             "['rates'] to restart torch schedulers.",
             ChangedRunWarning,
         )

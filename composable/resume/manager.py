@@ -101,7 +101,7 @@ class CheckpointManager:
 
     @property
     def improved(self) -> bool:
-        """Whether the last result is better than that of the best checkpoint."""
+        """Whether the last result is better than the best checkpoint's."""
         if self.measured is None:
             return False
         return is_better(

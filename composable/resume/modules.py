@@ -47,7 +47,7 @@ def capture_module(module: nn.Module, evaluated: Mapping[str, Tensor]) -> Module
 def restore_module(
     module: nn.Module, saved: Mapping[str, Any], trained: Mapping[str, Tensor], what: str
 ) -> dict[int, Tensor]:
-    """Copy values into a module, and map the ids of saved tensors to the module's own.
+    """Copy values into a module, and map the ids of saved tensors to the module's.
 
     Args:
         module: The module, changed in place.
@@ -56,7 +56,7 @@ def restore_module(
         what: Its entry in the checkpoint, "model" or "loss_fn".
 
     Raises:
-        MismatchError: The names, shapes and dtypes are not those of the module.
+        MismatchError: The names, shapes and dtypes differ from the module's.
     """
     with entry(what):
         check_saved_module(module, saved, what)
@@ -76,7 +76,7 @@ def restore_module(
 
 
 def check_saved_module(module: nn.Module, saved: Mapping[str, Any], what: str) -> None:
-    """Check that the saved names, shapes and dtypes are those of the model or the loss."""
+    """Check that the saved names, shapes and dtypes match the model's or the loss's."""
     own = {**module.state_dict(), **dict(module.named_buffers())}
     theirs = {**saved["weights"], **saved["buffers"]}
     differences = list(_differences(own, theirs, what))

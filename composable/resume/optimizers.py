@@ -48,7 +48,7 @@ def capture_optimizer(optimizer: Optimizer, names: Names) -> OptimizerState:
 
 
 def _type_of(optimizer: Optimizer) -> str:
-    """Return the name of the class, and those of the wrappers of `composable.optim`."""
+    """Return the names of the class and of the wrappers of `composable.optim`."""
     parts = (optimizer, *getattr(optimizer, "optimizers", ()))  # a `MultiOptimizer` has these
     hooks = [hook for one in parts for hook in one._optimizer_step_pre_hooks.values()]
     wrappers = [type(getattr(hook, "__self__", None)) for hook in hooks]
@@ -66,7 +66,7 @@ def _names_of(optimizer: Optimizer, names: Names) -> list[list[str]]:
 def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], names: Names) -> None:
     """Load a saved state, which gives each parameter the values of its name.
 
-    The hyperparameters are those of the checkpoint.
+    The hyperparameters are loaded too.
 
     Args:
         optimizer: The optimizer of the run.
@@ -74,7 +74,7 @@ def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], names: Nam
         names: The names of the parameters, by `id`.
 
     Raises:
-        MismatchError: The saved state is that of another optimizer, or of other parameters.
+        MismatchError: The saved state belongs to another optimizer, or to other parameters.
     """
     _check_type(optimizer, saved)
     _check_groups(optimizer, saved)

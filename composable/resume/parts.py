@@ -1,9 +1,9 @@
 """The parts of a run: what they save, and the walk over them that restores it.
 
 A part declares what it saves by the return type of its `state_dict`, a `TypedDict`. From these
-types follows what a checkpoint must have. The hashes of a checkpoint say that its bytes are those
-that were written, and its structure is compared with the declared one. Whether it is that of this
-run, each part finds when it loads, and the caller restores the old states if one fails.
+types follows what a checkpoint must have. The hashes of a checkpoint say that its bytes are the
+written ones, and its structure is compared with the declared one. Whether it belongs to this run,
+each part finds when it loads, and the caller restores the old states if one fails.
 """
 
 from collections.abc import Collection, Mapping
@@ -93,7 +93,7 @@ class Parts:
             but: The names of parts that stay as they are.
 
         Raises:
-            MismatchError: It is that of another run.
+            MismatchError: It belongs to another run.
         """
         with entry(f"{path}: state"):
             for name, part in self.named.items():

@@ -39,7 +39,7 @@ def find_resume_point(
 
     Args:
         load_path: The user's: a checkpoint, one of another trainer, or a folder of several, whose
-            latest is used. That of rank 0 is used.
+            latest is used. Rank 0's value counts.
         folder: A folder to look in first; it may be missing or empty.
         reader: Reads the checkpoint.
         ignored: Patterns of entries that are not loaded, and may be missing.
@@ -176,7 +176,7 @@ def _on_other_machines(function: Callable[[], Any]) -> None:
 
 
 def looks_like_checkpoint(path: Path) -> bool:
-    """Return whether a path is that of a checkpoint, complete or not."""
+    """Return whether a path is a checkpoint's, complete or not."""
     from composable.checkpoint.manifest import MANIFEST  # on use: it is slow to import
 
     return (path / MANIFEST).exists()

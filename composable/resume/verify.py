@@ -63,7 +63,7 @@ class ResumePoint:
         return value if isinstance(value, int) else None
 
     def load(self, state: State) -> "ResumePoint":
-        """Return the point with the values of its tensors: of sharded ones, those of this process.
+        """Return the point with the values of its tensors: of sharded ones, this process's part.
 
         Args:
             state: The state of the run that was built.
@@ -134,7 +134,7 @@ class Reader:
         return ResumePoint(path, run, tree["run"], tree["state"], self, contents)
 
     def unpack(self, contents: "Contents") -> Any:
-        """Return the tree of a checkpoint, with the tensors that were on a device on that of runs.
+        """Return the tree of a checkpoint, with tensors from a device on the run's device.
 
         Tensors without values stay on the meta device, and sharded ones where the parameters are.
         """

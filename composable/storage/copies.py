@@ -193,7 +193,7 @@ def fetch(store: ObjectStore, name: str, target: Path) -> None:
     """Copy a checkpoint, verify its hashes, and move it to its place.
 
     Raises:
-        DamagedCheckpointError: A file differs from the one that was written.
+        DamagedCheckpointError: A file was changed since it was written.
     """
     manifest = store.read(f"{name}/{MANIFEST}")
     if target.exists():

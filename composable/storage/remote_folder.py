@@ -130,7 +130,7 @@ class RemoteFolder:
         other = OPEN.setdefault(self.folder, self)
         if other.url != self.url:
             raise ValueError(
-                f"local_folder={str(own)!r} is that of {other.url} too; pass another one."
+                f"local_folder={str(own)!r} belongs to {other.url} too; pass another one."
             )
 
     def __fspath__(self) -> str:
@@ -265,7 +265,7 @@ class RemoteFolder:
                 )
                 make_folder(folder)
         elif any(path.name != "run.lock" for path in folder.iterdir()):
-            what = f"is that of {seen['url']}" if seen["url"] else "has other files"
+            what = f"belongs to {seen['url']}" if seen["url"] else "has other files"
             raise CheckpointExistsError(
                 f"local_folder={str(folder)!r} {what}; pass a new or an empty folder."
             )

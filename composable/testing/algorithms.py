@@ -82,7 +82,7 @@ def check_algorithm(
         microbatches: Check that splitting batches into microbatches does not change the gradients.
             This requires that neither the algorithm nor the model depends on a batch as a whole.
         no_effect: Why no result depends on the algorithm, if none does: it only saves time, say.
-            Otherwise outputs after training must differ from those of training without it.
+            Otherwise outputs after training must differ from training without it.
         options: Other arguments of the `Trainer`: `input_key`, `optimizers`, `seed`, ...
 
     Returns:

@@ -421,7 +421,7 @@ def _continued(case: Case, run: Callable[[], Any], what: str) -> Verdict:
 
 @attrs.frozen(repr=False, eq=False)
 class _Load(Algorithm):
-    """Replaces the initial state by that of a saved run."""
+    """Replaces the initial state by a saved run's."""
 
     name: str = attrs.field(default="~load", kw_only=True)  # the last of its stage
     saved: Any = None
@@ -615,9 +615,9 @@ def _takes_effect(case: Case) -> Verdict:
     if case.no_effect:
         if not (at_once or at_last or trains):
             return NotApplicable(case.no_effect)
-        return Violation("its results differ from those of a run without it, despite no_effect")
+        return Violation("its results differ from a run without it, despite no_effect")
     if not at_last:
-        return Violation("the outputs after training equal those of a run without it")
+        return Violation("the outputs after training equal a run without it")
     if not (at_once or trains):
         return Violation("no output before training, and no parameter after it, differs")
     return None

@@ -84,7 +84,7 @@ class Subject:
             return [*result.state_dict().values(), *outputs]
 
     def drawn(self, size: int = SIZE) -> "Subject":
-        """Return the same with its draw bound as a constant, with its own dtype and on the CPU."""
+        """Return the same with the draw bound as a constant, made by its case on the CPU."""
         given = self.arguments(size)
         names = given if isinstance(given, Mapping) else _parameters(self.function)
         values = given.values() if isinstance(given, Mapping) else given
@@ -221,7 +221,7 @@ def _compile(subject: Subject) -> None:
 
 
 def _apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy a function with its own globals.
+    """Copy a function, with separate globals.
 
     Dynamo adds names to the globals of a function and deletes them at garbage collection, which
     fails if the globals were cleared before, as doctest does.
@@ -387,7 +387,7 @@ PROPERTIES: dict[str, Callable[[Subject], None]] = {
     "batch_of_one": _batch_of(1, "a batch of one example"),
     "empty_batch": _batch_of(0, "an empty batch"),
 }
-"""The checks by name. A failed check raises `PropertyFailed`, or the function's own error."""
+"""The checks by name. A failed check raises `PropertyFailed`, or the function's error."""
 
 
 # --- calling ---

@@ -293,7 +293,7 @@ def train_metrics_by_name(metrics: Mapping[str, Any] | Metric | None) -> dict[st
 
 
 def metrics_of(model: nn.Module, loss: Loss | None) -> dict[str, Any]:
-    """Return the metrics that a model with a loss of its own defines by `metrics(train)`."""
+    """Return the metrics that a model that computes its loss defines by `metrics(train)`."""
     define = getattr(model, "metrics", None)
     if not isinstance(loss, ModelLoss) or not callable(define) or isinstance(define, nn.Module):
         return {}

@@ -52,7 +52,7 @@ class Checkpoints:
         self.run, self.records = run, records
         self.options, self.session = records.options, records.session
         self.managers: list[CheckpointManager] = []
-        """What writes the checkpoints: that of each saver in the current plan."""
+        """What writes the checkpoints: one manager for each saver in the current plan."""
         self.callbacks = CallbackStates(self.session)
         """The states of the callbacks, of which those that are added later have theirs restored."""
         self.resumed = False
@@ -200,7 +200,7 @@ class Checkpoints:
         """Restore a checkpoint; if that or the block fails, the run is left as it was.
 
         Until the end of the block it takes the memory of a second copy of the parameters and
-        buffers, on the host if that of the device is full, and keeps the old state of optimizers.
+        buffers, on the host if the device's memory is full, and keeps the old state of optimizers.
 
         Args:
             tree: What `capture` returned.
@@ -208,8 +208,8 @@ class Checkpoints:
             but: The names of parts that stay as they are.
 
         Raises:
-            MismatchError: It is that of another run.
-            DamagedCheckpointError: It is not that of a run.
+            MismatchError: It belongs to another run.
+            DamagedCheckpointError: It does not belong to a run.
         """
         path, run = str(point.path), self.run
         parts = self.parts(run.state)
@@ -236,7 +236,7 @@ class Checkpoints:
     def resume(self, point: "ResumePoint") -> None:
         """Restore the run from a checkpoint, and fire `AFTER_LOAD`.
 
-        Surgery at `AFTER_LOAD` is done before the values are restored, since they are those of its
+        Surgery at `AFTER_LOAD` is done before the values are restored, since they belong to its
         result. All other algorithms act on the restored values.
         """
         run, options, records = self.run, self.options, self.records
@@ -271,8 +271,8 @@ class Checkpoints:
     def adopt(self, point: "ForeignPoint") -> None:
         """Continue from a checkpoint of another trainer, and fire `AFTER_LOAD`.
 
-        The states of callbacks, and of everything else that the checkpoint does not have, are those
-        of a new run.
+        The states of callbacks, and of everything else that the checkpoint does not have, are
+        initial.
 
         Raises:
             MismatchError: It does not fit the run, which is left as it was.

@@ -1,8 +1,8 @@
-"""The weights with which a run is evaluated, and their exchange with those that it trains.
+"""The weights with which a run is evaluated, and their exchange with the trained ones.
 
 During a call of the Trainer the model holds the training weights. Between calls it holds the
-evaluated ones: the averages of algorithms and schedule-free optimizers, or those of the best
-checkpoint. Values are exchanged in place, so that tied parameters, optimizers and CUDA graphs keep
+evaluated ones: the averages of algorithms and schedule-free optimizers, or the best checkpoint's
+weights. Values are exchanged in place, so that tied parameters, optimizers and CUDA graphs keep
 their tensors.
 """
 
@@ -78,12 +78,12 @@ class EvaluatedWeights(SavedFields):
     _switched: list[ScheduleFree] = attrs.field(factory=list)
     """The optimizers that are in evaluation mode while the weights are installed."""
     _kept: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
-    """The averages and the memory of the training weights, while those of `best` are used."""
+    """The averages and the memory of the training weights, while `best` has the used ones."""
     _left: Any = None
     """The names and shapes of the tensors when the last call ended, and the marks of changes."""
 
     def of(self, state: State) -> Weights:
-        """Return the evaluated values of the tensors for which they are not those of the model."""
+        """Return the tensors whose evaluated values differ from the model's."""
         if self.best is not None:
             return Weights(self.best["model"], self.best["loss_fn"])
         averages = averaged_weights(state.model, state.optimizers)
@@ -96,7 +96,7 @@ class EvaluatedWeights(SavedFields):
         return self._in(model, state, loss)
 
     def _in(self, model: nn.Module, state: State, loss_fn: Mapping[str, Tensor] = _NONE) -> Weights:
-        """Return the tensors of an evaluated model that differ from those of the state's."""
+        """Return the tensors of an evaluated model that differ from the state's model."""
         differing: set[str] = set()
         if model is not state.model and not isinstance(model, LentModel):
             differing = module_tensors(model).keys() ^ module_tensors(state.model).keys()
@@ -124,7 +124,7 @@ class EvaluatedWeights(SavedFields):
         return [(own[name], value, own[name]) for name, value in self.of(state).model.items()]
 
     def model(self, state: State) -> nn.Module:
-        """Return a model with the evaluated weights; that of the state if it has them."""
+        """Return a model with the evaluated weights; the state's if it has them."""
         weights = _NONE if self.installed else self.of(state).model
         return with_tensors(state.model, weights) if weights else state.model
 
@@ -135,7 +135,7 @@ class EvaluatedWeights(SavedFields):
 
         Args:
             state: The state, whose model has the training weights.
-            evaluated: The model that is evaluated, if it is known; by default that of the plan.
+            evaluated: The model that is evaluated, if it is known; by default the plan's.
         """
         self.installed = True
         for optimizer in schedule_free_parts(state.optimizers):
@@ -168,7 +168,7 @@ class EvaluatedWeights(SavedFields):
         return state.evolve(averages=kept[0], memory=kept[1])
 
     def forget(self) -> None:
-        """Take the weights that the model holds for those that are trained."""
+        """Take the weights that the model holds for the trained ones."""
         self.installed, self._held, self._switched, self._kept = False, [], [], None
 
     def adopt_changes(self, state: State) -> State:
@@ -263,7 +263,7 @@ def loss_module_of(state: State) -> nn.Module:
 
 
 def _replaced(model: nn.Module, evaluated: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of the evaluated model that differ from those of the trained one."""
+    """Yield the tensors of the evaluated model that differ from the trained model's."""
     if evaluated is model:
         return
     own = module_tensors(model)
@@ -294,7 +294,7 @@ def copy_into(tensor: Tensor, value: Tensor) -> None:
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """Copy a tensor: to the memory of the host, if that of its device is full."""
+    """Copy a tensor: to the memory of the host, if its device's is full."""
     local = local_part(tensor.detach())
     try:
         return local.clone()

@@ -88,8 +88,8 @@ class EvaluationLoop(SavedFields):
 
         Raises:
             ValueError: The dataloader is empty.
-            SplitLossError: The loss of several batches is neither that of each, weighted, nor can
-                it be computed from the outputs for all of them.
+            SplitLossError: The loss of several batches is not the weighted mean of their losses,
+                nor can it be computed from the outputs for all of them.
         """
         with at_averaged_weights(state) as averaged:
             new = self._evaluate(averaged, evaluator)

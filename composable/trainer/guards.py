@@ -57,7 +57,7 @@ class NonFiniteGuard(SavedFields):
     """The skipped batches since the last one that was not, by the update, "" for the only loss."""
     _pending: list[tuple[int, Tensor, str | None]] = attrs.field(factory=list)
     _norms: Mapping[str, Tensor] = attrs.field(factory=dict)
-    """Those of the weights that computed the first of the pending losses."""
+    """The norms of the weights that computed the first of the pending losses."""
 
     @property
     def check(self) -> Callable[[State], State] | None:
@@ -67,7 +67,7 @@ class NonFiniteGuard(SavedFields):
         return self.check_now if self.immediate else self.check_later
 
     def check_later(self, state: State) -> State:
-        """Check the loss of a batch with those of others, and return the state: see `flush`."""
+        """Check the loss of a batch together with others, and return the state: see `flush`."""
         if not self._pending:
             self._norms = _norms_of(state.model)
         loss: Tensor = state.loss  # type: ignore[assignment]  # a step has computed it
@@ -172,7 +172,7 @@ def warn_if_nonfinite(label: str, results: Mapping[str, Any], model: nn.Module) 
         return
     weight = _nonfinite(_norms_of(model))
     cause = (
-        f"weights of the model are not finite, such as those of {weight!r}"
+        f"weights of the model are not finite, such as {weight!r}"
         if weight
         else "look for values that are not finite in its data, and for batches without a label, "
         "over which a mean is NaN"
@@ -197,12 +197,12 @@ def _weights_error(value: float, batch: int, weight: str, update: str | None) ->
     fault = f"{where}, because weights of the model were not finite"
     if not batch:
         return NonFiniteLossError(
-            f"{fault} when training began, such as those of {weight!r}; check how they were "
+            f"{fault} when training began, such as {weight!r}; check how they were "
             "initialized or loaded.",
             batch,
         )
     return NonFiniteLossError(
-        f"{fault} before it, such as those of {weight!r}: the step of an earlier batch, probably "
+        f"{fault} before it, such as {weight!r}: the step of an earlier batch, probably "
         f"batch {batch - 1}, made them so, though its loss was finite. Lower the learning rate, "
         "clip gradients, or resume from an earlier checkpoint; skipping this batch would not help.",
         batch - 1,

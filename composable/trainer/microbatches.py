@@ -26,7 +26,7 @@ class Microbatch(NamedTuple):
 
     batch: Any = None
     loss_fn: Any = None
-    """Its loss, or None for that of the step."""
+    """Its loss, or None for the step's."""
     empty: bool = False
     """Whether it has the weight 0: see `ShardedBatch`."""
     place: tuple[int, int, int] = (0, 0, 0)

@@ -209,8 +209,8 @@ class OptimizationOptions:
         updates: The updates of which each training step consists, in their order, each with its
             loss and optimizer: see `composable.Update`. Evaluations use `loss_fn`.
         decay_norms_and_biases: Whether the weight decay of the optimizers applies to all
-            parameters. If not, functions of the parameters get two groups, and normalization
-            layers and biases are in the one without: see `composable.optim.decay_groups`.
+            parameters. If not, functions of the parameters get two groups, and normalization layers
+            and biases are in the group without weight decay: see `composable.optim.decay_groups`.
         schedulers: One or several schedules of `composable.optim`, which set the learning rate of
             every batch, or torch schedulers, which step after every epoch, or functions of an
             `optimizer` that return one. With a `max_duration`, schedules are called once when the
@@ -238,7 +238,7 @@ class EvaluationOptions:
     Args:
         eval_dataloader: An iterable of batches, an `Evaluator`, or several evaluators.
         metrics: Metrics of evaluations besides the loss, by name: see `composable.metrics`.
-            Default: those of the model's method `metrics(train)`, if it computes its own loss.
+            Default: the model's method `metrics(train)`, if it computes its own loss.
         train_metrics: Metrics of training, by name, which are measured on the outputs of the steps
             and logged at each `log_interval` and for each epoch: see `composable.metrics`.
         eval_interval: When to evaluate: "1ep", "100ba", a function `(state, event) -> bool`, or
@@ -268,7 +268,7 @@ class LoggingOptions:
         log_interval: How often the loss and the learning rates are logged.
         progress_bar: Show a progress bar.
         record_command: Whether records, checkpoints and loggers get the command line of the script.
-            The values of arguments whose names are those of keys, tokens, passwords and secrets are
+            The values of arguments whose names denote keys, tokens, passwords and secrets are
             redacted in any case.
     """
 
@@ -286,8 +286,8 @@ class HardwareOptions:
     Args:
         device: "cpu", "cuda" or "cuda:1"; by default the accelerator that PyTorch finds, except
             "mps", which has no float64; otherwise "cpu". The model is moved.
-        precision: "fp32"; "tf32"; "amp_bf16" or "amp_fp16" for autocast, or "amp" for that of the
-            device; "bf16" or "fp16" for weights in 16 bits; or a `composable.Precision`.
+        precision: "fp32"; "tf32"; "amp_bf16" or "amp_fp16" for autocast, or "amp" for the device's;
+            "bf16" or "fp16" for weights in 16 bits; or a `composable.Precision`.
         parallel: How several processes share the run: "ddp", or a strategy: `DDP` or `FSDP2` of
             `composable.distributed`. Default: "ddp" in a process that `composable launch` or
             torchrun has started with others.

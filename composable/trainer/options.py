@@ -171,7 +171,7 @@ class TrainerOptions(
 
     @property
     def is_local(self) -> bool:
-        """Whether the loader of this process yields its own part of the data only."""
+        """Whether the loader of this process yields only the process's part of the data."""
         if not self.processes.several:
             return False
         if self.parallel.data == "auto":
@@ -221,7 +221,7 @@ class TrainerOptions(
     def plan(self) -> Plan:
         """Compile the algorithms, callbacks and loggers, and the Trainer's own callbacks.
 
-        Of several processes, that of rank 0 logs and shows its progress.
+        Of several processes, rank 0 logs and shows its progress.
         """
         algorithms = self.algorithms
         if self.updates:

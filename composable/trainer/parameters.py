@@ -107,7 +107,7 @@ def temporary_weights(
         weights: The values of some of them.
 
     Raises:
-        ValueError: A name is not that of a parameter.
+        ValueError: A name belongs to no parameter.
     """
     if unknown := sorted(weights.keys() - held.keys()):
         raise ValueError(

@@ -43,7 +43,7 @@ class Records:
         options: The arguments of the `Trainer`.
         session: Its plan, with the recorders.
         run: The run.
-        run_id: Its id, which tells its checkpoints from those of other runs.
+        run_id: Its id, which tells its checkpoints from other runs'.
         lock: The lock of its folder.
     """
 
@@ -53,7 +53,7 @@ class Records:
     run_id: str
     lock: "RunLock | None" = None
     hyperparameters: dict[str, Any] = attrs.field(init=False)
-    """The hyperparameters of the run: the requested ones, or those of the checkpoint."""
+    """The hyperparameters of the run: the requested ones, or the checkpoint's."""
     _request: dict[str, Any] = attrs.field(init=False)
     _environment: dict[str, Any] = attrs.field(init=False)
 

@@ -159,9 +159,9 @@ class Run:
 
     @contextmanager
     def at_evaluated_weights(self) -> Iterator[None]:
-        """Let the model hold the evaluated weights, where these are those of the best checkpoint.
+        """Let the model hold the evaluated weights, where these are the best checkpoint's.
 
-        Those of averages, which change during training, are in a copy of the model.
+        Averages, which change during training, are in a copy of the model.
         """
         if self.weights.installed:
             self.state = self.weights.adopt_changes(self.state)
@@ -203,7 +203,7 @@ class Run:
             self.flops_counter = counter
 
     def count_flops(self, counter: "SpeedMonitor", state: State) -> State:
-        """Add the floating-point operations of a batch to those of the run."""
+        """Add the floating-point operations of a batch to the run's."""
         flops = counter.flops_of(state)
         return state.remember(FLOPS, (state.flops or 0.0) + flops) if flops else state
 
@@ -261,14 +261,14 @@ class Progress(SavedFields):
     calls: list[str | None] = saved(list[str | None], factory=list)
     """The `duration` of each call of `fit` that the script has made."""
     of_call: bool = saved(bool, default=False)
-    """Whether the state has the length of a call with a duration, not that of the run."""
+    """Whether the state has the length of a call with a duration, not the run's."""
     whole: Time | None = None
-    """The length of the run: that of the user, or what an algorithm made of it."""
+    """The length of the run: the user's, or what an algorithm made of it."""
     _repeated: int | None = None
-    """How many of `calls` a restarted script has repeated; None if it makes calls of its own."""
+    """How many of `calls` a restarted script has repeated; None for another script."""
 
     def resume(self, *, restart: bool) -> None:
-        """Expect the calls of a restarted script, or those of a script of its own."""
+        """Expect the calls of a restarted script, or of another script."""
         self._repeated = 0 if restart else None
         if not restart:
             self.calls = []
@@ -278,7 +278,7 @@ class Progress(SavedFields):
         at = len(self.calls) if self._repeated is None else self._repeated
         self._repeated = None
         if self.calls[at : at + 1] != [_text(duration)]:
-            del self.calls[at:]  # those of another script
+            del self.calls[at:]  # another script's
             return False
         self._repeated = at + 1
         return True

@@ -77,7 +77,7 @@ class RunPart:
 
     Args:
         run: The run; its model and optimizers are restored in place.
-        state: The state to save; by default that of the run.
+        state: The state to save; by default the run's.
     """
 
     run: Any
@@ -121,7 +121,7 @@ class RunPart:
         """Restore what `state_dict` returned; `saved` has the states of all other parts too.
 
         Raises:
-            MismatchError: It is that of another run.
+            MismatchError: It belongs to another run.
         """
         run, state, loss = self.run, self.state, loss_module_of(self.state)
         live: dict[int, Tensor] = {}

@@ -240,7 +240,7 @@ def forward_backward(
 def second_pass(gradients: Gradients, metrics: "TrainMetrics | None" = None) -> Gradients:
     """Compute the gradients again at other weights, if an algorithm requests it.
 
-    Everything else is that of the first pass: the loss, the memory, the running statistics, and
+    Everything else is taken from the first pass: the loss, the memory, the running statistics, and
     what `metrics` measures.
     """
 
@@ -319,7 +319,7 @@ def optimizer_step(
 
 
 def unless_requested(plain: Step, step: Step) -> Step:
-    """Take a plain step, unless the state has requests, as that of `Trainer.train_batch` may."""
+    """Take a plain step, unless the state has requests, as in `Trainer.train_batch`."""
 
     def stepped(state: State) -> State:
         requests = state.frozen or state.lr_override is not None or state.gradients is not None

@@ -40,8 +40,8 @@ _FIT = (
 class Trainer:
     """Train a model: fire events, run the composed step, and carry out requests of callbacks.
 
-    With no algorithms, the weights after N steps are bit-identical to those of a plain PyTorch
-    loop. The arguments are those of `TrainerOptions`.
+    With no algorithms, the weights after N steps are bit-identical to a plain PyTorch loop's. The
+    arguments are documented in `TrainerOptions`.
 
     Example:
         >>> from functools import partial
@@ -117,7 +117,7 @@ class Trainer:
 
         When it returns or raises, the model that the Trainer was given, and `trainer.state.model`,
         have the trained layers and the weights that `eval` measures: averages, where an algorithm
-        or an optimizer keeps them, or those of the best checkpoint with `load_best_at_end`. A
+        or an optimizer keeps them, or the best checkpoint's weights with `load_best_at_end`. A
         further `fit` continues from the training weights.
 
         A model in evaluation mode is switched to training mode. Of a model in training mode, parts
@@ -231,7 +231,7 @@ class Trainer:
 
         Args:
             batches: The batches, a list or a `DataLoader`. By default those that the run trains on
-                next. Needed for a loader that has a position of its own, such as a stream.
+                next. Needed for a loader that keeps a position, such as a stream.
 
         Returns:
             The seconds and bytes of each part, which it prints as a table.
@@ -264,7 +264,7 @@ class Trainer:
         """Evaluate now, and return the results by evaluator and metric, or by their logged names.
 
         Args:
-            eval_dataloader: As in the constructor; that of the constructor if None.
+            eval_dataloader: As in the constructor; None for the constructor's.
 
         Raises:
             ValueError: There is no `eval_dataloader`.
@@ -366,7 +366,7 @@ class Trainer:
         processes call this method.
 
         Args:
-            path: A file that ends in ".safetensors", whose names are those of the model's state
+            path: A file that ends in ".safetensors", whose names are the keys of the model's state
                 dict; or for a model of Transformers a folder, which `from_pretrained` reads, with
                 the list `exported_files.txt`. Its parent folders are made. Or the URL of one, such
                 as "hf://user/model" for a repository of the hub: it is created if it is missing,
@@ -423,7 +423,7 @@ class Trainer:
                 self._between_calls()
 
     def _between_calls(self) -> None:
-        """Let the model, and the one that was given, have the evaluated weights and all layers."""
+        """Give the model, and the model that was passed, the evaluated weights and all layers."""
         self._run.state = self._run.weights.install(self._run.state)
         self._given.follow(self._run.state.model)
 
@@ -467,8 +467,8 @@ class Trainer:
     ) -> Path:
         """Save the run between two calls of `fit`.
 
-        The weights of its model are those that `eval` measures; those that are trained, where they
-        are others, are saved beside them.
+        Its model has the weights that `eval` measures; the trained weights, where they differ, are
+        saved beside them.
 
         While `fit` runs, a callback requests `Control.SAVE` instead.
 

@@ -83,14 +83,14 @@ class TrainingData:
     _state_ahead: Any = None
     """The state of the loader before it was read ahead."""
     _generators: list[Tensor] | None = None
-    """The states of the loader's own generators at the start of the epoch; None between epochs."""
+    """The states of the loader's generators at the start of the epoch; None between epochs."""
     _prefetcher: Prefetcher | None = None
     _positions: Any = None
     """The states of the loaders of all processes, for the checkpoint that is saved next."""
     _first_batch: FirstBatch | None = None
     """The last first batch."""
     _compares: bool = False
-    """Whether the first batch is to be compared with that of the saved run."""
+    """Whether the first batch is to be compared with the saved run's."""
 
     @property
     def groups(self) -> bool:
@@ -147,8 +147,8 @@ class TrainingData:
     def _compare_first_batch(self, state: State) -> None:
         """Read the first batch of the saved epoch again, and warn if it is another one.
 
-        Streams are not read twice. At the end of an epoch, samplers and generators with a state of
-        their own may have moved on.
+        Streams are not read twice. At the end of an epoch, samplers and generators with a state may
+        have advanced.
         """
         saved, loader = self._first_batch, self.loader
         if saved is None or not self._reads_again(saved["epoch"] == state.timestamp.epoch):
@@ -160,10 +160,10 @@ class TrainingData:
             set_generator_states(self.loader, self._generators)
         if digests != [saved["digest"]]:
             warn_user(
-                f"the data differ from those of the saved run: the first batch of epoch "
+                f"the data differ from the saved run's: the first batch of epoch "
                 f"{saved['epoch']} is another one, in its examples, their order, or random numbers "
                 "that do not follow from the seed. The run continues with these data; resume with "
-                "those of the saved run for the same result.",
+                "the saved run's for the same result.",
                 ChangedRunWarning,
             )
 
@@ -198,7 +198,7 @@ class TrainingData:
         self._loader_state, self._prefetcher = self._read_loader_state(), None
 
     def end_epoch(self) -> None:
-        """Forget the states of the loader's own generators."""
+        """Forget the states of the loader's generators."""
         self._generators = self._prefetcher = None
 
     def _epoch_generators(self) -> list[Tensor]:
@@ -208,7 +208,7 @@ class TrainingData:
         """Gather the states of the loaders of all processes, before a checkpoint is saved.
 
         Warns:
-            UserWarning: They are not plain data, so that of rank 0 is saved for all.
+            UserWarning: They are not plain data, so rank 0's is saved for all.
         """
         if not (self.engine.is_local and is_stateful(self.loader)):
             return
@@ -232,7 +232,7 @@ class TrainingData:
         """Return this process's entry in the saved loader states.
 
         Raises:
-            ValueError: They are those of another number of processes.
+            ValueError: They belong to another number of processes.
         """
         if not (isinstance(state, Mapping) and state.keys() == {_LOCAL}):
             return state
@@ -267,7 +267,7 @@ class TrainingData:
         return size * (self.engine.processes.size if divided else 1)
 
     def position(self, state: DataState, now: Timestamp) -> Timestamp:
-        """Return a time within an epoch, in which its steps are counted as those of this loader.
+        """Return a time within an epoch, with its steps counted as this loader's.
 
         Raises:
             MismatchError: The position is not one of this loader.

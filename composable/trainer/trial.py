@@ -158,7 +158,7 @@ _VALUES = (Tensor, int, float, complex)
 
 
 def _rest(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes that are neither those of every module nor lists of its parameters."""
+    """Return the attributes that neither every module has nor list its parameters."""
     rest = ((name, value) for name, value in vars(module).items() if name not in _OWN)
     return {n: v for n, v in rest if not any(isinstance(t, nn.Parameter) for t in tensors_of(v))}
 

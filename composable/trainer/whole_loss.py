@@ -126,7 +126,7 @@ class _WholeLoss:
         whole: Any = state.loss
         (engine.scaler.backward if engine.scaler.enabled else torch.autograd.backward)(whole)
         if not (engine.mean_gradients or engine.processes.is_main):
-            zero_grad(state)  # each process has those of the loss's parameters, which count once
+            zero_grad(state)  # each process has the loss's parameters' gradients, which count once
         scale = engine.processes.size if engine.mean_gradients else 1
         for part in parts:
             part.take_gradients(scale, keep_outputs=not self.checked)
@@ -193,7 +193,7 @@ class Part:
     """The gradient of each output, or None for one that the loss does not use."""
 
     def take_gradients(self, scale: int, *, keep_outputs: bool) -> None:
-        """Take the gradients of the outputs, times a number; those of no weight are 0."""
+        """Take the gradients of the outputs, times a number; 0 for outputs without weight."""
         own, other = list(tensors_of(self.outputs)), tensors_of(self.other)
         if self.examples:
             found = (tensor.grad for tensor in own)
@@ -361,7 +361,7 @@ def _check_sizes(state: State, engine: Engine) -> None:
 
 
 def _compare(state: State, first: Any) -> None:
-    """Check that the outputs of the second pass are those of the first, but for rounding.
+    """Check that the outputs of the second pass equal the first's, but for rounding.
 
     Raises:
         SplitLossError: They differ.

@@ -29,7 +29,7 @@ CASE = Case(
     ),
     overview=Overview(
         group=AUGMENTATION,
-        summary="replaces a box of each image by that of another",
+        summary="replaces a box of each image by another image's",
         changes="inputs and targets: a box of another example",
         cost="+0.1 %",
         evidence="wide: [Yun et al. 2019](https://arxiv.org/abs/1905.04899)",

@@ -35,7 +35,7 @@ CASE = Case(
     },
     overview=Overview(
         group=OPTIMIZATION,
-        summary="evaluates images at a higher resolution than that of training",
+        summary="evaluates images at a higher resolution than in training",
         changes="images of evaluations: enlarged",
         cost="nothing in training",
         evidence="paper: [Touvron et al. 2019](https://arxiv.org/abs/1906.06423)",

@@ -18,7 +18,7 @@ CASE = Case(
     algorithm=AlgorithmCase(
         InitializeConvolutions,
         meaning=surgery(F.initialize_convolutions),
-        neutral="its filters are never those of the model",
+        neutral="its filters are never the model's",
         cannot={LANGUAGE: "it has no convolutions"},
         order_matters={
             "Factorize": "one factorizes the filters of the other",

@@ -59,7 +59,7 @@ CASE = Case(
         group=AUGMENTATION,
         summary="augments by an amount in one epoch, and by the opposite one in the next",
         changes="inputs: opposite augmentations in alternate epochs",
-        cost="that of the augmentation",
+        cost="as the augmentation",
         evidence="paper: [Jordan 2024](https://arxiv.org/abs/2404.00498), of flips",
         use_for="augmentations with an inverse, and runs of several epochs",
     ),

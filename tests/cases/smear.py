@@ -42,9 +42,7 @@ CASE = Case(
         meaning=surgery(F.smear),
         neutral=Smear(channels=4),
         cannot={VISION: "images are not tokens"},
-        order_matters={
-            "NGramEmbeddings": "the embeddings are smeared with or without those of n-grams"
-        },
+        order_matters={"NGramEmbeddings": "the embeddings are smeared with or without n-grams"},
         external={"channels": 2},
     ),
     invalid={

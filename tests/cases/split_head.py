@@ -46,7 +46,7 @@ CASE = Case(
         neutral="the head starts as a copy of the embedding",
         cannot={VISION: "images are not tokens"},
         order_matters={
-            "GradientClipping": "the norm is that before or after the two gradients are added",
+            "GradientClipping": "the norm is computed before or after the two gradients are added",
             "Factorize": ("a factorized head has no weight of the shape of the words", ONE_FAILS),
         },
     ),

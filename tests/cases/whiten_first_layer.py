@@ -36,7 +36,7 @@ CASE = Case(
         WhitenedFirstLayer,
         {"sample": [sample], "eps": [5e-4, 0.1]},
         meaning=lambda a, s: {"model": F.whiten_first_layer(s.model, a.sample(), eps=a.eps)},
-        neutral="its filters are never those of the model",
+        neutral="its filters are never the model's",
         cannot={LANGUAGE: "it has no convolutions"},
         order_matters={
             "Factorize": "one factorizes the filters of the other",

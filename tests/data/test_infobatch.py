@@ -215,7 +215,9 @@ def test_algorithm_keeps_the_laws():
     ids=str,
 )
 def test_loss_that_is_no_mean_over_examples_is_refused(options):
-    with pytest.raises(ValueError, match="InfoBatch needs a loss that is a mean over examples: th"):
+    with pytest.raises(
+        ValueError, match="InfoBatch needs a loss that is a mean over examples: a batch's is "
+    ):
         trainer(loss_fn=torch.nn.CrossEntropyLoss(**options)).fit()
 
 
@@ -223,7 +225,7 @@ def test_sampler_of_another_loader_is_an_error():
     sampler = InfoBatchSampler(COUNT, batch_size=4, seed=5)
     other = InfoBatchSampler(COUNT, batch_size=4, seed=5)
 
-    with pytest.raises(ValueError, match="the sampler of InfoBatch is not that of the training lo"):
+    with pytest.raises(ValueError, match="the sampler of InfoBatch is not the training lo"):
         make_trainer(mlp(), loader(other), algorithms=[InfoBatch(sampler)]).fit()
 
 

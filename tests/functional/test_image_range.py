@@ -48,5 +48,5 @@ def test_algorithms_need_the_normalization_of_the_loader(algorithm):
         fit(algorithm(mean=MEAN, std=STD), NORMALIZED)
     with pytest.warns(ImageRangeWarning, match="pass its mean and std"):
         fit(algorithm(), NORMALIZED)
-    with pytest.warns(ImageRangeWarning, match="must be those of the data loader"):
+    with pytest.warns(ImageRangeWarning, match="must match the data loader's"):
         fit(algorithm(mean=[127.0] * 3, std=[64.0] * 3), NORMALIZED)

@@ -57,4 +57,4 @@ def test_weights_that_are_nan_from_the_start_are_named():
     model = nn.Linear(4, 3)
     nn.init.constant_(model.bias, torch.nan)
 
-    assert "when training began, such as those of 'bias'" in error_of(model)
+    assert "when training began, such as 'bias'" in error_of(model)

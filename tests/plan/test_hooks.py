@@ -55,7 +55,7 @@ WAYS = [
         (
             "on_train_start",
             lambda self, trainer, model, loader, index: None,
-            r"define fit_start\(.*\) for that of Lightning, or epoch_start\(.*Cerebras",
+            r"define fit_start\(.*\) for the hook of Lightning, or epoch_start\(.*Cerebras",
         ),
         ("batch_ended", lambda self, state, logger: None, r"; define batch_end\("),
         ("eval_strat", lambda self, state, logger: None, r"; define eval_start\("),

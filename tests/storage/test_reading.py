@@ -170,7 +170,7 @@ def test_a_local_folder_may_be_chosen(server, tmp_path):
     OPEN.clear()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    for folder, match in [(local, "is that of s3"), (tmp_path / "other", "has other files")]:
+    for folder, match in [(local, "belongs to s3"), (tmp_path / "other", "has other files")]:
         url = f"s3://{BUCKET}/second"
         with pytest.raises(CheckpointExistsError, match=match):
             run(RemoteFolder(url, local_folder=folder))

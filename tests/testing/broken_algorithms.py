@@ -176,7 +176,7 @@ TABLE = [
     ("plan", variant(stage=30), "Plan.explain() raised TypeError"),
     ("acts", DOES_NOTHING, "returned its input state"),
     ("acts", COPIES_THE_MODEL, "returned a copy of the model in which nothing is replaced"),
-    ("takes_effect", DOES_NOTHING, "the outputs after training equal those of a run without it"),
+    ("takes_effect", DOES_NOTHING, "the outputs after training equal a run without it"),
     ("takes_effect", LATE, "the outputs after training equal"),
     ("effects", REPLACES_IN_PLACE, "changed state.model.1, which is another object, at INIT"),
     ("effects", WRITES_UNDECLARED, "wrote state.metrics at AFTER_DATALOADER"),

@@ -10,7 +10,7 @@ from composable.resume import ChangedRunWarning
 from tests.support.data import batches, noisy_loader, shuffling_loader
 from tests.support.runs import make_trainer
 
-NAMED = "the data differ from those of the saved run: the first batch of epoch {} is another one"
+NAMED = "the data differ from the saved run's: the first batch of epoch {} is another one"
 
 
 def rebatched(data):

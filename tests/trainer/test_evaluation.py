@@ -442,5 +442,5 @@ def test_evaluation_loss_that_is_nan_since_the_weights_are_names_the_weights():
     model = linear()
     torch.nn.init.constant_(model.bias, torch.nan)
 
-    with pytest.warns(NonFiniteLossWarning, match=r"weights of the model .* those of 'bias'"):
+    with pytest.warns(NonFiniteLossWarning, match=r"weights of the model .* such as 'bias'"):
         make_trainer(model, eval_dataloader=batches(12)).eval()

@@ -121,7 +121,7 @@ def test_loss_that_is_nan_since_the_weights_are_names_the_weights(policy):
 
     assert str(caught.value).startswith(
         "the loss of batch 3 was nan, because weights of the model were not finite before it, such "
-        "as those of 'weight': the step of an earlier batch, probably batch 2, made them so"
+        "as 'weight': the step of an earlier batch, probably batch 2, made them so"
     )
     assert caught.value.batch == 2
 
@@ -130,7 +130,7 @@ def test_weights_that_are_nan_from_the_start_are_named():
     model = nn.Linear(4, 3)
     nn.init.constant_(model.bias, torch.nan)
 
-    with pytest.raises(NonFiniteLossError, match=r"when training began, such as those of 'bias'"):
+    with pytest.raises(NonFiniteLossError, match=r"when training began, such as 'bias'"):
         make_trainer(model, batches([4] * 8)).fit()
 
 

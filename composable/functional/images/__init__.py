@@ -1,4 +1,4 @@
-"""Single operations on a batch of images, each with a strength of its own per image.
+"""Single operations on a batch of images, each with a separate strength per image.
 
 They are the operations of Pillow that RandAugment and AugMix use, for a whole batch at once. Images
 are `[batch, channels, height, width]`: uint8, or floats in [0, 1]. For uint8 the result is within

@@ -9,7 +9,7 @@ before the first call, which takes some seconds; later processes read the result
 
 `Image` stands for an array of uint8 `[channels, height, width]`, `Pixels` for `[channels, pixels]`.
 All arrays are contiguous, and no source is written to. Loops begin at 0 and run over slices, and
-values are looked up in a loop of their own: so LLVM turns all other loops into vector instructions.
+values are looked up in a separate loop: so LLVM turns all other loops into vector instructions.
 """
 
 import inspect
@@ -456,7 +456,7 @@ def _chain(
             continue
         left -= 1
         result = work.images[0] if left % 2 else target
-        # The numbers are those of `_operations.OPERATIONS`.
+        # The numbers index `_operations.OPERATIONS`.
         if operation == 3:
             _rotate(source, result, turns[0, step], turns[1, step], work)
         elif operation == 5:

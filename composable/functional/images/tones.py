@@ -87,7 +87,7 @@ def _equalizing_table(counts: Tensor, pixels: int) -> Tensor:
     """
     levels = torch.arange(256, device=counts.device)
     below = counts.cumsum(1).sub_(counts)
-    # All pixels but those of the brightest level; above it, all of them are below.
+    # All pixels but the brightest level's; above it, all of them are below.
     step = ((below * (below < pixels)).amax(1, keepdim=True) / 255).floor_()
     spread = ((below + (step / 2).floor_()) / step.clamp(min=1)).floor_()
     return torch.where(step == 0, levels, spread.clamp_(max=255))

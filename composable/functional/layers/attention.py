@@ -18,8 +18,8 @@ class AttentionCall(NamedTuple):
 
     Args:
         query: Queries of all heads.
-        key: Keys, with those of a cache. Grouped heads share them.
-        value: Values, with those of a cache.
+        key: Keys, including cached ones. Grouped heads share them.
+        value: Values, including cached ones.
         mask: Which keys a query attends to, or what is added to its scores.
         is_causal: Whether a query attends to this and earlier keys. Then there is no mask.
         options: The other arguments, by name.
@@ -41,7 +41,7 @@ class AttentionCall(NamedTuple):
         return self.mask > torch.finfo(self.mask.dtype).min / 2
 
     def own_values(self) -> Float[Tensor, "*batch groups queries size"]:
-        """Return the value of the token of each query, without those of a cache."""
+        """Return the value of the token of each query, without cached values."""
         count, seen = self.query.shape[-2], self.seen()
         if self.value.shape[-2] == count:
             return self.value

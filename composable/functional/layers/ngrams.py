@@ -113,7 +113,7 @@ def embed_ngrams(
 class NGramEmbedding(nn.Module):
     """A table of hashed n-grams, which starts at zero: see `embed_ngrams`.
 
-    Groups of `composable.optim` have its parameter in a group of its own, "tables".
+    Groups of `composable.optim` have its parameter in a separate group, "tables".
 
     Args:
         rows: Number of rows, from 1 to 2**31.

@@ -32,7 +32,7 @@ class ResidualBlock:
             By default it returns the inputs.
         applies: A function `applies(block)` that returns whether a block of the class has a
             shortcut. By default all blocks have one.
-        residual: A function `residual(block)` that returns the submodule whose output is the
+        residual: A function `residual(block)` that returns the submodule that computes the
             residual, which the block adds to the shortcut. None for a shortcut without cost: then
             the residual is the difference between the outputs of the block and the shortcut.
 
