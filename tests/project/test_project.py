@@ -39,12 +39,12 @@ def test_the_tests_are_in_the_rooms_of_the_package():
     assert found - {"__init__.py"} <= rooms | others
 
 
-@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)
-def test_a_changelog_fragment_is_one_sentence_or_more(path):
-    text = path.read_text().strip()
-    assert re.match(r"[A-Z`]", text), "begin with a capital or with code; the bullet is added"
-    assert text.endswith("."), "end with a period"
-    assert "\n\n" not in text, "write one paragraph"
+def test_a_changelog_fragment_is_one_sentence_or_more():
+    for path in FRAGMENTS:
+        text = path.read_text().strip()
+        assert re.match(r"[A-Z`]", text), f"{path.name}: begin with a capital or with code"
+        assert text.endswith("."), f"{path.name}: end with a period"
+        assert "\n\n" not in text, f"{path.name}: write one paragraph"
 
 
 def test_each_floor_is_a_version_that_make_lowest_has_run():
