@@ -8,7 +8,7 @@ their members, and others by the module to import them from. A test looks each o
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, wraps
 from typing import Any, TypeVar
 
@@ -95,10 +95,22 @@ def advice_on_argument(name: str, function: Callable[..., Any], *tables: Mapping
     """Return the advice on an argument that a function does not take, or its most similar one."""
     if advice := advice_on(name, *tables):
         return f"{advice}."
+    return suggestion(name, inspect.signature(function).parameters)
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return the question whether the most similar name is meant, if one is similar.
+
+    Example:
+        >>> from composable._other_trainers import suggestion
+        >>> suggestion("seeds", ["seed", "device"])
+        "; did you mean 'seed'?"
+    """
     from difflib import get_close_matches  # only for an error
 
-    close = get_close_matches(name, inspect.signature(function).parameters, 1, _SIMILAR)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    lower = {one.lower(): one for one in names}
+    close = get_close_matches(name.lower(), lower, 1, _SIMILAR)
+    return f"; did you mean {lower[close[0]]!r}?" if close else ""
 
 
 def explain_call(*tables: Mapping[str, str], otherwise: str = "") -> Callable[[F], F]:

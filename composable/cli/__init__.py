@@ -1,4 +1,4 @@
-"""The command line: `composable checkpoint`, `compare`, `diff`, `launch`, `replay`, `report`.
+"""The command line: `composable checkpoint`, `compare`, `launch`, `train` and others.
 
 Exit status of `checkpoint`: 0, the checkpoint is valid; 1, it is damaged; 2, wrong usage, or there
 is no checkpoint at that path. Exit status of `replay` and `diff`: 0, everything matches bit for
@@ -6,7 +6,8 @@ bit; 1, something differs; 2, wrong usage, or the comparison could not be made. 
 `launch`: the status of the process that failed first; 2, wrong usage. Exit status of `report`: 0,
 it is written; 2, wrong usage, or it could not be written. Exit status of `compare`: 0, the arms are
 compared; 1, all runs of the baseline or of the other arms failed; 2, wrong usage, or the comparison
-cannot start; 130, interrupted.
+cannot start; 130, interrupted. Exit status of `train`: 0, it has trained, or the check passed; 2,
+wrong usage, or the settings or the check failed.
 
 Without a command, the help is printed, and `--version` prints the version.
 
@@ -20,7 +21,7 @@ import sys
 from collections.abc import Sequence
 
 from composable._version import __version__
-from composable.cli import checkpoint, compare, launch, recorded_runs
+from composable.cli import checkpoint, compare, launch, recorded_runs, train
 from composable.cli._errors import refuse
 
 
@@ -45,12 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         recorded_runs.add_replay,
         recorded_runs.add_diff,
         recorded_runs.add_report,
+        train.add_train,
     ):
         add(commands)
     if not own:
         parser.print_help()
         return 0
-    options = parser.parse_args(own)
+    options, more = parser.parse_known_args(own)
+    if any(one.startswith("-") for one in more) or (more and "overrides" not in options):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    options.overrides = [*getattr(options, "overrides", ()), *more]  # those after an option
     options.command_line = given
     options.script_arguments = script_arguments
     try:

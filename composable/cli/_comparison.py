@@ -9,11 +9,11 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from composable._other_trainers import suggestion
 from composable.cli._errors import refuse
 from composable.comparison.compare import NothingToCompareError, compare
 
@@ -180,8 +180,7 @@ def _arm(text: str, script: ModuleType) -> tuple[str, Any]:
     try:
         return name.strip(), eval(expression.strip(), names)
     except Exception as error:
-        close = get_close_matches(error.name, names, 1) if isinstance(error, NameError) else ()
-        similar = f"; did you mean {close[0]!r}?" if close else ""
+        similar = suggestion(error.name or "", names) if isinstance(error, NameError) else ""
         raise UsageError(f"--arm {text!r}: {type(error).__name__}: {error}{similar}") from error
 
 

@@ -9,3 +9,7 @@ def refuse(error: Exception, status: int = 2) -> int:
     """Print an error, and return the exit status."""
     print(*map(printable, f"composable: {error}".splitlines()), sep="\n", file=sys.stderr)
     return status
+
+
+class SettingsError(ValueError):
+    """A file of settings, or an override of one, is wrong."""
