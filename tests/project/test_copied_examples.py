@@ -1,19 +1,19 @@
-"""The examples to copy train, and are short; the file of settings names what it has wrong."""
+"""The examples to copy train, and are short, and so does the file of settings."""
 
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hydra.errors import InstantiationException
 from torch import nn
 
-from composable.algorithms import EMA, LabelSmoothing, MixUp
+from composable.algorithms import MixUp
+from composable.cli import main
 from examples import configured, language_model
 
 EXAMPLES = Path(configured.__file__).parent
-SETTINGS = EXAMPLES / "configured.yaml"
 
 
 def tiny_model(name, *, in_chans, num_classes):
@@ -53,27 +53,19 @@ def test_the_language_model_trains_with_three_methods(monkeypatch):
     assert len(language_model.METHODS) == 3
 
 
-def test_the_file_of_settings_and_the_command_line_reach_the_trainer():
-    trainer = configured.build(str(SETTINGS), "max_duration=3ep", "algorithms.0.alpha=0.4")
+def test_the_file_of_settings_trains(monkeypatch, capsys):
+    monkeypatch.chdir(EXAMPLES.parent)
+    file = str(EXAMPLES / "configured.yaml")
 
-    assert str(trainer.state.max_duration) == "3ep"
-    assert trainer.plan.algorithms == (MixUp(0.4), LabelSmoothing(0.1), EMA("20ba"))
-    assert trainer.state.optimizers[0].defaults["momentum"] == 0.9
-    assert trainer.fit().metrics["eval"]["accuracy"] > 0.5
+    assert main(["train", file, "--allow", "examples", "max_duration=3ep"]) == 0
+
+    found = re.search(r"'accuracy': (0\.\d+)", capsys.readouterr().out)
+    assert float(found[1]) > 0.5
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("max_durations=3ep", "unexpected argument 'max_durations'; did you mean 'max_duration'"),
-        ("epochs=3", "unexpected argument 'epochs'; pass max_duration"),
-        ("algorithms.0.alpa=1", "unexpected keyword argument 'alpa'; did you mean 'alpha'"),
-        ("algorithms.2.decay=0.9", "unexpected keyword argument 'decay'; pass smoothing=0.999"),
-        ("algorithms.0.alpha=-1", "alpha=-1 must be greater than 0"),
-        ("schedulers.warmpu=1ep", "unexpected keyword argument 'warmpu'"),
-        ("algorithms.0._target_=composable.algorithms.MixUpp", "composable.algorithms.MixUpp"),
-    ],
-)
-def test_an_unknown_setting_is_named_with_the_nearest_one(setting, message):
-    with pytest.raises((TypeError, InstantiationException), match=message):
-        configured.build(str(SETTINGS), setting)
+def test_the_file_of_the_page_trains(monkeypatch, capsys, tmp_path):
+    page = (EXAMPLES.parent / "docs" / "settings.md").read_text()
+    (tmp_path / "train.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
+    monkeypatch.chdir(EXAMPLES.parent)
+
+    assert main(["train", str(tmp_path / "train.yaml"), "--allow", "examples", "--check"]) == 0
