@@ -1,8 +1,10 @@
-"""The data of `configured.yaml`, which has everything else that `composable train` needs.
+"""The data of `configured.yaml`, a file of settings for `composable train`.
 
     pip install "composable[config]" scikit-learn
     composable train examples/configured.yaml --allow examples
     composable train examples/configured.yaml --allow examples seed=3 algorithms.0.alpha=0.4
+
+The file may then call this function, since `--allow` names its package.
 """
 
 import torch

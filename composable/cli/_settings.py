@@ -79,8 +79,8 @@ class Settings:
             node = yaml.compose(text, yaml.SafeLoader)
             if not isinstance(node, yaml.MappingNode):
                 raise ValueError("it must have arguments of the Trainer, such as max_duration: 9ep")
-            self._origins.update(_lines(node, file))
             tree = OmegaConf.create(text)
+            self._origins.update(_lines(node, file))
             for self._origins[()] in overrides:
                 self._override(tree, self._origins[()])
             self._origins[()] = file
@@ -110,10 +110,10 @@ class Settings:
             try:
                 inspect.signature(target).bind_partial(**{k: None for k in value if k not in _KEYS})
             except TypeError as error:
-                key = str(error).rpartition("argument ")[2].strip("'")
-                table = {**CLASS_ARGUMENTS, "Trainer": ARGUMENTS}.get(target.__name__, {})
+                key, called = str(error).rpartition("argument ")[2].strip("'"), value["_target_"]
+                table = {**CLASS_ARGUMENTS, "Trainer": ARGUMENTS}.get(called.split(".")[-1], {})
                 advice = advice_on_argument(key, target, table)
-                self._refuse((*place, key), f"{value['_target_']} {error}{advice}")
+                self._refuse((*place, key), f"{called} {error}{advice}")
             except ValueError:  # a function of C
                 pass
         parts = value if isinstance(value, dict) else {}

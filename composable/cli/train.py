@@ -18,7 +18,7 @@ def add_train(commands: Any) -> None:
     what = "train with the settings of a file"
     add = (parser := commands.add_parser("train", help=what, description=__doc__)).add_argument
     add("settings", metavar="SETTINGS", help="a file of YAML")
-    add("overrides", metavar="KEY=VALUE", nargs="*", help="a setting, such as seed=3")
+    add("overrides", metavar="KEY=VALUE", nargs="*", default=[], help="a setting, such as seed=3")
     add("--check", action="store_true", help="build everything, run one batch, and train nothing")
     add("--resume", action="store_true", help="continue from the latest checkpoint, if any")
     add("--allow", metavar="PACKAGE", action="append", default=[], help="SETTINGS may call it")
@@ -40,6 +40,5 @@ def _run(options: argparse.Namespace) -> int:
             return 0
     except (SettingsError, CheckError, ImportError) as error:
         return refuse(error)
-    for label, results in trainer.fit().metrics.items():
-        print(label, dict(results))
+    trainer.fit()
     return 0

@@ -59,11 +59,11 @@ def test_the_file_of_settings_trains(monkeypatch, capsys):
 
     assert main(["train", file, "--allow", "examples", "max_duration=3ep"]) == 0
 
-    found = re.search(r"'accuracy': (0\.\d+)", capsys.readouterr().out)
+    found = re.search(r"metrics/eval/accuracy\s+(0\.\d+)", capsys.readouterr().err)
     assert float(found[1]) > 0.5
 
 
-def test_the_file_of_the_page_trains(monkeypatch, capsys, tmp_path):
+def test_the_file_of_the_page_trains(monkeypatch, tmp_path):
     page = (EXAMPLES.parent / "docs" / "settings.md").read_text()
     (tmp_path / "train.yaml").write_text(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
     monkeypatch.chdir(EXAMPLES.parent)
