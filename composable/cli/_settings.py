@@ -65,7 +65,7 @@ class Settings:
             if any(one.get("__name__", "").startswith(self._allowed) for one in frames):
                 raise  # in a package of --allow, whose author needs the traceback
             # OmegaConf writes an item of a list as "a[0]" or "a0".
-            key = re.sub(r"\W", "", "".join(re.findall(r"full_key: (.+)", str(error))))
+            key = "".join(_place("".join(re.findall(r"full_key: (.+)", str(error)))))
             place = max((one for one in self._origins if key.startswith("".join(one))), key=len)
             named = ((*place, word) for word in re.findall(r"\w+", str(cause)))
             place = next((one for one in named if one in self._origins), place)
@@ -131,15 +131,11 @@ class Settings:
             except (ImportError, ErrorDuringImport) as error:
                 self._refuse(place, error)
             if not callable(found):
-                similar = suggestion(last, dir(locate(module)))
-                self._refuse(place, f"{module} has no class or function {last!r}{similar}")
+                self._refuse(place, f"cannot call {name!r}{suggestion(last, dir(locate(module)))}")
             module = str(found.__module__)
             if module == "torch" or f"{module}.".startswith(parents):
                 return found
-        text = "which may run any code; if you trust it, pass --allow"
-        return self._refuse(
-            place, f"{name!r} is a part of {module or name}, {text} {module or name}"
-        )
+        return self._refuse(place, f"{name!r} may run any code; it needs --allow {module or name}")
 
     def _refuse(self, place: Place, error: object) -> NoReturn:
         """Raise an error with the origin of a setting, or of the nearest one around it."""
