@@ -53,9 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     options, more = parser.parse_known_args(own)
-    if any(one.startswith("-") for one in more) or (more and "overrides" not in options):
+    if more and ("overrides" not in options or any(one.startswith("-") for one in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
-    options.overrides = [*getattr(options, "overrides", ()), *more]  # those after an option
+    if more:  # overrides that follow an option
+        options.overrides = [*options.overrides, *more]
     options.command_line = given
     options.script_arguments = script_arguments
     try:

@@ -33,7 +33,7 @@ _PARTS = """
 """The modules of what any file may call: nothing there executes a text or a file."""
 
 
-class Settings:
+class SettingsFile:
     """The settings of a Trainer in a file.
 
     Args:

@@ -33,8 +33,8 @@ def _run(options: argparse.Namespace) -> int:
     overrides = options.overrides + ["autoresume=true"] * options.resume
     try:
         with needs("composable train", "config"):
-            from composable.cli._settings import Settings
-        trainer = Settings(options.settings, tuple(options.allow)).build(overrides)
+            from composable.cli._settings import SettingsFile
+        trainer = SettingsFile(options.settings, tuple(options.allow)).build(overrides)
         if options.check:
             print(trainer.check())
             return 0
