@@ -28,10 +28,12 @@ def low_precision_layernorm(model: nn.Module, *, precision: torch.dtype | None =
     before, if weights or inputs have 32 bits. float64 inputs are computed in float64.
 
     The RMS norms are those of torch, and of Llama, Mistral, Mixtral, Phi-3, Qwen2, Qwen3 and T5 of
-    Hugging Face, which compute in float32 even where autocast does not.
+    Hugging Face, which compute in float32 even where autocast does not. `LayerNorm`, `LayerNorm2d`
+    and `RmsNorm` of timm and `LayerNorm2d` of torchvision are replaced, too; norms that compute in
+    float32 by name, such as timm's `LayerNormFp32`, are not.
 
-    Keys of the state dict don't change. Subclasses with their own `forward` are skipped, and so are
-    low-precision layers.
+    Keys of the state dict don't change. Other subclasses with their own `forward` are skipped, and
+    so are low-precision layers.
 
     Args:
         model: Any module. It is not modified. The result shares its parameters.
@@ -85,10 +87,26 @@ class _OfHuggingFace(LowPrecision):
         return rms_norm(inputs, weight.shape, weight, self.variance_epsilon)
 
 
+class _OfImages(LowPrecision):
+    """The layer norms of timm and torchvision over the channels, the second dimension."""
+
+    normalized_shape: tuple[int, ...]
+    eps: float
+
+    def _normalized(self, inputs: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        channels_last = inputs.movedim(1, -1)
+        outputs = layer_norm(channels_last, self.normalized_shape, weight, bias, self.eps)
+        return outputs.movedim(-1, 1)
+
+
 _FAMILIES = ("Llama", "Mistral", "Mixtral", "Phi3", "Qwen2", "Qwen3")
 KINDS: dict[type | str, type[LowPrecision]] = {
     nn.LayerNorm: LowPrecisionLayerNormLayer,
     nn.RMSNorm: LowPrecisionRMSNormLayer,
     **named(_OfHuggingFace, *(f"{name.lower()}.{name}RMSNorm" for name in _FAMILIES)),
     **named(_OfHuggingFace, "t5.T5LayerNorm"),
+    "timm.layers.norm.LayerNorm": LowPrecisionLayerNormLayer,
+    "timm.layers.norm.RmsNorm": LowPrecisionRMSNormLayer,
+    "timm.layers.norm.LayerNorm2d": _OfImages,
+    "torchvision.models.convnext.LayerNorm2d": _OfImages,
 }

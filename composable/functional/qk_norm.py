@@ -30,7 +30,7 @@ def qk_norm(model: nn.Module, *, gain: float = 1.0, learned: bool = True) -> nn.
     difference whether rotary positions are before or after it, since a rotation keeps norms. If the
     block has another scale than $1 / \sqrt d$, it stays.
 
-    The function changes the blocks of `register_attention`, except those with a part `q_norm`, such
+    The function changes the blocks of `register_attention`, except those with a norm `q_norm`, such
     as those of Qwen3, which normalize already. A learned gain is
     `<block>.attention_changes.qk_norm.gain` in the state dict, one number for each head; all other
     keys stay the same.
@@ -67,7 +67,7 @@ def qk_norm(model: nn.Module, *, gain: float = 1.0, learned: bool = True) -> nn.
     return change_attention(
         model,
         lambda heads, _: QueryKeyNorm(heads, gain=gain, learned=learned),
-        applies=lambda block: not hasattr(block, "q_norm"),
+        applies=lambda block: isinstance(getattr(block, "q_norm", None), nn.Identity | None),
         kind="self-attention without a norm of queries",
     )
 

@@ -31,8 +31,15 @@ class AttentionBlock:
     causal: bool = True
 
 
+_OF_IMAGES = (
+    *("timm.layers.attention.Attention", "timm.layers.attention.AttentionRope"),
+    *("timm.models.vision_transformer.Attention", "timm.models.swin_transformer.WindowAttention"),
+    "torchvision.models.vision_transformer.EncoderBlock",
+)
 REGISTRY: Registry[AttentionBlock] = Registry(
-    named(AttentionBlock(), *DECODERS) | named(AttentionBlock(causal=False), *ENCODERS)
+    named(AttentionBlock(), *DECODERS)
+    | named(AttentionBlock(causal=False), *ENCODERS)
+    | dict.fromkeys(_OF_IMAGES, AttentionBlock("num_heads", causal=False))
 )
 ADVICE = """Name your own, which calls torch's scaled_dot_product_attention:
     composable.functional.register_attention(MyAttention, heads="num_heads")"""
@@ -45,14 +52,16 @@ def register_attention(
     """Register a class of self-attention, for the methods that change it.
 
     A block must call `torch.nn.functional.scaled_dot_product_attention` once in its forward method,
-    on queries, keys and values `[batch, heads, length, size]`. The first argument of the forward
+    on queries, keys and values `[batch, heads, length, size]`, or an `nn.MultiheadAttention` as
+    `attention(x, x, x, need_weights=False)`, without masks. The first argument of the forward
     method must be its inputs, `[batch, length, width]`. The code of the block is not changed: the
     call is intercepted. In a call of a changed model, a block that does otherwise raises a
     `ValueError`.
 
     The known blocks come from GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, BERT, DistilBERT,
     RoBERTa and XLM-RoBERTa of Hugging Face, with "sdpa" as their `attn_implementation`, and with
-    caches, grouped heads and as decoders.
+    caches, grouped heads and as decoders; and those of timm's vision transformers and Swin, and of
+    torchvision's vision transformers.
 
     Args:
         kind: The class, or its full name, so that it need not be imported. The entry applies to
@@ -153,6 +162,8 @@ def _with_change(name: str, module: Any, build: Callable[[int], AttentionChange]
         new = reclass(module, ChangedAttention, prefix="Changed")
         new.attention_heads = _count_heads(name, module)
         new.attention_changes = nn.ModuleDict().train(module.training)
+        if hasattr(new, "fused_attn"):  # of timm, whose Swin calls torch's attention if it is set
+            new.fused_attn = True
     change = build(new.attention_heads).train(module.training)
     weight = next((p for p in module.parameters() if p.is_floating_point()), None)
     if weight is not None:

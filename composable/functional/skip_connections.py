@@ -84,9 +84,9 @@ def skip_connections(
             all blocks.
         hidden: Number of hidden features of the dynamic scales, at least 1.
         scale: Factor $s$ of the dynamic scales, above 0.
-        target: The blocks: a class, or several. By default the layers of BERT, DistilBERT, RoBERTa,
-            XLM-RoBERTa, GPT-2, GPT-NeoX, Llama, Mistral, Qwen2 and Qwen3 of Hugging Face, the
-            blocks of timm's vision transformers, and the layers of `nn.Transformer`.
+        target: The blocks: a class, or several. By default the layers of Hugging Face that
+            `stochastic_depth` knows, the blocks of timm's vision transformers, and the layers of
+            `nn.Transformer`.
         generator: Random number generator of $W_1$. Default: torch's global generator.
 
     Returns:

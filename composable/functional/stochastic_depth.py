@@ -46,8 +46,8 @@ def stochastic_depth(
 
     So the residual has the same mean in evaluation as in training. With "block", one $b$ is drawn
     for the whole batch, on the CPU, and a dropped residual is not computed (except in a compiled
-    model, which can't branch). With "sample", one $b$ is drawn for each example. Both use torch's
-    global generators, like dropout.
+    model, which can't branch, and in T5 and Swin of Hugging Face). With "sample", one $b$ is drawn
+    for each example. Both use torch's global generators, like dropout.
 
     Keys of the state dict don't change, and blocks that have a drop rate are skipped. The
     parameters of a dropped block get no gradient in that step.
@@ -55,11 +55,11 @@ def stochastic_depth(
     Args:
         model: Any module. It is not modified. The result shares its parameters.
         target: The blocks: a class, a `ResidualBlock` that describes a class, or several of these.
-            By default all known blocks: `BasicBlock` and `Bottleneck` of the residual networks of
-            torchvision and timm; the blocks of timm's vision transformers, ConvNeXt and
-            EfficientNet; and the layers of BERT, DistilBERT, RoBERTa, XLM-RoBERTa, GPT-2, GPT-NeoX,
-            Llama, Mistral, Qwen2 and Qwen3 of Hugging Face. Any other class must compute
-            $y = x + f(x)$, or be described.
+            By default all known blocks: `BasicBlock` and `Bottleneck` of the residual networks, the
+            vision transformers and Swin of torchvision and timm; timm's ConvNeXt, EfficientNet and
+            MLP-Mixer; and BART, BERT, CLIP, DistilBERT, Gemma, GPT-2, GPT-NeoX, Llama, Mistral,
+            Phi, Qwen2, Qwen3, RoBERTa, Swin, T5, ViT, Whisper and XLM-RoBERTa of Hugging Face. Any
+            other class must compute $y = x + f(x)$, or be described.
         method: "block" or "sample".
         drop_rate: Drop rate of the last block ("linear") or of all blocks ("uniform"), in [0, 1].
             0 doesn't change the model.
@@ -85,7 +85,7 @@ def stochastic_depth(
         ...     def forward(self, x):
         ...         return x + self.residual(x)
         >>> model = stochastic_depth(nn.Sequential(Block(), Block()), target=Block, drop_rate=0.5)
-        >>> [(type(block).__name__, block.stochastic_depth.rate) for block in model]
+        >>> [(type(block).__name__, block.dropping.rate) for block in model]
         [('StochasticBlock', 0.25), ('StochasticBlock', 0.5)]
     """
     check_module("model", model)
@@ -131,24 +131,24 @@ def scale_drop_rates(model: nn.Module, scale: float, *, target: Target | None = 
 
     Example:
         >>> block = stochastic_depth(nn.Identity(), target=nn.Identity, drop_rate=0.5)
-        >>> scale_drop_rates(block, 0.4).stochastic_depth.rate
+        >>> scale_drop_rates(block, 0.4).dropping.rate
         0.2
     """
     check_module("model", model)
     check_range("scale", scale, 0, 1)
     names = None if target is None else {one.name for one in describe_blocks(target)}
-    if all(block.stochastic_depth.scale == scale for block in _stochastic(model, names)):
+    if all(block.dropping.scale == scale for block in _stochastic(model, names)):
         return model
     new = copy_on_write(model)
     for block in _stochastic(new, names):
-        block.stochastic_depth = replace(block.stochastic_depth, scale=scale)
+        block.dropping = replace(block.dropping, scale=scale)
     return new
 
 
 def _stochastic(model: nn.Module, names: set[str] | None) -> Iterator[StochasticBlock]:
     for module in model.modules():
         if isinstance(module, StochasticBlock) and (
-            names is None or module.stochastic_depth.block.name in names
+            names is None or module.dropping.block.name in names
         ):
             yield module
 

@@ -31,7 +31,7 @@ def residual():
 
 
 def rate(state):
-    return state.model[1].stochastic_depth.rate
+    return state.model[1].dropping.rate
 
 
 @pytest.mark.parametrize("method", ["block", "sample"])
@@ -59,7 +59,7 @@ def test_two_instances_have_warm_ups_of_their_own():
     model = seeded(lambda: nn.Sequential(Other(), Block(), nn.Linear(4, CLASSES)))
     watch = Watch(
         Event.BEFORE_FORWARD,
-        read=lambda state: [block.stochastic_depth.rate for block in state.model[:2]],
+        read=lambda state: [block.dropping.rate for block in state.model[:2]],
     )
     warming = StochasticDepth(target=Other, drop_rate=0.4, drop_warmup="4ba")
     at_once = StochasticDepth(target=Block, drop_rate=0.5, name="AtOnce")
@@ -77,7 +77,7 @@ def test_warm_up_makes_a_hundred_models_at_most():
     for batch in range(1200):
         now = attrs.evolve(state.timestamp, batch=batch)
         state = algorithm(Event.BATCH_START, state.evolve(timestamp=now))
-        models.add(state.model[1].stochastic_depth.scale)
+        models.add(state.model[1].dropping.scale)
 
     assert len(models) == 101
 

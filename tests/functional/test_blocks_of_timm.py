@@ -1,4 +1,4 @@
-"""The blocks of timm: stand-ins with the names, attributes and formulas of its classes."""
+"""The blocks of timm and torchvision: stand-ins with the names and formulas of their classes."""
 
 import copy
 from functools import partial
@@ -6,13 +6,18 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
 from torch.testing import assert_close
 
 from composable.functional import (
     NoEffectWarning,
     alibi,
+    attention_output_gate,
+    exclusive_self_attention,
     gated_linear_units,
     ghost_batchnorm,
+    low_precision_layernorm,
+    qk_norm,
     stochastic_depth,
 )
 
@@ -63,11 +68,90 @@ class InvertedResidual(nn.Module):
         return self.drop_path(y) + x if self.has_skip else y
 
 
+class LayerNorm(nn.LayerNorm):
+    """A layer norm with a forward method of its own, and another default."""
+
+    def __init__(self, channels, eps=1e-6):
+        super().__init__(channels, eps=eps)
+
+    def forward(self, x):
+        return layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class LayerNorm2d(LayerNorm):
+    """A layer norm over the channels of images."""
+
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class RmsNorm(nn.Module):
+    """An RMS norm of no class of torch."""
+
+    def __init__(self, channels, eps=1e-6):
+        super().__init__()
+        self.normalized_shape, self.eps = (channels,), eps
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x):
+        return rms_norm(x, self.normalized_shape, self.weight, self.eps)
+
+
+class WindowAttention(nn.Module):
+    """Attention that calls torch's only if it is set to, and normalizes if it has a norm."""
+
+    def __init__(self, q_norm=None, fused=False):
+        super().__init__()
+        self.num_heads, self.fused_attn = 2, fused
+        self.qkv = nn.Linear(8, 24)
+        self.q_norm = nn.Identity() if q_norm is None else q_norm
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.q_norm(k)
+        if self.fused_attn:
+            x = scaled_dot_product_attention(q, k, v, mask)
+        else:
+            x = (q @ k.mT / 2 + (0 if mask is None else mask)).softmax(-1) @ v
+        return x.transpose(1, 2).flatten(2)
+
+
+class EncoderBlock(nn.Module):
+    """A block of torchvision's vision transformer, which calls `nn.MultiheadAttention`."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.need_weights = 2, False
+        self.self_attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.mlp = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = x + self.self_attention(x, x, x, need_weights=self.need_weights)[0]
+        return x + self.mlp(x)
+
+
+class SwinTransformerBlock(nn.Module):
+    """A block of torchvision's Swin, which has a layer of the name of the method."""
+
+    def __init__(self):
+        super().__init__()
+        self.mlp, self.stochastic_depth = nn.Linear(3, 3), nn.Identity()
+
+    def forward(self, x):
+        return x + self.stochastic_depth(self.mlp(x))
+
+
 NAMES = {
     BatchNormAct2d: "timm.layers.norm_act",
     Block: "timm.models.vision_transformer",
     ConvNeXtBlock: "timm.models.convnext",
     InvertedResidual: "timm.models._efficientnet_blocks",
+    LayerNorm: "timm.layers.norm",
+    LayerNorm2d: "timm.layers.norm",
+    RmsNorm: "timm.layers.norm",
+    WindowAttention: "timm.models.swin_transformer",
+    EncoderBlock: "torchvision.models.vision_transformer",
+    SwinTransformerBlock: "torchvision.models.swin_transformer",
 }
 for kind, module in NAMES.items():
     kind.__module__ = module
@@ -80,7 +164,12 @@ def images(count=6):
 @pytest.mark.parametrize("method", ["block", "sample"])
 @pytest.mark.parametrize(
     ("kind", "shortcut"),
-    [(Block, lambda x: x), (ConvNeXtBlock, torch.tanh), (InvertedResidual, lambda x: x)],
+    [
+        (Block, lambda x: x),
+        (ConvNeXtBlock, torch.tanh),
+        (InvertedResidual, lambda x: x),
+        (SwinTransformerBlock, lambda x: x),
+    ],
 )
 def test_dropped_block_is_its_shortcut(kind, shortcut, method):
     block, x = kind(), images()
@@ -96,7 +185,7 @@ def test_blocks_without_a_shortcut_are_not_dropped():
     new = stochastic_depth(model, drop_rate=0.5)
 
     assert [type(block).__name__.startswith("Stochastic") for block in new] == [False, True, False]
-    assert new[1].stochastic_depth.rate == 0.5  # the last of those that are dropped
+    assert new[1].dropping.rate == 0.5  # the last of those that are dropped
 
 
 @pytest.mark.parametrize(
@@ -132,3 +221,82 @@ def test_ghost_norm_keeps_the_activation(count):
             + new.bias.view(-1, 1, 1)
         ),
     )
+
+
+@pytest.mark.parametrize("kind", [LayerNorm, LayerNorm2d, RmsNorm])
+def test_norms_compute_in_low_precision(kind):
+    norm, x = kind(4), images() if kind is LayerNorm2d else images().movedim(1, -1)
+    nn.init.normal_(norm.weight)
+    new = low_precision_layernorm(norm)
+
+    assert isinstance(new, kind)
+    assert torch.equal(new(x), norm(x))
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = new(x)
+    assert outputs.dtype == torch.bfloat16
+    assert_close(outputs.float(), norm(x), atol=0.02, rtol=0.02)
+
+
+def tokens():
+    return torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+GATE = partial(attention_output_gate, channels=3)  # a new gate multiplies by 1
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", [WindowAttention, EncoderBlock])
+def test_attention_is_intercepted_and_stays_the_same(kind, training):
+    block, x = kind().train(training), tokens()
+
+    with torch.no_grad():  # where nn.MultiheadAttention would take its fast path
+        assert_close(GATE(block)(x), block(x))
+        assert not torch.allclose(exclusive_self_attention(block)(x), block(x), atol=0.01)
+    assert_close(GATE(block)(x), block(x))
+    model = GATE(block)
+    model(x).sum().backward()
+    assert model.attention_changes.attention_output_gate.gate.grad.any()
+
+
+def test_scores_are_those_of_normalized_queries():
+    def unit(x):
+        return rms_norm(x, x.shape[-1:])
+
+    class Unit(nn.Module):
+        forward = staticmethod(unit)
+
+    block, x, bias = WindowAttention(), tokens(), torch.randn(5, 5)
+    by_hand = WindowAttention(Unit())
+    by_hand.load_state_dict(block.state_dict())
+
+    assert_close(qk_norm(block)(x, mask=bias), by_hand(x, mask=bias))
+    with pytest.warns(NoEffectWarning, match=r"without a norm of queries of .*timm\.layers"):
+        assert qk_norm(by_hand) is by_hand  # which normalizes already
+
+    of_torch = EncoderBlock()
+    qkv = of_torch.self_attention
+    by_hand.qkv.load_state_dict({"weight": qkv.in_proj_weight, "bias": qkv.in_proj_bias})
+    between = x + qkv.out_proj(by_hand(x))
+    assert_close(qk_norm(of_torch)(x), between + of_torch.mlp(between))
+
+
+@pytest.mark.compile
+def test_multihead_attention_compiles_into_one_graph():
+    new, x = qk_norm(EncoderBlock()), tokens()
+
+    assert_close(torch.compile(new, backend="eager", fullgraph=True)(x), new(x))
+
+
+def test_multihead_attention_that_returns_weights_is_refused():
+    block = EncoderBlock()
+    block.need_weights = True
+
+    with pytest.raises(ValueError, match=r"qk_norm needs .* need_weights=False\), without masks"):
+        qk_norm(block)(tokens())
+
+
+@pytest.mark.parametrize("operate", [low_precision_layernorm, stochastic_depth, qk_norm, GATE])
+def test_warning_names_the_classes_of_both_libraries(operate):
+    with pytest.warns(NoEffectWarning, match=r"looked for .*\btimm\.") as record:
+        operate(nn.Sequential(nn.Linear(2, 2)))
+    assert "torchvision.models." in str(record[0].message)

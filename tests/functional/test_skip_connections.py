@@ -9,7 +9,8 @@ from torch.nn.functional import gelu, rms_norm
 from torch.testing import assert_close
 
 import composable.functional as F
-from tests.support.hugging_face import build, recompute_layers, tokens
+from tests.functional.test_stochastic_depth import FAMILIES, batch_of
+from tests.support.hugging_face import build, build_class, recompute_layers, tokens
 from tests.support.models import seeded
 from tests.support.surgery import filled
 
@@ -124,3 +125,15 @@ def test_models_of_hugging_face_train_with_checkpointed_layers(family, dynamic):
         with pytest.raises(RuntimeError, match="don't recompute its layers"):
             gradients()
     assert sum(".skip_" in name for name in plain) == (3 if dynamic else 1)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layers_of_more_families_get_skips(name):
+    pytest.importorskip("transformers")
+    options, inputs, count = FAMILIES[name]
+    model, batch = build_class(name, **options), batch_of(inputs)
+
+    new = F.skip_connections(model)
+    stacks = 1 if count == 2 else 2
+    assert sum("skip_scales" in key for key in new.state_dict()) == count - stacks
+    assert_close(new(**batch)[0], model(**batch)[0])

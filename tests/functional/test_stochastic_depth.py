@@ -84,7 +84,7 @@ def block_of(kind, shortcut=None):
 
 
 def rates(model):
-    held = (getattr(module, "stochastic_depth", None) for module in model.modules())
+    held = (getattr(module, "dropping", None) for module in model.modules())
     return [how.rate for how in held if how is not None]
 
 
@@ -118,7 +118,7 @@ def test_known_blocks_match_the_formula(kind, shortcut, method):
     expected = torch.relu(block.shortcut(x) + 0.7 * block.residual(x))
     assert_close([new(x), again(x)], [expected] * 2)
     assert isinstance(new, kind)
-    pickle.dumps(new.stochastic_depth)  # the module of the class doesn't exist here
+    pickle.dumps(new.dropping)  # the module of the class doesn't exist here
 
 
 @METHODS
@@ -281,3 +281,82 @@ def test_layers_of_hugging_face(family, method):
     assert_close(dropped[0], dropped[1])
     assert_close(scale_drop_rates(new, 0.0).eval()(ids).logits, model(ids).logits)
     assert_close(hidden[1], torch.lerp(plain[0], plain[1], 0.75))
+
+
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 3, "hidden_size": 12}
+WORDS = {**SIZES, "intermediate_size": 16, "vocab_size": hugging_face.WORDS}
+IMAGES = {"image_size": 8, "patch_size": 2}
+SEQUENCES = {
+    f"{part}_{name}": value
+    for part in ("encoder", "decoder")
+    for name, value in {"layers": 2, "attention_heads": 3, "ffn_dim": 16}.items()
+} | {"d_model": 12, "vocab_size": hugging_face.WORDS}
+T5 = {"d_model": 12, "d_kv": 4, "num_layers": 2, "num_heads": 3, "decoder_start_token_id": 0}
+SWIN = {
+    "embed_dim": 8,
+    "depths": [2, 1],
+    "num_heads": [2, 2],
+    "drop_path_rate": 0.0,
+    "window_size": 2,
+}
+FAMILIES = {
+    "GemmaForCausalLM": (WORDS | {"num_key_value_heads": 1, "head_dim": 4}, ["input_ids"], 2),
+    "PhiForCausalLM": (WORDS, ["input_ids"], 2),
+    "ViTModel": (SIZES | IMAGES, ["pixel_values"], 2),
+    "CLIPVisionModel": (SIZES | IMAGES, ["pixel_values"], 2),
+    "SwinModel": (SWIN | IMAGES, ["pixel_values"], 3),
+    "BartModel": (SEQUENCES, ["input_ids", "decoder_input_ids"], 4),
+    "WhisperModel": (
+        SEQUENCES | {"num_mel_bins": 8, "max_source_positions": 4, "decoder_start_token_id": 0},
+        ["input_features", "decoder_input_ids"],
+        4,
+    ),
+    "T5Model": (T5, ["input_ids", "decoder_input_ids"], 4),
+}
+
+
+def batch_of(inputs):
+    """Return a batch with these entries."""
+    made = {"pixel_values": randn(2, 3, 8, 8), "input_features": randn(2, 8, 8)}
+    return {one: made.get(one, hugging_face.tokens(4)) for one in inputs}
+
+
+def first_call(model, name, batch):
+    """Return the inputs and the outputs of a block in a call of its model."""
+    seen = []
+    block = model.get_submodule(name)
+    hook = block.register_forward_hook(lambda _, args, outputs: seen.append((args[0], outputs)))
+    model(**batch)
+    hook.remove()
+    hidden, outputs = seen[0]
+    return hidden, (outputs[0] if isinstance(outputs, tuple) else outputs)
+
+
+@METHODS
+@pytest.mark.parametrize("name", FAMILIES)
+def test_layers_of_more_families(name, method):
+    pytest.importorskip("transformers")
+    options, inputs, count = FAMILIES[name]
+    model = hugging_face.build_class(name, **options)
+    batch = batch_of(inputs)
+    options = {"method": method, "drop_distribution": "uniform"}
+    half, always = (stochastic_depth(model, drop_rate=rate, **options) for rate in (0.5, 1.0))
+    blocks = [name for name, one in half.named_modules() if hasattr(one, "dropping")]
+
+    hidden, outputs = first_call(model, blocks[0], batch)
+    assert len(blocks) == count
+    assert_close(first_call(half, blocks[0], batch)[1], torch.lerp(hidden, outputs, 0.5))
+    for training in (True, False):
+        assert_close(*first_call(always.train(training), blocks[-1], batch))
+    assert_close(scale_drop_rates(half, 0.0)(**batch)[0], model(**batch)[0])
+
+
+def test_dropped_block_of_t5_gives_its_biases_to_the_others():
+    pytest.importorskip("transformers")
+    model = hugging_face.build_class("T5EncoderModel", **T5)
+    new = stochastic_depth(model, drop_rate=1.0, drop_distribution="uniform").train()
+    seen = []
+    new.encoder.block[1].register_forward_pre_hook(lambda _, args: seen.append(args[2]))
+
+    new(hugging_face.tokens(4))
+    assert seen[0].unique().numel() > 1

@@ -36,7 +36,7 @@ def test_the_rates_grow_with_depth_and_norms_and_biases_do_not_decay():
     trainer = trained(model, batches(12), strong_regularization(blocks=Block, layer_drop=0.5))
 
     one, two, _ = trainer.state.model
-    assert [one.stochastic_depth.rate, two.stochastic_depth.rate] == [0.25, 0.5]
+    assert [one.dropping.rate, two.dropping.rate] == [0.25, 0.5]
     assert [one.inner[2].p, two.inner[2].p] == [0.1, 0.1]
     (optimizer,) = trainer.state.optimizers
     decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
@@ -51,7 +51,7 @@ def test_a_model_of_transformers_needs_no_blocks():
         HEADS["causal"].build(), loader, strong_regularization(), loss_fn=None
     ).state.model
 
-    assert model.transformer.h[0].stochastic_depth.rate == 0.05
+    assert model.transformer.h[0].dropping.rate == 0.05
     assert {m.p for m in model.modules() if isinstance(m, nn.Dropout)} == {0.1}
 
 

@@ -1,5 +1,6 @@
 """The call of attention within a block: what methods change before, around and after it."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -7,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, multi_head_attention_forward, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from composable._support.recomputation import cannot_recompute
@@ -132,6 +133,9 @@ class ChangedAttention(nn.Module):
         return outputs
 
 
+_OF_TORCH = tuple(inspect.signature(multi_head_attention_forward).parameters)
+
+
 class _Interception(TorchFunctionMode):
     """Applies changes to the call of attention in a block: within a `with`, as all modes."""
 
@@ -144,11 +148,13 @@ class _Interception(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is scaled_dot_product_attention:
+        # The second calls the first where no mode sees it.
+        if func in (scaled_dot_product_attention, multi_head_attention_forward):
             if torch.is_grad_enabled() != self.with_graph:
                 raise cannot_recompute(f"{self.changes[0].method} alone", "checkpoint whole blocks")
             self.calls += 1
-            return self.changed(*args, **kwargs)
+            compute = self.changed if func is scaled_dot_product_attention else self.of_torch
+            return compute(*args, **kwargs)
         if func is Tensor.unflatten:  # torch.compile can't trace the method within a mode
             return torch.unflatten(*args, **kwargs)
         return func(*args, **kwargs)
@@ -174,6 +180,25 @@ class _Interception(TorchFunctionMode):
         for change in self.changes:
             compute = partial(change, compute)
         return compute(call).reshape(*shape[:-1], value.shape[-1])
+
+    def of_torch(self, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+        """Compute what `multi_head_attention_forward` does, of inputs `[length, batch, width]`."""
+        given: dict[str, Any] = {"training": True, "need_weights": True}
+        given |= {**dict(zip(_OF_TORCH, args, strict=False)), **kwargs}
+        query, p = given["query"], given["dropout_p"] if given["training"] else 0.0
+        masks = (given.get(name) for name in ("key_padding_mask", "attn_mask", "bias_k"))
+        plain = query is given["key"] is given["value"] and all(mask is None for mask in masks)
+        if not plain or given["need_weights"] or given["add_zero_attn"]:
+            raise ValueError(
+                f"{self.changes[0].method} needs nn.MultiheadAttention to be called as "
+                "attention(x, x, x, need_weights=False), without masks, and without bias_k and "
+                "zeros; call scaled_dot_product_attention in a block of your own instead."
+            )
+        self.hidden = query.transpose(0, 1)
+        parts = linear(self.hidden, given["in_proj_weight"], given["in_proj_bias"])
+        parts = torch.unflatten(parts, -1, (3, given["num_heads"], -1)).permute(2, 0, 3, 1, 4)
+        output = self.changed(parts[0], parts[1], parts[2], dropout_p=p).permute(2, 0, 1, 3)
+        return linear(output.flatten(2), given["out_proj_weight"], given["out_proj_bias"]), None
 
     def unpacked(self, query: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Undo a packing: for one token, Hugging Face passes grouped heads as queries of a head."""

@@ -35,6 +35,8 @@ class ResidualBlock:
         residual: A function `residual(block)` that returns the submodule that computes the
             residual, which the block adds to the shortcut. None for a shortcut without cost: then
             the residual is the difference between the outputs of the block and the shortcut.
+        returns_more: Whether the block returns a tuple, of its outputs and what later blocks need.
+            It is then computed even if its residual is dropped.
 
     Example:
         >>> class Block(nn.Module):
@@ -59,6 +61,7 @@ class ResidualBlock:
     shortcut: Callable[[Any, Tensor], Any] = _inputs
     residual: Callable[[Any], nn.Module] | None = None
     applies: Callable[[Any], bool] = _always
+    returns_more: bool = False
 
     @property
     def name(self) -> str:
@@ -87,7 +90,8 @@ class Dropping:
     def drawn_first(self, module: nn.Module) -> bool:
         """Return whether to draw before the forward pass; compiled graphs and vmap can't branch."""
         traced = torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level()
-        return module.training and not self.per_example and not traced
+        skips = not (self.per_example or self.block.returns_more)
+        return module.training and skips and not traced
 
     def draw(self, like: Tensor) -> Tensor:
         """Draw whether to keep the residual, per example or per batch."""
@@ -98,19 +102,26 @@ class Dropping:
 class StochasticBlock(nn.Module):
     """A residual block that drops its residual at random; a base before the class of the block."""
 
-    stochastic_depth: Dropping
+    dropping: Dropping  # torchvision's Swin has a layer of the name stochastic_depth
 
     def forward(self, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Compute the block, or only its shortcut."""
-        how, whole = self.stochastic_depth, self.stochastic_depth.block.residual is None
+        how, block = self.dropping, self.dropping.block
         first = how.drawn_first(self)
-        never = how.rate == 1 and not self.training  # a weight of 0 means not read
+        # A weight of 0 means not read.
+        never = how.rate == 1 and not self.training and not block.returns_more
         if never or (first and read_draw(torch.rand((), device="cpu")) < how.rate):
-            return how.block.shortcut(self, inputs)
+            return block.shortcut(self, inputs)
         outputs = super().forward(inputs, *args, **kwargs)
-        if not whole:
+        if block.residual is not None:
             return outputs
-        shortcut = how.block.shortcut(self, inputs)
+        if block.returns_more and isinstance(outputs, tuple):
+            return self._mixed(first, outputs[0], block.shortcut(self, inputs)), *outputs[1:]
+        return self._mixed(first, outputs, block.shortcut(self, inputs))
+
+    def _mixed(self, first: bool, outputs: Tensor, shortcut: Tensor) -> Tensor:
+        """Return the outputs, the shortcut, or their mean; the outputs if it was drawn first."""
+        how = self.dropping
         _check_same_shape(type(self).__mro__[2], outputs, shortcut)
         if first or not how.rate:
             return outputs
@@ -120,13 +131,13 @@ class StochasticBlock(nn.Module):
         return torch.where(how.draw(outputs), outputs, shortcut)
 
     def extra_repr(self) -> str:
-        how, own = self.stochastic_depth, super().extra_repr()
+        how, own = self.dropping, super().extra_repr()
         drawn = "sample" if how.per_example else "block"
         return f"{own}{', ' * bool(own)}drop_rate={how.rate:.4g}, method={drawn!r}"
 
     def _gate_residual(self, _: nn.Module, args: Any, residual: Tensor) -> Tensor:
         """Drop or scale the residual, as a forward hook of the submodule that computes it."""
-        how = self.stochastic_depth
+        how = self.dropping
         if how.drawn_first(self) or not how.rate:
             return residual
         if not self.training:
@@ -137,7 +148,7 @@ class StochasticBlock(nn.Module):
 
 def start_dropping(block: StochasticBlock, how: Dropping) -> StochasticBlock:
     """Set the attributes and the hook of a block whose class was changed."""
-    block.stochastic_depth = how
+    block.dropping = how
     if how.block.residual is not None:
         residual: Any = how.block.residual(block)
         residual.register_forward_hook(block._gate_residual)
@@ -200,14 +211,22 @@ _OF_HUGGING_FACE = named(
     *("bert.BertLayer", "distilbert.TransformerBlock", "roberta.RobertaLayer"),
     *("xlm_roberta.XLMRobertaLayer", "gpt2.GPT2Block", "gpt_neox.GPTNeoXLayer"),
     *("llama.LlamaDecoderLayer", "mistral.MistralDecoderLayer"),
-    *("qwen2.Qwen2DecoderLayer", "qwen3.Qwen3DecoderLayer"),
+    *("qwen2.Qwen2DecoderLayer", "qwen3.Qwen3DecoderLayer", "gemma.GemmaDecoderLayer"),
+    *("phi.PhiDecoderLayer", "bart.BartEncoderLayer", "bart.BartDecoderLayer", "vit.ViTLayer"),
+    *("whisper.WhisperEncoderLayer", "whisper.WhisperDecoderLayer", "clip.CLIPEncoderLayer"),
 )
+# The first block of T5 returns the biases of all, and the layers of Swin their attention.
+_RETURNING_MORE = named(None, "t5.T5Block", "swin.SwinLayer")
 KNOWN = (
     _of_residual_net("torchvision.models.resnet.BasicBlock", "relu", "bn2"),
     _of_residual_net("torchvision.models.resnet.Bottleneck", "relu", "bn3"),
     _of_residual_net("timm.models.resnet.BasicBlock", "act2", "drop_path", "se", "bn2"),
     _of_residual_net("timm.models.resnet.Bottleneck", "act3", "drop_path", "se", "bn3"),
+    ResidualBlock("torchvision.models.vision_transformer.EncoderBlock"),
+    ResidualBlock("torchvision.models.swin_transformer.SwinTransformerBlock"),
     ResidualBlock("timm.models.vision_transformer.Block"),
+    ResidualBlock("timm.models.swin_transformer.SwinTransformerBlock"),
+    ResidualBlock("timm.models.mlp_mixer.MixerBlock"),
     ResidualBlock("timm.models.convnext.ConvNeXtBlock", shortcut=_projected, residual=_drop_path),
     _of_efficientnet("ConvBnAct"),
     _of_efficientnet("DepthwiseSeparableConv"),
@@ -215,4 +234,5 @@ KNOWN = (
     _of_efficientnet("InvertedResidual"),
     _of_efficientnet("UniversalInvertedResidual"),
     *map(ResidualBlock, _OF_HUGGING_FACE),
+    *(ResidualBlock(name, returns_more=True) for name in _RETURNING_MORE),
 )
