@@ -29,6 +29,7 @@ class AttentionBlock:
 
     heads: str = "config.num_attention_heads"
     causal: bool = True
+    by_hand: bool = False
 
 
 _OF_IMAGES = (
@@ -36,10 +37,12 @@ _OF_IMAGES = (
     *("timm.models.vision_transformer.Attention", "timm.models.swin_transformer.WindowAttention"),
     "torchvision.models.vision_transformer.EncoderBlock",
 )
+_SWIN = "torchvision.models.swin_transformer.ShiftedWindowAttention"
 REGISTRY: Registry[AttentionBlock] = Registry(
     named(AttentionBlock(), *DECODERS)
     | named(AttentionBlock(causal=False), *ENCODERS)
     | dict.fromkeys(_OF_IMAGES, AttentionBlock("num_heads", causal=False))
+    | {_SWIN: AttentionBlock("num_heads", causal=False, by_hand=True)}
 )
 ADVICE = """Name your own, which calls torch's scaled_dot_product_attention:
     composable.functional.register_attention(MyAttention, heads="num_heads")"""
@@ -60,8 +63,8 @@ def register_attention(
 
     The known blocks come from GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, BERT, DistilBERT,
     RoBERTa and XLM-RoBERTa of Hugging Face, with "sdpa" as their `attn_implementation`, and with
-    caches, grouped heads and as decoders; and those of timm's vision transformers and Swin, and of
-    torchvision's vision transformers.
+    caches, grouped heads and as decoders; and those of the vision transformers and Swin of timm and
+    torchvision, except those of the second version of Swin, whose scores are cosines.
 
     Args:
         kind: The class, or its full name, so that it need not be imported. The entry applies to
@@ -152,7 +155,8 @@ def change_attention(
 
 def _is_known(module: nn.Module) -> bool:
     known = REGISTRY.find(type(module)) is not None
-    return known and not getattr(module, "is_cross_attention", False)
+    cosines = hasattr(module, "logit_scale")  # of the second version of Swin
+    return known and not cosines and not getattr(module, "is_cross_attention", False)
 
 
 def _with_change(name: str, module: Any, build: Callable[[int], AttentionChange]) -> nn.Module:
@@ -162,6 +166,7 @@ def _with_change(name: str, module: Any, build: Callable[[int], AttentionChange]
         new = reclass(module, ChangedAttention, prefix="Changed")
         new.attention_heads = _count_heads(name, module)
         new.attention_changes = nn.ModuleDict().train(module.training)
+        new.by_hand = REGISTRY.find(type(module)).by_hand  # type: ignore[union-attr]
         if hasattr(new, "fused_attn"):  # of timm, whose Swin calls torch's attention if it is set
             new.fused_attn = True
     change = build(new.attention_heads).train(module.training)

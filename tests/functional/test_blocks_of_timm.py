@@ -6,7 +6,14 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
+from torch.nn.functional import (
+    dropout,
+    layer_norm,
+    linear,
+    rms_norm,
+    scaled_dot_product_attention,
+    softmax,
+)
 from torch.testing import assert_close
 
 from composable.functional import (
@@ -116,6 +123,24 @@ class WindowAttention(nn.Module):
         return x.transpose(1, 2).flatten(2)
 
 
+class ShiftedWindowAttention(nn.Module):
+    """Attention of torchvision's Swin, which is a function of products."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.qkv = 2, nn.Linear(8, 24)
+        self.attention_dropout = 0.0
+
+    def forward(self, x):
+        qkv = linear(x, self.qkv.weight, self.qkv.bias).reshape(*x.shape[:2], 3, 2, 4)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        q = q * 4**-0.5
+        attn = q.matmul(k.transpose(-2, -1)) + torch.arange(5.0)
+        attn = softmax(attn, dim=-1)
+        attn = dropout(attn, p=self.attention_dropout, training=self.training)
+        return attn.matmul(v).transpose(1, 2).reshape(x.shape)
+
+
 class EncoderBlock(nn.Module):
     """A block of torchvision's vision transformer, which calls `nn.MultiheadAttention`."""
 
@@ -151,6 +176,7 @@ NAMES = {
     RmsNorm: "timm.layers.norm",
     WindowAttention: "timm.models.swin_transformer",
     EncoderBlock: "torchvision.models.vision_transformer",
+    ShiftedWindowAttention: "torchvision.models.swin_transformer",
     SwinTransformerBlock: "torchvision.models.swin_transformer",
 }
 for kind, module in NAMES.items():
@@ -245,7 +271,7 @@ GATE = partial(attention_output_gate, channels=3)  # a new gate multiplies by 1
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("kind", [WindowAttention, EncoderBlock])
+@pytest.mark.parametrize("kind", [WindowAttention, ShiftedWindowAttention, EncoderBlock])
 def test_attention_is_intercepted_and_stays_the_same(kind, training):
     block, x = kind().train(training), tokens()
 
@@ -273,6 +299,10 @@ def test_scores_are_those_of_normalized_queries():
     with pytest.warns(NoEffectWarning, match=r"without a norm of queries of .*timm\.layers"):
         assert qk_norm(by_hand) is by_hand  # which normalizes already
 
+    swin = ShiftedWindowAttention()
+    by_hand.load_state_dict(swin.state_dict())
+    assert_close(qk_norm(swin)(x), by_hand(x, mask=torch.arange(5.0)))
+
     of_torch = EncoderBlock()
     qkv = of_torch.self_attention
     by_hand.qkv.load_state_dict({"weight": qkv.in_proj_weight, "bias": qkv.in_proj_bias})
@@ -281,8 +311,9 @@ def test_scores_are_those_of_normalized_queries():
 
 
 @pytest.mark.compile
-def test_multihead_attention_compiles_into_one_graph():
-    new, x = qk_norm(EncoderBlock()), tokens()
+@pytest.mark.parametrize("kind", [ShiftedWindowAttention, EncoderBlock])
+def test_attention_of_torchvision_compiles_into_one_graph(kind):
+    new, x = qk_norm(kind()), tokens()
 
     assert_close(torch.compile(new, backend="eager", fullgraph=True)(x), new(x))
 
@@ -300,3 +331,20 @@ def test_warning_names_the_classes_of_both_libraries(operate):
     with pytest.warns(NoEffectWarning, match=r"looked for .*\btimm\.") as record:
         operate(nn.Sequential(nn.Linear(2, 2)))
     assert "torchvision.models." in str(record[0].message)
+
+
+def test_attention_drops_with_its_rate():
+    block = ShiftedWindowAttention()
+    block.attention_dropout = 1.0
+
+    new = GATE(block)
+    assert not new(tokens()).any()
+    assert_close(new.eval()(tokens()), block.eval()(tokens()))
+
+
+def test_scores_that_are_cosines_are_left():
+    block = ShiftedWindowAttention()
+    block.logit_scale = nn.Parameter(torch.ones(2, 1, 1))
+
+    with pytest.warns(NoEffectWarning, match="found nothing"):
+        assert qk_norm(block) is block

@@ -8,7 +8,13 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from torch.nn.functional import linear, multi_head_attention_forward, scaled_dot_product_attention
+from torch.nn.functional import (
+    dropout,
+    linear,
+    multi_head_attention_forward,
+    scaled_dot_product_attention,
+    softmax,
+)
 from torch.overrides import TorchFunctionMode
 
 from composable._support.recomputation import cannot_recompute
@@ -114,6 +120,8 @@ class ChangedAttention(nn.Module):
 
     attention_changes: nn.ModuleDict
     attention_heads: int
+    by_hand = False
+    """Whether the block computes its attention from products and a softmax."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the block."""
@@ -121,7 +129,8 @@ class ChangedAttention(nn.Module):
         for change in changes:
             kwargs = change.prepare(kwargs)
         hidden = args[0] if args else next(iter(kwargs.values()))
-        interception = _Interception(changes, self.attention_heads, hidden)
+        kind = _ByHand if self.by_hand else _Interception
+        interception = kind(changes, self.attention_heads, hidden)
         with interception:  # torch.compile can't trace "as"
             outputs = super().forward(*args, **kwargs)
         if interception.calls != 1:
@@ -210,3 +219,34 @@ class _Interception(TorchFunctionMode):
         if mask is not None and mask.shape[-3] != 1:
             mask = mask.reshape(*mask.shape[:-3], self.heads, 1, -1)
         return query.reshape(*query.shape[:-3], self.heads, 1, -1), mask
+
+
+class _ByHand(_Interception):
+    """Applies changes to attention that is computed as in torchvision's Swin.
+
+    That is a linear layer for queries, keys and values, the product of the scaled queries and the
+    keys, a mask that is added, a softmax, dropout, and the product with the values.
+    """
+
+    query: Tensor | None = None
+    mask: Tensor | None = None
+    dropout_p = 0.0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is linear and self.query is None:
+            self.hidden = args[0]
+        elif func is Tensor.matmul and self.query is None:
+            self.query, self.key = args[0] * args[0].shape[-1] ** 0.5, args[1].mT
+            return self.query.new_zeros(*self.query.shape[:-1], self.key.shape[-2])
+        elif func is softmax and self.mask is None:
+            self.mask = args[0]
+            return self.mask
+        elif func is dropout and self.calls == 0:
+            self.dropout_p = kwargs["p"] if kwargs["training"] else 0.0
+            return args[0]
+        elif func is Tensor.matmul and self.query is not None:
+            self.calls += 1
+            return self.changed(self.query, self.key, args[1], self.mask, self.dropout_p)
+        return func(*args, **(kwargs or {}))
