@@ -9,6 +9,8 @@
 # make test-simgpu   run what needs a GPU on two simulated ones
 # make deepspeed  install DeepSpeed, and run the tests that train with it
 # make ray        install Ray in an environment of its own, and run the tests that train with it
+# make vision     install timm and torchvision in an environment of its own, and train their models
+#                 with each method that changes layers
 # make newest     run the tests that touch other packages, with the newest version of each
 # make lowest     the same with the oldest versions that pyproject.toml allows
 # make once       import every module, run the tests of the functions, and train, with PYTHON=
@@ -42,7 +44,7 @@ PIP = $(BIN)/python -m pip --no-input $(if $(MAKE_TERMOUT),,--quiet)
 PYTEST = $(BIN)/pytest -q --tb=short -rfEs
 BEARTYPE = beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))
 
-.PHONY: help demo demo-digits test $(ALL) test-changed campaign test-simgpu deepspeed ray newest lowest once foreign smoke fix gpu bench site report-browser site-browser release clean FORCE
+.PHONY: help demo demo-digits test $(ALL) test-changed campaign test-simgpu deepspeed ray vision newest lowest once foreign smoke fix gpu bench site report-browser site-browser release clean FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -146,6 +148,17 @@ ray:
 	$(VENV)-ray/bin/pytest -q -c /dev/null --rootdir . --noconftest --import-mode=importlib \
 	    tests/distributed/ray_runs.py
 
+# Apart from `make test`: torchvision requires one release of PyTorch, which is not that of
+# constraints.txt, and training all models takes half an hour.
+vision: export OMP_NUM_THREADS = 1
+vision:
+	$(MAKE) $(VENV)-vision/.made-with VENV=$(VENV)-vision CONSTRAINTS=
+	$(VENV)-vision/bin/python -m pip install --quiet torch==2.14.1 torchvision==0.29.1 timm pytest \
+	    -e '.[fast]'
+	$(VENV)-vision/bin/pytest -q -c /dev/null --rootdir . --noconftest --import-mode=importlib \
+	    -o tmp_path_retention_policy=none \
+	    tests/functional/augmentation_runs.py tests/models/vision_runs.py
+
 # Apart from `make test`: environments of their own, with the PyTorch of constraints.txt.
 TORCH = $(shell sed -n 's/^torch==//p' constraints.txt)
 newest lowest: %: $(VENV)-%.txt
@@ -210,7 +223,7 @@ release: $(VENV)/.ready
 
 clean:
 	[ ! -f $(VENV)/.made-with ] || rm -rf $(VENV)
-	rm -rf .*_cache .hypothesis docs/_build dist $(foreach run,newest lowest once uv ray,$(VENV)-$(run)*)
+	rm -rf .*_cache .hypothesis docs/_build dist $(foreach run,newest lowest once uv ray vision,$(VENV)-$(run)*)
 
 # ------------------------------------------------------------------------------------------------
 # The environment

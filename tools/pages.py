@@ -22,6 +22,7 @@ from tests.support.other_trainers import NAMES
 from tests.support.pairs import PAIRS
 from tests.support.parallel_algorithms import ALGORITHMS, REFUSED_BY_FSDP2
 from tools import (
+    architectures,
     evidence,
     front,
     gallery,
@@ -48,6 +49,7 @@ STATUS = ROOT / "docs/status.md"
 MIGRATE = ROOT / "docs/migrate"
 COMPILATION = ROOT / "docs/compilation.md"
 HOOKS = ROOT / "docs/hooks.md"
+MODELS = ROOT / "docs/models.md"
 GALLERY = ROOT / "docs/gallery.md"
 TRAINER = ROOT / "docs/api/trainer.md"
 YOUR_TRAINER = ROOT / "docs/your_trainer.md"
@@ -116,6 +118,7 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
         TRAINER: lambda: with_generated(TRAINER, "arguments", argument_tables()),
         RECIPES: lambda: with_generated(RECIPES, "recipes", recipes.recipe_table()),
         COMPILATION: lambda: with_generated(COMPILATION, "graphs", graphs_table()),
+        MODELS: lambda: with_generated(MODELS, "architectures", architectures.architecture_table()),
     }
     guides = {MIGRATE / f"{library}.md": partial(guide_page, library) for library in NAMES}
     references = {ROOT / f"docs/{page}.md": partial(reference_page, page) for page in REFERENCE}

@@ -63,8 +63,8 @@ def register_attention(
 
     The known blocks come from GPT-2, GPT-NeoX, Llama, Mistral, Qwen2, Qwen3, BERT, DistilBERT,
     RoBERTa and XLM-RoBERTa of Hugging Face, with "sdpa" as their `attn_implementation`, and with
-    caches, grouped heads and as decoders; and those of the vision transformers and Swin of timm and
-    torchvision, except those of the second version of Swin, whose scores are cosines.
+    caches, grouped heads and as decoders; and of the vision transformers and Swin of timm and
+    torchvision, without the second version of Swin, whose scores are cosines.
 
     Args:
         kind: The class, or its full name, so that it need not be imported. The entry applies to

@@ -1,4 +1,4 @@
-"""MixUp, CutMix, RandAugment and AugMix against those of torchvision: `make vision`.
+"""MixUp, CutMix, RandAugment and AugMix against torchvision: `make vision`.
 
 Each is compared in two halves: the images, given the same draw, and the distribution of the draw,
 where both define the same one. The names of the tests of differences say which they do not.
@@ -34,7 +34,7 @@ def distance(first, second):
 
 
 def generator():
-    torch.manual_seed(0)  # that of torchvision
+    torch.manual_seed(0)  # for torchvision
     return torch.Generator().manual_seed(1)
 
 
@@ -225,7 +225,7 @@ def test_chains_have_the_same_operations_and_lengths():
 
 
 def test_ranges_of_augmix_end_where_those_of_torchvision_do():
-    """At severity 10; in between, our levels are uniform, and those of torchvision multiples."""
+    """At severity 10; in between, our levels are uniform, and in torchvision multiples."""
     draw = F.draw_augmix(COUNT, severity=10, augmentations="original", generator=generator())
     space = v2.AugMix._AUGMENTATION_SPACE
     for number, name in enumerate(OPERATIONS):
