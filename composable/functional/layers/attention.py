@@ -200,8 +200,8 @@ class _Interception(TorchFunctionMode):
         if not plain or given["need_weights"] or given["add_zero_attn"]:
             raise ValueError(
                 f"{self.changes[0].method} needs nn.MultiheadAttention to be called as "
-                "attention(x, x, x, need_weights=False), without masks, and without bias_k and "
-                "zeros; call scaled_dot_product_attention in a block of your own instead."
+                "attention(x, x, x, need_weights=False), without masks, bias_k and add_zero_attn; "
+                "or to be replaced by a call of scaled_dot_product_attention."
             )
         self.hidden = query.transpose(0, 1)
         parts = linear(self.hidden, given["in_proj_weight"], given["in_proj_bias"])
