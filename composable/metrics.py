@@ -463,7 +463,7 @@ class Averages:
             batches = gather_outputs(self._kept, self._kept[0][1], self.processes)
             *parts, counts = zip(*batches, strict=True)
             for name, of_all in self._of_all.items():
-                joined = [_joined(name, one, counts, of_all.padding) for one in parts]
+                joined = [_joined(name, part, counts, of_all.padding) for part in parts]
                 add_results(results, name, of_all(*joined))
         return results
 
@@ -482,7 +482,7 @@ def _joined(name: str, parts: Sequence[Any], counts: Sequence[int], padding: flo
     if all(isinstance(one, list) and len(one) == n for one, n in zip(parts, counts, strict=True)):
         return list(chain(*parts))
     if isinstance(parts[0], Mapping):  # the loss among the outputs of a model
-        parts = [{k: v for k, v in one.items() if getattr(v, "ndim", 1)} for one in parts]
+        parts = [{k: v for k, v in part.items() if getattr(v, "ndim", 1)} for part in parts]
     try:
         return join_parts(parts if padding is None else pad_parts(parts, padding), counts, "value")
     except (TypeError, ValueError) as error:
@@ -499,9 +499,9 @@ def called(name: str, function: Any, batch: tuple[Any, Any]) -> Any:
         ValueError: It changed them.
     """
     tensors = [one for one in tensors_of(batch) if not one.is_inference()]
-    versions = [one._version for one in tensors]
+    versions = [tensor._version for tensor in tensors]
     returned = function(*batch)
-    if versions != [one._version for one in tensors]:
+    if versions != [tensor._version for tensor in tensors]:
         raise ValueError(
             f"metrics[{name!r}] changed its outputs or targets in place, which other metrics and "
             "the loss get too; change copies, as of tensor.clone()."
@@ -595,27 +595,27 @@ def _is_sum(count: Tensor | float) -> bool:
 def _joining(metric: Any) -> list[Any]:
     """Return the metrics of torchmetrics in an object, which may be a collection."""
     parts = metric.modules() if isinstance(metric, nn.Module) else [metric]
-    return [one for one in parts if hasattr(one, "sync_on_compute")]
+    return [part for part in parts if hasattr(part, "sync_on_compute")]
 
 
 def joins_itself(metric: Any) -> bool:
     """Return whether an object joins the states of all processes when it computes."""
     parts = _joining(metric)
-    return bool(parts) and all(one.sync_on_compute for one in parts)
+    return bool(parts) and all(part.sync_on_compute for part in parts)
 
 
 @contextmanager
 def computed_alone(metric: Any) -> Iterator[None]:
     """Compute an object from this process's state, over all batches."""
     parts = _joining(metric)
-    functions = [one.distributed_available_fn for one in parts]
+    functions = [part.distributed_available_fn for part in parts]
     try:
-        for one in parts:
-            one.distributed_available_fn = bool
+        for part in parts:
+            part.distributed_available_fn = bool
         yield
     finally:
-        for one, function in zip(parts, functions, strict=True):
-            one.distributed_available_fn = function
+        for part, function in zip(parts, functions, strict=True):
+            part.distributed_available_fn = function
 
 
 def _by_name(

@@ -227,6 +227,12 @@ def count_words(pattern: str, texts: Iterable[str]) -> int:
     return sum(len(re.findall(rf"\b{pattern}\b", text)) for text in texts)
 
 
+def count_variables(name: str) -> int:
+    """Count the places of the package that bind or read a variable of this name."""
+    nodes = (node for tree in trees().values() for node in ast.walk(tree))
+    return sum(isinstance(node, ast.Name) and node.id == name for node in nodes)
+
+
 @cache
 def arrows() -> frozenset[tuple[str, str]]:
     """Return which package imports which."""
@@ -283,6 +289,7 @@ def measure_table() -> dict[str, int]:
         "lines of the tests": lines(ROOT / "tests") + lines(ROOT / "property_tests"),
         "words: those of, that of": count_words(r"(?:[Tt]hose|[Tt]hat)\s+of", words),
         "words: own": count_words("own", words),
+        "variables of the name one": count_variables("one"),
     }
 
 

@@ -62,7 +62,7 @@ def arguments_of(attention: nn.Module, *needed: str) -> Arguments:
     forwards = list(_forwards(kind))
     named = (one for one in forwards if all(p.kind is not p.VAR_POSITIONAL for p in one))
     names = tuple(p.name for p in next(named, []))
-    caches = (p.name for one in forwards for p in one if "Cache" in str(p.annotation))
+    caches = (p.name for forward in forwards for p in forward if "Cache" in str(p.annotation))
     found = Arguments(names, next(caches, None), cache_types())
     missing = [repr(name) for name in needed if name not in names]
     if found.cache is None and not any(base.__name__ in CACHELESS for base in kind.__mro__):

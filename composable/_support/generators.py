@@ -19,19 +19,19 @@ def preserving_generators(devices: Iterable[torch.device]) -> Iterator[Callable[
         A function that seeds these generators. `torch.manual_seed` would seed all devices, which
         are not restored.
     """
-    accelerators = {_with_index(one) for one in devices if one.type not in ("cpu", "meta")}
+    accelerators = {_with_index(device) for device in devices if device.type not in ("cpu", "meta")}
     generators = [torch.default_generator, *map(default_generator, accelerators)]
-    states = [one.get_state() for one in generators]
+    states = [generator.get_state() for generator in generators]
 
     def seed(number: int) -> None:
-        for one in generators:
-            one.manual_seed(number)
+        for generator in generators:
+            generator.manual_seed(number)
 
     try:
         yield seed
     finally:
-        for one, state in zip(generators, states, strict=True):
-            one.set_state(state)
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def _with_index(device: torch.device) -> torch.device:

@@ -24,10 +24,10 @@ def check_no_dense_targets(state: State, problem: str, fix: str) -> None:
     inputs = state.inputs
     if not isinstance(inputs, Tensor) or inputs.ndim < 3:
         return
-    for one in tensors_of(state.batch_spec.targets_or_none(state.batch)):
-        if is_dense(one, inputs.shape[2:]):
+    for tensor in tensors_of(state.batch_spec.targets_or_none(state.batch)):
+        if is_dense(tensor, inputs.shape[2:]):
             raise ValueError(
-                f"{problem} targets {tuple(one.shape)} that have a value for each pixel; {fix}."
+                f"{problem} targets {tuple(tensor.shape)} that have a value for each pixel; {fix}."
             )
 
 
@@ -48,7 +48,7 @@ def move_pixels(state: State, move: Callable[[Tensor], Tensor]) -> State:
     images, targets = state.inputs, state.targets
     parts = {"inputs": move(images)}
     size = images.shape[2:]
-    if any(is_dense(one, size) for one in tensors_of(targets)):
+    if any(is_dense(tensor, size) for tensor in tensors_of(targets)):
         parts["targets"] = map_tensors(
             lambda one: move(one) if is_dense(one, size) else one, targets
         )

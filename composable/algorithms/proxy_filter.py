@@ -42,7 +42,7 @@ def _check_optimizer(_: Any, attribute: Any, value: Any) -> None:
 
 def _check_proxy(_: Any, attribute: Any, value: Any) -> None:
     check_module(attribute.name, value)
-    if not any(one.requires_grad for one in value.parameters()):
+    if not any(parameter.requires_grad for parameter in value.parameters()):
         raise ValueError(
             f"{attribute.name} must have a parameter that requires gradients, for its optimizer; "
             "for a proxy that learns nothing more, pass an optimizer with lr=0."
@@ -162,12 +162,12 @@ class ProxyFilter(Algorithm):
         """Return the memory before the first batch, with the weights of rank 0."""
         self._check_is_separate(state)
         weights = {
-            name: state.precision.cast(one.detach()).to(state.device, copy=True).contiguous()
-            for name, one in (*self.proxy.named_parameters(), *self.proxy.named_buffers())
+            name: state.precision.cast(tensor.detach()).to(state.device, copy=True).contiguous()
+            for name, tensor in (*self.proxy.named_parameters(), *self.proxy.named_buffers())
         }
         if Processes.current().several:
-            for one in weights.values():
-                dist.broadcast(one, 0)
+            for weight in weights.values():
+                dist.broadcast(weight, 0)
         return {
             "weights": weights,
             "optimizers": [],
@@ -175,8 +175,8 @@ class ProxyFilter(Algorithm):
         }
 
     def _check_is_separate(self, state: State) -> None:
-        trained = {id(one) for module in state.modules.values() for one in _parts(module)}
-        if any(id(one) in trained for one in _parts(self.proxy)):
+        trained = {id(part) for module in state.modules.values() for part in _parts(module)}
+        if any(id(part) in trained for part in _parts(self.proxy)):
             raise ValueError(
                 f"the proxy of {self.name} is the trained model, or shares a part with it, and "
                 "is trained separately: pass a separate, smaller module, or use SelectiveBackprop, "
@@ -241,21 +241,21 @@ class ProxyFilter(Algorithm):
         model = self._module(weights)
         optimizers = build_optimizers(self.optimizer, model)
         names = parameter_names(model)
-        rates = [[group["lr"] for group in one.param_groups] for one in optimizers]
-        for one, saved in zip(optimizers, copy.deepcopy(memory["optimizers"]), strict=False):
-            restore_optimizer(one, _numbered(saved, int), names)
+        rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+        for optimizer, saved in zip(optimizers, copy.deepcopy(memory["optimizers"]), strict=False):
+            restore_optimizer(optimizer, _numbered(saved, int), names)
         trained = [one for one in model.parameters() if one.requires_grad]
         for parameter, gradient in zip(
             trained, _mean_gradients(state.batch, memory["pending"]), strict=True
         ):
             parameter.grad = gradient
-        for one, bases in zip(optimizers, rates, strict=True):
+        for optimizer, bases in zip(optimizers, rates, strict=True):
             if self.schedule is not None:
-                for group, base in zip(one.param_groups, bases, strict=True):
+                for group, base in zip(optimizer.param_groups, bases, strict=True):
                     group["lr"] = base * self.schedule(state)
-            one.step()
+            optimizer.step()
         new = {name: one.detach() for name, one in model.named_parameters()}
-        saved = [_numbered(capture_optimizer(one, names), str) for one in optimizers]
+        saved = [_numbered(capture_optimizer(optimizer, names), str) for optimizer in optimizers]
         return {"weights": {**weights, **new}, "optimizers": saved}
 
     def _check_is_finite(self, weights: Mapping[str, Tensor]) -> None:
@@ -271,8 +271,8 @@ class ProxyFilter(Algorithm):
     def _module(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """Return a copy of the proxy with copies of some weights; tied ones stay tied."""
         memo: dict[int, Any] = {
-            id(one): nn.Parameter(weights[name].clone(), one.requires_grad)
-            for name, one in self.proxy.named_parameters()
+            id(parameter): nn.Parameter(weights[name].clone(), parameter.requires_grad)
+            for name, parameter in self.proxy.named_parameters()
         }
         return copy.deepcopy(self.proxy, memo)
 
@@ -281,7 +281,7 @@ class ProxyFilter(Algorithm):
         check_entries(memory, "optimizers", "pending", "weights")
         own = (*self.proxy.named_parameters(), *self.proxy.named_buffers())
         ours = {name: tuple(one.shape) for name, one in own}
-        theirs = {name: tuple(one.shape) for name, one in memory["weights"].items()}
+        theirs = {name: tuple(weight.shape) for name, weight in memory["weights"].items()}
         if ours != theirs:
             raise ValueError(
                 f"its weights have the shapes {theirs}, and the proxy has {ours}: pass the proxy "
@@ -302,7 +302,7 @@ def _mean_gradients(batch: Any, pending: Sequence[tuple[int, list[Tensor], int]]
         for inner in parts_of(shard.batch):
             _, gradients, kept = next(parts)
             wide = widest_float(gradients[0].device)
-            flat = torch.cat([one.to(wide).flatten() for one in gradients])
+            flat = torch.cat([gradient.to(wide).flatten() for gradient in gradients])
             one = torch.cat([flat, flat.new_full((1,), kept)])
             total.add([torch.zeros_like(one) if shard.empty or inner.empty else one])
     whole = all_reduce_exactly(total.value[0], _processes_of(batch))

@@ -169,7 +169,7 @@ class SnapshotDistillation(Algorithm):
         for name in sorted(own.keys() | teacher.keys()):
             shapes = [tuple(one[name].shape) if name in one else None for one in (teacher, own)]
             if shapes[0] != shapes[1]:
-                was, now = ("missing" if one is None else f"of shape {one}" for one in shapes)
+                was, now = ("missing" if shape is None else f"of shape {shape}" for shape in shapes)
                 raise ValueError(
                     f"the teacher of {self.name} does not fit the model: {name} is {was} in the "
                     f"teacher, and {now} in the model. A model that changes during training can "

@@ -77,7 +77,7 @@ def _check_groups(state: State, names: tuple[str, str]) -> None:
     for name in names:
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
-                if any(one is named[name] for one in group["params"]):
+                if any(parameter is named[name] for parameter in group["params"]):
                     options = {k: v for k, v in group.items() if k not in ("params", "name")}
                     found.append({"optimizer": type(optimizer).__name__, **options})
     if len(found) == 2 and str(found[0]) != str(found[1]):

@@ -221,7 +221,7 @@ class SWA(WeightAverage):
         found = []
         with state.precision.autocast(state.device):
             for batches in shards:
-                cast = [state.precision.cast(one) for one in batches]
+                cast = [state.precision.cast(batch) for batch in batches]
                 new = recompute_batch_norm_statistics(called, cast, seen=seen)
                 found.append(batch_norm_statistics(new.model))
         average = {**state.averages[self.name], **mean_over_shards(found, state.batch)}

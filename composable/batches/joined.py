@@ -38,19 +38,19 @@ def join_parts(parts: Sequence[Any], sizes: Sequence[int], place: str = "batch")
         (tensor([0., 0., 1.]), ['a', 'b', 'c'])
     """
     first = parts[0]
-    if any(type(one) is not type(first) for one in parts):
+    if any(type(part) is not type(first) for part in parts):
         raise ValueError(f"{place} is of different types in the parts of a batch")
     if isinstance(first, Tensor):
         return _join_tensors(parts, sizes, place)
-    if all(is_column(one, size) for one, size in zip(parts, sizes, strict=True)):
+    if all(is_column(part, size) for part, size in zip(parts, sizes, strict=True)):
         return type(first)(chain(*parts))
     if isinstance(first, MixedTargets):
-        parts = [_with_weights(one) for one in parts]
-    columns = [children_of(one) for one in parts]
+        parts = [_with_weights(part) for part in parts]
+    columns = [children_of(part) for part in parts]
     if columns[0] is None:
         return _same(parts, place)
     names = columns[0].keys()
-    if any(one is None or one.keys() != names for one in columns):
+    if any(column is None or column.keys() != names for column in columns):
         raise ValueError(f"{place} has different entries in the parts of a batch")
     joined = {
         name: join_parts([one[name] for one in columns], sizes, f"{place}[{name!r}]")  # type: ignore[index]
@@ -91,10 +91,10 @@ def _join_tensors(tensors: Sequence[Tensor], sizes: Sequence[int], place: str) -
         )
     rows = first.shape[0] // sizes[0]
     wanted = [(rows * size, *first.shape[1:]) for size in sizes]
-    for one, shape in zip(tensors, wanted, strict=True):
-        if tuple(one.shape) != shape:
+    for tensor, shape in zip(tensors, wanted, strict=True):
+        if tuple(tensor.shape) != shape:
             raise ValueError(
-                f"{place} has the shape {tuple(one.shape)} in a part of a batch, where {shape} "
+                f"{place} has the shape {tuple(tensor.shape)} in a part of a batch, where {shape} "
                 "would be joined with the first part"
             )
     return torch.cat(list(tensors))
@@ -109,10 +109,10 @@ def _with_weights(mixed: MixedTargets) -> MixedTargets:
 
 def _same(values: Sequence[Any], place: str) -> Any:
     first = values[0]
-    if all(one is first for one in values):
+    if all(value is first for value in values):
         return first
     if not isinstance(first, _PLAIN):
         raise TypeError(f"{place} is {describe_batch(first)}, which can't be joined")
-    if any(one != first for one in values):
+    if any(value != first for value in values):
         raise ValueError(f"{place} is not a tensor, and differs between the parts of a batch")
     return first

@@ -107,9 +107,9 @@ class Precision:
     def __repr__(self) -> str:
         fields = attrs.fields(type(self))[1:]
         changed = [
-            f", {one.name}={value!r}"
-            for one in fields
-            if (value := getattr(self, one.name)) != one.default
+            f", {field.name}={value!r}"
+            for field in fields
+            if (value := getattr(self, field.name)) != field.default
         ]
         return f"Precision({self.name!r}{''.join(changed)})"
 

@@ -41,10 +41,10 @@ class Source:
     def is_of_any_size(self) -> bool:
         """Whether no number in the steps may be a size, which other parts of a batch don't have."""
         return all(
-            one in _CONSTANTS
+            leaf in _CONSTANTS
             for _, *arguments in self.steps
-            for one in _leaves(arguments)
-            if isinstance(one, int)
+            for leaf in _leaves(arguments)
+            if isinstance(leaf, int)
         )
 
     def of(self, batch: Any) -> Tensor:
@@ -105,7 +105,7 @@ class Sources(Noted):
             self.note(result, attrs.evolve(source, reshaped=True))
         elif name in _OF_ELEMENTS or (name in _OF_POSITIONS and not source.reshaped):
             step = function, args[1:], tuple(kwargs.items())
-            if all(isinstance(one, _PLAIN) for one in _leaves(step[1:])):
+            if all(isinstance(leaf, _PLAIN) for leaf in _leaves(step[1:])):
                 by_rows = source.by_rows and (name in _OF_ELEMENTS or _keeps_rows(name, args))
                 steps = (*source.steps, step)
                 self.note(result, attrs.evolve(source, steps=steps, by_rows=by_rows))
@@ -135,7 +135,7 @@ def _keeps_rows(name: str, args: tuple[Any, ...]) -> bool:
     if name != "__getitem__":
         return False
     items = args[1] if isinstance(args[1], tuple) else (args[1],)
-    if not all(isinstance(one, (slice, type(...))) or type(one) is int for one in items):
+    if not all(isinstance(item, (slice, type(...))) or type(item) is int for item in items):
         return False
     if items[:1] == (...,):
         return len(items) <= int(args[0].ndim)

@@ -68,7 +68,7 @@ def count_flops(state: State) -> int:
             fake = map_tensors(mode.from_tensor, state.precision.cast(batch))
             with counter, state.precision.autocast(state.device):
                 outputs = state.evolve_unchecked(model=model, batch=fake).forward()
-                sums = [one.sum() for one in tensors_of(outputs) if one.requires_grad]
+                sums = [tensor.sum() for tensor in tensors_of(outputs) if tensor.requires_grad]
                 if sums:
                     torch.stack(sums).sum().backward()  # type: ignore[no-untyped-call]
     return counter.get_total_flops()

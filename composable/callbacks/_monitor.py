@@ -58,6 +58,6 @@ def whole_norms(tensors: Iterable[Tensor]) -> list[Tensor]:
         >>> whole_norms([torch.tensor([3.0, 4.0]), torch.zeros(2, 2)])
         [tensor(5.), tensor(0.)]
     """
-    detached = (one.detach() for one in tensors)
+    detached = (tensor.detach() for tensor in tensors)
     dense = [one.coalesce().values() if one.is_sparse else one for one in detached]
     return [whole(norm) for norm in foreach.l2_norms(dense)]

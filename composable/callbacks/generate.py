@@ -64,7 +64,7 @@ class Generate(UsesEvaluatedModel):
         if not isinstance(prompts, (list, tuple, Tensor)) or not len(prompts):
             raise ValueError(f"prompts={shorten(prompts)} must be a list of texts or token ids.")
         self._tokenizer, self.options = tokenizer, options
-        self._prompts = [self._encoded(i, one) for i, one in enumerate(prompts)]
+        self._prompts = [self._encoded(i, prompt) for i, prompt in enumerate(prompts)]
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Check that the model is whole, and has a method `generate`."""

@@ -125,7 +125,7 @@ class GradientNoise(Monitor):
                 "remove the callback."
             )
         if self._due:
-            self._first = all(one.grad is None for one in state.model.parameters())
+            self._first = all(parameter.grad is None for parameter in state.model.parameters())
 
     def after_backward(self, state: State, logger: Logger) -> None:
         """Measure the gradient of the first microbatch."""

@@ -103,7 +103,7 @@ class OptimizerMonitor(Monitor):
         """Measure the weights and the updates."""
         if not self._due:
             return
-        named = {name: one.detach() for name, one in state.named_parameters()}
+        named = {name: parameter.detach() for name, parameter in state.named_parameters()}
         if self.weights:
             self._add("param", named, state)
         if self._before:

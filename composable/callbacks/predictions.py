@@ -107,7 +107,7 @@ class Predictions(UsesFirstBatch):
         targets = state.batch_spec.targets_or_none(state.batch)
         parts = state.inputs, metric_outputs(state.outputs), targets
         rows = range(min(count, self.num_examples))
-        return [self.describe(*(_example(one, i, count) for one in parts)) for i in rows]
+        return [self.describe(*(_example(part, i, count) for part in parts)) for i in rows]
 
     def _log(self, label: str, kept: list[Mapping[str, Any]], logger: Logger) -> None:
         columns = list(kept[0])

@@ -42,8 +42,8 @@ def load_plain(file: Any, path: Path, size: int, *, stand_ins: bool = False) -> 
     try:
         if zipfile.is_zipfile(file):
             members = zipfile.ZipFile(file).infolist()
-            packed = any(one.compress_type != zipfile.ZIP_STORED for one in members)
-            if packed or sum(one.file_size for one in members) > size:
+            packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+            if packed or sum(member.file_size for member in members) > size:
                 raise DamagedCheckpointError(
                     f"{path} is compressed, which could expand to any size; save it with "
                     "torch.save."

@@ -66,7 +66,7 @@ def read(folder: str | os.PathLike[str]) -> Contents:
     path = as_target("folder", folder)
     with reading(path) as opened:
         data, files = opened.contents()
-        whole = {name: Region.whole(one.shape) for name, one in files.tensors.items()}
+        whole = {name: Region.whole(tensor.shape) for name, tensor in files.tensors.items()}
         tensors = files.read(whole, verify=files.files)
     return Contents(tensors, data, opened.manifest, path)
 

@@ -162,7 +162,7 @@ def read_weights(path: Path, key: str | None) -> dict[str, Any]:
     """Return the weights of a file by name: see `load_weights`."""
     with _open_weights(path) as source:
         weights = _weights_in(source, key, path, _OF_FUNCTION)
-        return {name: source.read(one) for name, one in weights.items()}
+        return {name: source.read(weight) for name, weight in weights.items()}
 
 
 def _load_weights(

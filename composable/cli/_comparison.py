@@ -67,7 +67,7 @@ def _compare(options: argparse.Namespace, path: str, function: str, command: str
 def _arguments(options: argparse.Namespace, script: ModuleType) -> dict[str, Any]:
     """Return the arguments of `compare` that the command has."""
     arms = _arms(vars(options), script)
-    given = {name: one for name, one in vars(options).items() if name not in _OWN}
+    given = {name: value for name, value in vars(options).items() if name not in _OWN}
     if "durations" in given:
         baseline = given.get("baseline", "baseline")
         given["durations"] = parse_durations(given["durations"], baseline)
@@ -228,8 +228,8 @@ def parse_amounts(text: str) -> list[float]:
     Raises:
         UsageError: One of them is not a number.
     """
-    amounts = [_value(one) for one in _items(text)]
-    if not all(isinstance(one, (int, float)) for one in amounts):
+    amounts = [_value(item) for item in _items(text)]
+    if not all(isinstance(amount, (int, float)) for amount in amounts):
         raise UsageError(f"--data-amounts {text!r} must be numbers, such as 0.1,0.3,1.")
     return amounts
 
@@ -258,7 +258,7 @@ def parse_tune(texts: list[str], arms: list[str]) -> dict[str, Any]:
             raise UsageError(
                 f"--tune {text!r}: another --tune has this name; list all values in one."
             )
-        place[own] = [_value(one) for one in _items(values)]
+        place[own] = [_value(item) for item in _items(values)]
     return tune
 
 

@@ -95,7 +95,7 @@ class SettingsFile:
         place = _place(text.partition("=")[0])
         if not place or "=" not in text:
             raise ValueError("write KEY=VALUE, such as seed=3")
-        for inner in [one for one in self._origins if one[: len(place)] == place]:
+        for inner in [origin for origin in self._origins if origin[: len(place)] == place]:
             del self._origins[inner]
         for i in range(1, len(place) + 1):
             self._origins.setdefault(place[:i], text)
@@ -125,7 +125,7 @@ class SettingsFile:
         parents = tuple(f"{one}." for one in (*_PARTS.split(), *self._allowed))
         module, _, last = str(name).rpartition(".")
         root = f"{module.partition('.')[0]}."
-        if any(one.startswith(root) for one in parents) and "._" not in name:
+        if any(parent.startswith(root) for parent in parents) and "._" not in name:
             try:
                 found: Any = locate(name)
             except (ImportError, ErrorDuringImport) as error:

@@ -91,7 +91,7 @@ def _runs_of(study: Study) -> dict[str, Runs]:
         trial = result.trial
         place = trial.data_amount if amounts else trial.duration
         runs = found.setdefault((trial.arm, place), {}).setdefault(trial.seed, [])
-        if any(one.trial.duration == trial.duration for one in runs):
+        if any(run.trial.duration == trial.duration for run in runs):
             raise ValueError(
                 f"study has two reporting results of arm {trial.arm!r}, duration "
                 f"{trial.duration!r} and seed {trial.seed}: each run counts once."
@@ -112,7 +112,7 @@ def _check_baseline(study: Study, runs: Mapping[str, Runs]) -> None:
     """Check that the baseline has results, of the metric."""
     protocol = study.protocol
     baseline = [run for seeds in runs.get(protocol.baseline, {}).values() for run in seeds.values()]
-    every = (one for one in study.reported if one.trial.arm == protocol.baseline)
+    every = (result for result in study.reported if result.trial.arm == protocol.baseline)
     names = {name for run in every for one in run.curve for name in one.metrics}
     if names and protocol.metric not in names:
         raise ValueError(
@@ -165,7 +165,7 @@ def _schedules(
 
 def _costs_of(study: Study, arm: str) -> list[StepCost]:
     """Return the measured costs of an arm; the A/A arm may have the baseline's."""
-    costs = [one for one in study.costs if one.arm == arm]
+    costs = [cost for cost in study.costs if cost.arm == arm]
     if not costs and arm == study.protocol.repeated:
         return _costs_of(study, study.protocol.baseline)
     return costs
@@ -196,13 +196,13 @@ def _curves(
 def _curve(schedules: Sequence[Quality], seeds: set[int], sign: int) -> CostCurve | None:
     """Return the curve; None with fewer than two schedules or two seeds."""
     by_cost = {
-        log(one.extent): [sign * (one.results[seed] or 0.0) for seed in sorted(seeds)]
-        for one in schedules
+        log(schedule.extent): [sign * (schedule.results[seed] or 0.0) for seed in sorted(seeds)]
+        for schedule in schedules
     }
     if len(by_cost) < 2 or len(seeds) < 2:
         return None
     costs = sorted(by_cost)
-    return CostCurve(np.asarray(costs), np.asarray([by_cost[one] for one in costs]))
+    return CostCurve(np.asarray(costs), np.asarray([by_cost[cost] for cost in costs]))
 
 
 # --- arms ---
@@ -277,10 +277,10 @@ def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart
     if baseline == arm or study.protocol.data_amounts:
         return VariancePart(0.0, 1)
     if 1 < baseline.processes == arm.processes:
-        both = [one for one in study.costs if one.processes == arm.processes]
+        both = [cost for cost in study.costs if cost.processes == arm.processes]
         seconds = [np.asarray(one.process_seconds) for one in both]
-        if all(one.min() > 0 for one in seconds):  # a clock may be coarser than a block
-            logs = np.asarray([np.log(one).mean(axis=0) for one in seconds])
+        if all(second.min() > 0 for second in seconds):  # a clock may be coarser than a block
+            logs = np.asarray([np.log(second).mean(axis=0) for second in seconds])
             return cost_error(logs, both.index(baseline), both.index(arm))
     return rounds_error(baseline.seconds, arm.seconds)
 
@@ -307,7 +307,7 @@ def _schedule_to_add(schedules: Sequence[Quality], factor: float | None) -> str 
     if time.unit in (TimeUnit.DURATION, TimeUnit.SECOND):
         return str(Time(Fraction(f"{value:.2g}"), time.unit))
     added = str(Time(max(1, round(value)), time.unit))
-    return None if added in [one.duration for one in schedules] else added
+    return None if added in [schedule.duration for schedule in schedules] else added
 
 
 # --- notes ---
@@ -339,7 +339,7 @@ def _edges(study: Study, arm: str) -> Iterator[str]:
 
     Not for a lowest value of 0, which most often turns something off.
     """
-    own = [one.trial.settings for one in study.reported if one.trial.arm == arm]
+    own = [result.trial.settings for result in study.reported if result.trial.arm == arm]
     by_amount = {settings.get(AMOUNT): settings for settings in own}
     every = [by_amount[one] for one in study.protocol.data_amounts or [None] if one in by_amount]
     amounts: dict[str, list[str]] = {}

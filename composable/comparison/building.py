@@ -97,7 +97,7 @@ def _problems(trainer: Trainer, passed: Mapping[str, Any]) -> Iterator[str]:
             f"returned a Trainer that has trained on {trained} batches; leave the call of fit to "
             "the comparison."
         )
-    if all(one.eval_interval is None for one in options.evaluators):
+    if all(evaluator.eval_interval is None for evaluator in options.evaluators):
         yield (
             "returned a Trainer that never evaluates; pass eval_dataloader=..., and an "
             "eval_interval other than None."
@@ -175,6 +175,6 @@ def _check_new_weights(first: Trainer, build: Callable[[], Trainer]) -> None:
 
 
 def _trained(trainer: Trainer) -> list[Tensor]:
-    groups = [group for one in trainer.state.optimizers for group in one.param_groups]
+    groups = [group for optimizer in trainer.state.optimizers for group in optimizer.param_groups]
     every = [parameter for group in groups for parameter in group["params"]]
     return [parameter for parameter in every if parameter.requires_grad]

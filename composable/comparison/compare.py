@@ -245,7 +245,7 @@ def _run(designs: Sequence[Design], pool: Workers, costs: tuple[StepCost, ...] |
 def check_results(study: Study, function: str) -> None:
     """Check that the baseline and another arm have a result, and that seeds have different ones."""
     protocol, reported = study.protocol, study.reported
-    having = {one.trial.arm for one in reported if one.outcome == "finished"}
+    having = {result.trial.arm for result in reported if result.outcome == "finished"}
     others = set(protocol.arms) - {protocol.baseline, protocol.repeated}
     if protocol.baseline in having and having & others:
         _check_seeds(study, function)
@@ -291,10 +291,10 @@ def equal_arms(study: Study) -> list[str]:
 def _curves(study: Study) -> Mapping[str, dict[tuple[str, int], str]]:
     """Return the results of reported runs that finished, by arm, duration and data, and seed."""
     curves: dict[str, dict[tuple[str, int], str]] = {arm: {} for arm in study.protocol.arms}
-    for one in study.reported:
-        if one.outcome == "finished":
-            place = f"{one.trial.duration} {one.trial.data_amount}"
-            curves[one.trial.arm][place, one.trial.seed] = str(one.curve)
+    for result in study.reported:
+        if result.outcome == "finished":
+            place = f"{result.trial.duration} {result.trial.data_amount}"
+            curves[result.trial.arm][place, result.trial.seed] = str(result.curve)
     return curves
 
 

@@ -51,7 +51,7 @@ def paused_run(subject: Compared, trial: Trial, steps: int) -> Iterator[TimedBlo
             block = None  # set-up, compilation and the first step
             if resumed and ends and step >= ends[0]:
                 block = TimedBlock(begin, step, (watch.read("training") - since) / (step - begin))
-                ends[:] = [one for one in ends if one > step]
+                ends[:] = [end for end in ends if end > step]
             elif resumed:
                 if step == resumed + 1:
                     begin, since = step, watch.read("training")
@@ -122,8 +122,8 @@ def rescale_cost(cost: StepCost, measured: StepCost, reference: StepCost) -> Ste
 
 def join_costs(costs: Sequence[StepCost]) -> StepCost:
     """Return the cost of an arm from several processes' costs, with the rounds that all have."""
-    rounds = min(len(row) for one in costs for row in one.seconds)
-    rows = zip(*(one.seconds for one in costs), strict=False)
+    rounds = min(len(row) for cost in costs for row in cost.seconds)
+    rows = zip(*(cost.seconds for cost in costs), strict=False)
     seconds = tuple(tuple(chain.from_iterable(one[-rounds:] for one in row)) for row in rows)
     progress = costs[0].progress[: len(seconds)]
     return attrs.evolve(costs[0], progress=progress, seconds=seconds, processes=len(costs))

@@ -195,7 +195,7 @@ def check_metrics(
     if tuning_metric is not None:
         tuning = full_name("tuning_metric", tuning_metric)
     elif tuned:
-        others = [one.label for one in evaluators if one.label != label]
+        others = [evaluator.label for evaluator in evaluators if evaluator.label != label]
         several = "validation" if "validation" in others or not evaluators else label
         tuning = f"{others[0] if len(others) == 1 else several}/{own}"
     if evaluators:
@@ -282,10 +282,10 @@ def _given_schedules(durations: Any, arms: Sequence[Arm]) -> Mapping[str, tuple[
 def _ascending(name: str, durations: TimeLike | Iterable[TimeLike]) -> tuple[str, ...]:
     given = [durations] if isinstance(durations, (str, int, Time)) else list(durations)
     times = [check_time(name, one) for one in given]
-    shown = [str(one) for one in times]
+    shown = [str(duration) for duration in times]
     if not times or any(one.value == 0 or one.unit is TimeUnit.DURATION for one in times):
         raise ValueError(f"{name}={shown} must be lengths of runs, such as ['2ep', '4ep', '8ep'].")
-    if len({one.unit for one in times}) > 1:
+    if len({duration.unit for duration in times}) > 1:
         raise ValueError(f"{name}={shown} must have one unit, so that they can be ordered.")
     return tuple(str(one) for one in sorted(set(times)))
 
@@ -359,4 +359,4 @@ def plan_amounts(
     schedules = most.protocol.schedules
     schedules.pop(most.protocol.repeated or "", None)
     same = {arm: [*map(in_batches, own)] for arm, own in schedules.items()}
-    return [plan(durations=same, data_amount=one) for one in amounts]
+    return [plan(durations=same, data_amount=amount) for amount in amounts]

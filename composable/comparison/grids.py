@@ -35,9 +35,9 @@ def hyperparameters(
             f"{name}{signature} must take {', '.join(required)} by these names: {call}."
         ) from None
     parameters = list(signature.parameters.values())
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return tuple(one.name for one in parameters if one.name not in required)
+    return tuple(parameter.name for parameter in parameters if parameter.name not in required)
 
 
 def grids_of(

@@ -110,13 +110,13 @@ def _speedups(arm: ArmAnalysis) -> list[tuple[float, float, float, float]]:
 def _results(arm: ArmAnalysis) -> list[tuple[float, float, float, float]]:
     return sorted(
         (
-            one.extent,
-            one.mean,
-            one.mean if one.low is None else one.low,
-            one.mean if one.high is None else one.high,
+            quality.extent,
+            quality.mean,
+            quality.mean if quality.low is None else quality.low,
+            quality.mean if quality.high is None else quality.high,
         )
-        for one in arm.qualities
-        if one.mean is not None and one.extent > 0
+        for quality in arm.qualities
+        if quality.mean is not None and quality.extent > 0
     )
 
 
@@ -155,13 +155,13 @@ def _draw_speedups(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
     better = "right" if study.protocol.mode == "max" else "left"
     _frame(axes, f"{study.protocol.metric}, better to the {better}", axis_of(study.protocol).ratio)
     axes.set_yscale("log")
-    for one in lines:
-        x, y, low, high = one.columns
-        shown = one.arm.verdict in (Verdict.PAYS, Verdict.COSTS)
+    for line in lines:
+        x, y, low, high = line.columns
+        shown = line.arm.verdict in (Verdict.PAYS, Verdict.COSTS)
         if shown:
-            axes.fill_between(x, low, high, color=one.color, alpha=0.16, linewidth=0)
-        axes.plot(x, y, linewidth=2.0 if shown else 1.2, color=one.color)
-    values = [point[1] for one in lines for point in one.points] + [1.0]
+            axes.fill_between(x, low, high, color=line.color, alpha=0.16, linewidth=0)
+        axes.plot(x, y, linewidth=2.0 if shown else 1.2, color=line.color)
+    values = [point[1] for line in lines for point in line.points] + [1.0]
     axes.set_ylim(max(min(values) / 1.6, 1 / 64), min(max(values) * 1.6, 64.0))
     _logarithmic(axes.yaxis)
     axes.axhline(1.0, color=_INK, linewidth=1.2)
@@ -173,11 +173,11 @@ def _draw_results(axes: "Axes", lines: Sequence[_Line], study: Study) -> None:
     label = axis_of(study.protocol).unit.format(clock=clock)
     _frame(axes, label, study.protocol.metric)
     axes.set_xscale("log")
-    for one in lines:
-        x, y, low, high = one.columns
-        axes.vlines(x, low, high, color=one.color, linewidth=1.0, alpha=0.6)
-        axes.plot(x, y, linewidth=1.6, marker="o", markersize=4, color=one.color)
-    means = [point[1] for one in lines for point in one.points]
+    for line in lines:
+        x, y, low, high = line.columns
+        axes.vlines(x, low, high, color=line.color, linewidth=1.0, alpha=0.6)
+        axes.plot(x, y, linewidth=1.6, marker="o", markersize=4, color=line.color)
+    means = [point[1] for line in lines for point in line.points]
     margin = 0.08 * (max(means) - min(means)) or 0.1 * abs(means[0]) or 1.0
     low, high = min(means) - margin, max(means) + margin
     axes.set_ylim(low, high)

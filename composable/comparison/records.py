@@ -102,7 +102,7 @@ class StepCost:
     @property
     def step_seconds(self) -> tuple[float, ...]:
         """The seconds of one step at each point: the geometric mean over the processes."""
-        return tuple(prod(one) ** (1 / len(one)) for one in self.process_seconds)
+        return tuple(prod(second) ** (1 / len(second)) for second in self.process_seconds)
 
     def run_seconds(self, steps: int) -> float:
         """Return the seconds of training of a run.
@@ -166,7 +166,7 @@ class Protocol:
     def with_schedules(self, schedules: Mapping[str, tuple[str, ...]]) -> "Protocol":
         """Return the protocol with other schedules of all arms."""
         durations = schedules[self.baseline]
-        own = {arm: one for arm, one in schedules.items() if one != durations}
+        own = {arm: schedule for arm, schedule in schedules.items() if schedule != durations}
         return attrs.evolve(self, durations=durations, own_durations=own)
 
 
@@ -182,7 +182,7 @@ class Study:
     @property
     def reported(self) -> tuple[TrialResult, ...]:
         """The results of reporting trials."""
-        return tuple(one for one in self.results if one.trial.purpose == "reporting")
+        return tuple(result for result in self.results if result.trial.purpose == "reporting")
 
 
 def stop_at_best(protocol: Protocol, runs: Sequence[TrialResult]) -> TrialResult:

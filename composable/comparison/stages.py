@@ -58,14 +58,14 @@ def train_design(design: Design, workers: Workers) -> Study:
 
 def train_designs(designs: Sequence[Design], workers: Workers) -> Study:
     """Train the designs of all amounts as one study."""
-    studies = [train_design(one, workers) for one in designs]
+    studies = [train_design(design, workers) for design in designs]
     protocols = [one.protocol for one in studies]
     protocol = attrs.evolve(
         protocols[-1],
         data_amounts=tuple(amount for one in protocols for amount in one.data_amounts),
         notes=tuple(dict.fromkeys(note for one in protocols for note in one.notes)),
     )
-    return Study(protocol, tuple(one for study in studies for one in study.results), ())
+    return Study(protocol, tuple(result for study in studies for result in study.results), ())
 
 
 def _measured_rates(design: Design, workers: Workers, later: Sequence[Trial]) -> Rates:
@@ -123,7 +123,7 @@ def choose_settings(
     chosen: dict[str, Settings] = {}
     notes: list[str] = []
     for arm, settings in tried.items():
-        own = [one for one in results if one.trial.arm == arm]
+        own = [result for result in results if result.trial.arm == arm]
         scores = [[score(one) for one in own if one.trial.settings == s] for s in settings]
         chosen[arm] = max(zip(map(fmean, scores), settings, strict=True), key=itemgetter(0))[1]
         if all(one == -math.inf for each in scores for one in each):
@@ -228,7 +228,7 @@ def _measured_runs(study: Study) -> Runs:
     for arm in protocol.arms:
         if arm in finished:
             batches = finished[arm]
-            factors = {one: max(1, math.ceil(_STEPS / max(one, 1))) for one in batches}
+            factors = {batch: max(1, math.ceil(_STEPS / max(batch, 1))) for batch in batches}
             steps = min(factors, key=lambda one: (factors[one], one))
             trial, factor = batches[steps], factors[steps]
             length = Time.parse(trial.duration)

@@ -327,7 +327,7 @@ def _are_apart(
 def _interval(samples: Sequence[Array]) -> LogInterval:
     """Return the interval of the sum of the means of independent samples."""
     parts = [VariancePart(np.var(one, ddof=1) / len(one), len(one) - 1) for one in samples]
-    (found,) = intervals_of(np.full((1, 1), sum(one.mean() for one in samples)), parts)
+    (found,) = intervals_of(np.full((1, 1), sum(sample.mean() for sample in samples)), parts)
     return found
 
 

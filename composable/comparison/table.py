@@ -74,12 +74,12 @@ def _amounts(analysis: Analysis) -> Table:
     return [
         {
             "arm": arm.arm,
-            "data": f"{one.amount:g}",
-            "result": _final(one),
-            "batches": str(one.steps),
+            "data": f"{quality.amount:g}",
+            "result": _final(quality),
+            "batches": str(quality.steps),
         }
         for arm in analysis.arms
-        for one in arm.qualities
+        for quality in arm.qualities
     ]
 
 
@@ -109,7 +109,7 @@ def _trials(study: Study, results: Iterable[TrialResult]) -> Table:
 def _protocol(study: Study) -> Table:
     facts = attrs.asdict(study.protocol, recurse=False)
     facts |= facts.pop("versions")
-    return [{"": name.replace("_", " "), " ": _fact(one)} for name, one in facts.items()]
+    return [{"": name.replace("_", " "), " ": _fact(fact)} for name, fact in facts.items()]
 
 
 # --- sentences ---
@@ -141,14 +141,14 @@ def _legend(study: Study) -> str:
 
 def summarize(study: Study) -> str:
     """Return the metric, and the numbers of seeds and trials."""
-    protocol, purposes = study.protocol, [one.trial.purpose for one in study.results]
+    protocol, purposes = study.protocol, [result.trial.purpose for result in study.results]
     better = "higher" if protocol.mode == "max" else "lower"
     seeds = len(protocol.seeds)
-    unfinished = sum(one.outcome != "finished" for one in study.results)
+    unfinished = sum(result.outcome != "finished" for result in study.results)
     failed = f", {unfinished} of which did not finish" if unfinished else ""
     compared = f"{'CPU ' * (protocol.clock == 'cpu')}seconds of training"
     if protocol.data_amounts:
-        shown = ", ".join(f"{one:g}" for one in protocol.data_amounts)
+        shown = ", ".join(f"{amount:g}" for amount in protocol.data_amounts)
         compared = f"amounts of data {shown}; each run at its best {protocol.tuning_metric}"
     return (
         f"{protocol.metric} ({better} is better); {seeds} seed{'s' * (seeds != 1)}, "
@@ -211,8 +211,8 @@ def _wrap(text: str, first: str = "", later: str = "") -> str:
 
 def format_html(study: Study, analysis: Analysis, plot: str) -> str:
     """Format a comparison as a page around an SVG image."""
-    tuning = [one for one in study.results if one.trial.purpose == "tuning"]
-    failures = [one for one in study.results if one.outcome != "finished"]
+    tuning = [result for result in study.results if result.trial.purpose == "tuning"]
+    failures = [result for result in study.results if result.outcome != "finished"]
     tables = {
         "arms": arm_rows(study, analysis),
         "costs": _costs(study, analysis),
@@ -273,8 +273,8 @@ def _mean_setup(study: Study, arm: ArmAnalysis) -> str:
     """Return the mean seconds of set-up, compilation and first steps on the longest schedule."""
     place = (arm.arm, arm.qualities[-1].duration, "finished")
     runs = [
-        one.seconds.setup + one.seconds.warmup
-        for one in study.reported
-        if (one.trial.arm, one.trial.duration, one.outcome) == place
+        result.seconds.setup + result.seconds.warmup
+        for result in study.reported
+        if (result.trial.arm, result.trial.duration, result.outcome) == place
     ]
     return show_number(1e3 * fmean(runs)) if runs else NOTHING

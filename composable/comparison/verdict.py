@@ -301,7 +301,7 @@ def _remarks(
 ) -> Iterator[str]:
     """Yield where an arm pays and where not, and what would show more."""
     points = found.at_results
-    faster = [one for one in points if one.speedup.low is not None and one.speedup.low > 1]
+    faster = [point for point in points if point.speedup.low is not None and point.speedup.low > 1]
     slower = [one for one in points if one.speedup.high is not None and one.speedup.high < 1]
     if faster and slower:
         yield f"{axis.above} {_between(faster)}, {axis.below} {_between(slower)}"

@@ -28,8 +28,8 @@ def _plain(state: Any) -> dict[str, Any]:
     whole = state.max_duration
     return {
         "model": type(state.model).__name__,
-        "optimizers": [type(one).__name__ for one in state.optimizers],
-        "schedulers": [type(one).__name__ for one in state.schedulers],
+        "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
+        "schedulers": [type(scheduler).__name__ for scheduler in state.schedulers],
         "device": str(state.device),
         "precision": state.precision.name,
         "torch": str(torch.__version__),

@@ -68,9 +68,9 @@ def declared_modes(evaluators: Iterable[Any]) -> dict[str, str]:
         The modes by the full names of results.
     """
     named = {
-        f"{one.label}/{name}": getattr(metric, "higher_is_better", None)
-        for one in evaluators
-        for name, metric in (one.metrics or {}).items()
+        f"{evaluator.label}/{name}": getattr(metric, "higher_is_better", None)
+        for evaluator in evaluators
+        for name, metric in (evaluator.metrics or {}).items()
     }
     return {
         name: "max" if higher else "min" for name, higher in named.items() if type(higher) is bool
@@ -141,12 +141,12 @@ def check_result(argument: str, name: str, evaluators: Iterable[Any]) -> None:
     Raises:
         ValueError: There is no such evaluator, or it has no such metric.
     """
-    known = {f"{one.label}/loss" for one in evaluators}
-    for one in evaluators:
-        for own, metric in (one.metrics or {}).items():
-            known.add(f"{one.label}/{own}")
+    known = {f"{evaluator.label}/loss" for evaluator in evaluators}
+    for evaluator in evaluators:
+        for own, metric in (evaluator.metrics or {}).items():
+            known.add(f"{evaluator.label}/{own}")
             several = hasattr(metric, "compute") or getattr(metric, "returns_several", False)
-            if several and name.startswith(f"{one.label}/{own}/"):
+            if several and name.startswith(f"{evaluator.label}/{own}/"):
                 return
     if name not in known:
         _refuse(argument, name, known)

@@ -238,11 +238,11 @@ def _parse(kind: Any) -> _Parsed:
     classes = tuple(dict if is_typeddict(one) else get_origin(one) or one for one in members)
     name = " or ".join(_NAMES.get(one, f"a {one.__name__}") for one in classes)
     plain = Kind(name, lambda value: isinstance(value, classes))
-    for one in members:
-        if is_typeddict(one):
-            return _Parsed(plain, get_type_hints(one, include_extras=True))
-        if get_origin(one) in (list, dict):
-            *key, item = get_args(one)
+    for member in members:
+        if is_typeddict(member):
+            return _Parsed(plain, get_type_hints(member, include_extras=True))
+        if get_origin(member) in (list, dict):
+            *key, item = get_args(member)
             return _Parsed(plain, key=key[0] if key else None, item=item)
     return _Parsed(plain)
 

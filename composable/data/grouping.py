@@ -167,8 +167,8 @@ def mean_over_shards(values: Sequence[Mapping[str, Tensor]], batch: Any) -> dict
     if not isinstance(batch, ShardedBatch):
         return dict(values[0])
     total = TreeSum()
-    for one in values:
-        total.add([torch.cat([tensor.double().reshape(-1) for tensor in one.values()])])
+    for value in values:
+        total.add([torch.cat([tensor.double().reshape(-1) for tensor in value.values()])])
     mean = all_reduce_exactly(total.value[0], batch.shards.processes) / batch.shards.count
     parts = mean.split_with_sizes([tensor.numel() for tensor in values[0].values()])
     return {
@@ -226,8 +226,8 @@ def shards_of(
         if count > 1:
             groups = list(zip(*empties, strict=True))
             parts = [
-                BatchGroup(batches, empty=one)
-                for batches, one in zip(zip(*owns, strict=True), groups, strict=True)
+                BatchGroup(batches, empty=group)
+                for batches, group in zip(zip(*owns, strict=True), groups, strict=True)
             ]
             empty = list(map(all, groups))
         numbered = shards if numbered_as is None else numbered_as

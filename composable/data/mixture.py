@@ -94,7 +94,7 @@ def _check_loader(name: str, loader: Any) -> None:
     if not len(loader):
         raise ValueError(f"loaders[{name!r}] has no batch; pass a dataset that is not empty.")
     samplers = loader.sampler, loader.batch_sampler
-    parts = [getattr(one, n, 1) for one in samplers for n in ("num_replicas", "world_size")]
+    parts = [getattr(sampler, n, 1) for sampler in samplers for n in ("num_replicas", "world_size")]
     if max(parts) > 1 or get_generators(loader) or is_stateful(loader):
         raise ValueError(
             f"loaders[{name!r}] has a generator or a state, or reads the part of a process, by "
@@ -136,7 +136,7 @@ class MixtureSampler(Sampler[list[Index]]):
 
     def __iter__(self) -> Iterator[list[Index]]:
         samplers = {name: loader._index_sampler for name, loader in self.loaders.items()}
-        again = {name: chain.from_iterable(repeat(one)) for name, one in samplers.items()}
+        again = {name: chain.from_iterable(repeat(sampler)) for name, sampler in samplers.items()}
         for name in self.sources:
             yield [(name, index) for index in next(again[name])]
 

@@ -364,7 +364,7 @@ def get_generators(dataloader: object) -> list[torch.Generator]:
     """List the generators that the user passed to the loader; they are not seeded."""
     if _makes_its_generator(dataloader):
         return []
-    own = [getattr(one, "generator", None) for one in _samplers(dataloader)]
+    own = [getattr(sampler, "generator", None) for sampler in _samplers(dataloader)]
     return list({id(one): one for one in own if isinstance(one, torch.Generator)}.values())
 
 

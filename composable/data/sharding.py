@@ -68,9 +68,9 @@ def is_local(loader: Any, processes: int) -> bool:
         return True
     samplers = [loader.batch_sampler, loader.sampler, getattr(loader.batch_sampler, "sampler", 0)]
     return any(
-        (isinstance(one, GlobalBatchSampler) and one.world_size == processes > 1)
-        or getattr(one, "num_replicas", None) == processes
-        for one in samplers
+        (isinstance(sampler, GlobalBatchSampler) and sampler.world_size == processes > 1)
+        or getattr(sampler, "num_replicas", None) == processes
+        for sampler in samplers
     )
 
 

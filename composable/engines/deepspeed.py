@@ -93,7 +93,7 @@ class Zero(Partitioned):
         """Compute gradients, and reduce them if the stage divides them."""
         if gradients is not None:  # as for a sum: the engine takes a loss
             products = (a.float() * b for a, b in zip(loss, gradients, strict=True))
-            loss = torch.stack([one.sum() for one in products]).sum()
+            loss = torch.stack([product.sum() for product in products]).sum()
         self.engine.backward(loss, scale_wrt_gas=False)
 
     def step(self, state: State) -> State:
@@ -177,7 +177,7 @@ class Zero(Partitioned):
         result[SAVED_AS] = {
             "stage": self.stage,
             "processes": torch.distributed.get_world_size(),
-            "partitions": [self._as_part(one.detach()) for one in partitions],
+            "partitions": [self._as_part(partition.detach()) for partition in partitions],
             "counters": {name: int(getattr(self.engine, name)) for name in _COUNTERS},
         }
         return result
@@ -218,7 +218,7 @@ class Zero(Partitioned):
                 )
         partitions = self._partitions() or []
         expected = [[one.numel() * (own["processes"] if self.stage else 1)] for one in partitions]
-        shapes = [list(one.shape) for one in saved["partitions"]]
+        shapes = [list(partition.shape) for partition in saved["partitions"]]
         if shapes != expected:
             raise MismatchError(
                 f"{path}: state/engine has partitions of shapes {shapes}, and this run has "
@@ -230,7 +230,7 @@ class Zero(Partitioned):
         """Return a checked checkpoint with this process's part of the optimizer's state."""
         if not self.stage:
             return dict(tree)
-        shapes = {tuple(one.shape) for one in tree[SAVED_AS]["partitions"]}
+        shapes = {tuple(partition.shape) for partition in tree[SAVED_AS]["partitions"]}
         (saved,) = tree["optimizers"]
         state = {
             number: {name: self._part_of(value, shapes) for name, value in values.items()}
@@ -242,8 +242,8 @@ class Zero(Partitioned):
         """Restore the weights of the optimizer and the counters, after `whole` has ended."""
         optimizer = self.engine.optimizer
         with torch.no_grad():
-            for own, one in zip(self._partitions() or (), saved["partitions"], strict=True):
-                own.copy_(self._part_of(one, {tuple(one.shape)}))
+            for own, partition in zip(self._partitions() or (), saved["partitions"], strict=True):
+                own.copy_(self._part_of(partition, {tuple(partition.shape)}))
         if self.stage == 3 and optimizer.persistent_parameters:
             optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
         for name in _COUNTERS:
@@ -258,11 +258,11 @@ class Zero(Partitioned):
         return [] if isinstance(optimizer, Optimizer) and self.stage == 0 else None
 
     def _divided(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
-        sizes = {tuple(one.shape) for one in self._partitions() or ()}
+        sizes = {tuple(partition.shape) for partition in self._partitions() or ()}
         return {
             number: {
-                name: self._as_part(one) if tuple(getattr(one, "shape", ())) in sizes else one
-                for name, one in values.items()
+                name: self._as_part(value) if tuple(getattr(value, "shape", ())) in sizes else value
+                for name, value in values.items()
             }
             for number, values in state.items()
         }

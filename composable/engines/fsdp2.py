@@ -127,7 +127,7 @@ def _wrapped(strategy: FSDP2, state: State) -> list[nn.Module]:
         held = [p for group in one.param_groups for p in group["params"]]
         found += largest_modules(state.model, held)
     chosen = set(found) - {state.model}
-    return [one for one in reversed([*state.model.modules()]) if one in chosen]
+    return [module for module in reversed([*state.model.modules()]) if module in chosen]
 
 
 def _has_stepped(optimizer: Optimizer) -> bool:

@@ -51,8 +51,8 @@ class Initialization:
         self._reuse, self._memory = reuse, torch.empty(0, dtype=torch.uint8, device=device)
         self.unset: dict[str, str] = {}
         """The names of tensors that nothing has set, with the types of their modules."""
-        self._names = {id(one): name for name, one in model.named_modules()}
-        self._given = {id(one) for one in model.modules() if _has_weights(one)}
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._given = {id(module) for module in model.modules() if _has_weights(module)}
         self._done: set[int] = set()
         self._functions = dict(_functions(model, None))
 
@@ -97,7 +97,7 @@ class Initialization:
 
     def _allocate(self, tensors: list[Tensor]) -> dict[Tensor, Tensor]:
         """Return tensors with memory, whose values show that they were not set."""
-        shared = [one for one in tensors if self._reuse and isinstance(one, nn.Parameter)]
+        shared = [tensor for tensor in tensors if self._reuse and isinstance(tensor, nn.Parameter)]
         sizes = [-(-one.numel() * one.element_size() // _ALIGNED) * _ALIGNED for one in shared]
         if sum(sizes) > len(self._memory):
             self._memory = self._memory.new_empty(sum(sizes))
@@ -147,7 +147,7 @@ def replace_parameters(optimizers: Iterable[Optimizer], replaced: Mapping[Tensor
             new, values = replaced[one], optimizer.state.pop(one)
             optimizer.state[new] = {name: _placed(value, new) for name, value in values.items()}
         for group in optimizer.param_groups:
-            group["params"] = [replaced.get(one, one) for one in group["params"]]
+            group["params"] = [replaced.get(parameter, parameter) for parameter in group["params"]]
 
 
 def _placed(value: Any, parameter: Tensor) -> Any:

@@ -39,17 +39,17 @@ def all_modules(state: State) -> list[nn.Module]:
 def largest_modules(model: nn.Module, parameters: Iterable[Tensor]) -> list[nn.Module]:
     """Return the largest modules all of whose parameters are among some."""
     held, found, inside = set(map(id, parameters)), [], set[nn.Module]()
-    for one in model.modules():
-        parts = set(map(id, one.parameters()))
-        if parts and parts <= held and one not in inside:
-            found.append(one)
-            inside.update(one.modules())
+    for module in model.modules():
+        parts = set(map(id, module.parameters()))
+        if parts and parts <= held and module not in inside:
+            found.append(module)
+            inside.update(module.modules())
     return found
 
 
 def trained_parameters(state: State) -> list[Tensor]:
     """Return the parameters that may have a gradient: the same on every process."""
-    found: list[Any] = [p for one in all_modules(state) for p in one._parameters.values()]
+    found: list[Any] = [p for module in all_modules(state) for p in module._parameters.values()]
     for optimizer in state.optimizers:
         for group in optimizer.param_groups:
             found += group["params"]
@@ -58,12 +58,12 @@ def trained_parameters(state: State) -> list[Tensor]:
 
 def buffers_of(state: State) -> list[Tensor]:
     """Return the buffers of the modules of a run."""
-    return _once([one for module in all_modules(state) for one in module._buffers.values()])
+    return _once([buffer for module in all_modules(state) for buffer in module._buffers.values()])
 
 
 def _once(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     # Not by the tensors themselves, whose hashes are computed in Python.
-    return list({id(one): one for one in tensors if one is not None}.values())
+    return list({id(tensor): tensor for tensor in tensors if tensor is not None}.values())
 
 
 def write_gradients(state: State) -> None:
@@ -187,8 +187,8 @@ def sparse_tables(
         state: The state of a run.
         kinds: The classes of the embeddings that may have them.
     """
-    embeddings: Any = [one for one in all_modules(state) if isinstance(one, kinds)]
-    found = dict.fromkeys(one.weight for one in embeddings if one.sparse)
+    embeddings: Any = [module for module in all_modules(state) if isinstance(module, kinds)]
+    found = dict.fromkeys(embedding.weight for embedding in embeddings if embedding.sparse)
     return [one for one in found if one.requires_grad]
 
 

@@ -57,7 +57,7 @@ class Parallel(Engine):
         parts = [one.algorithm for given in setup.algorithms for one in occurrences(given)]
         # On a GPU, reading what has arrived with the sums would wait for them.
         self.carries = self.processes.several and state.device.type == "cpu"
-        self.may_omit = any("batch" in one.writes or not one.declares for one in parts)
+        self.may_omit = any("batch" in part.writes or not part.declares for part in parts)
         return super().prepare(state, setup)
 
     def place(self, state: State, setup: Setup) -> None:
@@ -206,7 +206,7 @@ class Parallel(Engine):
         same = {name: description[name] for name in _SAME if name in description}
         listened = [int(one in dispatcher.user_events) for one in Event]
         first, *others = table = self.processes.table([_digest(same), *listened])
-        if any(one[0] != first[0] for one in others):
+        if any(other[0] != first[0] for other in others):
             self.check_same(same)
         columns = zip(*(row[1:] for row in table), strict=True)
         self.joined_events = joined_events(

@@ -53,7 +53,7 @@ class GradientReducer:
     ) -> None:
         apart = set(map(id, sparse))
         self.parameters, self.sparse, self.size = list(parameters), list(sparse), size
-        self._dense = [one for one in parameters if id(one) not in apart]
+        self._dense = [parameter for parameter in parameters if id(parameter) not in apart]
         kinds = {(one.dtype, one.device) for one in self._dense}
         dtype = self._dense[0].dtype if len(kinds) == 1 else None
         self.carries = hook is None and (not kinds or dtype in _CARRIERS)
@@ -88,8 +88,8 @@ class GradientReducer:
         if hook is not None:
             self._messages.state, self._messages.hook = hook
             self._messages.means = dist.get_world_size()
-        for one, grad in zip(self.parameters, before, strict=True):
-            one.grad = grad
+        for parameter, grad in zip(self.parameters, before, strict=True):
+            parameter.grad = grad
 
     @property
     def is_complete(self) -> bool:
@@ -192,7 +192,7 @@ class GradientReducer:
         return torch.cat([values, flags_like(values, self.present)])
 
     def _has_gradients(self) -> list[bool]:
-        return [one.grad is not None for one in self.parameters]
+        return [parameter.grad is not None for parameter in self.parameters]
 
 
 def _no_rows(parameter: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class LossScaler:
     def unscale(self, state: State) -> bool:
         """Divide the gradients by the scale, and return whether all are finite."""
         groups = [group for optimizer in state.optimizers for group in optimizer.param_groups]
-        parameters = {id(one): one for group in groups for one in group["params"]}
+        parameters = {id(parameter): parameter for group in groups for parameter in group["params"]}
         gradients = [local_part(p.grad) for p in parameters.values() if p.grad is not None]
         return not self.on_all(unscale_(gradients, self.scale)).item()
 

@@ -62,8 +62,8 @@ class ShardSums(Sums):
             self.engine.pace.stop()
         self.shares.restart()
         buffers = self.engine.buffers.begin(buffers_of(state))
-        self.averaged = [as_real(one) for one in buffers if _is_averaged(one)]
-        self.integers = [one for one in buffers if not _is_averaged(one)]
+        self.averaged = [as_real(buffer) for buffer in buffers if _is_averaged(buffer)]
+        self.integers = [buffer for buffer in buffers if not _is_averaged(buffer)]
         self.is_first = self.first_shard == 0
         self.on_cpu = state.device.type == "cpu"
         self.reports = TreeSum()
@@ -80,8 +80,8 @@ class ShardSums(Sums):
         self.dtype = loss.dtype
         self.engine.buffers.compare()
         report = [loss, self.shares.take(loss), *self.averaged]
-        for one in self.integers:
-            packed = _packed(one)
+        for integer in self.integers:
+            packed = _packed(integer)
             report.append(packed if self.is_first else torch.zeros_like(packed))
         self.is_first = False
         self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])
@@ -139,7 +139,7 @@ class ShardSums(Sums):
     def _buffer_sizes(self) -> list[int]:
         return [
             *(one.numel() for one in self.averaged),
-            *(one.numel() * _parts(one) for one in self.integers),
+            *(integer.numel() * _parts(integer) for integer in self.integers),
         ]
 
     def _write_buffers(self, sums: Tensor) -> None:

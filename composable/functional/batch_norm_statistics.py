@@ -144,7 +144,7 @@ class _Mean:
     def count_use(self, *_: Any) -> None:
         """Set the momentum with which the norm adds its next input to the mean of the batch."""
         if not self.uses:
-            self.before = [one.clone() for one in self.statistics]
+            self.before = [statistic.clone() for statistic in self.statistics]
         self.uses += 1
         # Not None: the layer would read its number of batches from the device.
         self.norm.momentum = 1 / self.uses

@@ -138,7 +138,7 @@ def _gradients_of_loss(
     loss_fn: Callable[[Any], Tensor], outputs: list[Any], params: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor | None], list[list[Tensor | None]]]:
     """Return the loss of outputs, and its gradients: of parameters and of each part's outputs."""
-    columns = [list(tensors_of(one)) for one in outputs]
+    columns = [list(tensors_of(output)) for output in outputs]
     leaves = [tensor for column in columns for tensor in column if tensor.requires_grad]
     with torch.enable_grad():
         loss = loss_fn(_joined(outputs[0], columns))

@@ -90,4 +90,4 @@ def move_ahead(
 
 
 def _like(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
-    return [one.to(other.dtype) for one, other in zip(tensors, others, strict=True)]
+    return [tensor.to(other.dtype) for tensor, other in zip(tensors, others, strict=True)]

@@ -82,7 +82,7 @@ def average_probabilities(
             f"weights must have one value for each of the {len(logits)} models, not the shape "
             f"{tuple(weights.shape)}."
         )
-    several = torch.stack([one.to(dtype) for one in logits])
+    several = torch.stack([logit.to(dtype) for logit in logits])
     return log_average(several, weights.to(several), class_dim).to(logits[0].dtype)
 
 

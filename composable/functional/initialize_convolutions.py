@@ -45,7 +45,7 @@ def initialize_convolutions(model: nn.Module) -> nn.Module:
         True
     """
     check_module("model", model)
-    found = {n: one for n, one in model.named_modules() if _has_center(one)}
+    found = {n: module for n, module in model.named_modules() if _has_center(module)}
     check_uncompiled(model, [*found])
     copying = {f"{name}.weight".lstrip("."): _copying(name, one) for name, one in found.items()}
     weights = {name: weight for name, weight in copying.items() if weight is not None}

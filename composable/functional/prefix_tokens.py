@@ -79,7 +79,7 @@ def prefix_tokens(vocabulary: Sequence[bytes | str | None]) -> Int[Tensor, " tok
 
 def _prefix_of(token: bytes | str | None, own: int, index: dict[bytes | str, int]) -> int:
     prefixes = (token[:end] for end in range(len(token) - 1, 0, -1)) if token else ()
-    return next((index[one] for one in prefixes if one in index), own)
+    return next((index[prefix] for prefix in prefixes if prefix in index), own)
 
 
 @checked(prefixes=check_prefixes, ignore_index=check_integer)

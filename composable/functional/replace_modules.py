@@ -159,7 +159,7 @@ def _check_unadapted(model: nn.Module, successors: Set[int]) -> None:
     """Raise a ValueError for a new layer with an adapter, which merging changes or takes away."""
     for name, module in model.named_modules():
         parts = (module, getattr(module, "base_layer", None))
-        changed = any(id(one) in successors or hasattr(one, "changed_outputs") for one in parts)
+        changed = any(id(part) in successors or hasattr(part, "changed_outputs") for part in parts)
         if changed and parts[1] is not None and is_adapter(module):
             raise ValueError(
                 f"{name} has an adapter, and merged, the model would not compute the same; change "

@@ -145,7 +145,7 @@ def tie_gradients(grads: Mapping[str, Tensor], *, names: Sequence[str]) -> dict[
 
 def find_split(model: nn.Module) -> tuple[str, str] | None:
     """Return the names of the weights of the embedding and the head that `split_head` has split."""
-    parts = {getattr(one, "split_part", None): name for name, one in model.named_modules()}
+    parts = {getattr(module, "split_part", None): name for name, module in model.named_modules()}
     if not {"embedding", "head"} <= parts.keys():
         return None
     return f"{parts['embedding']}.weight", f"{parts['head']}.weight"
@@ -173,9 +173,9 @@ def _find_head(model: nn.Module, at: str, head: Any) -> str | None:
         and getattr(getattr(one, "weight", None), "shape", None) == weight.shape
     }
     found = (
-        [name for name, one in others.items() if one is own],
-        [name for name, one in others.items() if one.weight is weight],
-        [name for name, one in others.items() if isinstance(one, nn.Linear)],
+        [name for name, other in others.items() if other is own],
+        [name for name, other in others.items() if other.weight is weight],
+        [name for name, other in others.items() if isinstance(other, nn.Linear)],
     )
     names = next(filter(None, found), [])
     if len(names) > 1:

@@ -98,7 +98,7 @@ def _squared(old: Any, slope: float, mode: bool) -> nn.Module:
         return old
     new = SquaredReLU(slope).train(mode)
     if isinstance(old, nn.Module):
-        vars(new).update({name: one for name, one in vars(old).items() if "_hook" in name})
+        vars(new).update({name: value for name, value in vars(old).items() if "_hook" in name})
     return new
 
 

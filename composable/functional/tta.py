@@ -168,7 +168,7 @@ def average_tta(
     views = exact.reshape(len(weights), batch, outputs.shape[1])
     if average == "probabilities":
         return log_average(views, from_numbers(weights, views), -1).to(outputs.dtype)
-    terms = [one * w for one, w in zip(views, weights, strict=True)]
+    terms = [view * w for view, w in zip(views, weights, strict=True)]
     return torch.stack(terms).sum(0).to(outputs.dtype)
 
 

@@ -154,12 +154,12 @@ def _choose(every: list[Values], layers: Any) -> list[Values]:
     if layers is None:
         return every
     count = len(every)
-    if any(not -count <= one < count for one in layers):
+    if any(not -count <= layer < count for layer in layers):
         raise ValueError(
             f"layers={layers!r} must be numbers from {-count} to {count - 1}, since the model has "
             f"{count} layers of values."
         )
-    return [every[i] for i in sorted({one % count for one in layers})]
+    return [every[i] for i in sorted({layer % count for layer in layers})]
 
 
 def _is_converted(

@@ -393,7 +393,7 @@ class LoopCheckpoints:
             "model": type(state.model).__name__,
             "algorithms": {one.name: describe_value(one) for one in adapter.plan.algorithms},
             "callbacks": {},
-            "optimizers": [type(one).__name__ for one in state.optimizers],
+            "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
             "device": str(state.device),
             "torch": str(torch.__version__),
             **describe_environment(),
@@ -433,7 +433,7 @@ def _check_complete(state: State, saved: ExtraState, extra: Mapping[str, Any]) -
     others = [one for one in extra.values() if isinstance(one, Optimizer)]
     groups = [group for one in (*state.optimizers, *others) for group in one.param_groups]
     unknown = [p for group in groups for p in group["params"] if id(p) not in names]
-    held = {_memory(one) for one in tensors_of(saved["states"])} if unknown else set()
+    held = {_memory(tensor) for tensor in tensors_of(saved["states"])} if unknown else set()
     if missing := [list(p.shape) for p in unknown if _memory(p) not in held]:
         raise UnsavableError(
             f"{len(missing)} parameters of the optimizers are not in the model, such as one of "

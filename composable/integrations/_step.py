@@ -261,7 +261,7 @@ class StepEvents:
         if self._micro.accumulate_batches == 1:
             return whole.batch, ""
         when = "before the last microbatch, because"
-        acting = (one for event in _CHANGING for one in self.plan.transforms(event))
+        acting = (transform for event in _CHANGING for transform in self.plan.transforms(event))
         for one in acting:
             if "batch" in one.writes or not one.declares:
                 return None, f"{when} {one.name} may change batches"

@@ -281,7 +281,7 @@ class LoopAdapterMixin:
 
 def packed(adapter: LoopAdapter) -> dict[str, Any]:
     """Return the state of an adapter, with the weights that are trained if others are saved."""
-    names = {id(one): name for name, one in module_tensors(adapter.model).items()}
+    names = {id(tensor): name for name, tensor in module_tensors(adapter.model).items()}
     values = adapter.weights.values(adapter.state)
     trained = {names[id(one)]: value.detach().clone() for one, _, value in values}
     return {**adapter.state_dict(), TRAINING_WEIGHTS: trained}

@@ -100,7 +100,7 @@ class LoopAdapterCallback(Callback):
         """
         averages = averaging_names(self.adapter.plan)
         savers: list[Any] = trainer.checkpoint_callbacks
-        partial = [one for one in savers if getattr(one, "save_weights_only", False)]
+        partial = [saver for saver in savers if getattr(saver, "save_weights_only", False)]
         if averages and partial and not isinstance(pl_module, LoopAdapterMixin):
             raise ValueError(
                 f"{type(partial[0]).__name__}(save_weights_only=True) would save the training "

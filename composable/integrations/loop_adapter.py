@@ -121,42 +121,42 @@ class LoopAdapter(StepEvents):
         """
         check.check_loader("loader", loader)
         adapters, fetched = (self, *others), dict[int, list[Any]]()
-        for one in adapters:
-            one._check_followed("t.epoch(loader)")
-            one.leave_batch()
-            one._set_lengths(loader_length(loader), accumulate_batches)
-            one._micro.fetched = fetched
-            check_same_place(self.state.timestamp, one.state.timestamp)
+        for adapter in adapters:
+            adapter._check_followed("t.epoch(loader)")
+            adapter.leave_batch()
+            adapter._set_lengths(loader_length(loader), accumulate_batches)
+            adapter._micro.fetched = fetched
+            check_same_place(self.state.timestamp, adapter.state.timestamp)
         self._loaded = None  # only another trainer returns to it
         position = self.checkpoints.position.begin(loader, accumulate_batches)
         now = self.state.timestamp
         if self._resumed and now.batch_in_epoch == self.state.epoch_length:
-            for one in adapters:
-                one._resumed = False
-                one.end_epoch()  # saved after its last batch: none remains
+            for adapter in adapters:
+                adapter._resumed = False
+                adapter.end_epoch()  # saved after its last batch: none remains
             return
         with self.checkpoints.watching(), ExitStack() as iterations:
-            own = [iterations.enter_context(one._iterating()) for one in adapters]
+            own = [iterations.enter_context(adapter._iterating()) for adapter in adapters]
             position |= {"accumulate_batches": accumulate_batches, "fetched": fetched}
             batches = self._batches(loader, **position)
             for batch in self.checkpoints.position.iterate(batches):
-                for one in adapters[1:]:
-                    check_unchanged(batch, one.start_batch(batch), one.plan)
+                for adapter in adapters[1:]:
+                    check_unchanged(batch, adapter.start_batch(batch), adapter.plan)
                 yield self.start_batch(batch)
-                if [one._iteration for one in adapters] != own:
+                if [adapter._iteration for adapter in adapters] != own:
                     raise RuntimeError(
                         "t.epoch(loader) or t.load_state_dict(saved) was called during this "
                         "iteration, so the clock does not count its batches; iterate over "
                         "zip(loader, other_loader), or leave the loop before."
                     )
-                for one in adapters:
-                    one.end_complete_batch()
+                for adapter in adapters:
+                    adapter.end_complete_batch()
                 self._checkpoint()
-            for one in adapters:
-                one.end_batch()
+            for adapter in adapters:
+                adapter.end_batch()
             self.checkpoints.after_batch(ends_epoch=True)
-            for one in adapters:
-                one.end_epoch()
+            for adapter in adapters:
+                adapter.end_epoch()
 
     def _batches(self, loader: Any, **options: Any) -> Iterator[Any]:
         """Iterate over the batches of the epoch from the clock on."""

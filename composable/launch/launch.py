@@ -119,7 +119,7 @@ def _config(
 
 def _command(options: Launch) -> list[str]:
     """Return the command of a process; the agent substitutes $ in its arguments."""
-    arguments = [one.replace("$", "$$") for one in options.arguments]
+    arguments = [argument.replace("$", "$$") for argument in options.arguments]
     if options.kind == "command":
         return [options.target, *arguments]
     target = options.target.replace("$", "$$")

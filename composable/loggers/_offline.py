@@ -37,8 +37,8 @@ def comet_steps(path: Path) -> dict[str, int]:
         messages = [strict_json.load(line, _MESSAGES, nan=True) for line in lines]
     except (zipfile.BadZipFile, KeyError, ValueError):  # its process ended while it was written
         return {}
-    metrics = [one.get("payload", {}).get("metric") or {} for one in messages]
-    stepped = [one for one in metrics if one.get("step") is not None]
+    metrics = [message.get("payload", {}).get("metric") or {} for message in messages]
+    stepped = [metric for metric in metrics if metric.get("step") is not None]
     return last_steps(*({one["metricName"]: one["step"]} for one in stepped))
 
 

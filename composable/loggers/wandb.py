@@ -216,6 +216,6 @@ def _choice(name: str, default: str, allowed: Any) -> str:
 
 
 def _save_model(model: Module, path: Path) -> None:
-    tensors = {n: one for n, one in model.state_dict().items() if isinstance(one, Tensor)}
+    tensors = {n: tensor for n, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     with open_to_write(path, "xb") as file:
         write_tensors(file.write, tensors)

@@ -377,7 +377,7 @@ def compare_parts(
             "is a new tensor at each call, such as class weights, which have to be created once",
             _OtherFormError,
         )
-    if not like.single and any(_counted(one) != _counted(terms[0]) for one in terms):
+    if not like.single and any(_counted(term) != _counted(terms[0]) for term in terms):
         raise refused(
             state,
             "takes its targets from a batch by an index or a number that depends on the size of "
@@ -385,7 +385,7 @@ def compare_parts(
         )
     if not math.isfinite(loss):
         return False
-    single = all(one.single for one in terms)
+    single = all(term.single for term in terms)
     of_whole, *of_parts = (
         _numbers(one, value, single) for one, (value, _) in zip(terms, (whole, *parts), strict=True)
     )
@@ -408,8 +408,8 @@ def compare_parts(
 
 def _counted(terms: Terms) -> list[Source | None]:
     """Return where the targets come from that are counted in other parts of a batch."""
-    divisors = [one.divisor for one in terms.terms]
-    return [None if one.of_batch is None else one.source for one in divisors]
+    divisors = [term.divisor for term in terms.terms]
+    return [None if divisor.of_batch is None else divisor.source for divisor in divisors]
 
 
 Numbers: TypeAlias = list[tuple[float, float | None]]
@@ -417,11 +417,11 @@ Numbers: TypeAlias = list[tuple[float, float | None]]
 
 def _numbers(terms: Terms, loss: Tensor, single: bool) -> Numbers:
     """Return the value and the divisor of each term, or of all in one."""
-    divisors = [one.divisor.value for one in terms.terms]
-    weights = [None if one is None else float(one) for one in divisors]
+    divisors = [term.divisor.value for term in terms.terms]
+    weights = [None if divisor is None else float(divisor) for divisor in divisors]
     if single:
         return [(float(loss), weights[0])]
-    values = [float(one.value.detach()) for one in terms.terms]
+    values = [float(term.value.detach()) for term in terms.terms]
     return [*zip(values, weights, strict=True)]
 
 
@@ -472,7 +472,7 @@ def keeping_buffers(buffers: Iterable[Tensor], *, unless_done: bool = False) -> 
 @contextmanager
 def without_effects(state: State) -> Iterator[None]:
     """Restore buffers and random states at the end."""
-    buffers = tuple([buffer for one in state.modules.values() for buffer in one.buffers()])
+    buffers = tuple([buffer for module in state.modules.values() for buffer in module.buffers()])
     restored = torch.autograd._unsafe_preserve_version_counter(buffers)  # type: ignore[attr-defined]
     with restored, keeping_buffers(buffers), preserving_generators([state.device]):
         yield
@@ -483,11 +483,11 @@ def refusing_effects(state: State) -> Iterator[None]:
     """Refuse a loss that writes to its buffers, or draws random numbers: one for each part."""
     buffers = [] if state.loss_module is None else list(state.loss_module.buffers())
     generator = default_generator(state.device)
-    versions, random = [one._version for one in buffers], generator.get_state()
+    versions, random = [buffer._version for buffer in buffers], generator.get_state()
     try:
         yield
     finally:  # in place of the error that follows from it
-        written = versions != [one._version for one in buffers]
+        written = versions != [buffer._version for buffer in buffers]
         if written or not torch.equal(random, generator.get_state()):
             what = "changes its buffers" if written else "draws random numbers"
             raise refused(state, f"{what}, which it would do for each part of a batch")

@@ -43,7 +43,7 @@ class OwnLoss:
         """Return whether a model is this one, or a copy of it."""
         if model is self.model:
             return True
-        kinds = ([type(one) for one in root.modules()] for root in (model, self.model))
+        kinds = ([type(module) for module in root.modules()] for root in (model, self.model))
         return next(kinds) == next(kinds)
 
     @classmethod

@@ -85,14 +85,14 @@ class TermWeights:
     def values(self) -> list[tuple[Tensor, Weight]]:
         """The value and the weight of each term, with the constant in the first mean."""
         values = [term.value for term in self.terms.terms]
-        mean = next(i for i, one in enumerate(self.weights) if one.value is not None)
+        mean = next(i for i, weight in enumerate(self.weights) if weight.value is not None)
         constant = self.terms.sum_of_constants
         values[mean] = values[mean] + constant * (self.weights[mean].value != 0)
         return list(zip(values, self.weights, strict=True))
 
     def as_one(self) -> Weight | None:
         """Return a single weight if the divisors are numbers: in one ratio, for all parts."""
-        values = [one.value for one in self.weights]
+        values = [weight.value for weight in self.weights]
         if not all(isinstance(value, int) for value in values):
             return None
         ratios = tuple(Fraction(value, values[0] or 1) for value in values)
@@ -122,7 +122,7 @@ def weigh(terms: Terms, state: State) -> Weight | TermWeights:
         of_batch = first.of_batch if follows else None
         remains, constant = any(one.sum_may_remain for one in divisors), terms.sum_of_constants
         return Weight(first.value, terms.form, of_batch, source, remains, constant, first.factor)
-    if all(one.value is None for one in divisors):
+    if all(divisor.value is None for divisor in divisors):
         raise refused(state, "is a sum and a constant, which is not one for each of its parts")
     if not all(term.is_intact for term in terms.terms):
         raise refused(state, "has terms that are changed in place after they were added")

@@ -49,7 +49,7 @@ class Term:
     @property
     def form(self) -> tuple[Any, ...]:
         """What the terms of the losses of all parts of a batch have in common."""
-        tensors = tuple([one.form for one in self.tensors])
+        tensors = tuple([tensor.form for tensor in self.tensors])
         return (*self.divisor.options, repr(self.factor), tensors)  # NaN equals nothing
 
     @property

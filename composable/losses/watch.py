@@ -154,7 +154,7 @@ class LossWatch(TorchFunctionMode):
         """Call a function of results of loss functions."""
         if name in _BINARY and (kwargs or len(args) != 2):
             return func(*args, **kwargs)
-        before = [self._terms.of(one) for one in args]
+        before = [self._terms.of(argument) for argument in args]
         origins = [one if (of := self._origins.of(one)) is None else of for one in args]
         if args and before[0] is not None and name.endswith("_") and not name.startswith("_"):
             before[0] = before[0].before_change(args[0])

@@ -45,19 +45,19 @@ class ByRole:
         groups = role_groups(*modules, roles=self.roles, stacked=self.stacked)
         if isinstance(params, ModelGroups):  # the Trainer's decay_norms_and_biases=False
             groups = [
-                {"weight_decay": 0.0, **one} if one["name"] == NORMS_AND_BIASES else one
-                for one in groups
+                {"weight_decay": 0.0, **group} if group["name"] == NORMS_AND_BIASES else group
+                for group in groups
             ]
         self._check_roles(groups, modules)
         parts: list[Optimizer] = []
         for name, given in self.optimizers.items():
-            own = [one for one in groups if one["name"] == name]
+            own = [group for group in groups if group["name"] == name]
             if own and not isinstance(given, Mapping):
                 parts.append(given(own))
         rest = [
-            {**one, **given}
-            for one in groups
-            if isinstance(given := self.optimizers.get(one["name"], {}), Mapping)
+            {**group, **given}
+            for group in groups
+            if isinstance(given := self.optimizers.get(group["name"], {}), Mapping)
         ]
         if rest:
             parts.append(self._default_for(rest, modules)(ModelGroups(rest, modules, by_role=True)))
@@ -79,7 +79,7 @@ class ByRole:
         self, groups: Sequence[Mapping[str, Any]], modules: Sequence[nn.Module]
     ) -> None:
         """Warn about roles that no parameter has."""
-        found = {one["name"] for one in groups}
+        found = {group["name"] for group in groups}
         for name in self.optimizers:
             if name in found:
                 continue
@@ -152,7 +152,7 @@ def by_role(
     if roles is not None and not isinstance(roles, Mapping):
         raise TypeError(f"roles={roles!r} must be a mapping of roles to lists of names.")
     for name, given in optimizers.items():
-        known = (*ROLES, *(one for one in roles or () if one not in ROLES))
+        known = (*ROLES, *(role for role in roles or () if role not in ROLES))
         if name not in known:
             raise ValueError(
                 f"optimizers has the role {name!r}, which must be one of "

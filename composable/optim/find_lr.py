@@ -142,7 +142,7 @@ def find_lr(
     rates: list[float] = []
     losses: list[float] = []
     with trainer.trial() as trial:
-        groups = [g for one in trainer.state.optimizers for g in one.param_groups]
+        groups = [g for optimizer in trainer.state.optimizers for g in optimizer.param_groups]
         initial = [float(group.get("initial_lr", group["lr"])) for group in groups]
         if not initial or not initial[0]:
             raise ValueError("optimizers: the first parameter group has no learning rate above 0.")

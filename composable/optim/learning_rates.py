@@ -80,11 +80,11 @@ class LearningRates:
                 "both set the learning rate: pass schedules or PyTorch schedulers, not both."
             )
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        for one in schedules:
-            if isinstance(one, PerGroup):
-                one.check_names(groups)
+        for schedule in schedules:
+            if isinstance(schedule, PerGroup):
+                schedule.check_names(groups)
             for group in groups:
-                check_options(group, [option for option, _ in _parts(one, group)])
+                check_options(group, [option for option, _ in _parts(schedule, group)])
         return cls(
             tuple(optimizers),
             schedules,
@@ -133,7 +133,7 @@ class LearningRates:
         for scheduler in self.every_epoch:
             for name in ("total_steps", "T_max", "total_iters"):
                 if length > 1 and any(
-                    getattr(one, name, None) == batches for one in with_parts(scheduler)
+                    getattr(part, name, None) == batches for part in with_parts(scheduler)
                 ):
                     warn_user(
                         f"{type(scheduler).__name__} has {name}={batches}, the number of batches "

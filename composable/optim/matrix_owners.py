@@ -140,7 +140,7 @@ def _gathered(values: Sequence[Tensor], batches: Sequence[Batch], compute: Compu
     """Compute all on every process, if matrices are divided in another way than by rows."""
     for batch in batches:
         matrices = [values[i] for i in batch.indices]
-        results = compute([whole(one) for one in matrices])
+        results = compute([whole(matrix) for matrix in matrices])
         pairs = zip(results, matrices, strict=True)
         yield batch, [local_part(sharded_like(result, one)) for result, one in pairs]
 

@@ -61,13 +61,13 @@ class MultiOptimizer(Optimizer):
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The groups of all optimizers."""
-        return [group for one in self.optimizers for group in one.param_groups]
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @param_groups.setter
     def param_groups(self, groups: Iterable[dict[str, Any]]) -> None:
         remaining = iter(groups)
-        for one in self.optimizers:
-            one.param_groups = list(islice(remaining, len(one.param_groups)))
+        for optimizer in self.optimizers:
+            optimizer.param_groups = list(islice(remaining, len(optimizer.param_groups)))
 
     @property
     def state(self) -> "defaultdict[Any, Any]":
@@ -76,13 +76,13 @@ class MultiOptimizer(Optimizer):
 
     @state.setter
     def state(self, state: "defaultdict[Any, Any]") -> None:
-        for one in self.optimizers:
-            one.state = state
+        for optimizer in self.optimizers:
+            optimizer.state = state
 
     def _share_states(self) -> None:
         state: defaultdict[Any, Any] = defaultdict(dict)
-        for one in self.optimizers:
-            state.update(one.state)
+        for optimizer in self.optimizers:
+            state.update(optimizer.state)
         self.state = state
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,9 +105,9 @@ class MultiOptimizer(Optimizer):
         """Load a state dict, as of any optimizer; states keep the dtypes that one gives them."""
         super().load_state_dict(state_dict)
         groups = iter(state_dict["param_groups"])
-        for one in base_optimizers(self.optimizers):
-            own = list(islice(groups, len(one.param_groups)))
-            restore_dtypes(one, {**state_dict, "param_groups": own})
+        for optimizer in base_optimizers(self.optimizers):
+            own = list(islice(groups, len(optimizer.param_groups)))
+            restore_dtypes(optimizer, {**state_dict, "param_groups": own})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise a TypeError: a group belongs to one of the optimizers."""
@@ -124,18 +124,18 @@ class MultiOptimizer(Optimizer):
                 loss; it is called once.
         """
         loss = loss_of(closure)
-        for one in self.optimizers:
-            one.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return loss
 
 
 def base_optimizers(optimizers: Iterable[Optimizer]) -> Iterator[Optimizer]:
     """Iterate over optimizers, and over the parts of each `MultiOptimizer` instead of itself."""
-    for one in optimizers:
-        if isinstance(one, MultiOptimizer):
-            yield from base_optimizers(one.optimizers)
+    for optimizer in optimizers:
+        if isinstance(optimizer, MultiOptimizer):
+            yield from base_optimizers(optimizer.optimizers)
         else:
-            yield one
+            yield optimizer
 
 
 def schedule_free_parts(optimizers: Iterable[Optimizer]) -> list[ScheduleFree]:

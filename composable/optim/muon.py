@@ -390,7 +390,7 @@ def _as_matrices(tensor: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 def _orthogonalized(updates: list[Tensor], group: Mapping[str, Any]) -> Sequence[Tensor]:
     """Orthogonalize updates of equal shape in one batch."""
-    matrices = [_as_matrices(one, group) for one in updates]
+    matrices = [_as_matrices(update, group) for update in updates]
     stack = torch.stack(matrices) if len(matrices) > 1 else matrices[0]
     if group["equalize_rows"]:
         stack = stack.to(group["dtype"])  # in which processes send it to each other
@@ -403,7 +403,7 @@ def _orthogonalized(updates: list[Tensor], group: Mapping[str, Any]) -> Sequence
 
 def _stack(tensors: list[Tensor], group: Mapping[str, Any]) -> Tensor:
     """Stack parameters as matrices `[parameters, stacked, rows, columns]`."""
-    stack = torch.stack([_as_matrices(one, group) for one in tensors])
+    stack = torch.stack([_as_matrices(tensor, group) for tensor in tensors])
     return stack.reshape(len(tensors), -1, *stack.shape[-2:])
 
 
@@ -480,8 +480,8 @@ def _check_adamw(options: dict[str, Any], prefix: str = "") -> None:
 
 def _check_matrices(group: dict[str, Any]) -> None:
     """Check that the parameters of a group are matrices."""
-    for one in group["params"]:
-        p = one[1] if isinstance(one, tuple) and len(one) == 2 else one
+    for parameter in group["params"]:
+        p = parameter[1] if isinstance(parameter, tuple) and len(parameter) == 2 else parameter
         if not isinstance(p, Tensor):
             continue  # PyTorch names it
         plain = p.ndim == 2 or (p.ndim > 2 + (group["batched"] is None) and not group["transposed"])

@@ -67,15 +67,15 @@ def scaled_neurons(
         eps: The least root of a mean square, and the least norm of a row.
     """
     dtype = compute_dtype(updates[0].dtype)
-    stack = torch.stack([one.to(dtype) for one in updates])
+    stack = torch.stack([update.to(dtype) for update in updates])
     squares = _squares(stack, parameters[0], dim)
     factors = torch.ones_like(squares)
     if averages is not None and beta2 is not None:
-        held = torch.stack([local_part(one).to(dtype) for one in averages])
+        held = torch.stack([local_part(average).to(dtype) for average in averages])
         shape = parameters[0].shape
         held.lerp_(squares / (shape.numel() / shape[dim]), 1 - beta2)
-        for one, row in zip(averages, held, strict=True):
-            local_part(one).copy_(row)
+        for average, row in zip(averages, held, strict=True):
+            local_part(average).copy_(row)
         factors = 1 / held.sqrt().clamp(min=eps)
         before, after = _totals(squares, squares * factors.square(), parameters[0], dim)
         factors *= (before / after.clamp(min=torch.finfo(dtype).tiny)).sqrt()[:, None]

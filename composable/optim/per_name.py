@@ -100,8 +100,8 @@ def per_group(schedules: Mapping[str, _Schedule], default: _Schedule = _UNCHANGE
         True
     """
     _check_names(schedules, "names of groups", "{'head': cosine()}")
-    for name, one in schedules.items():
-        _check_schedule(f"schedules[{name!r}]", one, PerGroup)
+    for name, schedule in schedules.items():
+        _check_schedule(f"schedules[{name!r}]", schedule, PerGroup)
     _check_schedule("default", default, PerGroup)
     return PerGroup(tuple(schedules.items()), default)
 
@@ -131,8 +131,8 @@ def per_option(schedules: Mapping[str, _Schedule]) -> PerOption:
         ['lr', 'weight_decay']
     """
     _check_names(schedules, "options", "{'weight_decay': linear()}")
-    for name, one in schedules.items():
-        _check_schedule(f"schedules[{name!r}]", one, _ByName)
+    for name, schedule in schedules.items():
+        _check_schedule(f"schedules[{name!r}]", schedule, _ByName)
     return PerOption(tuple(schedules.items()))
 
 

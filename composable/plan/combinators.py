@@ -376,7 +376,7 @@ def _as_shares(weights: Any, count: int) -> tuple[float, ...]:
         shares = tuple(map(float, weights))
     except (TypeError, ValueError, OverflowError):
         raise TypeError(message) from None
-    fit = len(shares) == count and all(0 <= one < float("inf") for one in shares)
+    fit = len(shares) == count and all(0 <= share < float("inf") for share in shares)
     if not fit or not sum(shares):
         raise ValueError(message)
     return shares

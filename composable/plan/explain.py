@@ -32,7 +32,7 @@ class PlanStep:
 
 def steps_of(plan: Plan, *, observers: bool = True) -> list[PlanStep]:
     """Describe the steps of a plan, in the order of the events; without its callbacks on demand."""
-    hooks = [(one, hooks_of(one)) for one in plan.callbacks] if observers else []
+    hooks = [(callback, hooks_of(callback)) for callback in plan.callbacks] if observers else []
     steps = []
     for event in Event:
         here = plan.transforms(event)
@@ -76,7 +76,7 @@ def format_plan(plan: Plan, *, observers: bool, width: int | None) -> str:
         names = ", ".join(callback.name for callback in plan.callbacks)
         notes.insert(0, f"Callbacks, listed with observers=True: {names}.")
     if plan.updates:
-        listed = ", ".join(one.summary for one in plan.updates)
+        listed = ", ".join(update.summary for update in plan.updates)
         notes.insert(0, f"Updates of each step, in this order: {listed}.")
     wrapped = [textwrap.fill(note, width, break_on_hyphens=False) for note in notes]
     return "\n\n".join([*filter(None, [table]), *wrapped]) or _EMPTY

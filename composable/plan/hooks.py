@@ -109,7 +109,7 @@ def _foreign_hint(name: str, method: Callable[..., Any]) -> str | None:
 
 def _call(ours: tuple[str, ...]) -> str:
     arguments = {"close": "(self)"}
-    return " and ".join(f"{one}{arguments.get(one, '(self, state, logger)')}" for one in ours)
+    return " and ".join(f"{our}{arguments.get(our, '(self, state, logger)')}" for our in ours)
 
 
 def _parameters(method: Callable[..., Any]) -> list[str]:

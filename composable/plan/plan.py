@@ -130,12 +130,12 @@ class Plan:
     def with_global_callbacks(self, callbacks: Iterable[Callback]) -> "Plan":
         """Return this plan with other global callbacks; duplicates of its callbacks are skipped."""
         present = _ids(self.builtin_callbacks, self.user_callbacks)
-        new = tuple(one for one in callbacks if callback_id(one) not in present)
+        new = tuple(callback for callback in callbacks if callback_id(callback) not in present)
         return attrs.evolve(self, global_callbacks=new) if new or self.global_callbacks else self
 
     def with_remarks(self, state: State) -> "Plan":
         """Return this plan with the remarks of its algorithms on a run from a state."""
-        given = (one.remark(state) for each in self.algorithms for one in leaves(each))
+        given = (leaf.remark(state) for each in self.algorithms for leaf in leaves(each))
         remarks = tuple(one for one in given if one is not None)
         return self if remarks == self.remarks else attrs.evolve(self, remarks=remarks)
 

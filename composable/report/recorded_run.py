@@ -256,9 +256,9 @@ class RecordedRun:
         category, message, where = (
             short_text(line.get(name, "")) for name in ("category", "message", "where")
         )
-        for one in self.warnings:
-            if (one.category, one.message, one.where) == (category, message, where):
-                one.count += 1
+        for warning in self.warnings:
+            if (warning.category, warning.message, warning.where) == (category, message, where):
+                warning.count += 1
                 return
         batch = as_batch(line.get("batch")) or 0
         self.warnings.append(ShownWarning(category, message, where, batch))
@@ -384,7 +384,7 @@ def find_runs(runs: Iterable[str | Path]) -> list[RecordedRun]:
 def _runs_in(path: Path) -> list[Path]:
     try:
         return sorted(
-            (one for one in path.iterdir() if is_run(one)), key=lambda one: in_order(one.name)
+            (entry for entry in path.iterdir() if is_run(entry)), key=lambda one: in_order(one.name)
         )
     except OSError:
         return []

@@ -89,12 +89,12 @@ def _results(groups: Sequence[Sequence[RecordedRun]], name: str) -> list[_Cell]:
     title = name.removeprefix("metrics/")
     mode = known_mode(title, None)
     values = _values(groups, lambda run: _best_of(run.curves.get(name), mode))
-    means = [_mean(one) for one in values]
+    means = [_mean(value) for value in values]
     known = [mean for mean in means if mean is not None]
     best = (min if mode == "min" else max)(known) if mode and len(known) > 1 else None
     return [
-        _Cell(title, format_number(mean) + _spread(one), mean, mean is not None and mean == best)
-        for mean, one in zip(means, values, strict=True)
+        _Cell(title, format_number(mean) + _spread(value), mean, mean is not None and mean == best)
+        for mean, value in zip(means, values, strict=True)
     ]
 
 
@@ -263,10 +263,10 @@ def warnings(comparison: RunComparison) -> list[tuple[int, str, str, str]]:
     """List the run, the category, the text and the place of warnings and caveats of plans."""
     rows = []
     for index, run in enumerate(comparison.runs):
-        for one in run.warnings:
-            times = f" ({one.count} times)" if one.count > 1 else ""
-            where = f"batch {one.batch}, {one.where}{times}"
-            rows.append((index, one.category, one.message, where))
+        for warning in run.warnings:
+            times = f" ({warning.count} times)" if warning.count > 1 else ""
+            where = f"batch {warning.batch}, {warning.where}{times}"
+            rows.append((index, warning.category, warning.message, where))
         for caveat in list_or_empty(run.plan.get("caveats")):
             rows.append((index, "caveat of the plan", short_text(caveat), ""))
     return rows
@@ -276,9 +276,9 @@ def checkpoints(comparison: RunComparison) -> dict[str, Any]:
     """List the checkpoints of each run."""
     left_out = sum(max(len(run.checkpoints) - _MOST_CHECKPOINTS, 0) for run in comparison.runs)
     rows = [
-        (index, _describe_checkpoint(one))
+        (index, _describe_checkpoint(checkpoint))
         for index, run in enumerate(comparison.runs)
-        for one in run.checkpoints[-_MOST_CHECKPOINTS:]
+        for checkpoint in run.checkpoints[-_MOST_CHECKPOINTS:]
     ]
     return {"rows": rows, "left_out": left_out} if rows else {}
 

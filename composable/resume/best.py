@@ -65,7 +65,7 @@ def check_determined(
     Raises:
         ValueError: None does, or a checkpoint excludes the parameters of the loss.
     """
-    names = [one.settings.metric for one in managers if one.settings.metric is not None]
+    names = [manager.settings.metric for manager in managers if manager.settings.metric is not None]
     if not names:
         raise ValueError(
             "load_best_at_end=True needs the result that determines the best checkpoint; pass "

@@ -72,7 +72,7 @@ def read_foreign(path: Path) -> ForeignPoint | None:
     try:
         with readable(path):
             if path.is_dir():
-                names = sorted(one.name for one in path.iterdir())
+                names = sorted(entry.name for entry in path.iterdir())
                 if _matching(names, _TRANSFORMERS):
                     return _read_transformers(path, names)
                 return _read_accelerate(path, names) if _matching(names, _ACCELERATE) else None
@@ -143,7 +143,7 @@ def _read_transformers(path: Path, names: list[str]) -> ForeignPoint:
 
 def _read_accelerate(path: Path, names: list[str]) -> ForeignPoint:
     patterns = ("optimizer*.bin", "scheduler*.bin")  # the second one is optimizer_1.bin
-    optimizers, schedulers = (sorted(matching(names, one), key=len) for one in patterns)
+    optimizers, schedulers = (sorted(matching(names, pattern), key=len) for pattern in patterns)
     found = _read_folder(path, names, optimizers or ["optimizer.bin"], schedulers)
     return ForeignPoint(path, "Accelerate", *found)
 

@@ -50,7 +50,7 @@ def capture_optimizer(optimizer: Optimizer, names: Names) -> OptimizerState:
 def _type_of(optimizer: Optimizer) -> str:
     """Return the names of the class and of the wrappers of `composable.optim`."""
     parts = (optimizer, *getattr(optimizer, "optimizers", ()))  # a `MultiOptimizer` has these
-    hooks = [hook for one in parts for hook in one._optimizer_step_pre_hooks.values()]
+    hooks = [hook for part in parts for hook in part._optimizer_step_pre_hooks.values()]
     wrappers = [type(getattr(hook, "__self__", None)) for hook in hooks]
     kinds = [one.__name__ for one in wrappers if one.__module__.startswith("composable.optim.")]
     return type(optimizer).__name__ + (f" with {', '.join(kinds)}" if kinds else "")

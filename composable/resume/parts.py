@@ -171,5 +171,5 @@ class Saved:
 
     def copied(self) -> "Saved":
         """Return the same contents with copies of the tensors, which training does not change."""
-        copies = {name: one.to("cpu", copy=True) for name, one in self.tensors.items()}
+        copies = {name: tensor.to("cpu", copy=True) for name, tensor in self.tensors.items()}
         return attrs.evolve(self, tensors=copies)

@@ -188,7 +188,7 @@ class Reader:
         if rank is None:
             return value  # type: ignore[no-any-return]
         kind, message = faults[rank]
-        known = {one.__name__: one for one in CheckpointError.__subclasses__()}
+        known = {subclass.__name__: subclass for subclass in CheckpointError.__subclasses__()}
         # Where only rank 0 sees a checkpoint, an older one must not be used in its place.
         if kind in known and (rank == 0 or kind == DamagedCheckpointError.__name__):
             raise known[kind](message) from failure

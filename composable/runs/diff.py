@@ -143,7 +143,7 @@ def _first_step(first: Steps, second: Steps) -> Difference | None:
             return Difference(batch, "batch", ours and ours["loss"], theirs and theirs["loss"])
         results = first.evaluated.get(batch, {}), second.evaluated.get(batch, {})
         both = results[0].keys() & results[1].keys()  # how often to evaluate makes no difference
-        for a, b in (ours, theirs), ({n: one[n] for n in both} for one in results):
+        for a, b in (ours, theirs), ({n: result[n] for n in both} for result in results):
             if (what := first_difference(a, b)) is not None:
                 return Difference(batch, what, a.get(what), b.get(what))
     return None

@@ -265,8 +265,8 @@ def _equal_models(mine: nn.Module, other: nn.Module) -> bool:
         settings(mine) == settings(other)
         and ours.keys() == theirs.keys()
         and all(
-            one.stride() == theirs[name].stride() and same_values(one, theirs[name])
-            for name, one in ours.items()
+            our.stride() == theirs[name].stride() and same_values(our, theirs[name])
+            for name, our in ours.items()
         )
     )
 
@@ -630,7 +630,7 @@ def _results(
     trainer = case.trainer(*algorithms)
 
     def predicted() -> list[Tensor]:
-        return [copied(one) for one in tensors_of(trainer.predict(case.dataloader))]
+        return [copied(tensor) for tensor in tensors_of(trainer.predict(case.dataloader))]
 
     before = predicted()
     trainer.fit()

@@ -122,9 +122,9 @@ class _NoWaiting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **given)
         if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
             indices = [one for one in args[1] if one is not None]
-            if any(one.dtype in (torch.bool, torch.uint8) for one in indices):
+            if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
                 raise HostSyncError("indexing by a mask")
-            if any(_crosses(one, result) for one in indices):
+            if any(_crosses(index, result) for index in indices):
                 raise HostSyncError("indexing by a tensor on the CPU")
         copied = {"_to_copy": args[:1], "copy_": args[1:2]}.get(name, ())
         if copied and _crosses(copied[0], result) and not given.get("non_blocking", any(args[2:])):

@@ -511,12 +511,12 @@ def _agree(ours: list[Tensor], theirs: list[Tensor], *, exactly: bool) -> None:
     """Check that tensors are equal up to rounding, or only in shape if they are random."""
     if len(ours) != len(theirs):
         raise PropertyFailed(f"it returns {len(ours)} tensors instead of {len(theirs)}")
-    for one, other in zip(ours, theirs, strict=True):
+    for our, other in zip(ours, theirs, strict=True):
         if exactly:
-            assert_close(one, other, equal_nan=True)
-        elif (one.shape, one.dtype) != (other.shape, other.dtype):
+            assert_close(our, other, equal_nan=True)
+        elif (our.shape, our.dtype) != (other.shape, other.dtype):
             raise PropertyFailed(
-                f"it returns shape {list(one.shape)} instead of {list(other.shape)}"
+                f"it returns shape {list(our.shape)} instead of {list(other.shape)}"
             )
 
 

@@ -285,7 +285,7 @@ class Case:
     def ended(self, trainer: Trainer, trace: Trace) -> Trace:
         """Extend a trace by the final state, and the predictions."""
         outputs = tensors_of(trainer.predict(self.dataloader))
-        predictions = {f"predictions[{i}]": copied(one) for i, one in enumerate(outputs)}
+        predictions = {f"predictions[{i}]": copied(output) for i, output in enumerate(outputs)}
         with training_weights(trainer):
             held = {**contents(trainer.state), **predictions}
         return [*trace, Moment(Event.FIT_END, trainer.state.timestamp.batch, held)]

@@ -491,7 +491,7 @@ def check_trial(run: "Run") -> None:
 def check_eps(optimizers: Iterable[Optimizer], precision: Precision) -> None:
     """Raise a ValueError if an optimizer adds an epsilon that is 0 in the dtype of the weights."""
     dtype = precision.weight_dtype
-    for group in (group for one in optimizers for group in one.param_groups):
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         eps = group.get("eps")
         positive = isinstance(eps, float) and eps > 0
         if positive and dtype is not None and not torch.tensor(eps, dtype=dtype):

@@ -260,7 +260,7 @@ def _memory(state: State) -> dict[str, int]:
 
 
 def _size(tensors: Iterable[Tensor]) -> int:
-    return sum(one.numel() * one.element_size() for one in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _steps(state: State) -> int | None:

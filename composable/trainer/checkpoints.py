@@ -76,8 +76,8 @@ class Checkpoints:
     def describe(self) -> list[dict[str, Any]]:
         """Describe when checkpoints are written, and of what: the same on every process."""
         names = ("save_interval", "weights_only", "background", "metric", "mode")
-        savers = [one.settings for one in self.managers]
-        return [{n: describe_value(getattr(one, n)) for n in names} for one in savers]
+        savers = [manager.settings for manager in self.managers]
+        return [{n: describe_value(getattr(saver, n)) for n in names} for saver in savers]
 
     # --- during training ---
 
@@ -99,9 +99,9 @@ class Checkpoints:
 
     def save_end(self, state: State) -> State:
         """Save the end, unless it has just been saved; load the best weights if requested."""
-        due = any(one.settings.save_interval or one.improved for one in self.managers)
+        due = any(manager.settings.save_interval or manager.improved for manager in self.managers)
         state = self.save_outdated(state) if due else state
-        if any(one.settings.background for one in self.managers):
+        if any(manager.settings.background for manager in self.managers):
             self.finish()
         if self.options.load_best_at_end and not self.options.dry_run:
             self._load_best(state)

@@ -46,16 +46,16 @@ def describe_request(options: TrainerOptions, model: nn.Module) -> dict[str, Any
         "loss_fn": f"{type(options.model).__name__}.loss" if loss is None else describe_value(loss),
         "data": _describe_loader(options.train_dataloader),
         "evaluators": {
-            one.label: {
-                "eval_interval": describe_value(one.eval_interval),
-                "metrics": sorted(one.metrics or {}),
-                "data": _describe_loader(one.dataloader),
+            evaluator.label: {
+                "eval_interval": describe_value(evaluator.eval_interval),
+                "metrics": sorted(evaluator.metrics or {}),
+                "data": _describe_loader(evaluator.dataloader),
             }
-            for one in options.evaluators
+            for evaluator in options.evaluators
         },
         "updates": {
-            one.name: {name: describe_value(getattr(one, name)) for name in _OF_UPDATE}
-            for one in options.updates
+            update.name: {name: describe_value(getattr(update, name)) for name in _OF_UPDATE}
+            for update in options.updates
         }
         or None,
         "options": {

@@ -83,15 +83,15 @@ def _optimizers(
     given = point.optimizers
     named = list(given.items()) if isinstance(given, Mapping) else [(None, one) for one in given]
     check_as_many("optimizers", optimizers, named, "optimizers")
-    for i, (one, (kind, saved)) in enumerate(zip(optimizers, named, strict=True)):
+    for i, (optimizer, (kind, saved)) in enumerate(zip(optimizers, named, strict=True)):
         with entry(f"optimizers/{i}"):
             found = {**own[i], **_by_number(saved, prefix)}
-            if kind not in (None, type(one).__name__):
+            if kind not in (None, type(optimizer).__name__):
                 found["type"] = kind
             ours, theirs = own[i]["param_groups"], found["param_groups"]
             check_as_many("groups", ours, theirs, "param_groups")
             check_like([{**group, "params": []} for group in ours], theirs, "param_groups")
-            _check_shapes(one, own[i]["parameters"], found)
+            _check_shapes(optimizer, own[i]["parameters"], found)
         yield found
 
 
@@ -138,13 +138,13 @@ def _schedulers(run: Run, own: Mapping[str, Any], point: ForeignPoint) -> list[A
     """Return the states of the PyTorch schedulers, by their positions or their classes."""
     steppers, saved = run.rates.steppers, point.schedulers
     if isinstance(saved, Mapping):
-        saved = [saved[name] for one in steppers if (name := type(one).__name__) in saved]
+        saved = [saved[name] for stepper in steppers if (name := type(stepper).__name__) in saved]
     check_as_many("torch schedulers", steppers, saved, "rates/schedulers")
     found = []
     for i, (ours, theirs) in enumerate(zip(own["rates"]["schedulers"], saved, strict=True)):
         # The private entries differ between versions of PyTorch.
         same = {name: value for name, value in theirs.items() if not _is_private(name)}
-        kept = {name: theirs.get(name, one) for name, one in ours.items() if _is_private(name)}
+        kept = {name: theirs.get(name, our) for name, our in ours.items() if _is_private(name)}
         with entry(f"rates/schedulers/{i}"):
             check_like(ours, {**same, **kept}, "state")
             if steppers[i] not in run.rates.plateaus:
@@ -193,4 +193,4 @@ def _count(tree: Any, name: str, depth: int = 4) -> int:
     """Return the largest number of this name in a tree, or 0."""
     values = tree if isinstance(tree, list) else [*tree.values()] if isinstance(tree, dict) else []
     own = [tree[name]] if isinstance(tree, dict) and is_number(tree.get(name)) else []
-    return max([0, *map(int, own), *(_count(one, name, depth - 1) for one in values if depth)])
+    return max([0, *map(int, own), *(_count(value, name, depth - 1) for value in values if depth)])

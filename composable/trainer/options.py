@@ -129,7 +129,7 @@ class TrainerOptions(
         self.parallel.check_options(self)
 
     def _check_updates(self) -> None:
-        names = [one.name for one in self.updates]
+        names = [update.name for update in self.updates]
         given = ("optimizers", "deepspeed_config", "loss_mean_over", "train_metrics")
         others = [name for name in given if getattr(self, name)]
         if others or not self.decay_norms_and_biases:

@@ -29,7 +29,7 @@ def surgery(fire: Callable[[Event, State], State], event: Event, state: State) -
 
 def _move_built(model: nn.Module, before: nn.Module, device: torch.device) -> None:
     """Move the tensors that a surgery has built to the device of the run, in place."""
-    known = {id(one) for one in (*before.parameters(), *before.buffers())}
+    known = {id(tensor) for tensor in (*before.parameters(), *before.buffers())}
     tensors = (*model.parameters(), *model.buffers())
     built = {id(one): one for one in tensors if id(one) not in known and not one.is_meta}
     device = torch.empty(0, device=device).device  # with its index

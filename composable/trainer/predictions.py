@@ -46,7 +46,7 @@ class OutputFolder:
             FileExistsError: The folder has other files, or outputs of other weights.
         """
         place = ObjectStore("to", to) if is_url(to) else as_path("to", to)
-        tensors = {name: local_part(one) for name, one in module_tensors(state.model).items()}
+        tensors = {name: local_part(tensor) for name, tensor in module_tensors(state.model).items()}
         record = {
             "weights": digest_of(tensors),
             "processes": processes.size if is_local(loader, processes.size) else 1,
@@ -66,7 +66,7 @@ class OutputFolder:
         """Write the record, or compare it; return the number of the first missing part."""
         if isinstance(self.place, Path):
             self.place.mkdir(parents=True, exist_ok=True)
-            names = {one.name for one in self.place.iterdir()}
+            names = {entry.name for entry in self.place.iterdir()}
         else:
             names = set(self.place.sizes())
         content = strict_json.dump(record)

@@ -82,8 +82,8 @@ class Records:
             "epoch_length": state.epoch_length,
             "model": type(state.model).__name__,
             "algorithms": {a.name: describe_value(a) for a in plan.algorithms},
-            "replaced_modules": {n: dict(one) for n, one in state.replaced_modules.items()},
-            "callbacks": {name: settings_of(one) for name, one in callbacks.items()},
+            "replaced_modules": {n: dict(module) for n, module in state.replaced_modules.items()},
+            "callbacks": {name: settings_of(callback) for name, callback in callbacks.items()},
             "optimizers": [type(optimizer).__name__ for optimizer in state.optimizers],
             "schedulers": [describe_value(schedule) for schedule in self.run.rates.schedules],
             "hyperparameters": self.hyperparameters,
@@ -148,7 +148,7 @@ class Records:
 
     def _begin_records(self, description: dict[str, Any], state: State) -> None:
         """Record the configuration of a run, its plan, and its metrics files."""
-        entries = {name: one.run_entries() for name, one in self._loggers().items()}
+        entries = {name: logger.run_entries() for name, logger in self._loggers().items()}
         record = {
             **description,
             **{key: {n: one[key] for n, one in entries.items() if key in one} for key in _ENTRIES},
@@ -188,7 +188,7 @@ class Records:
         except CheckpointError:
             return
         # Later records are of starts from a checkpoint that is lost, as on another machine.
-        first = [one for one in records if not one["batch"]]
+        first = [record for record in records if not record["batch"]]
         for name, logger in self._loggers().items() if first else ():
             found = {k: first[-1][k] for k in _ENTRIES if isinstance(first[-1].get(k), dict)}
             logger.continue_run({key: named.get(name) for key, named in found.items()})

@@ -148,9 +148,9 @@ class Run:
         """The parts that a checkpoint saves, by their names in it."""
         fields = (one for one in attrs.fields(Run) if _PART in one.metadata)
         parts = {field.metadata[_PART]: getattr(self, field.name) for field in fields}
-        for one in self.updates:
-            parts[f"loss_scaler of {one.update.name}"] = one.scaler
-            parts[f"loss_shares of {one.update.name}"] = one.shares
+        for update in self.updates:
+            parts[f"loss_scaler of {update.update.name}"] = update.scaler
+            parts[f"loss_shares of {update.update.name}"] = update.shares
         return parts
 
     def take_training_weights(self) -> None:

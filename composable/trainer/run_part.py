@@ -94,7 +94,7 @@ class RunPart:
                 "model": _trained(state.model, evaluated.model),
                 "loss_fn": _trained(loss, evaluated.loss_fn),
             },
-            "optimizers": [capture_optimizer(one, names) for one in state.optimizers],
+            "optimizers": [capture_optimizer(optimizer, names) for optimizer in state.optimizers],
             "loss": None if state.loss is None else state.loss.detach(),
             "losses": {**self.run.unlogged, **state.losses},
             "memory": state.memory,  # type: ignore[typeddict-item]

@@ -102,10 +102,10 @@ class TrainMetrics(Callback):
         self.log_interval = log_interval
         self.active = True
         """Whether the outputs belong to the step, and not to a second pass of it."""
-        self.of_loss = {n: one for n, one in metrics.items() if isinstance(one, OfLoss)}
-        objects = {n: one for n, one in metrics.items() if hasattr(one, "compute")}
+        self.of_loss = {n: metric for n, metric in metrics.items() if isinstance(metric, OfLoss)}
+        objects = {n: metric for n, metric in metrics.items() if hasattr(metric, "compute")}
         known = {*self.of_loss, *objects}
-        self._functions = {n: one for n, one in metrics.items() if n not in known}
+        self._functions = {n: metric for n, metric in metrics.items() if n not in known}
         self._left = dict.fromkeys(self._functions, _COMPARED)
         names = (*self._functions, "loss")
         self.totals = {one: Totals(names, objects) for one in ("train", "train_epoch")}
@@ -244,7 +244,7 @@ class TrainMetrics(Callback):
 
     def states(self, processes: Processes) -> dict[str, Any]:
         """Return the sums since the last reports, over these processes."""
-        return {name: one.state_dict(processes) for name, one in self.totals.items()}
+        return {name: total.state_dict(processes) for name, total in self.totals.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums since the last reports."""

@@ -509,9 +509,9 @@ class Trainer:
         Raises:
             AttributeError: The run has none.
         """
-        for one in self._session.own_plan.destinations:
-            if one.keeps_history:
-                return one  # type: ignore[return-value]
+        for destination in self._session.own_plan.destinations:
+            if destination.keeps_history:
+                return destination  # type: ignore[return-value]
         raise AttributeError(
             "this run keeps no history; pass loggers=InMemoryLogger() to the Trainer."
         )

@@ -91,7 +91,7 @@ class TrialRun:
             state = run.after_dataloader(state)
         state = run.step(state)
         losses: Any = [one for name, one in state.losses.items() if "/" not in name] or [state.loss]
-        return torch.stack([one.detach() for one in losses]).sum()
+        return torch.stack([loss.detach() for loss in losses]).sum()
 
 
 @contextmanager
@@ -108,10 +108,10 @@ def trial(run: Run) -> Iterator[TrialRun]:
         restore_tensors(run.state),
         *map(restoring, base_optimizers(run.state.optimizers)),
         *(_part(part) for name, part in run.parts.items() if name.partition(" ")[0] in _PARTS),
-        *map(_loader, (run.data.loader, *(one.dataloader for one in run.evaluators))),
+        *map(_loader, (run.data.loader, *(evaluator.dataloader for evaluator in run.evaluators))),
     ]
     run.guard = NonFiniteGuard("ignore", immediate=True)
-    due = (attrs.evolve(one.update, every=1) for one in updates)
+    due = (attrs.evolve(update.update, every=1) for update in updates)
     run.updates = [attrs.evolve(one, update=now) for one, now in zip(updates, due, strict=True)]
     run.compose()
     try:

@@ -72,7 +72,7 @@ def build_update_optimizers(updates: Sequence[Update], model: nn.Module) -> tupl
         TypeError: The function of an update returns no optimizer.
         ValueError: An update has no parameter, or its optimizer has a parameter of others.
     """
-    return tuple([_build(one, model) for one in updates])
+    return tuple([_build(update, model) for update in updates])
 
 
 def _build(update: Update, model: nn.Module) -> Optimizer:
@@ -114,7 +114,7 @@ def _selected(update: Update, model: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of an update; each of its patterns must match one."""
     # A module that is used twice has two names, either of which may be given.
     named, patterns = dict(model.named_parameters(remove_duplicate=False)), _patterns(update)
-    idle = [one for one in patterns if not any(_matches(one, name) for name in named)]
+    idle = [pattern for pattern in patterns if not any(_matches(pattern, name) for name in named)]
     if idle or not patterns:
         raise ValueError(
             f"the update {update.name!r} has parameters={[*idle, update.parameters][0]!r}, which "
@@ -139,9 +139,9 @@ class _OfUpdate(PerGroup):
 def update_schedules(updates: Sequence[Update], optimizers: Sequence[Optimizer]) -> list[Any]:
     """Return the schedules of all updates, and the torch schedulers that theirs build."""
     found: list[Any] = []
-    for one, optimizer in zip(updates, optimizers, strict=True):
-        rates = LearningRates.build(one.schedulers, [optimizer], every_batch=True)
-        found += [*rates.steppers, *(_OfUpdate((), s, update=one.name) for s in rates.schedules)]
+    for update, optimizer in zip(updates, optimizers, strict=True):
+        rates = LearningRates.build(update.schedulers, [optimizer], every_batch=True)
+        found += [*rates.steppers, *(_OfUpdate((), s, update=update.name) for s in rates.schedules)]
     return found
 
 
@@ -154,18 +154,18 @@ def updates_of_run(options: Any, engine: Engine, state: State) -> "list[RunUpdat
         state: The state.
     """
     found, compiled = [], options.compile
-    for i, one in enumerate(options.updates):
+    for i, update in enumerate(options.updates):
         weights = LossWeights(
-            declared_by(one.mean_over, state.evolve(loss_fn=None)), bool(compiled)
+            declared_by(update.mean_over, state.evolve(loss_fn=None)), bool(compiled)
         )
         weights.agree = engine.agree_on_calls
-        loss = one.loss
+        loss = update.loss
         if compiled:
             given = compiled if isinstance(compiled, Mapping) else {}
             loss = torch.compile(loss, **{"dynamic": False, **given})
         shares = LossShares(weights, engine.forward.loss)
-        scaler = attrs.evolve(engine.scaler, of_update=one.name)
-        found.append(RunUpdate(one, i, shares, scaler, loss, takes(one.loss, 3)))
+        scaler = attrs.evolve(engine.scaler, of_update=update.name)
+        found.append(RunUpdate(update, i, shares, scaler, loss, takes(update.loss, 3)))
     return found
 
 
@@ -238,7 +238,7 @@ def _renamed(algorithm: Algorithm, update: str) -> Algorithm:
     """Return an algorithm whose name, and the names of its parts, begin with an update's name."""
     changes: dict[str, Any] = {"name": f"{update}/{algorithm.name}"}
     if algorithm.parts:
-        changes["parts"] = tuple(_renamed(one, update) for one in algorithm.parts)
+        changes["parts"] = tuple(_renamed(part, update) for part in algorithm.parts)
     return attrs.evolve(algorithm, **changes)
 
 
@@ -269,8 +269,8 @@ class UpdateLoss(OutputLoss):
             if "loss" not in terms:
                 raise ValueError(f"{where} returned {sorted(terms)}, and must return 'loss' too.")
             loss = terms.pop("loss")
-            for name, one in terms.items():
-                outputs[name] = check_scalar(one, f"{where}, {name!r},").detach()
+            for name, term in terms.items():
+                outputs[name] = check_scalar(term, f"{where}, {name!r},").detach()
         if not check_scalar(loss, where).requires_grad and torch.is_grad_enabled():
             raise _no_gradient(self.model)
         return loss  # type: ignore[no-any-return]
@@ -347,7 +347,7 @@ class UpdateStep:
             return state
         before, wide = state.losses, widest_float(state.device)
         parts = {n: without_nothing(times(one, share), share).to(wide) for n, one in terms.items()}
-        losses = {name: before.get(name, 0.0) + one for name, one in parts.items()}
+        losses = {name: before.get(name, 0.0) + part for name, part in parts.items()}
         return state.evolve_unchecked(losses=losses)
 
     def whole_terms(self, state: State) -> dict[str, Tensor]:
@@ -360,7 +360,7 @@ class UpdateStep:
         if processes.several:
             sums = processes.sum(sums) / (processes.size if engine.mean_gradients else 1)
         name, terms = self.run.update.name, sums.to(loss.dtype)
-        return {f"{name}/{n}": one for n, one in zip(parts, terms, strict=True)}
+        return {f"{name}/{n}": term for n, term in zip(parts, terms, strict=True)}
 
     def check_gradients(self, state: State) -> State:
         """Check once that the loss has a gradient for a parameter of the update.
@@ -437,7 +437,7 @@ def each_update(run: Any, step_of_loss: Callable[..., Step]) -> Step:
 
     def stepped(outer: State) -> State:
         state = outer.evolve_unchecked(losses=_EMPTY)
-        due = [one for one in steps if one.run.update.is_due(outer)]
+        due = [step for step in steps if step.run.update.is_due(outer)]
         undo = _kept(state, [one.run for one in due[:-1]]) if undoes else []
         try:
             for one in due:
@@ -454,8 +454,8 @@ def each_update(run: Any, step_of_loss: Callable[..., Step]) -> Step:
 def _kept(state: State, updates: Sequence[RunUpdate]) -> list[Callable[[], Any]]:
     """Copy what updates change, and return functions that restore it."""
     undo: list[Callable[[], Any]] = [Buffers.of(state).restore] if updates else []
-    for one in dict.fromkeys(updates):
-        optimizer = state.optimizers[one.index]
+    for update in dict.fromkeys(updates):
+        optimizer = state.optimizers[update.index]
         undo += [restoring(part, weights=True) for part in base_optimizers([optimizer])]
     return undo
 
@@ -464,7 +464,7 @@ def _kept(state: State, updates: Sequence[RunUpdate]) -> list[Callable[[], Any]]
 def frozen_others(optimizer: Optimizer, state: State) -> Iterator[None]:
     """Let the parameters that an optimizer does not have require no gradient in the block."""
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    every = (p for one in all_modules(state) for p in one._parameters.values())
+    every = (p for module in all_modules(state) for p in module._parameters.values())
     others = [p for p in every if p is not None and p.requires_grad and id(p) not in held]
     for p in others:
         p.requires_grad_(False)

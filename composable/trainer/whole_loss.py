@@ -239,7 +239,7 @@ def join_parts_of_batch(state: State, parts: list[Part], processes: Processes) -
         batch = _without_inputs(part.batch, loss_fn, spec) if joins_batch else None
         own.append((part.place, (part.outputs, batch, part.examples)))
     own.sort(key=lambda placed: placed[0])
-    pieces = [one for one in gather_outputs(own, own[0][1], processes) if one[2]]
+    pieces = [output for output in gather_outputs(own, own[0][1], processes) if output[2]]
     sizes = [examples for *_, examples in pieces]
     leaves = [map_tensors(_as_leaf, outputs) for outputs, *_ in pieces]
     for part in parts:

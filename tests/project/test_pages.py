@@ -86,6 +86,17 @@ def test_the_first_pages_show_errors_of_the_demo_only_if_its_baseline_is_good():
         assert bool(re.search(r"errors of \d.* instead of", page.read_text())) <= good
 
 
+def test_the_first_screen_leads_to_pages_that_begin_with_ten_lines_of_code():
+    pages = re.findall(r":link: (\S+)", (ROOT / "docs/index.md").read_text())
+    begin = re.compile(r"^```(?:\{code-cell\} )?(?:python|console)\n(.*?)^```", re.S | re.M)
+
+    assert len(pages) == 9
+    for page in pages:
+        first = begin.search((ROOT / f"docs/{page}.md").read_text())
+        assert first is not None, page
+        assert len([line for line in first[1].splitlines() if line]) <= 10, page
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_the_first_pages_have_the_counts_of_the_negative_result(page):
     arms = [arm for arm in STUDIES[1].analysis.arms if arm.role == "arm"]

@@ -59,7 +59,7 @@ class CheckpointedModule(nn.Module):
             contexts = partial(repeating_buffers, contexts, buffers)
         options: dict[str, Any] = {} if contexts is None else {"context_fn": contexts}
         values = *args, *kwargs.values()  # PyTorch keeps the random state of their devices alone
-        device = next((one.device.type for one in values if isinstance(one, Tensor)), "cpu")
+        device = next((value.device.type for value in values if isinstance(value, Tensor)), "cpu")
         offloads = self.checkpointing.offload and device != "cpu"
         count, names = len(args), tuple(kwargs)
         with save_on_cpu(pin_memory=True, device_type=device) if offloads else nullcontext():
@@ -89,7 +89,7 @@ def repeating_buffers(
 
     @contextmanager
     def first() -> Iterator[None]:
-        before = [(one, one.detach().clone(), one._version) for one in buffers]
+        before = [(buffer, buffer.detach().clone(), buffer._version) for buffer in buffers]
         with forward:
             yield
         for one, old, version in before:
