@@ -43,6 +43,8 @@ os.fsync = os.fstat  # which rejects the same descriptors
 # a copy of the tree: tests/project/test_five_steps.py.
 collect_ignore = ["docs/conf.py", "docs/contributing.md", "docs/adding_a_gradient_method.md"]
 collect_ignore += ["tests/distributed/ray_runs.py"]  # it needs Ray: `make ray`
+# They need torchvision and timm: `make vision`
+collect_ignore += ["tests/functional/augmentation_runs.py", "tests/models/vision_runs.py"]
 
 # The adapters and their tests need the library that they adapt to. They are skipped where it is
 # not installed, and the report begins with its name.

@@ -11,5 +11,7 @@ class InitializeConvolutions(Surgery):
     """Let convolutions copy their inputs at first: see `functional.initialize_convolutions`."""
 
     surgery = staticmethod(initialize_convolutions)
-    before = frozenset({"BlurPool", "Factorize", "SqueezeExcite", "WeightStandardization"})
+    before = frozenset(
+        {"BlurPool", "Factorize", "SqueezeExcite", "WeightStandardization", "WhitenedFirstLayer"}
+    )
     replaces = frozenset({"weights of convolutions"})
