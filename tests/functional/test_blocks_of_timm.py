@@ -310,14 +310,6 @@ def test_scores_are_those_of_normalized_queries():
     assert_close(qk_norm(of_torch)(x), between + of_torch.mlp(between))
 
 
-@pytest.mark.compile
-@pytest.mark.parametrize("kind", [ShiftedWindowAttention, EncoderBlock])
-def test_attention_of_torchvision_compiles_into_one_graph(kind):
-    new, x = qk_norm(kind()), tokens()
-
-    assert_close(torch.compile(new, backend="eager", fullgraph=True)(x), new(x))
-
-
 def test_multihead_attention_that_returns_weights_is_refused():
     block = EncoderBlock()
     block.need_weights = True

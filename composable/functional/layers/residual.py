@@ -119,7 +119,7 @@ class StochasticBlock(nn.Module):
             return self._mixed(first, outputs[0], block.shortcut(self, inputs)), *outputs[1:]
         return self._mixed(first, outputs, block.shortcut(self, inputs))
 
-    def _mixed(self, first: bool, outputs: Tensor, shortcut: Tensor) -> Tensor:
+    def _mixed(self, first: bool, outputs: Any, shortcut: Any) -> Any:
         """Return the outputs, the shortcut, or their mean; the outputs if it was drawn first."""
         how = self.dropping
         _check_same_shape(type(self).__mro__[2], outputs, shortcut)
