@@ -149,7 +149,7 @@ ray:
 	    tests/distributed/ray_runs.py
 
 # Apart from `make test`: torchvision requires one release of PyTorch, which is not that of
-# constraints.txt, and training all models takes half an hour.
+# constraints.txt, and training all models takes ten minutes.
 vision: export OMP_NUM_THREADS = 1
 vision:
 	$(MAKE) $(VENV)-vision/.made-with VENV=$(VENV)-vision CONSTRAINTS=
