@@ -148,7 +148,7 @@ def explain_call(*tables: Mapping[str, str], otherwise: str = "") -> Callable[[F
 def explain_arguments(cls: type) -> None:
     """Let the constructor of a class of this library advise on unknown arguments."""
     if cls.__module__.startswith("composable.") and "__init__" in vars(cls):
-        bases = [one.__name__ for one in reversed(cls.__mro__)]
+        bases = [kind.__name__ for kind in reversed(cls.__mro__)]
         advice = Table(lambda: {n: t for b in bases for n, t in CLASS_ARGUMENTS.get(b, {}).items()})
         cls.__init__ = explain_call(advice)(cls.__init__)  # type: ignore[misc]
 

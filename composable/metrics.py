@@ -68,7 +68,7 @@ def accuracy(
     right = _predictions(outputs, targets) == targets
     labeled = targets != ignore_index
     right, labeled = (
-        (one if one.ndim > 1 else one[:, None]).flatten(1) for one in (right, labeled)
+        (tensor if tensor.ndim > 1 else tensor[:, None]).flatten(1) for tensor in (right, labeled)
     )
     counts = labeled.sum(1)
     fractions = (right & labeled).float().sum(1) / counts
@@ -536,12 +536,12 @@ def confirm_mean(name: str, function: Any, returned: Any, batch: Any, count: int
         raise ValueError(f"metrics[{name!r}] returned {why}; {_CURE}.") from error
     if value.ndim:
         halves = zip(parts, sizes, strict=True)
-        lengths = [one.numel() if one.ndim or n == 1 else 0 for one, n in halves]
+        lengths = [tensor.numel() if tensor.ndim or n == 1 else 0 for tensor, n in halves]
         if value.numel() == sum(lengths):
             return True
         why = f"{value.numel()} values for {count} examples and {lengths} for two halves of them"
     else:
-        found, *means = (one.item() for one in (value, *parts))
+        found, *means = (tensor.item() for tensor in (value, *parts))
         mean = sum(one * n for one, n in zip(means, sizes, strict=True)) / count
         if math.isnan(found) and math.isnan(mean):
             return False

@@ -272,7 +272,7 @@ class DryRunOptions(TrainerOptions):
     def plan(self) -> Plan:
         """Compile the plan, with one silent logger in the place of all."""
         builtin = self.builtin_callbacks()
-        own = [one for one in builtin if not isinstance(one, LoggerDestination)]
+        own = [callback for callback in builtin if not isinstance(callback, LoggerDestination)]
         callbacks = [
             self.adopt(one) if isinstance(one, Callback) else one for one in as_list(self.callbacks)
         ]
@@ -409,7 +409,7 @@ class Replay(StepObserver):
 
     def attach(self, run: Run) -> None:
         """Skip the batches that the run skipped."""
-        skipped = (number for number, one in self.steps.trained.items() if one["loss"] is None)
+        skipped = (number for number, value in self.steps.trained.items() if value["loss"] is None)
         run.guard.skipped_batches.update(skipped)
 
     def on_begin(self, description: Mapping[str, Any]) -> None:
@@ -448,7 +448,7 @@ class Replay(StepObserver):
         """Return the number of batches at the next checkpoint."""
         whole, _ = files.find(self.folder)
         saved = (one.manifest for one in whole if one.manifest.info.get("run") == self.run)
-        return min((one.batch for one in saved if one.batch > batch), default=None)
+        return min((manifest.batch for manifest in saved if manifest.batch > batch), default=None)
 
     def on_save(self, name: str, capture: Callable[[], Mapping[str, Any]]) -> None:
         """Name the first tensor that differs from a checkpoint, after a difference."""
@@ -458,7 +458,7 @@ class Replay(StepObserver):
             saved = files.read(self.folder / name).tensors
         except CheckpointError:
             return  # it was deleted, or is damaged
-        now = {name: one.cpu() for name, one in pack({"state": capture()}, RUN)[0].items()}
+        now = {name: tensor.cpu() for name, tensor in pack({"state": capture()}, RUN)[0].items()}
         first = next((one for one in mismatched(saved, now) if one in saved), None)
         if first is None:
             self.tensor = f"none: all tensors equal checkpoint {name}"

@@ -88,7 +88,7 @@ class ObjectStore:
         def find() -> dict[str, int]:
             self.files.invalidate_cache()
             found = self.files.find(root, detail=True)
-            below = {path.removeprefix(root): one["size"] for path, one in found.items()}
+            below = {path.removeprefix(root): value["size"] for path, value in found.items()}
             # A copy with one of the other names could be written anywhere.
             return {
                 path[1:]: size

@@ -39,7 +39,7 @@ def format_table(
         words = (_longest_word(column) for column in zip(*table, strict=True))
         widths = _fit(widths, [min(word, _LONGEST) for word in words], width)
     if header:
-        table.insert(1, ["-" * one for one in widths])
+        table.insert(1, ["-" * number for number in widths])
     if width < sys.maxsize:
         table = [line for row in table for line in _wrap(row, widths)]
     lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)

@@ -262,7 +262,7 @@ class ProxyFilter(Algorithm):
         """Raise a ValueError if the proxy has diverged: it would filter by NaN."""
         finite = {n: w.isfinite().all() for n, w in weights.items() if w.is_floating_point()}
         if finite and not torch.stack([*finite.values()]).all():  # the host waits once
-            name = next(name for name, one in finite.items() if not one)
+            name = next(name for name, tensor in finite.items() if not tensor)
             raise ValueError(
                 f"the proxy of {self.name} has diverged: its weight {name} is not finite. "
                 "Lower the learning rate of its optimizer, or clip its steps."
@@ -280,7 +280,7 @@ class ProxyFilter(Algorithm):
         """Raise a `ValueError` if a loaded memory does not belong to this proxy."""
         check_entries(memory, "optimizers", "pending", "weights")
         own = (*self.proxy.named_parameters(), *self.proxy.named_buffers())
-        ours = {name: tuple(one.shape) for name, one in own}
+        ours = {name: tuple(tensor.shape) for name, tensor in own}
         theirs = {name: tuple(weight.shape) for name, weight in memory["weights"].items()}
         if ours != theirs:
             raise ValueError(
@@ -306,10 +306,10 @@ def _mean_gradients(batch: Any, pending: Sequence[tuple[int, list[Tensor], int]]
             one = torch.cat([flat, flat.new_full((1,), kept)])
             total.add([torch.zeros_like(one) if shard.empty or inner.empty else one])
     whole = all_reduce_exactly(total.value[0], _processes_of(batch))
-    *sums, count = whole.split_with_sizes([*(one.numel() for one in pending[0][1]), 1])
+    *sums, count = whole.split_with_sizes([*(tensor.numel() for tensor in pending[0][1]), 1])
     return [
-        (one / count).view(like.shape).to(like.dtype)
-        for one, like in zip(sums, pending[0][1], strict=True)
+        (tensor / count).view(like.shape).to(like.dtype)
+        for tensor, like in zip(sums, pending[0][1], strict=True)
     ]
 
 
@@ -325,4 +325,4 @@ def _parts(module: nn.Module) -> list[Any]:
 
 def _numbered(saved: Mapping[str, Any], kind: Callable[[Any], Any]) -> dict[str, Any]:
     """Convert the numbers of parameters, which are the keys of a state of an optimizer."""
-    return {**saved, "state": {kind(number): one for number, one in saved["state"].items()}}
+    return {**saved, "state": {kind(number): value for number, value in saved["state"].items()}}

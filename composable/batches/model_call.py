@@ -147,7 +147,7 @@ def explain_dtype(error: RuntimeError, model: Any, batch: Any) -> None:
     given = {tensor.dtype for tensor in tensors_of(batch)}
     parameters = model.parameters() if isinstance(model, nn.Module) else ()
     weights = {parameter.dtype for parameter in parameters if parameter.is_floating_point()}
-    others = sorted(str(one) for one in given - weights if one.is_floating_point)
+    others = sorted(str(dtype) for dtype in given - weights if dtype.is_floating_point)
     if torch.uint8 in given and any(words in str(error) for words in _OF_BYTES):
         add_note(
             error,

@@ -59,7 +59,7 @@ def _advice_on_indices(classes: int, targets: Tensor) -> str:
         return "Class indices are of torch.int64: return labels.long()"
     if targets.device.type != "cpu" or not targets.numel():
         return ""  # to read it after an error of a GPU would be another error
-    first, last = (int(one) for one in targets.aminmax())
+    first, last = (int(tensor) for tensor in targets.aminmax())
     if first >= 0 and last < classes:
         return ""
     return (

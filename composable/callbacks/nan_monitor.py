@@ -86,7 +86,7 @@ class NaNMonitor(Callback):
 def _explain(state: State, batch: int, loss: float) -> str:
     named = state.named_parameters()
     # Of a sharded tensor, the part of this process: others may not raise.
-    bad = [name for name, one in named if not local_part(one.detach()).isfinite().all()]
+    bad = [name for name, parameter in named if not local_part(parameter.detach()).isfinite().all()]
     if bad:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
         weights = f"the weights {', '.join(bad[:3])}{more} are not finite"

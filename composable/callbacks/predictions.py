@@ -126,7 +126,7 @@ def _example(part: Any, i: int, count: int) -> Any:
 
 def _text(part: Any) -> str:
     if isinstance(part, Mapping):
-        return ", ".join(f"{name}: {_text(one)}" for name, one in part.items())
+        return ", ".join(f"{name}: {_text(value)}" for name, value in part.items())
     if not isinstance(part, Tensor):
         return shorten(part)
     if part.numel() > _MOST:

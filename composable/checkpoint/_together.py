@@ -138,8 +138,8 @@ def _write_part(
 
 def _commit(request: Request, partial: Path, records: list[dict[str, Any]]) -> None:
     named = {tensor_file(n, len(records)): one for n, one in enumerate(records, start=1)}
-    elsewhere = [name for name, one in named.items() if not one.pop("sees")]
-    files = {name: FileRecord(**one) for name, one in named.items()}
+    elsewhere = [name for name, value in named.items() if not value.pop("sees")]
+    files = {name: FileRecord(**value) for name, value in named.items()}
     if elsewhere:
         parts = {name: files[name] for name in elsewhere}
         OPEN[request.target.parent].expect_parts(request.target.name, partial, parts)

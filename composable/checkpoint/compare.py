@@ -56,7 +56,7 @@ def describe_difference(a: Tensor | None, b: Tensor | None) -> str:
     if a is None or b is None:
         return f"only the {'second' if a is None else 'first'} has it"
     if a.dtype != b.dtype or a.shape != b.shape:
-        kinds = (f"{one.dtype} of shape {list(one.shape)}" for one in (a, b))
+        kinds = (f"{tensor.dtype} of shape {list(tensor.shape)}" for tensor in (a, b))
         return " and ".join(kinds)
     a, b = as_stored(a), as_stored(b)
     kind = torch.complex128 if a.is_complex() else torch.float64

@@ -367,7 +367,7 @@ def read_file(path: Path, *, stand_ins: bool = False) -> Any:
     """
     with _open_weights(path, stand_ins=stand_ins) as source:
         tree = source.tree
-        return {n: source.read(one) for n, one in tree.items()} if source.lazy else tree
+        return {n: source.read(value) for n, value in tree.items()} if source.lazy else tree
 
 
 def _files_of(path: Path) -> list[Path]:

@@ -113,7 +113,7 @@ def _check_baseline(study: Study, runs: Mapping[str, Runs]) -> None:
     protocol = study.protocol
     baseline = [run for seeds in runs.get(protocol.baseline, {}).values() for run in seeds.values()]
     every = (result for result in study.reported if result.trial.arm == protocol.baseline)
-    names = {name for run in every for one in run.curve for name in one.metrics}
+    names = {name for run in every for evaluation in run.curve for name in evaluation.metrics}
     if names and protocol.metric not in names:
         raise ValueError(
             f"metric={protocol.metric!r} must be the name of a logged result: one of "
@@ -286,7 +286,7 @@ def _cost_error(study: Study, baseline: StepCost, arm: StepCost) -> VariancePart
 
 
 def _compare_steps(base: Quality, arm: Quality, error: VariancePart) -> Estimate | None:
-    if not all(one.seconds and one.steps for one in (base, arm)):
+    if not all(quality.seconds and quality.steps for quality in (base, arm)):
         return None
     value = log(arm.seconds / arm.steps * base.steps / base.seconds)
     (ratio,) = intervals_of(np.full((1, 1), value), [error])

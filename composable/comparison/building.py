@@ -158,14 +158,14 @@ def _check_new_weights(first: Trainer, build: Callable[[], Trainer]) -> None:
     Trainers may share parameters whose values are set in each call: before another call, the first
     Trainer's parameters are changed, as training would.
     """
-    before = [(one, one.detach().clone()) for one in _trained(first)]
+    before = [(tensor, tensor.detach().clone()) for tensor in _trained(first)]
     with torch.no_grad():
-        for one, value in before:
-            one.copy_(value + 1)
+        for tensor, value in before:
+            tensor.copy_(value + 1)
         own = set(map(id, _trained(build())))
-        kept = [one for one, value in before if id(one) in own and one.equal(value + 1)]
-        for one, value in before:
-            one.copy_(value)
+        kept = [tensor for tensor, value in before if id(tensor) in own and tensor.equal(value + 1)]
+        for tensor, value in before:
+            tensor.copy_(value)
     if kept:
         raise BuildError(
             f"build returns a Trainer with {len(kept)} of the parameters of an earlier call, so "

@@ -116,7 +116,7 @@ def rescale_cost(cost: StepCost, measured: StepCost, reference: StepCost) -> Ste
     now, then = fmean(measured.step_seconds), fmean(reference.step_seconds)
     factor = then / now if now else 1.0
     return attrs.evolve(
-        cost, seconds=tuple(tuple(one * factor for one in rounds) for rounds in cost.seconds)
+        cost, seconds=tuple(tuple(value * factor for value in rounds) for rounds in cost.seconds)
     )
 
 

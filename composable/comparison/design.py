@@ -276,7 +276,7 @@ def _given_schedules(durations: Any, arms: Sequence[Arm]) -> Mapping[str, tuple[
             f"durations has schedules for {list(durations)}; it must have them for some of the "
             f"arms {names}."
         )
-    return {name: _ascending(f"durations[{name!r}]", one) for name, one in durations.items()}
+    return {name: _ascending(f"durations[{name!r}]", value) for name, value in durations.items()}
 
 
 def _ascending(name: str, durations: TimeLike | Iterable[TimeLike]) -> tuple[str, ...]:

@@ -46,8 +46,8 @@ def grids_of(
     """Return the values to try by arm, given those for all arms, and by the name of an arm."""
     if tune is not None and not isinstance(tune, Mapping):
         raise TypeError(f"tune={tune!r} must be a mapping, such as {{'lr': [0.01, 0.1]}}.")
-    shared = {name: one for name, one in (tune or {}).items() if not isinstance(one, Mapping)}
-    own = {name: one for name, one in (tune or {}).items() if isinstance(one, Mapping)}
+    shared = {name: value for name, value in (tune or {}).items() if not isinstance(value, Mapping)}
+    own = {name: value for name, value in (tune or {}).items() if isinstance(value, Mapping)}
     names = [arm.name for arm in arms]
     for name in own:
         if name not in names:
@@ -119,7 +119,7 @@ def configurations(
         )
     larger = ", ".join(f"{arm} ({len(one)})" for arm, one in every.items() if len(one) > least)
     note = f"Every arm tries {least} configurations: a sample of the larger grids of {larger}."
-    return {arm: sample(one, least) for arm, one in every.items()}, [note] if larger else []
+    return {arm: sample(value, least) for arm, value in every.items()}, [note] if larger else []
 
 
 def sample(items: Sequence[Any], count: int) -> tuple[Any, ...]:

@@ -64,7 +64,7 @@ class Rates:
     def of(cls, results: Iterable[TrialResult], epoch_length: int | None) -> "Rates":
         """Return the step costs that results of short trials give; failed ones are skipped."""
         ended = (one for one in results if one.outcome in ("finished", "diverged") and one.batches)
-        return cls({one.trial.arm: one for one in ended}, epoch_length)
+        return cls({result.trial.arm: result for result in ended}, epoch_length)
 
     def rate(self, arm: str) -> float:
         """Return the seconds of a unit of length: of a batch, where these can be counted."""

@@ -126,7 +126,7 @@ def choose_settings(
         own = [result for result in results if result.trial.arm == arm]
         scores = [[score(one) for one in own if one.trial.settings == s] for s in settings]
         chosen[arm] = max(zip(map(fmean, scores), settings, strict=True), key=itemgetter(0))[1]
-        if all(one == -math.inf for each in scores for one in each):
+        if all(value == -math.inf for each in scores for value in each):
             errors = sorted({one.error for one in own if one.error})
             notes.append(f"{arm}: no tuning trial has a result: {[*errors, 'not finite'][0]}")
     return chosen, notes

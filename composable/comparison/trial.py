@@ -116,7 +116,7 @@ class _Recorder:
             results = {**self.curve.pop().metrics, **results}
         self.curve.append(Evaluation(self.batches, results))
         needed = {name: results[name] for name in self.metrics or results if name in results}
-        bad = [f"{name} is {one}" for name, one in needed.items() if not math.isfinite(one)]
+        bad = [f"{name} is {value}" for name, value in needed.items() if not math.isfinite(value)]
         if bad:
             self.diverged = f"{bad[0]} after batch {self.batches}"
 
@@ -311,7 +311,7 @@ def _read(item: Any, recorder: _Recorder) -> tuple[int, dict[str, float] | None]
         if result is None:
             return step, None
         named = result if isinstance(result, Mapping) else {recorder.metrics[0]: result}
-        return step, {full_name("result", name): float(one) for name, one in named.items()}
+        return step, {full_name("result", name): float(value) for name, value in named.items()}
     except (TypeError, ValueError) as error:
         raise BuildError(
             f"run yielded {item!r:.200}; it must yield (step, result) with the number of finished "

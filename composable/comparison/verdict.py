@@ -45,7 +45,7 @@ class Estimate:
 
     def __str__(self) -> str:
         """Return such as "2.05x (1.80 to 2.33)" or "at least 1.80x"."""
-        low, high = (show_ratio(one).removesuffix("x") for one in (self.low, self.high))
+        low, high = (show_ratio(value).removesuffix("x") for value in (self.low, self.high))
         if self.value is not None:
             interval = "no interval" if self.low is None else f"{low} to {high}"
             return f"{show_ratio(self.value)} ({interval})"
@@ -285,8 +285,8 @@ def _describe(found: ArmAnalysis, ratio: Estimate, goal: str | None) -> str:
             end = "best result is worse than the baseline's worst one"
         return f"{ratio}, since its {end}"
     ends = " and ".join(
-        f"{show_ratio(one.speedup.value)} at {show_number(one.result)}"
-        for one in (found.curve[0], found.curve[-1])
+        f"{show_ratio(speedup.speedup.value)} at {show_number(speedup.result)}"
+        for speedup in (found.curve[0], found.curve[-1])
     )
     return f"{ratio} over {found.covered:.0%} of the baseline's range of results, {ends}"
 

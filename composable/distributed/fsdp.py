@@ -112,7 +112,7 @@ class FSDP2(Strategy):
         if self.wrap is not None and not chosen:
             raise ValueError(f"wrap={self.wrap!r} selects no module of {type(model).__name__}.")
         uses = Counter(map(id, _parameters(model)))
-        apart = [one for one in chosen if _is_self_contained(one, uses)]
+        apart = [module for module in chosen if _is_self_contained(module, uses)]
         if self.wrap is not None and apart != chosen:
             raise ValueError(
                 f"wrap={self.wrap!r} selects a module that shares a parameter with another one, "
@@ -144,4 +144,4 @@ def _parameters(module: nn.Module) -> Iterator[nn.Parameter]:
 def _is_self_contained(module: nn.Module, uses: Mapping[int, int]) -> bool:
     """Return whether no parameter of a module is used outside of it."""
     inside = Counter(map(id, _parameters(module)))
-    return all(uses[one] == count for one, count in inside.items())
+    return all(uses[number] == count for number, count in inside.items())

@@ -77,7 +77,7 @@ class Processes:
         padded[: len(sent)] = sent
         received = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(received, padded)
-        return [_from_bytes(one[:n]) for one, n in zip(received, lengths, strict=True)]
+        return [_from_bytes(tensor[:n]) for tensor, n in zip(received, lengths, strict=True)]
 
     def table(self, own: list[int]) -> list[list[int]]:
         """Return integers of each process, in the order of their ranks, by one message.

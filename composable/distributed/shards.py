@@ -64,7 +64,7 @@ class Shards:
         """
         size = len(batch)
         slices = [slice(self.bound(size, i), self.bound(size, i + 1)) for i in self.own]
-        return [batch[one] if one.start < one.stop else batch[:1] for one in slices]
+        return [batch[part] if part.start < part.stop else batch[:1] for part in slices]
 
     def bound(self, examples: int, shard: int) -> int:
         """Return the number of examples in the shards before a shard."""

@@ -38,7 +38,7 @@ class TreeSums(ShardSums):
     def add(self, state: State) -> None:
         """Add a shard, and clear its gradients."""
         super().add(state)
-        grads = [one.grad for one in self.parameters]
+        grads = [tensor.grad for tensor in self.parameters]
         self.present = [a or b is not None for a, b in zip(self.present, grads, strict=True)]
         self.gradients.add(
             [
@@ -77,7 +77,7 @@ def flat_gradients(parameters: Sequence[Tensor], grads: Sequence[Tensor | None])
         torch.zeros_like(parameter) if grad is None else grad
         for parameter, grad in zip(parameters, grads, strict=True)
     ]
-    return torch.cat([as_real(_dense(one)).reshape(-1) for one in filled])
+    return torch.cat([as_real(_dense(tensor)).reshape(-1) for tensor in filled])
 
 
 def write_flat_gradients(parameters: Sequence[Tensor], flat: Tensor) -> None:

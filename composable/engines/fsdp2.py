@@ -123,8 +123,8 @@ def _wrapped(strategy: FSDP2, state: State) -> list[nn.Module]:
     The loss of an update may call its largest modules without the model.
     """
     found = strategy.wrapped(state.model)
-    for one in filter(update_of, state.optimizers):
-        held = [p for group in one.param_groups for p in group["params"]]
+    for optimizer in filter(update_of, state.optimizers):
+        held = [p for group in optimizer.param_groups for p in group["params"]]
         found += largest_modules(state.model, held)
     chosen = set(found) - {state.model}
     return [module for module in reversed([*state.model.modules()]) if module in chosen]

@@ -143,7 +143,7 @@ class Initialization:
 def replace_parameters(optimizers: Iterable[Optimizer], replaced: Mapping[Tensor, Tensor]) -> None:
     """Put new parameters, with their states, in the places of old ones."""
     for optimizer in optimizers:
-        for one in [one for one in optimizer.state if one in replaced]:
+        for one in [tensor for tensor in optimizer.state if tensor in replaced]:
             new, values = replaced[one], optimizer.state.pop(one)
             optimizer.state[new] = {name: _placed(value, new) for name, value in values.items()}
         for group in optimizer.param_groups:

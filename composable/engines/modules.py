@@ -141,7 +141,7 @@ class WrittenBuffers:
     @property
     def changes(self) -> bool:
         """Whether this process has written a buffer that is not exchanged."""
-        return any(one._version != version for one, version in self._constants)
+        return any(tensor._version != version for tensor, version in self._constants)
 
     def forget(self) -> None:
         """Exchange all buffers in the next step."""
@@ -161,18 +161,18 @@ class WrittenBuffers:
         """Find which buffers a shard has written, in a first step."""
         if self._sent is not None:
             return
-        for i, (one, copy) in enumerate(zip(self._large, self._copies, strict=True)):
-            self._written[i] |= not torch.equal(one, copy)
+        for i, (tensor, copy) in enumerate(zip(self._large, self._copies, strict=True)):
+            self._written[i] |= not torch.equal(tensor, copy)
 
     def end(self) -> None:
         """Agree on what is exchanged from the next step on."""
         if self._sent is not None:
             return
         written = self.processes.maximum(self._written) if self._large else []
-        constants = [one for one, any_ in zip(self._large, written, strict=True) if not any_]
-        self._constants, self._copies = [(one, one._version) for one in constants], []
+        constants = [tensor for tensor, any_ in zip(self._large, written, strict=True) if not any_]
+        self._constants, self._copies = [(tensor, tensor._version) for tensor in constants], []
         apart = set(map(id, constants))
-        self._sent = [one for one in self._all if id(one) not in apart]
+        self._sent = [tensor for tensor in self._all if id(tensor) not in apart]
 
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag, NGramEmbedding)

@@ -216,7 +216,7 @@ class Parallel(Engine):
 
     def join_requests(self, event: Event, dispatcher: Dispatcher) -> None:
         if event in self.joined_events:
-            own = [int(one in dispatcher.requests) for one in Control]
+            own = [int(control in dispatcher.requests) for control in Control]
             with self.pace.stopped():
                 joined = self.processes.maximum(own)
             for request, wanted in zip(Control, joined, strict=True):

@@ -54,7 +54,7 @@ class GradientReducer:
         apart = set(map(id, sparse))
         self.parameters, self.sparse, self.size = list(parameters), list(sparse), size
         self._dense = [parameter for parameter in parameters if id(parameter) not in apart]
-        kinds = {(one.dtype, one.device) for one in self._dense}
+        kinds = {(tensor.dtype, tensor.device) for tensor in self._dense}
         dtype = self._dense[0].dtype if len(kinds) == 1 else None
         self.carries = hook is None and (not kinds or dtype in _CARRIERS)
         """Whether the report is sent with the gradients."""
@@ -105,8 +105,8 @@ class GradientReducer:
         for _ in range(2):
             self.start(self._zeros)
             joined: Any = self.ddp(self._last)
-            for one in reversed(self._dense):
-                _send_undefined([one])
+            for tensor in reversed(self._dense):
+                _send_undefined([tensor])
             joined.backward()
             self._clear()
 
@@ -119,8 +119,8 @@ class GradientReducer:
         return self.report.new_zeros(self.size)
 
     def _clear(self) -> None:
-        for one in [*self.parameters, self.report]:
-            one.grad = None
+        for tensor in [*self.parameters, self.report]:
+            tensor.grad = None
 
     def start(self, report: Callable[[], Tensor]) -> None:
         """Begin the last part of a step, before its forward pass.
@@ -134,7 +134,7 @@ class GradientReducer:
 
     def join(self, loss: Tensor) -> Tensor:
         """Return a loss, with whose backward pass the gradients are sent."""
-        self._before = [one.grad for one in self._dense]
+        self._before = [tensor.grad for tensor in self._dense]
         self._joined = self.ddp(loss + self._last.to(loss.dtype))  # of zeros
         self._last = None
         return self._joined
@@ -171,8 +171,8 @@ class GradientReducer:
         a parameter has no gradient for the first time.
         """
         pairs = zip(self._dense, self._before, strict=True)
-        unchanged = [one for one, before in pairs if one.grad is before]
-        absent = {id(one) for one in unchanged if one.grad is None}
+        unchanged = [tensor for tensor, before in pairs if tensor.grad is before]
+        absent = {id(tensor) for tensor in unchanged if tensor.grad is None}
         if new := absent - self._unreached:
             self._unreached |= new - _leaves(self._joined)
         return [one for one in unchanged if one.grad is not None or id(one) in self._unreached]
@@ -282,16 +282,16 @@ class _Held(nn.Module):
 
 def _send_undefined(parameters: Sequence[Tensor]) -> None:
     """Give parameters undefined gradients, of which their hooks are not called."""
-    hooked = [(one, name) for one in parameters for name in _HOOKS if getattr(one, name)]
-    held = [getattr(one, name) for one, name in hooked]
-    for one, name in hooked:
-        setattr(one, name, OrderedDict())
+    hooked = [(tensor, name) for tensor in parameters for name in _HOOKS if getattr(tensor, name)]
+    held = [getattr(tensor, name) for tensor, name in hooked]
+    for tensor, name in hooked:
+        setattr(tensor, name, OrderedDict())
     try:
         if parameters:
             _Undefined.apply(*parameters).backward()  # type: ignore[no-untyped-call]
     finally:
-        for (one, name), hooks in zip(hooked, held, strict=True):
-            setattr(one, name, hooks)
+        for (tensor, name), hooks in zip(hooked, held, strict=True):
+            setattr(tensor, name, hooks)
 
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

@@ -320,7 +320,7 @@ def other_form(parts: str) -> SplitLossError:
 
 def _rescale(parameters: Iterable[Tensor], factor: Any) -> None:
     """Multiply the gradients of parameters by a factor, in place."""
-    gradients = [local_part(one.grad) for one in parameters if one.grad is not None]
+    gradients = [local_part(tensor.grad) for tensor in parameters if tensor.grad is not None]
 
     def scale(group: list[Tensor]) -> list[Tensor]:  # which FSDP2(offload=True) has on the CPU
         return foreach_("mul", group, map_tensors(lambda x: x.to(group[0].device), factor))

@@ -84,7 +84,7 @@ class ShardSums(Sums):
             packed = _packed(integer)
             report.append(packed if self.is_first else torch.zeros_like(packed))
         self.is_first = False
-        self.reports.add([torch.cat([one.double().reshape(-1) for one in report])])
+        self.reports.add([torch.cat([tensor.double().reshape(-1) for tensor in report])])
 
     def report(self) -> Tensor:
         """Return the sum of the reports of this process, and what it tells the others, in float64.
@@ -138,7 +138,7 @@ class ShardSums(Sums):
     @property
     def _buffer_sizes(self) -> list[int]:
         return [
-            *(one.numel() for one in self.averaged),
+            *(tensor.numel() for tensor in self.averaged),
             *(integer.numel() * _parts(integer) for integer in self.integers),
         ]
 

@@ -50,7 +50,7 @@ def lerp_tensors(
 def _lerp(
     average: Mapping[str, Tensor], current: Mapping[str, Tensor], weight: float
 ) -> dict[str, Tensor]:
-    names = [name for name, one in average.items() if is_averaged(one)]
+    names = [name for name, tensor in average.items() if is_averaged(tensor)]
     if weight in (0, 1):  # a weight of 0 means not read
         taken = current if weight else average
         return {name: taken[name].detach().to(average[name], copy=True) for name in names}

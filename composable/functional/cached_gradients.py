@@ -88,7 +88,7 @@ def cached_gradients(
             "seeds that are drawn from it; pass torch.Generator()."
         )
     *seeds, last = torch.randint(2**63 - 1, (len(parts) + 1,), generator=generator).tolist()
-    with preserving_generators(one.device for one in params.values()) as seed_all:
+    with preserving_generators(tensor.device for tensor in params.values()) as seed_all:
         outputs = []
         with torch.no_grad(), _restoring_buffers():
             for part, seed in zip(parts, seeds, strict=True):
@@ -113,8 +113,8 @@ def _restoring_buffers() -> Iterator[None]:
     def note(called: torch.nn.Module, _: Any) -> None:
         for module in () if id(called) in places else called.modules():  # it may write to all
             _, buffers = places.setdefault(id(module), (module, dict(module._buffers)))
-            new = {one for one in buffers.values() if one is not None} - before.keys()
-            before.update({one: one.clone() for one in new})
+            new = {tensor for tensor in buffers.values() if tensor is not None} - before.keys()
+            before.update({tensor: tensor.clone() for tensor in new})
 
     try:
         with register_module_forward_pre_hook(note):

@@ -47,7 +47,7 @@ def initialize_convolutions(model: nn.Module) -> nn.Module:
     check_module("model", model)
     found = {n: module for n, module in model.named_modules() if _has_center(module)}
     check_uncompiled(model, [*found])
-    copying = {f"{name}.weight".lstrip("."): _copying(name, one) for name, one in found.items()}
+    copying = {f"{name}.weight".lstrip("."): _copying(name, value) for name, value in found.items()}
     weights = {name: weight for name, weight in copying.items() if weight is not None}
     if not weights:
         kinds = "Conv1d, Conv2d and Conv3d with odd kernels that are trained"

@@ -134,12 +134,12 @@ def tie_gradients(grads: Mapping[str, Tensor], *, names: Sequence[str]) -> dict[
     found = [grads[name] for name in names if name in grads]
     if not found:
         return dict(grads)
-    if len({one.shape for one in found}) > 1:
+    if len({tensor.shape for tensor in found}) > 1:
         shapes = {name: tuple(grads[name].shape) for name in names if name in grads}
         raise ValueError(f"names must be of parameters of one shape, not {shapes}.")
     total = found[0]
-    for one in found[1:]:
-        total = total + one
+    for tensor in found[1:]:
+        total = total + tensor
     return {**grads, **dict.fromkeys(names, total)}
 
 
@@ -167,10 +167,10 @@ def _find_head(model: nn.Module, at: str, head: Any) -> str | None:
         return head
     own = output_embeddings(model)
     others = {
-        name: one
-        for name, one in named.items()
-        if one is not named[at]
-        and getattr(getattr(one, "weight", None), "shape", None) == weight.shape
+        name: value
+        for name, value in named.items()
+        if value is not named[at]
+        and getattr(getattr(value, "weight", None), "shape", None) == weight.shape
     }
     found = (
         [name for name, other in others.items() if other is own],

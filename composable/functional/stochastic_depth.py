@@ -97,7 +97,7 @@ def stochastic_depth(
     blocks = [name for name, module in model.named_modules() if _find(module, descriptions)]
     if not blocks:
         if not any(isinstance(module, StochasticBlock) for module in model.modules()):
-            sought = f"blocks of the classes {', '.join(one.name for one in descriptions)}"
+            sought = f"blocks of the classes {', '.join(block.name for block in descriptions)}"
             report_nothing("stochastic_depth", sought, ADVICE if target is None else "")
         return model
     if drop_rate == 0:
@@ -175,5 +175,5 @@ def _description(target: Any) -> ResidualBlock:
 def _find(module: nn.Module, descriptions: list[ResidualBlock]) -> ResidualBlock | None:
     if isinstance(module, StochasticBlock):
         return None
-    found = next((one for one in descriptions if one.covers(type(module))), None)
+    found = next((block for block in descriptions if block.covers(type(module))), None)
     return found if found is not None and found.applies(module) else None

@@ -102,14 +102,14 @@ class Extra:
 
     def objects(self) -> dict[str, Any]:
         """Return the entries that have a state."""
-        return {name: one for name, one in self.held.items() if is_stateful(one)}
+        return {name: value for name, value in self.held.items() if is_stateful(value)}
 
     def state_dict(self) -> ExtraState:
         """Return the states of objects, and the plain values."""
         objects = self.objects()
         return {
-            "states": {name: one.state_dict() for name, one in objects.items()},
-            "values": {name: one for name, one in self.held.items() if name not in objects},
+            "states": {name: value.state_dict() for name, value in objects.items()},
+            "values": {name: value for name, value in self.held.items() if name not in objects},
         }
 
     def load_state_dict(self, state: ExtraState) -> None:
@@ -124,9 +124,9 @@ class Extra:
                 f"states: {', '.join(differing)} must be objects with a state_dict in extra= of "
                 "adapt_loop, both when a checkpoint is saved and when it is resumed."
             )
-        for name, one in objects.items():
+        for name, value in objects.items():
             with entry(name):
-                one.load_state_dict(saved[name])
+                value.load_state_dict(saved[name])
         self.held.update(state["values"])
 
 

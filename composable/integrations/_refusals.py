@@ -101,7 +101,7 @@ def names_acting_in_training(plan: Plan) -> str:
     """List the algorithms that act after the start of training, other than in evaluations."""
     events = [event for event in Event if not event.name.startswith(("EVAL", "PREDICT"))]
     acting = [plan.transforms(event) for event in events if event not in _BEFORE_TRAINING]
-    return ", ".join(dict.fromkeys(one.name for some in acting for one in some))
+    return ", ".join(dict.fromkeys(algorithm.name for some in acting for algorithm in some))
 
 
 def refuse_unfired(

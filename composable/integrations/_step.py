@@ -262,9 +262,9 @@ class StepEvents:
             return whole.batch, ""
         when = "before the last microbatch, because"
         acting = (transform for event in _CHANGING for transform in self.plan.transforms(event))
-        for one in acting:
-            if "batch" in one.writes or not one.declares:
-                return None, f"{when} {one.name} may change batches"
+        for algorithm in acting:
+            if "batch" in algorithm.writes or not algorithm.declares:
+                return None, f"{when} {algorithm.name} may change batches"
         batches = self._micro.fetched.get(whole.timestamp.batch_in_epoch)
         # A function of the user may need them on the device, to which they are moved one by one.
         on_host = whole.device.type != "cpu" and self._micro.run.weights.declares(whole)

@@ -196,7 +196,7 @@ def exchange_saved(
     adapter: LoopAdapter, module: LightningModule, checkpoint: dict[str, Any]
 ) -> None:
     """Replace the training weights in a checkpoint by the evaluated ones, and keep both."""
-    names = {id(one): name for name, one in module.state_dict(keep_vars=True).items()}
+    names = {id(value): name for name, value in module.state_dict(keep_vars=True).items()}
     kept = {}
     for tensor, evaluated, trained in adapter.weights.values(adapter.state):
         if (name := names.get(id(tensor))) in checkpoint["state_dict"]:

@@ -147,7 +147,7 @@ class WandBLogger(HostedRunLogger):
             gradients = {n: p.grad for n, p in named.items() if p.grad is not None}
             found: dict[str, Mapping[str, Any]] = {"gradients": gradients, "parameters": named}
             for kind in self._watched:
-                values = {f"{kind}/{n}": one for n, one in found[kind].items()}
+                values = {f"{kind}/{n}": value for n, value in found[kind].items()}
                 self.log_histograms(values, state.timestamp)
 
     def fit_end(self, state: State, logger: Logger) -> None:

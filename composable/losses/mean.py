@@ -31,8 +31,8 @@ def count_loss_tokens(targets: Any, ignore_index: int = _IGNORED) -> Tensor:
     """
     if isinstance(targets, MixedTargets):
         kept, partner = (
-            _is_label(one, ignore_index).double()
-            for one in (targets.targets, targets.partner_targets)
+            _is_label(tensor, ignore_index).double()
+            for tensor in (targets.targets, targets.partner_targets)
         )
         return torch.lerp(partner, kept, broadcast_weight(targets.weight, kept)).sum()
     if not isinstance(targets, Tensor):
@@ -128,7 +128,7 @@ def takes(function: Callable[..., Any], count: int) -> bool:
     except (TypeError, ValueError):
         return False
     positional = [one for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD]
-    return sum(one.default is one.empty for one in positional) == count
+    return sum(parameter.default is parameter.empty for parameter in positional) == count
 
 
 def check_weight(argument: str, weight: Any, device: torch.device) -> Any:

@@ -88,7 +88,7 @@ class Terms:
     def map(self, function: Callable[[Term], Term], constant: float = 0.0) -> "Terms":
         """Return these terms, each changed by a function, with another constant."""
         both = self.terms, self.of_parameters
-        terms, of_parameters = (tuple([function(one) for one in some]) for some in both)
+        terms, of_parameters = (tuple([function(term) for term in some]) for some in both)
         return Terms(terms, constant, of_parameters)
 
     @property

@@ -341,7 +341,7 @@ def _interpolated(call: LossCall) -> Terms | None:
     if start is None or end is None or start.of_parameters or end.of_parameters:
         return None
     kept = start.constant if start.constant == end.constant else 0.0
-    start, end = (attrs.evolve(one, constant=one.constant - kept) for one in (start, end))
+    start, end = (attrs.evolve(terms, constant=terms.constant - kept) for terms in (start, end))
     start, end = _scaled(start, weight, call, from_one=True), _scaled(end, weight, call)
     if start is None or end is None:
         return None

@@ -68,7 +68,7 @@ class Ensemble(nn.Module):
         gradients = torch.is_grad_enabled()
         with evaluation_mode(self.members), torch.set_grad_enabled(gradients):
             found = [class_logits(member(*args, **kwargs), "Ensemble") for member in self.members]
-        logits = [one.to(compute_dtype(one.dtype)) for one in found]
+        logits = [tensor.to(compute_dtype(tensor.dtype)) for tensor in found]
         dim = self.class_dim
         dim = default_class_dim(self.members[0], logits[0]) if dim is None else dim
         return average_probabilities(logits, weights=self.weights, class_dim=dim)

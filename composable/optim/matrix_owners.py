@@ -87,7 +87,7 @@ def _broadcast(
 ) -> Results:
     """Compute this process's batches, and send the results to all others: one message per owner."""
     owners, rank = _divide(batches, dist.get_world_size(group)), dist.get_rank(group)
-    own = [one for _, found in _alone(values, owners[rank], compute) for one in found]
+    own = [tensor for _, found in _alone(values, owners[rank], compute) for tensor in found]
     for owner, theirs in enumerate(owners):
         shapes = [values[i].shape for i in _indices(theirs)]
         flat = torch.empty(sum(map(torch.Size.numel, shapes)), dtype=dtype, device=values[0].device)
@@ -126,7 +126,7 @@ def _transposed(
     )
     rows_of = zip(*received, strict=True)
     own = {i: torch.cat(rows) for i, rows in zip(indices[rank], rows_of, strict=True)}
-    results = [one for _, found in _alone(own, owners[rank], compute) for one in found]
+    results = [tensor for _, found in _alone(own, owners[rank], compute) for tensor in found]
     numbered = list(zip(indices[rank], results, strict=True))
     returned = exchange(
         [[one[bounds[i][to] : bounds[i][to + 1]] for i, one in numbered] for to in range(size)],
@@ -142,7 +142,7 @@ def _gathered(values: Sequence[Tensor], batches: Sequence[Batch], compute: Compu
         matrices = [values[i] for i in batch.indices]
         results = compute([whole(matrix) for matrix in matrices])
         pairs = zip(results, matrices, strict=True)
-        yield batch, [local_part(sharded_like(result, one)) for result, one in pairs]
+        yield batch, [local_part(sharded_like(result, tensor)) for result, tensor in pairs]
 
 
 def _group_of_rows(mesh: Any, placements: Any) -> Any:
@@ -193,14 +193,14 @@ def _all_to_all(
     device: torch.device,
 ) -> list[list[Tensor]]:
     """Send tensors to each process, and return each process's, of known shapes: one message."""
-    lengths = [sum(one.numel() for one in row) for row in sent]
+    lengths = [sum(tensor.numel() for tensor in row) for row in sent]
     counts = [sum(map(torch.Size.numel, row)) for row in shapes]
     flat = torch.empty(sum(lengths), dtype=dtype, device=device)
-    _fill(flat, [one for row in sent for one in row])
+    _fill(flat, [tensor for row in sent for tensor in row])
     received = torch.empty(sum(counts), dtype=dtype, device=device)
     dist.all_to_all_single(received, flat, counts, lengths, group=group)
     pairs = zip(torch.split(received, counts), shapes, strict=True)
-    return [_split(one, row) for one, row in pairs]
+    return [_split(tensor, row) for tensor, row in pairs]
 
 
 def _split(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:

@@ -55,7 +55,7 @@ class MultiOptimizer(Optimizer):
         self.optimizers = given
         self._share_states()
         first, *others = (one.defaults for one in given)
-        common = {key: one for key, one in first.items() if all(key in more for more in others)}
+        common = {key: value for key, value in first.items() if all(key in more for more in others)}
         super().__setstate__({"defaults": common})  # the hooks; each optimizer has its groups
 
     @property

@@ -265,8 +265,8 @@ class Muon(BaseOptimizer):
                         group["soap_beta2"],
                     )
                     shaped = _shaped(results, updates[some[0]].shape, group)
-                    for i, one in zip(some, shaped, strict=True):
-                        found[i] = one
+                    for i, tensor in zip(some, shaped, strict=True):
+                        found[i] = tensor
         return found
 
     def _buffers(self, name: str, params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:

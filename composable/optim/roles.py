@@ -122,9 +122,9 @@ def roles_of(model: nn.Module, *more: nn.Module) -> list[Role]:
     """Return the role of each parameter of a model, and of modules beside it, by the rule."""
     check_module("model", model)
     found = {id(role.parameter): role for role in _roles_in(model)}
-    for i, one in enumerate(more):
-        check_module(f"more[{i}]", one)
-        for role in _roles_in(one):
+    for i, module in enumerate(more):
+        check_module(f"more[{i}]", module)
+        for role in _roles_in(module):
             outside = attrs.evolve(role, name=OTHERS, stacked=1, transposed=False)
             found.setdefault(id(role.parameter), outside if role.name in (MATRICES, HEAD) else role)
     return list(found.values())

@@ -97,10 +97,10 @@ def check_compatibility(algorithms: Iterable[Algorithm]) -> None:
         IncompatibleAlgorithmsError: Two may, and one of them declares that they must not.
     """
     everywhere = [found for algorithm in algorithms for found in occurrences(algorithm)]
-    for one, other in combinations(everywhere, 2):
-        first, second = one.algorithm, other.algorithm
+    for occurrence, other in combinations(everywhere, 2):
+        first, second = occurrence.algorithm, other.algorithm
         why = _declared_reason(first, second, "incompatible_with")
-        if why and not one.never_overlaps(other):
+        if why and not occurrence.never_overlaps(other):
             raise IncompatibleAlgorithmsError(
                 f"{first.name} and {second.name} are incompatible: {why}. Drop one of them, draw "
                 f"one for each batch with choose([{first.name}, {second.name}]), or give them "

@@ -25,7 +25,7 @@ Listeners: TypeAlias = tuple[Sequence[Algorithm], Callable[[State], State] | Non
 """The algorithms of an event, and what calls its callbacks."""
 
 _NOBODY: Listeners = (), None
-_ALL = sum(one.value for one in Control)
+_ALL = sum(control.value for control in Control)
 
 
 class RequestsState(TypedDict):

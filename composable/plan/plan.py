@@ -136,7 +136,7 @@ class Plan:
     def with_remarks(self, state: State) -> "Plan":
         """Return this plan with the remarks of its algorithms on a run from a state."""
         given = (leaf.remark(state) for each in self.algorithms for leaf in leaves(each))
-        remarks = tuple(one for one in given if one is not None)
+        remarks = tuple(remark for remark in given if remark is not None)
         return self if remarks == self.remarks else attrs.evolve(self, remarks=remarks)
 
     # --- contents ---

@@ -323,17 +323,17 @@ class RecordedRun:
             return
         self.problems.extend(str(one.error) for one in broken)
         best = _best_of(whole[0].manifest.info.get("best")) if whole else None  # of the latest
-        for one in reversed(whole):
-            manifest = one.manifest
+        for checkpoint in reversed(whole):
+            manifest = checkpoint.manifest
             self.checkpoints.append(
                 {
-                    "name": one.path.name,
+                    "name": checkpoint.path.name,
                     "batch": manifest.batch,
                     "epoch": manifest.info.get("epoch"),
                     "bytes": sum(file.size for file in manifest.files.values()),
                     "complete": manifest.info.get("complete") is True,
                     "created": manifest.created,
-                    "best": best if best and best["checkpoint"] == one.path.name else None,
+                    "best": best if best and best["checkpoint"] == checkpoint.path.name else None,
                 }
             )
 

@@ -99,7 +99,7 @@ def _results(groups: Sequence[Sequence[RecordedRun]], name: str) -> list[_Cell]:
 
 
 def _values(groups: Sequence[Sequence[RecordedRun]], read: _Read) -> list[list[float]]:
-    return [[one for one in map(read, runs) if one is not None] for runs in groups]
+    return [[value for value in map(read, runs) if value is not None] for runs in groups]
 
 
 def _mean(values: Sequence[float]) -> float | None:

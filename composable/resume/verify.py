@@ -256,7 +256,7 @@ def _pairs(
             yield from _named(part.get("loss_fn"), of_loss)
     yield from _named(saved.get("memory"), parameters)
     yield from _named(saved.get("averages"), parameters)
-    trained = {**{f"loss_fn.{name}": one for name, one in of_loss.items()}, **parameters}
+    trained = {**{f"loss_fn.{name}": tensor for name, tensor in of_loss.items()}, **parameters}
     optimizers = saved.get("optimizers")
     for optimizer in optimizers if isinstance(optimizers, list) else ():
         for one in _numbered(optimizer):

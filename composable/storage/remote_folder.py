@@ -174,7 +174,7 @@ class RemoteFolder:
                 local_name(one.path.name): (one.path.name, one.manifest) for one in whole[::-1]
             }
             kept = {name for name, _ in self._remote.values()}
-            self._unused = {one.path.name for one in whole} - kept
+            self._unused = {checkpoint.path.name for checkpoint in whole} - kept
             self._seen = _manifests(sizes)
             begun = {path.partition("/")[0] for path in sizes if is_part(path.partition("/")[2])}
             self._unused |= begun - {path.partition("/")[0] for path in self._seen}

@@ -241,7 +241,7 @@ def _folder_near(folder: Path | None, otherwise: Path) -> Iterator[Path]:
     if folder is None:
         yield otherwise
         return
-    parents = [one for one in (folder, *folder.absolute().parents) if os.path.lexists(one)]
+    parents = [path for path in (folder, *folder.absolute().parents) if os.path.lexists(path)]
     with tempfile.TemporaryDirectory(prefix=".composable-check-", dir=parents[0]) as near:
         yield Path(near)
 
@@ -251,7 +251,7 @@ def _memory(state: State) -> dict[str, int]:
     held = [tensors_of(list(one.state.values())) for one in base_optimizers(state.optimizers)]
     found = {
         "parameters": _size(trained),
-        "gradients": _size([one for one in trained if one.requires_grad]),
+        "gradients": _size([parameter for parameter in trained if parameter.requires_grad]),
         "optimizers": sum(map(_size, held)),
     }
     if used := memory_statistics(state.device):

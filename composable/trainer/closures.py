@@ -66,9 +66,9 @@ def check_closures(state: State, *, in_parts: bool) -> None:
     Raises:
         ValueError: It can't.
     """
-    for one in filter(needs_closure, base_optimizers(state.optimizers)):
-        update, precision = update_of(one), state.precision
-        alone = one in state.optimizers and (update is not None or len(state.optimizers) == 1)
+    for optimizer in filter(needs_closure, base_optimizers(state.optimizers)):
+        update, precision = update_of(optimizer), state.precision
+        alone = optimizer in state.optimizers and (update is not None or len(state.optimizers) == 1)
         reasons = {
             f"which precision={precision.name!r} scales: use 'amp_bf16'": precision.scales_loss,
             "of whole parameters, of which each process has a part: use parallel='ddp'": in_parts,
@@ -76,4 +76,4 @@ def check_closures(state: State, *, in_parts: bool) -> None:
         }
         place = "optimizers" if update is None else f"the update {update!r}"
         for why in [text for text, holds in reasons.items() if holds]:
-            raise ValueError(f"{type(one).__name__} of {place} compares losses {why}.")
+            raise ValueError(f"{type(optimizer).__name__} of {place} compares losses {why}.")

@@ -117,7 +117,7 @@ class EvaluatedWeights(SavedFields):
     def values(self, state: State) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Return the tensors of the model that are exchanged: each, evaluated, and trained."""
         if self.installed:
-            states = (pair for one in self._switched for pair in one.state.items())
+            states = (pair for free in self._switched for pair in free.state.items())
             trained = [(p, values["y"]) for p, values in states if "y" in values]
             return [(tensor, tensor, value) for tensor, value in [*self._held, *trained]]
         own = module_tensors(state.model)
@@ -205,8 +205,8 @@ class EvaluatedWeights(SavedFields):
         written = [one for one, count in new_counts.items() if count != counts.get(one)]
         known = dict(_exchanged(state, self.of(state))) if written else {}
         return not all(
-            one in known and equal_bits(local_part(one), local_part(known[one]))
-            for one in written  # perhaps with the same values
+            parameter in known and equal_bits(local_part(parameter), local_part(known[parameter]))
+            for parameter in written  # perhaps with the same values
         )
 
     def check_names(self, state: State) -> None:

@@ -131,7 +131,7 @@ def _fits(value: Tensor, shape: Sequence[int], strict: bool) -> bool:
     if value.dim() != len(shape):
         return not (strict and value.dim())
     pairs = zip(value.shape, shape, strict=True)
-    return all(one in ((1, size) if strict else (1, *shape)) for one, size in pairs)
+    return all(number in ((1, size) if strict else (1, *shape)) for number, size in pairs)
 
 
 def _schedulers(run: Run, own: Mapping[str, Any], point: ForeignPoint) -> list[Any]:

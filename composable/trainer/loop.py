@@ -221,7 +221,7 @@ def log(run: Run, before: State, state: State) -> State:
         return state
     losses = {"loss/train": state.loss}
     if run.updates:
-        losses = {f"loss/train/{name}": one for name, one in run.unlogged.items()}
+        losses = {f"loss/train/{name}": value for name, value in run.unlogged.items()}
         run.unlogged.clear()
     if not run.dispatcher.logger.destinations:
         return state

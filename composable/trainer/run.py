@@ -146,7 +146,7 @@ class Run:
     @property
     def parts(self) -> dict[str, Stateful]:
         """The parts that a checkpoint saves, by their names in it."""
-        fields = (one for one in attrs.fields(Run) if _PART in one.metadata)
+        fields = (attribute for attribute in attrs.fields(Run) if _PART in attribute.metadata)
         parts = {field.metadata[_PART]: getattr(self, field.name) for field in fields}
         for update in self.updates:
             parts[f"loss_scaler of {update.update.name}"] = update.scaler

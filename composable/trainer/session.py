@@ -176,7 +176,7 @@ class CallbackStates:
     def state_dict(self) -> dict[str, Any]:
         """Return the states by the names of the callbacks."""
         named = named_callbacks(self.session.callbacks)
-        return {name: one.state_dict() for name, one in named.items()}
+        return {name: callback.state_dict() for name, callback in named.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned.
@@ -209,7 +209,7 @@ class CallbackStates:
             with entry(key):
                 callback.load_state_dict(self._waiting[key])
         loaded = {key for _, key in pairs}
-        self._waiting = {key: one for key, one in self._waiting.items() if key not in loaded}
+        self._waiting = {key: value for key, value in self._waiting.items() if key not in loaded}
 
     def _match(self) -> list[tuple[Callback, str]]:
         """Return the callbacks for which a state is waiting, each with the name of the state.

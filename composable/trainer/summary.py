@@ -57,7 +57,7 @@ class FitSummary:
 
     def _trained(self) -> str:
         state = self.checkpoints.run.state
-        before, after = (attrs.asdict(one) for one in (self.start, state.timestamp))
+        before, after = (attrs.asdict(timestamp) for timestamp in (self.start, state.timestamp))
         done = {name: after[name] - before[name] for name in _COUNTED}
         counted = [_count(n, name) for name, n in done.items() if n or name == "batch"]
         training = after["total_wct"] - before["total_wct"]

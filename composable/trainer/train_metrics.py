@@ -59,9 +59,9 @@ class Totals:
     def state_dict(self, processes: Processes) -> dict[str, Any]:
         """Return the sums and objects of all processes."""
         objects = {}
-        for name, one in self.objects.items() if self.steps else ():
-            with one.sync_context() if processes.several else nullcontext():
-                objects[name] = dict(one.state_dict())
+        for name, value in self.objects.items() if self.steps else ():
+            with value.sync_context() if processes.several else nullcontext():
+                objects[name] = dict(value.state_dict())
         sums = processes.sum(self.sums)
         return {"steps": self.steps, "names": self.names, "sums": sums, "objects": objects}
 
@@ -230,10 +230,10 @@ class TrainMetrics(Callback):
         sums = processes.sum(totals.sums)
         means = dict(zip(totals.names, sums[:, 0] / sums[:, 1], strict=True))
         results: dict[str, Any] = {name: means[name] for name in self._functions}
-        results |= {name: one(means["loss"]) for name, one in self.of_loss.items()}
-        for name, one in totals.objects.items():
-            with nullcontext() if processes.several else computed_alone(one):
-                add_results(results, name, one.compute())
+        results |= {name: loss(means["loss"]) for name, loss in self.of_loss.items()}
+        for name, value in totals.objects.items():
+            with nullcontext() if processes.several else computed_alone(value):
+                add_results(results, name, value.compute())
         return results
 
     # --- checkpoints ---

@@ -274,7 +274,7 @@ class TrainingData:
         """
         self._check_state(state)
         sizes, count = (state["batch_size"], self.batch_size), state["batches_per_step"]
-        before, size = (one if one and all(sizes) else 1 for one in sizes)
+        before, size = (number if number and all(sizes) else 1 for number in sizes)
         read = now.batch_in_epoch * (count or 1) * before
         steps, rest = divmod(read, self.batches_per_step * size)
         follows = before != size and _follows_batches(self.loader)

@@ -119,8 +119,8 @@ def trial(run: Run) -> Iterator[TrialRun]:
         yield TrialRun(run, attributes)
     finally:
         run.guard, run.updates = guard, updates
-        for one in undo:
-            one()
+        for function in undo:
+            function()
 
 
 @attrs.frozen(eq=False)

@@ -24,8 +24,8 @@ def undone_on_error(undo: Iterable[Undo]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for one in undo:
-            one()
+        for function in undo:
+            function()
         raise
 
 

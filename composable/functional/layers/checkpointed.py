@@ -92,9 +92,9 @@ def repeating_buffers(
         before = [(buffer, buffer.detach().clone(), buffer._version) for buffer in buffers]
         with forward:
             yield
-        for one, old, version in before:
-            if one.numel() <= _SMALL or one._version != version:
-                written.append((one, old))
+        for tensor, old, version in before:
+            if tensor.numel() <= _SMALL or tensor._version != version:
+                written.append((tensor, old))
 
     return first(), Given(again, written)
 
@@ -108,7 +108,7 @@ class Given(AbstractContextManager[None]):
     _now: Values = attrs.field(init=False, factory=list)
 
     def __enter__(self) -> None:
-        self._now = [(one, one.detach().clone()) for one, _ in self.values]
+        self._now = [(tensor, tensor.detach().clone()) for tensor, _ in self.values]
         _write(self.values)
         self.inner.__enter__()
 
@@ -120,8 +120,8 @@ class Given(AbstractContextManager[None]):
 
 
 def _write(values: Values) -> None:
-    for one, value in values:
-        one.data.copy_(value)  # other graphs may have saved it: its version stays
+    for tensor, value in values:
+        tensor.data.copy_(value)  # other graphs may have saved it: its version stays
 
 
 def without_cache(value: Any) -> Any:

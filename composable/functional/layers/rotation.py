@@ -237,7 +237,7 @@ def _check_heads(inputs: Any) -> None:
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     """Return whether a tensor of one shape expands to another."""
     return len(shape) <= len(to) and all(
-        one in (1, other) for one, other in zip(shape[::-1], to[::-1], strict=False)
+        number in (1, other) for number, other in zip(shape[::-1], to[::-1], strict=False)
     )
 
 
