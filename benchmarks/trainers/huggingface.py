@@ -50,7 +50,7 @@ class InOrder(transformers.Trainer):
     """Reads the examples in their order."""
 
     def _get_train_sampler(self, *_: Any) -> Any:
-        return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+        return torch.utils.data.SequentialSampler(self.train_dataset)
 
 
 def train(job: Job) -> None:
@@ -76,10 +76,10 @@ def train(job: Job) -> None:
             report_to=[],
             disable_tqdm=True,
         ),
-        train_dataset=[{"inputs": x, "labels": y} for x, y in data()],  # type: ignore[arg-type]
+        train_dataset=[{"inputs": x, "labels": y} for x, y in data()],
         compute_loss_func=compute_loss,
         callbacks=[Record(job)],
     )
     job.checkpoints.mkdir(parents=True, exist_ok=True)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(job.checkpoints)))
-    job.finish(trainer.model.model.state_dict())  # type: ignore[union-attr]
+    job.finish(trainer.model.model.state_dict())

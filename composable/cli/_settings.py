@@ -44,6 +44,8 @@ class SettingsFile:
     def __init__(self, file: str, allowed: Sequence[str] = ()) -> None:
         self._allowed = tuple(allowed)
         self._origins: dict[Place, str] = {(): file}  # the line, or the override, of each setting
+        self._calls: dict[Any, Place] = {}  # by their code, as Hydra doesn't make partial calls
+        self._texts: list[Place] = []
 
     def build(self, overrides: Sequence[str] = ()) -> Any:
         """Build the Trainer, with weights that its seed determines.
@@ -61,13 +63,18 @@ class SettingsFile:
                 return instantiate(tree, _convert_="all")
         except (InstantiationException, TypeError) as error:
             cause = error.__cause__ or error
-            frames = [frame.f_globals for frame, _ in traceback.walk_tb(cause.__traceback__)]
-            if any(one.get("__name__", "").startswith(self._allowed) for one in frames):
+            frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+            if any(one.f_globals.get("__name__", "").startswith(self._allowed) for one in frames):
                 raise  # in a package of --allow, whose author needs the traceback
             # OmegaConf writes an item of a list as "a[0]" or "a0".
             key = "".join(_place("".join(re.findall(r"full_key: (.+)", str(error)))))
             place = max((one for one in self._origins if key.startswith("".join(one))), key=len)
-            named = ((*place, word) for word in re.findall(r"\w+", str(cause)))
+            words, calls = re.findall(r"\w+", str(cause)), [one.f_code for one in frames]
+            if not key and (code := next((c for c in calls if c in self._calls), None)):
+                place = self._calls[code]
+            texts = [text for text in self._texts if text[:-1] == place]
+            named = [(*place, word) for word in words if word not in _KEYS]
+            named += texts if len(texts) == 1 else []  # a text in place of a number, most likely
             place = next((one for one in named if one in self._origins), place)
             self._refuse(place, str(cause) if " " in str(cause) else repr(cause))
 
@@ -103,10 +110,14 @@ class SettingsFile:
 
     def _check(self, value: Any, place: Place) -> None:
         """Check that each call in a tree is allowed, and has arguments that exist."""
+        if isinstance(value, str) and place[-1] not in _KEYS:
+            self._texts.append(place)
         if isinstance(value, str) and "${" in value:  # Hydra would resolve it
             self._refuse(place, f"{value!r} is an interpolation within an interpolation")
         if isinstance(value, dict) and "_target_" in value:
             target = self._find(value["_target_"], (*place, "_target_"))
+            if place and (code := getattr(getattr(target, "__init__", target), "__code__", None)):
+                self._calls[code] = place
             try:
                 inspect.signature(target).bind_partial(**{k: None for k in value if k not in _KEYS})
             except TypeError as error:

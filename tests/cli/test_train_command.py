@@ -165,6 +165,8 @@ def test_an_error_names_the_line_of_the_file(line, new, said, capsys):
         ("algorithms=[{_target_: composable.algorithms.MixUp, alpha: x}]", "alpha='x' must be"),
         ("autoresume=true", "autoresume=True needs a save_folder to look for checkpoints in."),
         ("seed", "write KEY=VALUE, such as seed=3"),
+        ("optimizers.lr=abc", "'<' not supported between instances of 'str' and 'float'"),
+        ("model.in_features=abc", "type must be tuple of ints,but got str"),
     ],
 )
 def test_an_error_names_the_override(override, said, capsys):
