@@ -29,7 +29,7 @@ import statistics
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
@@ -105,6 +105,7 @@ RECIPE_BY_HAND: dict[str, Any] = {
 """The best setting of `speedrun_gpt` of twelve that were tried by hand, on the validation text."""
 ADAMW_LR, MUON_LR = (1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3), (8e-3, 11e-3, 16e-3, 22e-3, 32e-3)
 TABLES = {"table_lr": (0.05, 0.1, 0.2), "rows": (2**16, 2**18, 2**20), "n": (2, 3, 4)}
+Source = tuple[str, Callable[[], dict[str, list[str]]]]
 MEGABYTES = 2000.0
 LONGER = {"evaluated_context": (EVALUATED_CONTEXT,)}
 BASELINE, RECIPE = "AdamW", "speedrun_gpt"
@@ -274,7 +275,7 @@ def step_seconds(trial: Trial) -> float:
     return statistics.median(after - before for before, after in itertools.pairwise(times))
 
 
-def step_costs(trials: Sequence[Trial], source: tuple[str, Path]) -> list[float]:
+def step_costs(trials: Sequence[Trial], source: Source) -> list[float]:
     """Measure the steps of each setting, one after the other, while no other trial runs."""
     settings = [json.dumps([one.arm, one.settings], sort_keys=True) for one in trials]
     each = dict(zip(settings, trials, strict=True))
@@ -292,14 +293,14 @@ def run(trial: Trial, cost: float) -> dict[str, Any]:
     return {**attrs.asdict(trial), "step_seconds": cost, "steps": steps, "result": float(result)}
 
 
-def begin(source: tuple[str, Path]) -> None:
-    """Train the models of this process on the Python files of a folder, in one thread."""
+def begin(source: Source) -> None:
+    """Train the models of this process on a text, in one thread."""
     small_gpt.SOURCE = source
     torch.set_num_threads(1)
 
 
 def trained(
-    trials: Iterable[Trial], file: Path, workers: int, source: tuple[str, Path] = small_gpt.SOURCE
+    trials: Iterable[Trial], file: Path, workers: int, source: Source = small_gpt.SOURCE
 ) -> list[dict[str, Any]]:
     """Return the results of trials, those of the file or new ones, which are added to it."""
     lines = file.read_text().splitlines() if file.exists() else []
@@ -341,7 +342,7 @@ def search(arms: Sequence[str], folder: Path, workers: int) -> dict[str, dict[st
     last = [
         Trial(arm, one["settings"], SECONDS[-1], seed)
         for arm in arms
-        for one in sorted((r for r in results if r["arm"] == arm), key=_result)[:FINALISTS]
+        for one in sorted((r for r in results if r["arm"] == arm), key=result_of)[:FINALISTS]
         for seed in TUNING_SEEDS
     ]
     return best(trained(last, file, workers))
@@ -378,8 +379,8 @@ def refine(arms: Sequence[str], folder: Path, workers: int) -> dict[str, dict[st
     for arm, start in starts.items():
         changes: dict[str, Any] = {}
         better = trained(around[arm], file, workers)
-        for one in sorted(better, key=_result, reverse=True):
-            if _result(one) < _result(start):
+        for one in sorted(better, key=result_of, reverse=True):
+            if result_of(one) < result_of(start):
                 changes |= dict(one["settings"].items() - start["settings"].items())
         settings = {**start["settings"], **changes}
         together.append(Trial(arm, settings, SECONDS[1], TUNING_SEEDS[0]))
@@ -397,7 +398,7 @@ def ranked(arm: str, file: Path) -> list[dict[str, Any]]:
     """Return the first trials of an arm, the best one first."""
     results = map(json.loads, file.read_text().splitlines())
     return sorted(
-        (one for one in results if (one["arm"], one["seconds"]) == (arm, SECONDS[1])), key=_result
+        (one for one in results if (one["arm"], one["seconds"]) == (arm, SECONDS[1])), key=result_of
     )
 
 
@@ -418,14 +419,14 @@ def best(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         groups.setdefault((one["arm"], json.dumps(one["settings"])), []).append(one)
     chosen: dict[str, dict[str, Any]] = {}
     for (arm, _), runs in sorted(
-        groups.items(), key=lambda one: statistics.fmean(map(_result, one[1]))
+        groups.items(), key=lambda one: statistics.fmean(map(result_of, one[1]))
     ):
         cost = statistics.fmean(one["step_seconds"] for one in runs)
         chosen.setdefault(arm, {"settings": runs[0]["settings"], "step_seconds": cost})
     return chosen
 
 
-def _result(one: Mapping[str, Any]) -> float:
+def result_of(one: Mapping[str, Any]) -> float:
     return one["result"] if one["result"] == one["result"] else math.inf
 
 
@@ -479,9 +480,9 @@ def reference(folder: Path, workers: int) -> float:
         Trial(GPT2, {**GPT2_SETTINGS, "lr": lr, "embedding_lr": lr}, SECONDS[1], TUNING_SEEDS[0])
         for lr in GPT2_RATES
     ]
-    settings = min(trained(tried, file, workers), key=_result)["settings"]
+    settings = min(trained(tried, file, workers), key=result_of)["settings"]
     last = [Trial(GPT2, settings, SECONDS[-1], seed, "test") for seed in TUNING_SEEDS]
-    return statistics.fmean(map(_result, trained(last, file, workers)))
+    return statistics.fmean(map(result_of, trained(last, file, workers)))
 
 
 def measure_again() -> None:
@@ -509,7 +510,7 @@ def more(chosen: Mapping[str, Mapping[str, Any]], folder: Path, workers: int) ->
     same = {**settings, "evaluated_context": settings["context"]}
     python = (
         f"python-{platform.python_version()}",
-        Path(sysconfig.get_path("stdlib")),
+        functools.partial(small_gpt.read_parts, Path(sysconfig.get_path("stdlib"))),
     )
     return {
         "twice as long": trained(trials([2 * SECONDS[-1]]), folder / "more.jsonl", workers),

@@ -15,7 +15,7 @@ import argparse
 import functools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,7 @@ PARTS = {0: "validation", 3: "train", 6: "test", 9: "train"}  # of every twelve 
 SPAN = 4096  # bytes of validation and of the test that are evaluated together
 IGNORED = -100
 HEAD = 32  # the width of an attention head
-SOURCE = (f"torch-{torch.__version__}", Path(torch.__file__).parent)
-"""The name of the text, by which its tokens are cached, and its folder."""
+ENCODED = 256  # files that are tokenized together
 
 
 # --- data ---
@@ -65,14 +64,26 @@ def files(folder: Path) -> list[Path]:
     return sorted(one for one in found if not skipped & set(one.relative_to(folder).parts))
 
 
-@functools.cache
-def texts() -> dict[str, list[str]]:
-    """Read the files of "train", "validation" and "test"."""
+def read_parts(folder: Path) -> dict[str, list[str]]:
+    """Read the files of "train", "validation" and "test" of a folder."""
     parts: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
-    for number, path in enumerate(files(SOURCE[1])):
+    for number, path in enumerate(files(folder)):
         if part := PARTS.get(number % 12):
             parts[part].append(path.read_text(encoding="utf-8"))
     return parts
+
+
+SOURCE: tuple[str, Callable[[], dict[str, list[str]]]] = (
+    f"torch-{torch.__version__}",
+    functools.partial(read_parts, Path(torch.__file__).parent),
+)
+"""The name of the text, by which its tokens are cached, and a function that reads it."""
+
+
+@functools.cache
+def texts() -> dict[str, list[str]]:
+    """Return the files of "train", "validation" and "test"."""
+    return SOURCE[1]()
 
 
 def spans(part: str, count: int) -> list[str]:
@@ -105,8 +116,13 @@ def training_tokens(vocabulary: int) -> Tensor:
     """Return the tokens of the training text."""
     path = cached(f"{vocabulary}.tokens")
     if not path.exists():
-        encoded = tokenizer(vocabulary).encode_batch(texts()["train"])
-        replace(path, np.concatenate([np.array(one.ids, np.uint16) for one in encoded]).tobytes())
+        encode, files = tokenizer(vocabulary).encode_batch, texts()["train"]
+        ids = [
+            np.array(encoding.ids, np.uint16)
+            for at in range(0, len(files), ENCODED)
+            for encoding in encode(files[at : at + ENCODED])
+        ]
+        replace(path, np.concatenate(ids).tobytes())
     return torch.from_numpy(np.fromfile(path, np.uint16))
 
 
@@ -122,10 +138,15 @@ def write_tokens(folder: Path, vocabulary: int) -> None:
 
 def cached(name: str) -> Path:
     """Return the path of a cached file, which belongs to one version of the text."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = root / "composable" / SOURCE[0]
+    folder = cache_folder() / SOURCE[0]
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
+
+
+def cache_folder() -> Path:
+    """Return the folder of all cached files."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return root / "composable"
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -375,6 +396,7 @@ def build(  # noqa: PLR0913 (each is a hyperparameter of the comparison)
     warmup: str = "0.05dur",
     positions: str = "rotary",
     initialization: str = "fan-in",
+    precision: str = "fp32",
     optimizers: Any = None,
     schedulers: Any = None,
     max_duration: str = "400ba",
@@ -399,6 +421,7 @@ def build(  # noqa: PLR0913 (each is a hyperparameter of the comparison)
         warmup: The time in which the learning rates rise, before a linear decay to 0.
         positions: "learned" or "rotary".
         initialization: "gpt2", or "fan-in" with zeros where a branch and the model end.
+        precision: The precision of the forward pass: "fp32" or "amp_bf16".
         optimizers: A function from parameters to an optimizer, instead of AdamW.
         schedulers: Schedules, instead of the warm-up and the linear decay.
         max_duration: The length of training.
@@ -426,6 +449,7 @@ def build(  # noqa: PLR0913 (each is a hyperparameter of the comparison)
         schedulers=linear(warmup=warmup) if schedulers is None else schedulers,
         algorithms=algorithms,
         max_duration=max_duration,
+        precision=precision,
         seed=seed,
         progress_bar=False,
     )

@@ -96,6 +96,12 @@ def test_data_that_differ_from_the_stored_hashes_are_named():
             data_hashes.check_data(known, {**known, name: "z"})
 
 
+def test_no_ngram_is_in_two_rows():
+    table = counting.KneserNey.count(np.array([[0, 1], [2, 0]]), vocabulary=3, n=2)
+
+    assert table.levels[1].keys.tolist() == [0 * 3 + 1, 2 * 3 + 0]
+
+
 def test_the_stored_losses_have_the_hashes_of_this_text():
     known = counting.stored()["data"]
     fast = {name: one for name, one in known.items() if not name.startswith("tokens")}
