@@ -1,7 +1,7 @@
 """Measure the overhead of other trainers over a plain loop, as benchmarks/overhead.py does.
 
-Trainers that are not installed are skipped. To install them: pip install lightning accelerate
-pytorch-ignite. Features beyond the loop are disabled: loggers, progress bars, checkpoints.
+Trainers that are not installed are skipped: `tools/peer_environment FOLDER` makes an environment
+with all of them. Features beyond the loop are disabled: loggers, progress bars, checkpoints.
 
     python benchmarks/peers.py
 """
@@ -11,8 +11,14 @@ import importlib.util
 import json
 import logging
 import statistics
+import sys
+import tempfile
 import warnings
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 from overhead import BLOCK, Interleaved, PlainLoop, optimizer_and_scheduler, tiny
@@ -110,9 +116,85 @@ def ignite(model: nn.Module, loader: Interleaved) -> None:
     engine.run(loader, max_epochs=1)
 
 
-NEEDS = {"accelerate": "accelerate", "fabric": "lightning", "lightning": "lightning"}
-NEEDS |= {"ignite": "ignite"}
-PEERS = [plain, composable, fabric, ignite, accelerate, lightning]
+def huggingface(model: nn.Module, loader: Interleaved) -> None:
+    import transformers
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, inputs, labels):
+            return {"loss": cross_entropy(self.model(inputs), labels)}
+
+    class Named:
+        def __iter__(self):
+            for inputs, targets in loader:
+                yield {"inputs": inputs, "labels": targets}
+
+        def __len__(self):
+            return len(loader)
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self):
+            return Named()
+
+    with tempfile.TemporaryDirectory() as folder:
+        Trainer(
+            model=Module(),
+            args=transformers.TrainingArguments(
+                output_dir=folder,
+                num_train_epochs=1,
+                max_grad_norm=0.0,
+                save_strategy="no",
+                logging_strategy="no",
+                use_cpu=True,
+                report_to=[],
+                disable_tqdm=True,
+            ),
+            train_dataset=[0],
+            optimizers=optimizer_and_scheduler(model),
+        ).train()
+
+
+def composer(model: nn.Module, loader: Interleaved) -> None:
+    from benchmarks.trainers import composer as peer
+
+    class Module(peer.ComposerModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, batch):
+            return self.model(batch[0])
+
+        def loss(self, outputs, batch):
+            return cross_entropy(outputs, batch[1])
+
+    optimizer, scheduler = optimizer_and_scheduler(model)
+    peer.composer.Trainer(
+        model=Module(),
+        train_dataloader=loader,
+        optimizers=optimizer,
+        schedulers=scheduler,
+        step_schedulers_every_batch=True,
+        max_duration="1ep",
+        device_train_microbatch_size=32,
+        device="cpu",
+        progress_bar=False,
+    ).fit()
+
+
+NEEDS = {
+    "fabric": ("lightning", "lightning"),
+    "lightning": ("lightning", "lightning"),
+    "ignite": ("ignite", "pytorch-ignite"),
+    "accelerate": ("accelerate", "accelerate"),
+    "huggingface": ("transformers", "transformers"),
+    "composer": ("composer", "mosaicml"),
+}
+"""The module and the distribution of each."""
+PEERS = [plain, composable, fabric, ignite, accelerate, lightning, huggingface, composer]
 
 
 def measure(run: Callable[[nn.Module, Interleaved], None], blocks: int) -> float:
@@ -137,17 +219,18 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    names = {run: NEEDS.get(run.__name__) for run in PEERS}
-    installed = [run for run, need in names.items() if not need or importlib.util.find_spec(need)]
+    needs = {run: NEEDS.get(run.__name__, ("torch", "torch")) for run in PEERS}
+    installed = [run for run, (name, _) in needs.items() if importlib.util.find_spec(name)]
     results: dict[str, list[float]] = {run.__name__: [] for run in installed}
     for _ in range(arguments.rounds):
         for run in installed:
             results[run.__name__].append(measure(run, arguments.blocks))
     for name, measured in results.items():
         rounds = sorted(round(ratio, 3) for ratio in measured)
-        print(
-            name, json.dumps({"x_plain": statistics.median(rounds), "rounds": rounds}), flush=True
-        )
+        found = {"x_plain": statistics.median(rounds), "rounds": rounds}
+        packages = {"plain": "torch", "composable": "composable"}
+        package = packages.get(name) or NEEDS[name][1]
+        print(f"{name} ({package} {version(package)})", json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

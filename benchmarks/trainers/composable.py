@@ -8,7 +8,7 @@ import torch
 import composable
 from benchmarks.trainers.job import EPOCHS, LR, SEED, Job, data, loss_fn
 from composable import Callback, Trainer
-from composable.algorithms import EMA
+from composable.algorithms import EMA, LabelSmoothing, MixUp
 from composable.checkpoint import load_weights
 
 
@@ -30,13 +30,14 @@ def version() -> str:
 
 def train(job: Job) -> None:
     """Train, from the last checkpoint if there is one."""
+    algorithms = job.apply({"MixUp": MixUp, "LabelSmoothing": LabelSmoothing})
     trainer = Trainer(
         job.model(),
         train_dataloader=job.loader(shuffle=job.shuffles),
         eval_dataloader=torch.utils.data.DataLoader(data(), batch_size=40) if job.average else None,
         loss_fn=loss_fn,
         optimizers=partial(torch.optim.AdamW, lr=LR),
-        algorithms=[EMA("3ba")] if job.average else [],
+        algorithms=[*algorithms, *([EMA("3ba")] if job.average else [])],
         callbacks=[Record(job)],
         grad_accum=job.microbatches,
         max_duration=f"{EPOCHS}ep",

@@ -1,7 +1,11 @@
 """Composer."""
 
+import importlib.util
+import sys
+import types
 import warnings
-from typing import Any
+from importlib.machinery import ModuleSpec
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -9,15 +13,31 @@ from torch import Tensor
 from benchmarks.trainers.job import EPOCHS, IGNORED, LR, SEED, Job, data, loss_fn
 
 warnings.simplefilter("ignore")
-try:
-    import torchvision  # noqa: F401
-except RuntimeError:  # Composer imports it, also a build for another PyTorch
-    _LIBRARY = torch.library.Library("torchvision", "DEF")
-    for _name in ("nms", "qnms"):
-        _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+class _Absent(types.ModuleType):
+    """Stands for a part of torchvision, which Composer imports and does not use here."""
+
+    __path__: ClassVar[list[str]] = []
+    __file__ = __file__
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+if importlib.util.find_spec("torchvision") is None:  # it needs a build for this very PyTorch
+    _PARTS = ".datasets", ".models", ".models.resnet", ".ops", ".transforms", ".utils"
+    for _name in ("", *_PARTS, ".transforms.functional"):
+        sys.modules["torchvision" + _name] = _Absent("torchvision" + _name)
 
 import composer  # noqa: E402
-from composer.algorithms import EMA  # noqa: E402
+from composer.algorithms import EMA, LabelSmoothing, MixUp  # noqa: E402
 from composer.core import Callback, DataSpec  # noqa: E402
 from composer.models import ComposerModel  # noqa: E402
 from torchmetrics import Metric  # noqa: E402
@@ -82,11 +102,22 @@ def version() -> str:
     return str(composer.__version__)
 
 
-def train(job: Job) -> None:
-    """Train, from the last checkpoint if there is one."""
+def train(job: Job, *, by_link: bool = False) -> None:
+    """Train, from the last checkpoint if there is one.
+
+    Args:
+        job: The run.
+        by_link: Load the checkpoint that the link of the last one names, in the place of
+            `autoresume`, and overwrite later ones.
+    """
     composer.utils.reproducibility.seed_all(SEED)
     model = Model(job)
     loader = job.loader(shuffle=job.shuffles)
+    latest = job.checkpoints / "latest-rank0.pt"
+    resumed: dict[str, Any] = {"autoresume": True}
+    if by_link:
+        resumed = {"load_path": str(latest) if latest.exists() else None, "save_overwrite": True}
+    algorithms = job.apply({"MixUp": MixUp, "LabelSmoothing": LabelSmoothing})
     trainer = composer.Trainer(
         model=model,
         train_dataloader=DataSpec(
@@ -94,7 +125,10 @@ def train(job: Job) -> None:
         ),
         eval_dataloader=torch.utils.data.DataLoader(data(), batch_size=40) if job.average else None,
         optimizers=torch.optim.AdamW(model.parameters(), lr=LR),
-        algorithms=[EMA(half_life="3ba", update_interval="1ba")] if job.average else [],
+        algorithms=[
+            *algorithms,
+            *([EMA(half_life="3ba", update_interval="1ba")] if job.average else []),
+        ],
         callbacks=[Record(job)],
         device_train_microbatch_size=job.microbatch_size,
         accumulate_train_batch_on_tokens=True,
@@ -102,7 +136,7 @@ def train(job: Job) -> None:
         run_name="run",
         save_folder=str(job.checkpoints),
         save_interval="1ba",
-        autoresume=True,
+        **resumed,
         progress_bar=False,
         seed=SEED,
         device="cpu",
@@ -110,7 +144,6 @@ def train(job: Job) -> None:
     trainer.fit()
     saved = None
     if job.average:
-        latest = job.checkpoints / "latest-rank0.pt"
         found = torch.load(latest, weights_only=False)["state"]["model"]
         saved = {
             name.removeprefix("model."): one

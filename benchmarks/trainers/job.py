@@ -4,7 +4,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-EPOCHS, BATCH_SIZE, EXAMPLES, CLASSES = 3, 8, 40, 4
+EPOCHS, BATCH_SIZE, EXAMPLES, CLASSES, SIDE = 3, 8, 40, 4, 8
 STEPS = EPOCHS * EXAMPLES // BATCH_SIZE
 LR = 0.01
 IGNORED = -100
@@ -29,16 +29,20 @@ class Job:
     Args:
         folder: Where the trainer keeps its checkpoints, and this class its records.
         kill_after: Kill the process in the forward pass after this number of steps.
-        cut_after: After this number of steps, end the process in the middle of the next checkpoint.
+        cut_after: After this number of steps, end the process within a file of the next checkpoint.
+        cut_at: The share of the largest file that is written until then.
         microbatches: The number of parts of a batch, whose gradients are accumulated.
         average: Evaluate an exponential moving average of the weights.
+        algorithms: Train a model of images with these algorithms, by their names, in this order.
     """
 
     folder: Path
     kill_after: int | None = None
     cut_after: int | None = None
+    cut_at: float = 0.5
     microbatches: int = 1
     average: bool = False
+    algorithms: Sequence[str] = ()
 
     @property
     def checkpoints(self) -> Path:
@@ -55,14 +59,22 @@ class Job:
         """Whether order and dropout are random: not where parts of batches are compared."""
         return self.microbatches == 1 and self.folder.name != "undivided"
 
-    def model(self) -> "Tagger":
+    def model(self) -> nn.Module:
         """Build the model."""
         torch.manual_seed(SEED)
+        if self.algorithms:
+            return nn.Sequential(nn.Flatten(), nn.Linear(SIDE * SIDE, CLASSES))
         return Tagger(self, dropout=0.1 if self.shuffles else 0.0)
 
     def loader(self, batch_size: int = BATCH_SIZE, shuffle: bool = True) -> "DataLoader[Any]":
         """Build the loader of the training data."""
-        return DataLoader(data(), batch_size=batch_size, shuffle=shuffle)
+        examples = images() if self.algorithms else data()
+        return DataLoader(examples, batch_size=batch_size, shuffle=shuffle)
+
+    def apply(self, library: Mapping[str, Callable[[], Any]]) -> list[Any]:
+        """Build the algorithms, for a trainer that has some."""
+        (self.folder / "applied").touch()
+        return [library[name]() for name in self.algorithms]
 
     def record(self, step: int, loss: Any) -> None:
         """Record the loss of a step, counted from 1 over all processes."""
@@ -118,17 +130,18 @@ class Tagger(nn.Module):
             if self._calls == self._job.kill_after:
                 os.kill(os.getpid(), signal.SIGKILL)
             if self._calls == self._job.cut_after:
-                limit_files(self._job.folder)
+                limit_files(self._job)
             self._calls += 1
         logits: Tensor = self.last(self.dropout(self.first(inputs).relu()))
         return logits
 
 
-def limit_files(folder: Path) -> None:
-    """Let the system end the process when a file gets half as large as the largest in a folder."""
-    largest = max(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+def limit_files(job: Job) -> None:
+    """Let the system end the process when a file has a share of the size of the largest one."""
+    largest = max(file.stat().st_size for file in job.folder.rglob("*") if file.is_file())
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest // 2, resource.RLIM_INFINITY))
+    limit = int(largest * job.cut_at)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
 def data() -> TensorDataset:
@@ -142,8 +155,17 @@ def data() -> TensorDataset:
     return TensorDataset(inputs, labels)
 
 
+def images() -> TensorDataset:
+    """Make images of one channel."""
+    draw = torch.Generator().manual_seed(SEED)
+    inputs = torch.randn(EXAMPLES, 1, SIDE, SIDE, generator=draw)
+    return TensorDataset(inputs, inputs.flatten(1)[:, :CLASSES].argmax(1))
+
+
 def loss_fn(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
-    """Compute the mean over the positions with a label."""
+    """Compute the mean over the positions with a label, or over images."""
+    if logits.ndim == 2:
+        return cross_entropy(logits, labels)
     return cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, **options)
 
 

@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from benchmarks.trainers.__main__ import in_a_new_process
+from benchmarks.trainers import questions
 from benchmarks.trainers.job import STEPS, Job
+from benchmarks.trainers.processes import in_a_new_process
 from benchmarks.trainers.questions import QUESTIONS
 from tests.support.cases import ROOT
 from tools.trainers import NAMES, recorded
@@ -18,8 +19,9 @@ from tools.trainers import NAMES, recorded
 class Trainer:
     """A trainer whose weight counts the steps; it may begin again, and fail as told."""
 
-    def __init__(self, *, continues=True, divides=True, error="", report=0.0):
+    def __init__(self, *, continues=True, divides=True, error="", report=0.0, sorts=True):
         self.continues, self.divides, self.error, self.report = continues, divides, error, report
+        self.sorts = sorts
 
     def __call__(self, job):
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -31,6 +33,9 @@ class Trainer:
         for step in range(done + 1, done + steps + 1):
             job.record(step, 1.0)
         weight = len(job.losses()) + (not self.divides) * 0.1 * job.microbatches
+        if job.algorithms:
+            job.apply(dict.fromkeys(job.algorithms, object))
+            weight += (not self.sorts) * (job.algorithms[0] == "MixUp")
         if not limits:
             job.finish({"weight": torch.tensor(float(weight))})
         if job.average:
@@ -42,14 +47,16 @@ class Trainer:
 @pytest.mark.parametrize(
     ("trainer", "answers"),
     [
-        (Trainer(), [True, True, True, True]),
-        (Trainer(continues=False), [False, True, False, True]),
-        (Trainer(divides=False), [True, False, True, True]),
-        (Trainer(error="EOFError"), [False, True, False, True]),
-        (Trainer(report=0.1), [True, True, True, False]),
+        (Trainer(), [True, True, True, True, True]),
+        (Trainer(continues=False), [False, True, False, True, True]),
+        (Trainer(divides=False), [True, False, True, True, True]),
+        (Trainer(error="EOFError"), [False, True, False, True, True]),
+        (Trainer(report=0.1), [True, True, True, False, True]),
+        (Trainer(sorts=False), [True, True, True, True, False]),
     ],
 )
-def test_a_trainer_is_told_from_one_that_does_not(trainer, answers, tmp_path):
+def test_a_trainer_is_told_from_one_that_does_not(trainer, answers, tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "RUNS", 3)
     found = [answer(trainer, tmp_path) for answer in QUESTIONS.values()]
 
     assert [does for does, _ in found] == answers
@@ -74,5 +81,8 @@ def test_the_picture_and_the_record_belong_together():
     assert (ROOT / "docs/pictures/killed.svg").read_text() == draw()
     found = recorded()
     assert list(found) == list(NAMES)
+    for one in found.values():
+        for question in [*QUESTIONS][::2][:2]:
+            assert f" of {questions.RUNS}" in one["answers"][question][1]
     assert all(does for does, _ in found["composable"]["answers"].values())
     assert found["composable"]["whole"] == found["composable"]["killed"]
