@@ -30,8 +30,18 @@ def data_hashes(vocabularies: Sequence[int] = VOCABULARIES) -> dict[str, str]:
     return packages | texts | tokens
 
 
-def check_data(stored: Mapping[str, str], found: Mapping[str, str] | None = None) -> None:
+COUNT = "count the new text with `python benchmarks/counting.py --store`"
+
+
+def check_data(
+    stored: Mapping[str, str], found: Mapping[str, str] | None = None, otherwise: str = COUNT
+) -> None:
     """Check that text, tokens and packages are the ones of the stored results.
+
+    Args:
+        stored: Hashes and versions, by names.
+        found: The ones of this machine.
+        otherwise: What to do to train on other data.
 
     Raises:
         ValueError: Some differ; the message says which.
@@ -46,5 +56,5 @@ def check_data(stored: Mapping[str, str], found: Mapping[str, str] | None = None
         raise ValueError(
             f"the data differ from the stored study: {', '.join(differing)}. Results on them "
             "cannot be compared with the stored ones: install the packages of constraints.txt, or "
-            "count the new text with `python benchmarks/counting.py --store`."
+            f"{otherwise}."
         )

@@ -214,7 +214,11 @@ def measure_line(chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     small_gpt.SOURCE = corpus.SOURCE
     every = [table for arm, one in chosen.items() for table in tables(arm, one, SECONDS)]
     sizes = sorted({one["settings"]["vocabulary"] for one in chosen.values()})
-    whole = [counting.counted_tokens(v, n, repeats=1) for v in sizes for n in counting.ORDERS]
+    whole = [
+        {"tokens": len(small_gpt.training_tokens(v)), **counting.counted_tokens(v, n, repeats=1)}
+        for v in sizes
+        for n in counting.ORDERS
+    ]
     return {"tables": every, "whole text": whole}
 
 
@@ -258,7 +262,7 @@ def check(folder: Path, vocabularies: Sequence[int]) -> dict[str, str]:
     found, file = data(vocabularies), folder / "data.json"
     for known in (file, STORED / "data.json"):
         if known.exists():
-            check_data(json.loads(known.read_text()), found)
+            check_data(json.loads(known.read_text()), found, f"begin without {known}")
     file.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
@@ -275,19 +279,23 @@ def references(line: Mapping[str, Any]) -> dict[str, float]:
     return {**after, "counted of the whole text": whole}
 
 
-def measure_again(chosen: Mapping[str, Mapping[str, Any]]) -> None:
+def measure_again() -> None:
     """Store the study with the costs of steps that this machine has now."""
-    study, line = read_study(STORED / "study.json"), json.loads((STORED / "line.json").read_text())
-    own = {arm: study.protocol.schedules[arm] for arm in chosen}
-    found = with_new_costs(study, {**arguments(chosen), "durations": own})
+    searched = json.loads((STORED / "search.json").read_text())
+    chosen = language.best([one for one in searched if one["seconds"] == SEARCHED[1]])
+    line = json.loads((STORED / "line.json").read_text())
+    study = read_study(STORED / "study.json")
+    stored = {arm: study.protocol.schedules[arm] for arm in chosen}
+    found = with_new_costs(study, {**arguments(chosen), "durations": stored})
     store(found, STORED, references=references(line))
 
 
 def keep(study: Study, folder: Path) -> None:
     """Store the study, its search, the line and the hashes of its data."""
     store(study, STORED, references=references(json.loads((folder / "line.json").read_text())))
-    rows = (folder / "search.jsonl").read_text().splitlines()
-    (STORED / "search.json").write_text("[\n" + ",\n".join(rows) + "\n]\n")
+    for name in ("search", "targets"):
+        rows = (folder / f"{name}.jsonl").read_text().splitlines()
+        (STORED / f"{name}.json").write_text("[\n" + ",\n".join(rows) + "\n]\n")
     for name in ("line.json", "data.json"):
         shutil.copy(folder / name, STORED / name)
 
@@ -303,6 +311,9 @@ def main() -> None:
     folder, workers = options.folder, options.workers
     folder.mkdir(parents=True, exist_ok=True)
     check(folder, SPACE["vocabulary"])
+    if options.stage == "costs":
+        measure_again()
+        return
     begun = time.monotonic()
     chosen = search(folder, workers)
     for arm, one in chosen.items():
@@ -311,8 +322,6 @@ def main() -> None:
         (folder / "line.json").write_text(json.dumps(measure_line(chosen), indent=1) + "\n")
     if options.stage == "targets":
         print(*baseline_results(chosen[BASELINE], folder, workers))
-    if options.stage == "costs":
-        measure_again(chosen)
     if options.stage in ("compare", "store"):
         found = composable.compare(**arguments(chosen), folder=folder, workers=workers)
         if options.stage == "store":

@@ -5,74 +5,70 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from benchmarks import language_long
 from composable.comparison import Comparison
+from tests.support.cases import ROOT
 from tools.claims import Counted
 from tools.comparisons import against
 
 __all__ = ["counted_of_the_read_text", "line_lines"]
 
-ARMS = tuple(language_long.OF_ARM)
+FOLDER = ROOT / "docs/evidence/language-long"
 
 
 @cache
 def line() -> Mapping[str, Any]:
     """Load the tables."""
-    found: Mapping[str, Any] = json.loads((language_long.STORED / "line.json").read_text())
+    found: Mapping[str, Any] = json.loads((FOLDER / "line.json").read_text())
     return found
 
 
 def counted_of_the_read_text() -> Counted:
-    """Return the best table of what the longest runs read."""
-    longest = language_long.SECONDS[-1]
-    found = min(
-        (one for one in line()["tables"] if one["after"] == longest and one["seconds"] <= longest),
-        key=lambda one: float(one["nats_per_byte"]),
-    )
-    name = f"{found['n']}-grams of {found['vocabulary']:,} tokens of as much text as runs read"
-    return Counted(name, found["nats_per_byte"], found["seconds"])
+    """Return the best table of as much text as the longest runs read, in at most their seconds."""
+    tables = line()["tables"]
+    longest = max(one["after"] for one in tables)
+    in_time = [one for one in tables if one["after"] == longest and one["seconds"] <= longest]
+    best = min(in_time, key=lambda one: float(one["nats_per_byte"]))
+    name = f"{best['n']}-grams of {best['vocabulary']:,} tokens of as much text as a run reads"
+    return Counted(name, best["nats_per_byte"], best["seconds"])
 
 
 def line_lines() -> list[str]:
-    """Render the results of both arms, and the line, after each schedule."""
-    comparison = Comparison.load(language_long.STORED)
-    means = {
-        arm: {
-            seconds: quality.mean
-            for seconds, quality in zip(
-                sorted(language_long.SCHEDULES[arm]),
-                sorted(comparison.analysis[arm].qualities, key=lambda one: one.steps),
-                strict=True,
-            )
-        }
-        for arm in ARMS
-    }
-    tables = line()["tables"]
-    head = [*(f"counted, tokens of {arm}" for arm in ARMS), *ARMS]
+    """Render the results of both arms and the line after each schedule, and at the targets."""
+    from benchmarks import language_long  # on use: it needs the examples of studies
+
+    comparison, arms = Comparison.load(FOLDER), list(language_long.SCHEDULES)
+    losses = {arm: _losses(comparison, arm, language_long.SCHEDULES[arm]) for arm in arms}
+    head = ["seconds", *(f"counted, as much as {arm} reads" for arm in arms), *arms]
     rows = [
         [
-            f"{seconds:.0f}",
-            *(f"{language_long.reached(tables, arm, seconds):.3f}" for arm in ARMS),
-            *(_shown(means[arm].get(seconds)) for arm in ARMS),
+            f"{after:.0f}",
+            *(f"{language_long.reached(line()['tables'], arm, after):.3f}" for arm in arms),
+            *(losses[arm].get(after, "–") for arm in arms),
         ]
-        for seconds in language_long.SECONDS
+        for after in language_long.SECONDS
     ]
-    whole = min(one["nats_per_byte"] for one in line()["whole text"])
+    whole = min(line()["whole text"], key=lambda one: float(one["nats_per_byte"]))
+    baseline, recipe = arms
     speedups = (
-        f"{target} nats per byte: {against(comparison, ARMS[0], target).speedup(ARMS[1]) or '–'}"
+        f"{against(comparison, baseline, target).speedup(recipe)} at {target}"
         for target in language_long.TARGETS
     )
     return [
-        "Nats per byte, and what counting reaches in as many seconds on as much text:",
+        "Nats per byte of the test, and of the best counted table:",
         "",
-        f"| seconds | {' | '.join(head)} |",
-        f"|{' --- |' * (1 + len(head))}",
-        *(f"| {' | '.join(row)} |" for row in rows),
+        *(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)),
         "",
-        f"A table of the whole training text reaches {whole:.3f}. The speed-up at the targets that "
-        f"were fixed before: {'; '.join(speedups) or 'none'}.",
+        f"A table of {whole['n']}-grams of the whole training text, which takes "
+        f"{whole['seconds']:.0f} CPU seconds, reaches {whole['nats_per_byte']:.3f}. At the targets "
+        f"that were fixed before, {recipe} is faster by {', '.join(speedups)} nats per byte.",
     ]
 
 
-def _shown(loss: float | None) -> str:
-    return "" if loss is None else f"{loss:.3f}"
+def _losses(comparison: Comparison, arm: str, schedules: tuple[float, ...]) -> Mapping[float, str]:
+    """Return the mean loss after each schedule."""
+    qualities = sorted(comparison.analysis[arm].qualities, key=lambda one: one.steps)
+    return {
+        after: f"{quality.mean:.3f}"
+        for after, quality in zip(sorted(schedules), qualities, strict=True)
+        if quality.mean is not None
+    }

@@ -43,7 +43,8 @@ def ask(name: str, folder: Path) -> dict[str, Any]:
     for question, answer in QUESTIONS.items():
         does, seen = answer(partial(in_a_new_process, name), folder)
         found["answers"][question] = [does, seen]
-        print(f"{name:12} {'yes' if does else 'no':4} {question}: {seen}", flush=True)
+        said = "yes" if does else "no"
+        print(f"{name} {found['version']} {said:4} {question}: {seen}", flush=True)
     for run in ("whole", "killed"):
         found[run] = [round(loss, 5) for _, loss in Job(folder / run).losses()]
     return found

@@ -1,15 +1,21 @@
 """The long language comparison: its text, its search, the line that counting reaches, its page."""
 
 import hashlib
+import json
 import re
 
 import numpy as np
 import pytest
 
-from benchmarks import corpus, counting, language_long
+from benchmarks import corpus, counting, language, language_long
 from benchmarks.language import BASELINE, RECIPE
+from composable.comparison.study_file import read_study
 
 PAGE = language_long.ROOT / "docs/protocol_long.md"
+
+
+def stored(name):
+    return json.loads((language_long.STORED / name).read_text())
 
 
 def test_files_that_share_more_than_half_of_their_lines_are_kept_once():
@@ -63,6 +69,16 @@ def test_a_run_that_would_read_the_text_twice_is_refused(monkeypatch):
         language_long.build([], 0, max_duration="11ba", **settings)
 
 
+@pytest.mark.parametrize("name", ["processor", "test text", "tokens of vocabulary 2048"])
+def test_a_stage_on_other_data_is_refused(name, tmp_path, monkeypatch):
+    known = {"processor": "AMX", "test text": "a", "tokens of vocabulary 2048": "b"}
+    (tmp_path / "data.json").write_text(json.dumps(known))
+    monkeypatch.setattr(language_long, "data", lambda _: {**known, name: "z"})
+
+    with pytest.raises(ValueError, match=f"stored study: {name} .*begin without .*data.json"):
+        language_long.check(tmp_path, ())
+
+
 def test_the_line_is_the_best_table_that_is_counted_in_time():
     tables = [
         {"arm": arm, "after": after, "seconds": seconds, "nats_per_byte": loss}
@@ -108,3 +124,42 @@ def test_the_page_has_the_search_space():
 
     for name, values in {**language_long.SPACE, **alone}.items():
         assert rows[name] == ", ".join(map(str, values))
+
+
+def test_targets_are_below_the_line_and_above_the_results_of_the_tuning_seeds():
+    line = min(
+        language_long.reached(stored("line.json")["tables"], arm, language_long.SECONDS[-1])
+        for arm in (BASELINE, RECIPE)
+    )
+    part = PAGE.read_text().split("## The targets")[1]
+
+    assert max(language_long.TARGETS) < line
+    assert re.findall(r"\d\.\d+", part)[: len(language_long.TARGETS)] == [
+        str(one) for one in language_long.TARGETS
+    ]
+    assert f"{line:.3f}" in part
+    assert min(language_long.TARGETS) > max(one["result"] for one in stored("targets.json"))
+
+
+def test_the_stored_study_trained_what_the_search_chose():
+    searched = stored("search.json")
+    chosen = language.best([one for one in searched if one["seconds"] == language_long.SEARCHED[1]])
+    protocol = read_study(language_long.STORED / "study.json").protocol
+
+    for arm, one in chosen.items():
+        assert protocol.grids[arm] == {name: (value,) for name, value in one["settings"].items()}
+        assert protocol.schedules[arm] == language_long.arguments(chosen)["durations"][arm]
+    for arm, values in language_long.OF_ARM.items():
+        tried = [one for one in searched if one["arm"] == arm]
+        assert len(tried) == language_long.TRIALS + language_long.FINALISTS
+        assert all(one["settings"][name] in some for one in tried for name, some in values.items())
+
+
+def test_no_stored_run_read_a_token_twice():
+    protocol = read_study(language_long.STORED / "study.json").protocol
+    tokens = {one["vocabulary"]: one["tokens"] for one in stored("line.json")["whole text"]}
+
+    for arm, durations in protocol.schedules.items():
+        grid = protocol.grids[protocol.baseline if arm == protocol.repeated else arm]
+        steps = max(int(one.removesuffix("ba")) for one in durations)
+        assert steps * grid["batch_tokens"][0] <= tokens[grid["vocabulary"][0]]
