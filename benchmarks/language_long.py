@@ -322,10 +322,10 @@ def main() -> None:
         (folder / "line.json").write_text(json.dumps(measure_line(chosen), indent=1) + "\n")
     if options.stage == "targets":
         print(*baseline_results(chosen[BASELINE], folder, workers))
-    if options.stage in ("compare", "store"):
-        found = composable.compare(**arguments(chosen), folder=folder, workers=workers)
-        if options.stage == "store":
-            keep(found.study, folder)
+    if options.stage == "compare":
+        composable.compare(**arguments(chosen), folder=folder, workers=workers)
+    if options.stage == "store":
+        keep(read_study(folder / "study.json"), folder)
     print(f"{(time.monotonic() - begun) / 60:.1f} minutes")
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from composable.comparison.records import StepCost
 from composable.comparison.verdict import ArmAnalysis, Verdict
 from tests.support.cases import ROOT
-from tools.evidence import STUDIES, counted_tokens
+from tools.evidence import STUDIES, counted_tokens, link
 
-__all__ = ["front_lines"]
+__all__ = ["claim_sentence", "front_lines"]
 
 FOLDER = ROOT / "docs/evidence"
 PARTS = "language-parts"
@@ -43,23 +43,30 @@ def _negative_result() -> Iterator[str]:
     yield ""
     yield f"What costs: {'; '.join(costing)}."
     yield ""
+    yield f"**{claim_sentence()}**"
     yield (
-        f"**{f'Claimed: {_claims()}' if _claims() else 'No speed-up is claimed on this page'}.** "
         "A claim needs a tuned baseline, a repeated baseline that agrees with it, an effect "
-        "wider than the interval of these two, and results that counting does not reach. On the "
-        f"text of the language studies {counted.name}, interpolated by Kneser-Ney, reach "
+        "wider than the interval of these two, and results that counting does not reach. On "
+        f"PyTorch's source alone {counted.name}, interpolated by Kneser-Ney, reach "
         f"{counted.result:.3f} nats per byte after {counted.seconds:.0f} CPU seconds of counting, "
-        "and all networks that were compared are above that over the results that they share."
+        "and all networks that were compared on it are above that over the results that they share."
     )
 
 
-def _claims() -> str:
-    return ", ".join(
-        f"{arm.arm} on {study.place}"
+def claim_sentence(page: str = "") -> str:
+    """Say which speed-ups are claimed.
+
+    Args:
+        page: The path of docs/evidence.md from the page with the sentence.
+    """
+    claims = [
+        f"{arm.arm} on {link(study, page)}, {arm.speedup} over "
+        f"{study.comparison.study.protocol.baseline}"
         for study in STUDIES
         for arm in study.analysis.arms
         if arm.verdict is Verdict.PAYS
-    )
+    ]
+    return f"Claimed: {'; '.join(claims)}." if claims else "No speed-up is claimed."
 
 
 def _interval(arm: ArmAnalysis) -> str:

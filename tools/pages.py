@@ -127,9 +127,10 @@ def pages(answers: Answers) -> dict[Path, Callable[[], str]]:
 
 
 def readme_page() -> str:
-    """Render the table of the methods, and that of trainers."""
+    """Render the tables of methods and trainers, and the claims."""
     text = with_generated(README, "methods", readme_table())
-    return _between(text, "trainers", trainers.answer_table(), README)
+    text = _between(text, "trainers", trainers.answer_table(), README)
+    return _between(text, "claims", [front.claim_sentence("docs/evidence.md")], README)
 
 
 def status_page() -> str:

@@ -25,13 +25,17 @@ class RecipeEvidence:
 
 
 RECIPES: tuple[RecipeEvidence, ...] = (
+    RecipeEvidence("speedrun_gpt", "language-long", ()),
     RecipeEvidence("speedrun_gpt", "language", ("NGramEmbeddings", "small_gpt", "Muon")),
     RecipeEvidence("small_gpt", "language", ("Muon",)),
     RecipeEvidence("small_resnet", "vision", ("Muon", "ChannelsLast")),
 )
 
 
-_COMMANDS = {"language": "language.py compare"}
+_COMMANDS = {
+    "language": "language.py compare",
+    "language-long": "language_long.py compare",
+}
 
 
 def recipe_table() -> list[str]:

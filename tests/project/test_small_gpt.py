@@ -33,16 +33,14 @@ def trained(*args, **options):
 # --- data ---
 
 
-def test_validation_and_test_files_are_apart_from_those_of_training(tmp_path, monkeypatch):
+def test_validation_and_test_files_are_apart_from_those_of_training(tmp_path):
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "skipped.py").write_text("skipped")
     (tmp_path / "notes.txt").write_text("skipped")
     for number in range(24):
         (tmp_path / f"{number:02}.py").write_text(str(number), encoding="utf-8")
-    monkeypatch.undo()
-    monkeypatch.setattr(small_gpt, "SOURCE", ("text", tmp_path))
 
-    parts = small_gpt.texts.__wrapped__()
+    parts = small_gpt.read_parts(tmp_path)
 
     assert parts["validation"] == ["0", "12"]
     assert parts["test"] == ["6", "18"]
