@@ -148,7 +148,7 @@ def test_the_stored_study_trained_what_the_search_chose():
 
     for arm, one in chosen.items():
         assert protocol.grids[arm] == {name: (value,) for name, value in one["settings"].items()}
-        assert protocol.schedules[arm] == language_long.arguments(chosen)["durations"][arm]
+        assert [*protocol.schedules[arm]] == language_long.arguments(chosen)["durations"][arm]
     for arm, values in language_long.OF_ARM.items():
         tried = [one for one in searched if one["arm"] == arm]
         assert len(tried) == language_long.TRIALS + language_long.FINALISTS
