@@ -37,7 +37,7 @@ PACKAGES = {
     "test": ("networkx", "sphinx"),
 }
 """Those of each part. PyTorch's source is the installed one."""
-NAME = "python-packages-1"
+NAME = f"python-packages-torch-{small_gpt.torch.__version__}"
 """The name of the text, by which its tokens are cached."""
 SHARED = 0.5
 """The largest share of lines that a file may have in common with an earlier one."""

@@ -1,4 +1,4 @@
-"""The comparison of small language models below what counting reaches, as docs/protocol.md says.
+"""The comparison of small language models below counted tables: docs/protocol_long.md.
 
     python benchmarks/language_long.py search     # tune both arms: the same settings, the same time
     python benchmarks/language_long.py line       # what counting reaches of the text seen by then
@@ -9,7 +9,7 @@
 
 The text is that of benchmarks/corpus.py, of which no run reads a token twice. Each stage keeps its
 trials in the folder, and the same command continues an interrupted one. Text, tokens, packages and
-the type of the processor must be the same in all stages. They take about 100 minutes on two cores.
+the type of the processor must be the same in all stages. They take about 160 minutes on two cores.
 """
 
 import argparse

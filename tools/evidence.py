@@ -121,7 +121,7 @@ STUDIES: tuple[Evidence, ...] = (
     Evidence(
         "language-long",
         "A small GPT below counted tables",
-        "a small GPT on the source of nine packages",
+        "a small GPT on the source of four packages",
         "A GPT learns the Python source of PyTorch, Transformers, SymPy and Django, 111 MB, of "
         "which no run reads a token twice, and is tested on NetworkX and Sphinx. [The "
         "protocol](protocol_long.md) was written before the results. The baseline has rotary "

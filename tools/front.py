@@ -66,7 +66,9 @@ def claim_sentence(page: str = "") -> str:
         for arm in study.analysis.arms
         if arm.verdict is Verdict.PAYS
     ]
-    return f"Claimed: {'; '.join(claims)}." if claims else "No speed-up is claimed."
+    if not claims:
+        return "No speed-up is claimed."
+    return f"Claimed, on two CPU cores and for minutes of training: {'; '.join(claims)}."
 
 
 def _interval(arm: ArmAnalysis) -> str:

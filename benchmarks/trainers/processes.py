@@ -24,6 +24,8 @@ def adapter(name: str) -> Any:
 def in_a_new_process(name: str, job: Job) -> str:
     """Run a job, and return the kind of its error, or ""."""
     job.folder.mkdir(parents=True, exist_ok=True)
+    error = job.folder / "error.txt"
+    error.unlink(missing_ok=True)
     processes = multiprocessing.get_context("forkserver")
     if not name.endswith(".py"):
         processes.set_forkserver_preload([f"benchmarks.trainers.{name}"])
@@ -32,7 +34,6 @@ def in_a_new_process(name: str, job: Job) -> str:
     process.join()
     if process.exitcode == 0:
         return ""
-    error = job.folder / "error.txt"
     return error.read_text() if error.exists() else f"signal {-(process.exitcode or 0)}"
 
 

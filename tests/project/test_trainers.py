@@ -62,6 +62,13 @@ def test_a_trainer_is_told_from_one_that_does_not(trainer, answers, tmp_path, mo
     assert [does for does, _ in found] == answers
 
 
+def test_runs_are_counted_with_what_was_seen_of_those_that_fail():
+    does, fails = (True, "same bits"), (False, "weights differ")
+
+    assert questions.counted([does, does]) == (True, "2 of 2: same bits")
+    assert questions.counted([does, fails, does]) == (False, "2 of 3; otherwise weights differ")
+
+
 def test_the_example_of_the_page_is_a_trainer(tmp_path):
     page = (ROOT / "docs/your_trainer.md").read_text()
     code = next(one for one in re.findall(r"```python\n(.*?)```", page, re.S) if "version" in one)
