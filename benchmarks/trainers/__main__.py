@@ -62,6 +62,11 @@ def main() -> None:
         arguments.answers.write_text(json.dumps(found))
         return
     installed = [name for name, need in NEEDS.items() if importlib.util.find_spec(need)]
+    for name in arguments.trainers:
+        if name not in NEEDS and not name.endswith(".py"):
+            parser.error(f"{name!r} must be a file *.py or one of {', '.join(NEEDS)}")
+        if name in NEEDS and name not in installed:
+            parser.error(f"{name} is not installed: run `tools/peer_environment FOLDER`")
     record = json.loads(RECORD.read_text())["trainers"] if RECORD.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.trainers or installed:
