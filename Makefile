@@ -34,7 +34,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= -c constraints.txt
 
-# One after the other, beside the two workers of the tests, which include `package`: processes that
+# One after the other, beside the workers of the tests, which include `package`: processes that
 # wait for others leave the cores idle.
 CHECKS = format lint imports words types docs shapes simgpu
 ALL = $(CHECKS) tests package
@@ -86,9 +86,11 @@ words:
 	$(BIN)/codespell
 	$(BIN)/python tools/check_words.py
 	$(BIN)/towncrier build --draft --version unreleased
+# Without the theme, which `make site` has.
+PLAIN = -t plain
 # -E reads all pages: of those that it did not read, Sphinx forgets the index entries in the search.
 docs:
-	$(BIN)/sphinx-build -q -E -W --keep-going -d docs/_build/doctrees docs docs/_build/html
+	$(BIN)/sphinx-build -q -E -W --keep-going $(PLAIN) -d docs/_build/doctrees docs docs/_build/html
 	$(BIN)/python -m tools.site_search docs/_build/html
 # The tests of the functions, which `tests` leaves out.
 shapes:
@@ -99,9 +101,10 @@ simgpu:
 	$(SIMULATED) tests/simgpu tests/gpu
 package:
 	$(PYTEST) tests/project/test_package.py
-# worksteal: half of the tests for each worker, in order, so that those of a file share fixtures.
+# Three workers, since tests that wait for processes would leave a core of two idle. worksteal: a
+# part of the tests for each worker, in order, so that the tests of a file share fixtures.
 tests:
-	$(PYTEST) -n 2 --dist worksteal --durations=10 --ignore=tests/functional
+	$(PYTEST) -n 3 --dist worksteal --durations=10 --ignore=tests/functional
 
 # ------------------------------------------------------------------------------------------------
 # Other tasks
@@ -209,6 +212,7 @@ bench: $(VENV)/.ready-demo
 
 report-browser: $(VENV)/.ready
 	$(BIN)/python -m tools.check_report
+site-browser: PLAIN =
 site-browser: docs
 	$(BIN)/python -m tools.check_site docs/_build/html
 
